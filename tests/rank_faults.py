@@ -16,6 +16,11 @@ def raises_on_one(text: str, gold: str) -> float:
     return float(len(text))
 
 
+def counts(text: str, gold: str) -> float:
+    """A reward that does not fail; each process scores it in processes of its own."""
+    return float(len(text))
+
+
 def kills_one(rewards: torch.Tensor, m: int, *, generator: torch.Generator | None = None) -> torch.Tensor:
     """A rule that kills process 1."""
     if os.environ["RANK"] == "1":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import product
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_rl.engines.trl.batching import Shares, batch_plan
+from pods_rl.engines.trl.batching import Shares, batch_plan, check_values
 from pods_rl.errors import UserError
 
 
@@ -54,6 +55,69 @@ def test_every_process_generates_as_many_rollouts_of_a_group_that_is_spread():
 def test_what_does_not_fit_is_refused_with_its_unit(settings, message):
     with pytest.raises(UserError, match=message):
         batch_plan(settings)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("exact_trl", "false", "expected True or False, and not a text"),
+        ("exact_trl", 1, "expected True or False"),
+        ("exact_trl", None, "expected True or False"),
+        ("prefix_tree", "no", "expected True or False, and not a text"),
+        ("prefix_tree", None, "expected True or False"),
+        ("skip_zero_advantage_steps", "no", "expected True, False or None, and not a text"),
+        ("tool_timeout", -1, "expected a number of seconds above 0.* Set None for no limit"),
+        ("tool_timeout", 0, "above 0"),
+        ("tool_timeout", "5", "tool_timeout = '5'"),
+        ("tool_timeout", True, "above 0"),
+        ("tool_timeout", math.nan, "above 0"),
+        ("tool_timeout", math.inf, "up to 1e9"),
+        ("dynamic_sampling", 5, r"expected True \(.*\), False, or the name of a reward function"),
+        ("dynamic_sampling", None, "expected True"),
+        ("dynamic_sampling", "false", "dynamic_sampling = 'false': expected True"),
+        ("dynamic_sampling", "", "expected True"),
+        ("dynamic_sampling", ["accuracy"], "expected True"),
+        ("dynamic_sampling_rounds", 0, "at least 1 .set dynamic_sampling: false"),
+        ("dynamic_sampling_rounds", 2.0, "a whole number"),
+        ("rollout_batch_size", "4", "a whole number"),
+        ("num_rollouts", True, "a whole number"),
+        ("clock", None, "expected wall or cpu"),
+        ("advantages", ["after"], "expected after or before"),
+        ("reward_errors", False, "expected raise, zero or drop"),
+        ("rule", None, "rule must be a rule's name or a function; got None"),
+        ("rule", ["max_variance"], "got a list"),
+        ("rule", "pods_rl.selection:RULES", "is a dict, not a function"),
+        # of TRL: with these it trains nothing, without an error
+        ("num_iterations", 0, "num_iterations = 0: expected a whole number of at least 1"),
+        ("num_iterations", 1.5, "a whole number"),
+        ("max_steps", 0, "max_steps = 0: expected a whole number of at least 1, or -1"),
+        ("max_steps", 1.5, "a whole number"),
+        ("num_train_epochs", 0, "expected a number above 0, or set max_steps"),
+        ("num_train_epochs", -1.0, "above 0"),
+        ("reward_weights", [0.0, 0], "at least one of them not 0"),
+        ("reward_weights", [1.0, math.nan], "expected finite numbers"),
+        ("reward_weights", ["1"], "expected finite numbers"),
+    ],
+)
+def test_values_of_the_configuration_are_checked(key, value, message):
+    from pods_rl import PODSConfig
+
+    with pytest.raises(UserError, match=message) as caught:
+        PODSConfig("unused", use_cpu=True, bf16=False, **{key: value})
+    assert key in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tool_timeout": None, "skip_zero_advantage_steps": None, "dynamic_sampling": "accuracy"},
+        {"tool_timeout": 5, "exact_trl": True, "dynamic_sampling": True, "dynamic_sampling_rounds": 1000},
+        {"max_steps": 10, "num_train_epochs": 0, "reward_weights": [0.0, 1]},
+        {"max_steps": -5, "num_train_epochs": 0.5, "reward_weights": []},
+    ],
+)
+def test_values_that_work_are_accepted(settings):
+    check_values(settings)
 
 
 small = st.integers(1, 12)

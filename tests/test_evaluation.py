@@ -108,6 +108,26 @@ def test_only_the_seed_decides_and_neither_batches_nor_the_loop(model, tokenizer
     assert run(7) == ours
 
 
+def test_a_thought_that_the_prompt_opens_is_graded(tokenizer):
+    said = ["1+1=2</think><answer>2</answer>", "so <answer>2</answer>"]
+
+    class Scripted:
+        """Gives the same completions whatever is asked."""
+
+        backend, dtype = "script", torch.float32
+
+        def sample(self, prompts_ids, rows, how, done):
+            return [Completion(said[row % 2], 9, True) for row in rows]
+
+    sampler = Scripted()
+    sampler.tokenizer = tokenizer
+    rows = Dataset.from_dict({"prompt": ["1+1=<think>", "1+1="], "answer": ["2", "2"]})
+    found = evaluate(sampler, Task("sums", "1", rows, rows, {"accuracy": 1.0}), GREEDY, repeats=2)
+    assert [answer.answer_right for answer in found.answers] == [True, False, True, True]
+    assert [answer.format_kept for answer in found.answers] == [True, False, False, False]
+    assert [answer.completion for answer in found.answers] == said * 2
+
+
 def test_the_models_own_penalties_are_left_out(model, tokenizer, task, monkeypatch):
     plain = evaluate(GenerateSampler(model, tokenizer), task, GREEDY)
     monkeypatch.setattr(model.generation_config, "repetition_penalty", 5.0)

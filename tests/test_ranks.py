@@ -121,13 +121,28 @@ def test_ctrl_c_ends_after_the_step_with_one_line(start):
     command.until(lambda: len(Run(command.run).metrics) > 1 or command.process.poll() is not None)
     command.process.send_signal(signal.SIGINT)
     assert command.end() == 130
-    assert command.said() == f"Stopped: interrupted by SIGINT. Finished work is kept in {command.run}.\n"
+    assert command.said().splitlines() == [
+        "Interrupted by SIGINT: the processes end after this step and save a checkpoint. Another Ctrl-C ends them at "
+        "once and loses the step.",
+        f"Stopped: interrupted by SIGINT. Finished work is kept in {command.run}.",
+    ]
     run = Run.open(command.run)
     assert run.state == "stopped"
     assert run.status["step"] == run.metrics[-1]["step"]
     assert (run.path / "checkpoints" / "final" / "model.safetensors").is_file()
     for line in command.out.read_text().splitlines():  # one process prints
         assert line.startswith(("run: ", "run  "))
+
+
+@pytest.mark.slow
+def test_no_process_outlives_a_launcher_that_is_killed(start):
+    """Nor do their own children: the workers of a reward and of the data loader."""
+    reward = {"tests.rank_faults:counts": 1.0}
+    command = start(max_steps=100_000, task_rewards=reward, dataloader_num_workers=1)
+    command.until(lambda: len(Run(command.run).metrics) > 1 or command.process.poll() is not None)
+    assert len(command.family) >= 6  # of each process: itself, a leader with its child, a loader
+    command.process.kill()
+    assert command.end() == -signal.SIGKILL
 
 
 def failed(

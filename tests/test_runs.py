@@ -64,6 +64,15 @@ def test_a_damaged_status_does_not_keep_a_run_from_its_end(tmp_path, text):
     assert Run(run.path).status == {"state": "stopped", "reason": "why", "step": 0, "seconds": 0.0, "elapsed": 0.0}
 
 
+def test_a_run_that_is_ended_from_outside_keeps_its_last_step(tmp_path):
+    clocks = {"step": 3, "seconds": 5.0, "elapsed": 6.0}
+    run = make_run(tmp_path / "run", state="running")
+    with RunWriter(run.path, resume=True) as writer:
+        writer.append_metrics(clocks | {"loss": 0.5})
+    assert end_run(run.path, "failed", "killed")
+    assert Run(run.path).status == {"state": "failed", "reason": "killed", **clocks}
+
+
 def test_torn_and_missing_files_read_as_what_is_left(tmp_path):
     (tmp_path / "config.yaml").write_text("seed: [1")
     (tmp_path / "status.json").write_text('{"state": "runn')

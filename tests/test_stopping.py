@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 
+import psutil
 import pytest
 
-from pods_rl.distributed.signals import SIGNALS, Stop, stop_on_signals
+from pods_rl.distributed.signals import PARENT, SIGNALS, Stop, end_with_parent, print_notice, stop_on_signals
 from pods_rl.errors import Interrupted
+
+from . import until
 
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGUSR1": 138, "SIGUSR2": 140, "SIGXCPU": 152}
 
@@ -63,6 +67,64 @@ def test_later_is_not_begun_where_a_signal_was_lost_on_the_way():
         stop.ask(signal.SIGTERM)
     with pytest.raises(Interrupted, match="SIGTERM"), stop.later():
         raise AssertionError("not reached")
+
+
+def test_within_later_the_first_signal_prints_what_happens(capfd):
+    stop = Stop()
+    with stop.later("the step ends first."):
+        stop.ask(signal.SIGTERM)
+        stop.ask(signal.SIGTERM)
+        assert capfd.readouterr().err == "Interrupted by SIGTERM: the step ends first.\n"
+    stop = Stop()
+    with stop.later("the step ends first."), pytest.raises(Interrupted), stop.at_once():
+        stop.ask(signal.SIGTERM)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_notice_is_dropped_if_nobody_reads(monkeypatch):
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 65536)
+    os.set_blocking(writer, True)
+    kept = os.dup(2)
+    os.dup2(writer, 2)
+    try:
+        print_notice("a full pipe")
+        os.close(reader)
+        print_notice("a closed pipe")
+    finally:
+        os.dup2(kept, 2)
+        os.close(writer)
+
+
+PARENT_OF = """
+import os, subprocess, sys, time
+child = "import time; from pods_rl.distributed.signals import end_with_parent; end_with_parent(); print('ready', "
+child += "flush=True); time.sleep(900)"
+os.environ["PODS_PARENT"] = str(os.getpid())
+process = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True)
+process.stdout.readline()
+print(process.pid, flush=True)
+time.sleep(900)
+"""
+
+
+def test_a_process_ends_with_its_parent_however_that_ends():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT_OF], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_process_that_another_started_does_not_end_with_it(monkeypatch):
+    monkeypatch.setenv(PARENT, str(os.getpid()))  # this process is not its own parent
+    end_with_parent()
+    assert PARENT not in os.environ
+    end_with_parent()
 
 
 @pytest.mark.parametrize("number", SIGNALS)

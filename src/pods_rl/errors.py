@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sysconfig
 import traceback
 from pathlib import Path
 
@@ -24,9 +25,30 @@ def raised(error: BaseException) -> str:
     True
     """
     text = " ".join(str(error).split())
-    said = f"{type(error).__name__}: {text if len(text) <= 200 else text[:197] + '...'}"
+    said = f"{type(error).__name__}: {text if len(text) <= 200 else text[:197] + '...'}".removesuffix(": ")
     places = traceback.extract_tb(error.__traceback__)
     return f"{said} ({Path(places[-1].filename).name}, line {places[-1].lineno})" if places else said
+
+
+def exit_reason(error: SystemExit) -> str:
+    """Return a message on a user's code that ended a command with `sys.exit`, with its file and line.
+
+    The place is the last one outside of Python's own library: `exit()` and argparse raise inside of it.
+
+    >>> try:
+    ...     raise SystemExit(0)
+    ... except SystemExit as error:
+    ...     exit_reason(error).startswith("Your code called sys.exit(0) in <module> (")
+    True
+    """
+    library = sysconfig.get_path("stdlib")
+    packages = sysconfig.get_path("purelib")
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        in_library = frame.filename.startswith((library, "<frozen")) and not frame.filename.startswith(packages)
+        if not in_library:
+            place = f" in {frame.name} ({Path(frame.filename).name}, line {frame.lineno})"
+    return f"Your code called sys.exit({error.code!r}){place}. Remove the call, or raise an exception that says why."
 
 
 class Interrupted(KeyboardInterrupt):

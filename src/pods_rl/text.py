@@ -144,6 +144,15 @@ def plain_text(value: object) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), str(value))
 
 
+def utf8_text(text: str) -> str:
+    """Escape lone surrogates, which UTF-8 cannot hold; all other text stays.
+
+    >>> utf8_text("a\\ud800\\x1b")
+    'a\\\\ud800\\x1b'
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def change_text(value: Any, change: Callable[[str], str]) -> Any:
     """Return a value with every text in its lists and mappings changed, and their keys.
 

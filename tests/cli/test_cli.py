@@ -32,7 +32,7 @@ def trained(monkeypatch, tmp_path):
     """Replaces training: records the arguments and leaves a run in the given state."""
     calls = SimpleNamespace(state="finished", made=[], signal=None)
 
-    def train(recipe, output, *, stop, resume=False, allow_changed_recipe=False):
+    def train(recipe, output, *, shown_as, stop, resume=False, allow_changed_recipe=False):
         calls.made.append((recipe, output, resume))
         if calls.signal:
             with suppress(KeyboardInterrupt):
@@ -51,7 +51,8 @@ def test_train_gives_the_recipe_and_the_place(trained):
     result = pods("train", "--config", "tiny-pods", "--num-rollouts", "32", "--output", "out", "--beta=0.04")
     assert result.exit_code == 0
     recipe, output, resume = trained.made[0]
-    assert (recipe.values["num_rollouts"], recipe.values["beta"], str(output), resume) == (32, 0.04, "out", False)
+    assert (recipe.values["num_rollouts"], recipe.values["beta"], resume) == (32, 0.04, False)
+    assert output == Path("out").absolute()
 
 
 @pytest.mark.parametrize(
@@ -274,12 +275,95 @@ def test_doctor_finds_what_is_missing(monkeypatch):
     assert (grades["trl"], grades["torch"], grades["vllm"]) == ("note", "bad", "ok")
 
 
+@pytest.mark.parametrize(
+    ("capability", "bf16", "attention"),
+    [
+        (None, None, "scaled_dot_product_attention over blocks of rows (the device is a CPU)"),
+        ((7, 5), "no: training runs in float32", "the model computes in float32, and not in 16 bits"),
+        ((9, 0), "yes", "torch.nn.attention.varlen"),
+    ],
+)
+def test_doctor_says_which_attention_is_computed(monkeypatch, capability, bf16, attention):
+    from pods_rl.cli import doctor
+
+    if capability:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability)
+        emulates = capability < (8, 0)
+        monkeypatch.setattr(
+            "torch.cuda.is_bf16_supported", lambda including_emulation=True: including_emulation or not emulates
+        )
+    findings = {what: value for _, what, value in doctor.check_machine()}
+    assert attention in findings["attention"]
+    assert bf16 in (None, findings["bf16"])
+
+
 def test_the_current_directory_comes_last_on_the_path(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(pods_rl.cli, "app", lambda **_: None)
     main()
     assert sys.path[-1] == str(tmp_path)
+
+
+EXITS = "import sys\n\ndef exits(*_, **__):\n    sys.exit({code})\n"
+
+
+@pytest.mark.parametrize("code", ["0", "None", "3", "'bye'"])
+def test_a_rule_that_exits_ends_the_command_with_code_2(monkeypatch, capsys, tmp_path, code):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    Path("exiting_rule.py").write_text(EXITS.format(code=code))
+    Path("rows.jsonl").write_text('{"prompt": "a", "reward": 1}\n{"prompt": "a", "reward": 0}\n')
+    monkeypatch.setattr(sys, "argv", ["pods", "select", "rows.jsonl", "-m", "1", "--rule", "exiting_rule:exits"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    sys.modules.pop("exiting_rule")
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"Error: Your code called sys.exit({code}) in exits (exiting_rule.py, line 4).")
+    assert "Traceback" not in said
+
+
+def test_a_task_that_exits_is_not_loaded(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    Path("exiting_task.py").write_text(EXITS.format(code=0))
+    result = pods("tasks", "check", "exiting_task:exits")
+    assert result.exit_code == 1
+    assert "could not be made: SystemExit: 0 (exiting_task.py, line 4)" in result.output
+
+
+def test_a_place_that_is_not_utf8_is_refused_at_once(trained, tmp_path):
+    with pytest.raises(UserError, match="the name of a run's directory must be UTF-8"):
+        pods("train", "tiny-pods", "--output", "run\udcff")
+    assert list(tmp_path.iterdir()) == []
+    Path("r\udcff.yaml").write_text("max_steps: 1\n")
+    pods("train", "r\udcff.yaml")
+    assert trained.made[0][1].parent == tmp_path / "runs"
+    assert trained.made[0][1].name.startswith("r?-")
+
+
+def test_more_processes_than_a_machine_can_hold_are_refused_but_can_be_planned(trained, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    words = ("train", "tiny-pods", "--num_processes", "64", "--num_generations", "16", "--output", "out")
+    with pytest.raises(UserError, match="num_processes: got 64, expected at most 8 for each CPU core"):
+        pods(*words)
+    assert pods(*words, "--dry_run").exit_code == 0
+
+
+def test_a_refused_resume_of_several_processes_leaves_the_run_as_it_was(trained, monkeypatch):
+    pods("train", "tiny-pods", "--output", "out", "--num_generations", "16", "--per_device_train_batch_size", "16")
+    save_checkpoint("out", processes=2)
+    before = Path("out/status.json").read_bytes()
+    resume = ("train", "--output", "out", "--resume", "--num_processes", "2")
+    failure = Failure("process 0: refused", "", 2)
+    monkeypatch.setattr("pods_rl.distributed.launch.launch", lambda *_: failure)
+    assert pods(*resume).exit_code == 2
+    monkeypatch.setattr("pods_rl.distributed.launch.launch", lambda *args: args[-1].ask(signal.SIGTERM))
+    assert pods(*resume).exit_code == 143
+    assert Path("out/status.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("words", [["--help"], ["doctor"], ["train", "--recipe", "tiny-pods"], ["report", "."]])

@@ -55,9 +55,18 @@ def assert_equal_weights(ours: Any, theirs: Any) -> None:
 
 
 def batches_of(trainer: Any) -> list[dict[str, Any]]:
-    """Filled as it trains: every generation's batch, before it is split."""
-    batches, build = [], trainer._generate_and_score_completions
-    trainer._generate_and_score_completions = lambda inputs: batches.append(build(inputs)) or batches[-1]
+    """Filled as it trains: every generation's batch, before it is split; without those that dynamic sampling joins."""
+    batches = []
+    build = trainer._generate_and_score_completions
+
+    def keep(inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        is_round = getattr(trainer, "_drawn", None) is not None
+        batch = build(inputs)
+        if not is_round:
+            batches.append(batch)
+        return batch
+
+    trainer._generate_and_score_completions = keep
     return batches
 
 
@@ -140,6 +149,7 @@ def make_trainer(tmp_path, tokenizer, random_model, dataset):
         config_class: type = PODSConfig,
         reward: Any = letter_reward,
         dtype: torch.dtype = torch.float32,
+        model: Any = None,
         train_dataset: Any = None,
         trainer_arguments: dict[str, Any] | None = None,
         **config: Any,
@@ -157,7 +167,7 @@ def make_trainer(tmp_path, tokenizer, random_model, dataset):
         settings = {"bf16": False} | settings | {"use_cpu": True, "gradient_checkpointing": False, "disable_tqdm": True}
         settings |= {"report_to": "none", "logging_steps": 1}
         trainer = trainer_class(
-            model=copy.deepcopy(random_model).to(dtype),
+            model=copy.deepcopy(random_model if model is None else model).to(dtype),
             reward_funcs=reward,
             args=config_class(str(tmp_path / "out"), **settings),
             train_dataset=dataset if train_dataset is None else train_dataset,

@@ -54,6 +54,15 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         2,
         {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
     ),
+    # Subclasses: other advantages, with which one process has a gradient where the other has none; another loss.
+    "dead groups, shaped, over two": (
+        2,
+        {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+    ),
+    "dead groups, another loss, over two": (
+        2,
+        {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+    ),
     "three prompts over four": (
         4,
         {"num_generations": 4, "num_rollouts": 8, "per_device_train_batch_size": 3, "rollout_batch_size": 5},
@@ -61,6 +70,14 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     # Three prompts over two processes: groups move when they are generated, and again when batches are joined.
     "dead groups drawn again over two": (
         2, {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 6, "dynamic_sampling": True},
+    ),
+    # A third of the rollouts has no end token. Groups that stay dead have no advantage, although they have a KL term.
+    "truncated ones and dead groups, named, over two": (
+        2,
+        {
+            "num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 6, "beta": 0.04,
+            "dynamic_sampling": "half_dead", "dynamic_sampling_rounds": 1, "mask_truncated_completions": True,
+        },
     ),
     # Without the stand-in: a rollout is the same text whichever process draws it, in whatever batch.
     "sampled by the policy, over four": (
@@ -121,8 +138,33 @@ def half_dead(prompts: list[str], completions: list[str], log_extra: Any, **_: A
     return [0.3 if PROMPTS.index(p) % 2 else score for p, score in zip(prompts, scores, strict=True)]
 
 
+class Shaped(PODSTrainer):
+    """Advantages of its own for a few rows, none for the others; they depend on the row alone."""
+
+    def _prepare_inputs(self, inputs: Any) -> dict[str, Any]:
+        batch = super()._prepare_inputs(inputs)
+        chosen = batch["completion_ids"].sum(1) * batch["completion_mask"].sum(1) % 5 == 0
+        return {**batch, "advantages": chosen * (batch["completion_mask"].sum(1) - 5.5)}
+
+
+class OtherLoss(PODSTrainer):
+    """A loss that does not call TRL's."""
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> torch.Tensor:
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        mask = inputs["completion_mask"]
+        logps, _, _ = self._get_per_token_logps_and_entropies(model, ids, attention, mask.size(1))
+        loss = -(logps * mask).sum(1) * (inputs["advantages"] + 0.1)
+        return loss.mean() / self.current_gradient_accumulation_steps
+
+
 def make_trainer(
-    folder: Path, settings: dict[str, Any], reward: Any = graded, family: str | None = None
+    folder: Path,
+    settings: dict[str, Any],
+    reward: Any = graded,
+    family: str | None = None,
+    trainer_class: type[PODSTrainer] = PODSTrainer,
 ) -> PODSTrainer:
     """The trainer of the policy in the folder, or of a family of those that see images."""
     if family:
@@ -132,7 +174,7 @@ def make_trainer(
         model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
         processor = AutoTokenizer.from_pretrained(folder / "model", padding_side="left")
         data = Dataset.from_dict({"prompt": PROMPTS * 4, "answer": ["3"] * 32})
-    return PODSTrainer(
+    return trainer_class(
         model=model,
         reward_funcs=reward,
         args=PODSConfig(
@@ -148,12 +190,19 @@ def make_trainer(
 def train_case(folder: Path, name: str, settings: dict[str, Any]) -> None:
     reward = half_dead if "dead" in name else graded
     family = "Qwen2_5_VL" if "images" in name else None
-    trainer = make_trainer(folder, settings, reward, family)
+    trainer_class: type[PODSTrainer] = PODSTrainer
+    if "shaped" in name:
+        trainer_class = Shaped
+    if "another loss" in name:
+        trainer_class = OtherLoss
+    trainer = make_trainer(folder, settings, reward, family, trainer_class)
     watch = Gradients(trainer)
     seen: list[dict[str, Any]] = []
     score = trainer._generate_and_score_completions
 
     def keep(inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if trainer._drawn is not None:  # a round of dynamic sampling
+            return score(inputs)
         seen.append({"asked": [row["prompt"] for row in inputs]})
         batch = score(inputs)
         masks = {part: batch[f"{part}_mask"].bool() for part in ("prompt", "completion")}

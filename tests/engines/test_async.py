@@ -91,6 +91,11 @@ def test_mistakes_in_the_config_are_refused(tmp_path):
         ({"rule": "max_varience"}, "Did you mean max_variance"),
         ({"rule": lambda rewards, m, *, generator=None: rewards}, "at the top of a module"),
         ({"advantages": "later"}, "after or before: got 'later'"),
+        ({"dynamic_sampling": "accuracy"}, "dynamic_sampling = 'accuracy': expected True or False"),
+        ({"dynamic_sampling": "false"}, "expected True or False"),
+        ({"num_rollouts": "16"}, "num_rollouts = '16': expected a whole number"),
+        ({"num_rollouts": 16.0}, "a whole number"),
+        ({"rule": None}, "rule must be a rule's name or a function; got None"),
     ]:
         with pytest.raises(UserError, match=message):
             AsyncPODSConfig(str(tmp_path), **CPU | wrong)
@@ -202,6 +207,36 @@ def test_with_n_equal_to_m_the_rows_are_trl_s():
         rewards = torch.tensor([row.metrics["reward"] for row in rows], dtype=torch.float64)
         expected = (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-8)  # the population's, as TRL's
         assert [row.advantage for row in rows] == pytest.approx(expected.tolist(), abs=1e-9)
+
+
+def in_two_orders(completions, **_):
+    """Sums of equal parts."""
+    return [0.1 + 0.2 + 0.05 if i % 2 else 0.05 + 0.2 + 0.1 for i in range(len(completions))]
+
+
+def in_two_float32_orders(completions, **_):
+    return [0.35 if i % 2 else 0.35 + 2**-25 for i in range(len(completions))]
+
+
+@pytest.mark.parametrize("reward", [in_two_orders, in_two_float32_orders])
+@pytest.mark.parametrize("n", [4, 16])
+def test_rounding_of_a_sum_is_not_a_signal(reward, n):
+    changes = {"reward_funcs": [reward], "num_generations": n, "num_kept": 4}
+    samples = Watched(2, some_digit, **changes).samples()
+    assert [sample.advantage for sample in samples] == [0.0] * 8
+    assert len({sample.metrics["reward"] for sample in Watched(2, some_digit, **changes).samples()}) == 2
+    dropping = Watched(2, some_digit, dynamic_sampling=True, **changes)
+    assert dropping.samples() == []
+    assert dropping.counted("dropped_groups") == 2
+
+
+def test_a_rule_that_changes_its_rewards_keeps_their_advantages():
+    def fills(rewards_PN, m, *, generator=None):
+        rewards_PN.fill_(7.0)
+        return torch.arange(m).expand(len(rewards_PN), m)
+
+    samples = Watched(2, some_digit, rule=fills).samples()
+    assert sum(sample.advantage != 0 for sample in samples) == 8
 
 
 def test_groups_without_variance_never_enter_the_queue(monkeypatch):

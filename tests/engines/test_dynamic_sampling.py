@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, set_seed
+from trl import GRPOTrainer
 
 from pods_rl.errors import UserError
+from pods_rl.policies import tiny_policy_path
 
 from .conftest import PROMPTS, batches_of, constant, letter_reward
 
@@ -39,7 +42,7 @@ def test_every_trained_group_is_live_and_has_its_own_advantages(make_trainer, sc
     assert log["pods/dynamic_sampling/live_share"] == 1.0
     assert log["pods/dynamic_sampling/prompts_drawn"] == len(found.rewards) - 4 > 0
     assert not {prompts[8 * group] for group in found.groups.tolist()} & set(DEAD)
-    kept = found.kept_rewards()
+    kept = found.kept_rewards().float()
     centred = kept - kept.mean(dim=1, keepdim=True)
     deviation = kept.std(dim=1, keepdim=True) if scale == "group" else kept.std()
     torch.testing.assert_close(found.advantages, centred / (deviation + 1e-4), rtol=1e-4, atol=1e-6)
@@ -80,6 +83,116 @@ def test_groups_stay_dead_after_the_last_round(make_trainer):
     assert log["pods/dynamic_sampling/live_share"] == 0
     assert len(trainer.rollouts.rewards) == 6
     assert trainer.rollouts.groups.tolist() == [0, 1]
+
+
+LONG = ["1+2=", "37+40+12+12+1=", "5-1=", "60+60+33=", "9+9+9=", "8-3+1=", "77-1=", "2+2="]
+
+
+def dead_if_long(prompts, completions, **_):
+    """Constant for every second prompt, among them the longest: the other rounds have another padding."""
+    letters = letter_reward(completions)
+    return [0.5 if LONG.index(prompt) % 2 else score for prompt, score in zip(prompts, letters, strict=True)]
+
+
+def absolute_positions(tokenizer, folder):
+    """A random GPT-2, whose log-probabilities depend on the padding on the left."""
+    set_seed(7)
+    none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    ends = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    sizes = {"vocab_size": len(tokenizer), "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, **none, **ends, pad_token_id=tokenizer.pad_token_id))
+    with torch.no_grad():
+        model.transformer.wpe.weight.normal_(0, 1)
+        model.transformer.wte.weight.normal_(0, 0.3)
+    model.save_pretrained(folder)
+    return GPT2LMHeadModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("prefix_tree", [True, False])
+@pytest.mark.parametrize("policy", ["gpt2", "shipped"])
+def test_a_joined_batch_has_the_log_probabilities_of_its_own_padding(
+    make_trainer, tokenizer, tmp_path, policy, prefix_tree
+):
+    shipped = policy == "shipped"
+    model = (
+        AutoModelForCausalLM.from_pretrained(tiny_policy_path())
+        if shipped
+        else absolute_positions(tokenizer, tmp_path / "gpt2")
+    )
+    data = Dataset.from_dict({"prompt": LONG * 4})
+    settings = SETTINGS | {"num_iterations": 2, "beta": 0.1, "prefix_tree": prefix_tree, "dynamic_sampling_rounds": 8}
+    trainer = make_trainer(reward=dead_if_long, train_dataset=data, model=model, **settings)
+    build = trainer._generate_and_score_completions
+    checked = []
+
+    def built(inputs):
+        batch = build(inputs)
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        real = batch["completion_mask"].bool()
+        for name, which in (("old_per_token_logps", trainer.model), ("ref_per_token_logps", trainer.ref_model)):
+            with torch.no_grad():
+                expected, *_ = GRPOTrainer._get_per_token_logps_and_entropies(
+                    trainer, which, ids, mask, real.size(1), batch_size=16
+                )
+            checked.append((batch[name] - expected)[real].abs().max().item())
+        return batch
+
+    trainer._generate_and_score_completions = built
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert log["pods/dynamic_sampling/prompts_drawn"] > 0
+    assert len(checked) == 4  # of the batch of new prompts, which pass through the override too, and of the joined one
+    assert max(checked) < 1e-4
+    assert log["clip_ratio/region_mean"] == 0.0
+
+
+def test_groups_that_stay_dead_by_the_named_reward_train_nothing(make_trainer):
+    """The letters differ in every group, and the answer in none of every second prompt."""
+    settings = {"num_rollouts": 8, "dynamic_sampling": "answer", "dynamic_sampling_rounds": 1, "max_steps": 3}
+    trainer = make_trainer(reward=[letter_reward, answer], per_device_train_batch_size=16, **settings)
+    batches, live_and_dead = batches_of(trainer), []
+    build = trainer._generate_and_score_completions
+
+    def built(inputs):
+        batch = build(inputs)
+        if trainer._drawn is not None:  # new prompts pass through this override too, before they are joined
+            return batch
+        found = trainer.rollouts
+        prompts = of_rollouts(found, found.prompts)
+        dead = torch.tensor([prompts[8 * group] in DEAD for group in found.groups.tolist()])
+        assert torch.equal((found.advantages == 0).all(dim=1), dead)
+        assert torch.equal(found.advantages.flatten(), batch["advantages"])
+        assert (found.kept_rewards().std(dim=1) > 0).all()
+        live_and_dead.extend(dead.tolist())
+        return batch
+
+    trainer._generate_and_score_completions = built
+    trainer.train()
+    assert len(batches) == 3
+    assert set(live_and_dead) == {True, False}
+
+
+def test_rounds_without_a_live_prompt_are_reported_and_end(make_trainer, caplog):
+    """Over the rounds of one step and over steps; at most 256 prompts in a row are drawn for a batch."""
+    settings = {"num_rollouts": 4, "reward": constant, "max_completion_length": 1, "max_steps": 1}
+    trainer = make_trainer(dynamic_sampling="constant", dynamic_sampling_rounds=1000, **settings)
+    trainer.train()
+    assert trainer.state.log_history[0]["pods/dynamic_sampling/prompts_drawn"] == 256
+    said = [record.getMessage() for record in caplog.records if "Dynamic sampling" in record.getMessage()]
+    in_vain = [int(text.split("the last ")[1].split(" ")[0]) for text in said if "the last" in text]
+    assert in_vain == [8, 16, 32, 64, 128]
+    assert "step 1, round 8 of 1000" in said[0]
+    assert "of the reward function 'constant'" in said[0]
+    assert "2 of the batch's 2 groups" in said[0]
+    assert "256 new prompts in a row had equal rewards" in said[-1]
+    caplog.clear()
+    make_trainer(dynamic_sampling=True, dynamic_sampling_rounds=3, **settings | {"max_steps": 6}).train()
+    said = [record.getMessage() for record in caplog.records if "Dynamic sampling" in record.getMessage()]
+    assert [text.split(":")[0] for text in said] == [
+        "Dynamic sampling in step 3, round 2 of 3",
+        "Dynamic sampling in step 6, round 1 of 3",
+    ]
 
 
 def test_dynamic_sampling_that_cannot_work_is_refused(make_trainer, dataset):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
+from benchmarks.pretrain import EOS, build_tokenizer
 from datasets import Dataset
+from trl.chat_template_utils import parse_response
 
 from pods_rl import rewards
 from pods_rl.errors import UserError
+from pods_rl.policies.turns import TurnReader
 from pods_rl.recipe import Origin, build_recipe
 from pods_rl.rewards import REWARDS, VerifierPool
 from pods_rl.sandbox import RewardFailure
@@ -27,7 +32,7 @@ RECIPE = {
 @pytest.mark.parametrize(
     ("keys", "words", "cause"),
     [
-        ({"fsdp": "x"}, "r.yaml: the trainer rejects this recipe: Unknown `fsdp` option: x Check fsdp.", ValueError),
+        ({"fsdp": "x"}, "r.yaml: the trainer rejects fsdp = x: Unknown `fsdp` option: x", ValueError),
         ({"accelerator_config": {"nope": 1}}, "nope", TypeError),
     ],
 )
@@ -39,6 +44,46 @@ def test_what_a_library_rejects_is_one_line_before_a_policy_loads(monkeypatch, t
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
     assert isinstance(raised.value.__cause__, cause)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"optim": "galore_adamw", "optim_target_modules": "all-linear"}, "rejects optim = galore_adamw: You need to"),
+        ({"optim": "adamw_torch_4bit"}, "rejects optim = adamw_torch_4bit: You need to have `torchao"),
+        ({"report_to": ["comet"]}, "rejects report_to = the list ['comet']: comet is not supported"),
+        ({"bf16": True, "fp16": True}, "rejects bf16 = true with fp16 = true: At most one of"),
+        ({"lr_scheduler_type": "nonsense"}, "rejects lr_scheduler_type = nonsense: "),
+        ({"torch_compile_backend": "nonsense"}, "rejects torch_compile_backend = nonsense: "),
+        ({"torch_compile": True, "torch_compile_mode": "nonsense"}, "torch_compile_mode: got 'nonsense', expected one"),
+        ({"use_liger_kernel": True}, "use_liger_kernel needs liger-kernel, not installed here"),
+        ({"attn_implementation": "flash_attention_2"}, "rejects attn_implementation = flash_attention_2: "),
+        ({"attn_implementation": "nonsense"}, "rejects attn_implementation = nonsense: Specified"),
+        ({"attn_implementation": "owner/kernel"}, "owner/kernel needs kernels, not installed here"),
+        ({"dataloader_persistent_workers": True}, "rejects dataloader_persistent_workers = true: "),
+        ({"dataloader_prefetch_factor": 4}, "rejects dataloader_prefetch_factor = 4: "),
+        ({"logging_steps": 0}, "rejects logging_steps = 0"),
+    ],
+)
+def test_a_rejection_names_the_key_that_the_user_set_and_the_reason(keys, words):
+    packages = {"galore_torch", "torchao", "flash_attn", "kernels", "liger_kernel"}
+    if any(find_spec(package) for package in packages):
+        pytest.skip("this machine has one of the packages whose absence is tested")
+    recipe = build_recipe({**RECIPE, **keys}, Origin("r.yaml"))
+    with pytest.raises(UserError) as raised:
+        build.check_engine(recipe)
+    message = str(raised.value)
+    assert words in message
+    assert "\n" not in message
+    innocent = RECIPE.keys() - keys.keys() - {"num_generations"}
+    assert [key for key in innocent if f"{key} = " in message] == []
+
+
+def test_a_policy_that_does_not_fit_into_memory_is_one_line():
+    recipe = build_recipe(RECIPE, Origin("r.yaml"))
+    with pytest.raises(UserError, match=r"r\.yaml: out of memory while the policy loads"):  # noqa: SIM117
+        with build.as_recipe_errors(recipe):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 640000000000 bytes.")
 
 
 def graded(text: str, gold: str) -> float:
@@ -66,6 +111,67 @@ def test_texts_and_chat_messages_are_scored_and_lengths_and_names_reach_the_func
     assert call(accuracy, [RIGHT, WRONG]) == [1.0, 0.0]
     assert call(accuracy, [[{"role": "assistant", "content": RIGHT}]]) == [1.0]
     assert call(overlong, ["long text"] * 4, [1, 80, 90, 100]) == [0.0, 0.0, -0.5, -1.0]
+
+
+R1 = {  # as TRL's for DeepSeek-R1: the opening is the prompt's, and a thought that is cut off is content
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<think>\n",
+    "fields": {
+        "reasoning_content": {
+            "open_pattern": r"(?=[\s\S]*?</think>)",
+            "close_pattern": r"</think>\s*",
+            "content": "text",
+        },
+        "content": {"close": EOS, "content": "text"},
+    },
+}
+QWEN = {  # as TRL's for Qwen3.5: a thought that is cut off is reasoning
+    "defaults": {"role": "assistant"},
+    "start_anchor": "assistant",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"},
+        "content": {"close": EOS, "content": "text"},
+    },
+}
+
+
+@pytest.mark.parametrize("parsed_by", [None, R1, QWEN])
+def test_a_thought_that_the_chat_template_opens_reaches_the_rewards(parsed_by):
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = (
+        "{{ messages[0].content }}assistant"
+        "{% if thinks %}<think>\n{% elif thinks is defined %}<think>\n\n</think>\n\n{% endif %}"
+    )
+    if parsed_by:
+        tokenizer.response_template = parsed_by
+    prompt = [{"role": "user", "content": "1+2="}]
+
+    def scores(said, **options):
+        """Accuracy, form and tags of a completion, as TRL passes it to the reward functions."""
+        turns = TurnReader(tokenizer, options)
+        prefix = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False, **options)
+        ids = tokenizer(said + EOS)["input_ids"]
+        message = {"role": "assistant", "content": said}
+        if parsed_by:
+            message = parse_response(tokenizer, ids, prefix=prefix)
+        rewards = [trl_reward(REWARDS[name], limit=9, turns=turns) for name in ("accuracy", "format", "tag_count")]
+        given = {"prompts": [prompt], "completions": [[message]], "completion_ids": [ids], "answer": ["3"]}
+        return [reward(**given)[0] for reward in rewards]
+
+    assert scores(f"so</think>{RIGHT}", thinks=True) == [1.0, 1.0, 0.1]
+    assert scores(f"</think>\n{RIGHT}", thinks=True) == [1.0, 1.0, 0.1]
+    assert scores(f"so {RIGHT}", thinks=True)[:2] == [0.0, 0.0]
+    assert scores("so</think>", thinks=True) == [0.0, 0.0, 0.05]
+    assert scores("so", thinks=True) == [0.0, 0.0, 0.025]
+    assert scores(RIGHT, thinks=False) == [1.0, 0.0, 0.05]
+
+
+def test_text_prompts_open_thoughts_too_unless_the_tokenizer_drops_the_tags():
+    tokenizer = build_tokenizer()
+    prompts = ["1+2=<think>", "1+2=", "1+2=<think>\n"]
+    assert TurnReader(tokenizer, {}).texts(prompts, ["a"] * 3, [[]] * 3) == ["<think>a", "a", "<think>\na"]
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    assert TurnReader(tokenizer, {}).texts(prompts, ["a"] * 3, [[]] * 3) == ["a"] * 3
 
 
 def test_timeouts_of_the_verifier_are_logged_in_each_step(make_trainer, monkeypatch):

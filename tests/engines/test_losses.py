@@ -181,7 +181,10 @@ def test_a_step_whose_rows_are_all_masked_moves_nothing(make_trainer, random_mod
     trainer = make_trainer(num_rollouts=12, reward=lambda completions, **_: list(range(len(completions))), **config)
     trainer.eos_token_ids = []  # no token ends a completion
     trainer.train()
-    assert (trainer.rollouts.advantages != 0).any()
+    assert (trainer.rollouts.rewards.diff(dim=1) > 0).all()  # recorded, although no rollout is scored for selection
+    assert trainer.rollouts.kept.tolist() == [[0, 1, 2, 3]] * 2
+    assert (trainer.rollouts.advantages == 0).all()
+    assert trainer.state.log_history[0]["pods/masked_rollouts"] == 24.0
     assert trainer.state.log_history[0]["pods/skipped_step"] == 1.0
     assert_equal_weights(trainer, random_model)
 

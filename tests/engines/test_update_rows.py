@@ -125,15 +125,15 @@ def test_entropy_is_that_of_the_computed_rows(make_trainer, monkeypatch, size):
     entropies, batches = [], []
 
     def with_tools(trainer):
-        arrange = trainer._update.arrange
+        generate = trainer._generate_and_score_completions
 
-        def masked(micro_batches):
-            for batch in micro_batches:
-                batch["tool_mask"] = batch["completion_mask"].clone()
-                batch["tool_mask"][:, 1::3] = 0
-            return arrange(micro_batches)
+        def masked(inputs):
+            batch = generate(inputs)
+            batch["tool_mask"] = batch["completion_mask"].clone()
+            batch["tool_mask"][:, 1::3] = 0
+            return batch
 
-        trainer._update.arrange = masked
+        trainer._generate_and_score_completions = masked
 
     def watch(trainer):
         with_tools(trainer)
@@ -220,14 +220,17 @@ def test_equal_rows_are_computed_once(make_trainer):
 
 def test_a_micro_batch_without_a_row_to_compute_has_no_pass(make_trainer):
     """The last before the optimizer step has one: it sends the gradients to the other processes."""
-    calls = []
+    passes = []
 
     def watch(trainer):
-        loss = trainer._compute_loss
-        trainer._compute_loss = lambda *args: calls.append(1) or loss(*args)
+        trainer._update._takes_trees(trainer.model)
+        trainer.model.register_forward_pre_hook(
+            lambda module, given, named: passes.append(1) if "shift_labels" in named or "labels" in named else None,
+            with_kwargs=True,
+        )
 
     config = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 2, "reward": constant, "max_steps": 1}
     _, (row,) = run(make_trainer, prepare=watch, **config)
-    assert len(calls) == 1
+    assert len(passes) == 1
     assert "entropy" not in row
     assert row["clip_ratio/region_mean"] == 0

@@ -64,7 +64,7 @@ def test_an_overridden_calculate_rewards_shapes_what_is_selected_and_what_is_tra
     plain.train()
     shaped = make_trainer(Shaped, num_rollouts=12, max_steps=1)
     shaped.train()
-    assert calls == [24, 8]  # all rollouts, then the kept ones, whose scores are known
+    assert calls == [24]  # once for all rollouts; TRL gets the scores of the kept ones from these
     assert torch.equal(shaped.rollouts.rewards, 2 * plain.rollouts.rewards + 1)
     assert torch.equal(shaped.rollouts.kept, plain.rollouts.kept)
     kept = shaped.rollouts.rewards.gather(1, shaped.rollouts.kept)
@@ -110,13 +110,11 @@ def test_methods_that_users_override_are_called_as_trl_calls_them(make_trainer):
         return seen
 
     theirs, ours = calls(GRPOTrainer, GRPOConfig), calls(PODSTrainer, PODSConfig)
-    scored = [call for call in theirs if call[0] == "_calculate_rewards"]
-    assert sorted(ours) == sorted(theirs + scored)  # before the selection, and where TRL asks for the kept rows' scores
+    assert sorted(ours) == sorted(theirs)
     assert {name for name, *_ in theirs} == set(SIZES)
     of_n = calls(PODSTrainer, PODSConfig, num_rollouts=12)
-    sizes = {"_generate": (48, 4), "_generate_single_turn": (48, 4)}
-    expected = [(name, *sizes.get(name, size)) for name, *size in theirs]
-    assert sorted(of_n) == sorted(expected + [("_calculate_rewards", 48, 48, 48)] * len(scored))
+    sizes = {"_generate": (48, 4), "_generate_single_turn": (48, 4), "_calculate_rewards": (48, 48, 48)}
+    assert sorted(of_n) == sorted((name, *sizes.get(name, size)) for name, *size in theirs)
 
 
 def test_an_overridden_generate_calls_the_trainer_s_own(make_trainer):

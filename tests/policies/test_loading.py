@@ -6,11 +6,14 @@ import json
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from pods_rl.errors import UserError
 from pods_rl.policies import tiny_policy_path
-from pods_rl.policies.loading import check_policy, load_tokenizer
+from pods_rl.policies.loading import check_policy, has_bf16, load_tokenizer
+from pods_rl.recipe import load_recipe
+from pods_rl.training.trainer import engine_arguments
 
 
 @pytest.fixture
@@ -95,3 +98,16 @@ def test_a_torn_tokenizer_is_refused(policy, spoil):
 def test_an_adapter_on_a_whole_model_is_accepted(policy):
     adapter(json.dumps({"base_model_name_or_path": str(tiny_policy_path())}))(policy)
     check_policy(str(policy))
+
+
+@pytest.mark.parametrize("emulated", [True, False])
+def test_bf16_that_the_gpu_emulates_is_not_used(monkeypatch, emulated):
+    """As on a T4 or V100, where torch says that bf16 is supported unless asked for hardware."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(
+        "torch.cuda.is_bf16_supported", lambda including_emulation=True: including_emulation or not emulated
+    )
+    assert has_bf16(on_cpu=False) == (not emulated)
+    recipe = load_recipe("gsm8k-qwen2.5-3b-pods")
+    assert engine_arguments(recipe)["bf16"] == (not emulated)
+    assert torch.cuda.is_bf16_supported()

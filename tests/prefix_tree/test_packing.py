@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-import inspect
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
@@ -80,40 +77,12 @@ def test_rows_that_do_not_count_are_not_in_the_tree():
 # -- attention -----------------------------------------------------------------------------------------------------
 
 
-def stand_in(query, key, value, queries, keys, most_queries, most_keys, *, scale, window_size, enable_gqa):
-    """torch's `varlen_attn`, which has no kernel for a CPU, written as its documentation says."""
-    assert queries.dtype == keys.dtype == torch.int32
-    assert all(x.is_contiguous() for x in (query, key, value))
-    assert (int(queries.diff().max()), int(keys.diff().max())) == (most_queries, most_keys)
-    assert enable_gqa == (query.size(1) != key.size(1))
-    (left, right), out = window_size, []
-    assert right == 0
-    for (a, b), (c, d) in zip(pairwise(queries.tolist()), pairwise(keys.tolist()), strict=True):
-        back = torch.arange(d - c) - torch.arange(d - c - (b - a), d - c).unsqueeze(1)  # aligned at the end
-        seen = (back <= 0) & (back >= -left) if left >= 0 else back <= 0
-        one = (x.transpose(0, 1) for x in (query[a:b], key[c:d], value[c:d]))
-        out.append(scaled_dot_product_attention(*one, attn_mask=seen, scale=scale, enable_gqa=enable_gqa))
-    return torch.cat(out, dim=1).transpose(0, 1)
-
-
-def test_the_stand_in_has_the_arguments_of_torch_s_call():
-    from torch.nn.attention.varlen import varlen_attn
-
-    theirs = inspect.signature(varlen_attn).parameters
-    for name, own in zip(theirs, inspect.signature(stand_in).parameters.values(), strict=False):
-        assert own.kind == theirs[name].kind or own.kind is own.KEYWORD_ONLY
-    assert {"scale", "window_size", "enable_gqa"} <= theirs.keys()
-    names = [name for name, given in theirs.items() if given.kind is given.POSITIONAL_OR_KEYWORD]
-    assert names == ["query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"]
-
-
 @pytest.mark.numeric
 @pytest.mark.parametrize("dense", [0, 512])
 @pytest.mark.parametrize(("heads", "window"), [(4, 0), (2, 3), (1, 0)])
 def test_attention_is_that_of_a_dense_mask(monkeypatch, heads, window, dense):
-    """Brute force: each node sees the nodes of its path. Also for the layout that a GPU computes."""
+    """Brute force: each node sees the nodes of its path."""
     monkeypatch.setattr(attention, "DENSE", dense)  # rows after a trunk, or all nodes of a prompt
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", stand_in)
     ids, mask, _, keep = batch([4, 4, 4, 1, 6, 6], [5, 3, 9, 3, 4, 4], tokens=2)
     rows = rows_of(ids, mask)
     tree = prefix_tree(rows, rows.shape[1] - keep)
@@ -132,8 +101,6 @@ def test_attention_is_that_of_a_dense_mask(monkeypatch, heads, window, dense):
     attend = TreeAttention(tree.branches, ids.device)
     assert_near(attend(query, key, value, 0.3, window), expected, FLOAT64)
     assert attend.windows == {window}
-    nodes = (x[0].transpose(0, 1) for x in (query, key, value))
-    assert_near(attend.by_variable_length(*nodes, 0.3, window).unsqueeze(0), expected, FLOAT64)
 
 
 # -- models --------------------------------------------------------------------------------------------------------
@@ -164,6 +131,9 @@ TAKES_ROWS = {  # name: architecture, configuration, a word of the reason
     "positions by the tokens": ("roberta", ENCODER, "log-probabilities differ"),
     "a block that mixes neighbouring tokens": ("llama", {}, "log-probabilities differ"),
 }
+
+
+PRECISIONS = ((torch.float32, False, 1e-3), (torch.bfloat16, False, 0.1), (torch.float32, True, 0.1))
 
 
 def build(name, given=None):
@@ -201,13 +171,14 @@ def test_a_tree_has_the_scores_and_gradients_of_its_rows(name):
 
 
 @pytest.mark.parametrize("name", [*TAKES_TREES, *TAKES_ROWS])
-def test_a_model_that_cannot_compute_trees_is_recognized_whatever_its_dtype(name):
+def test_a_model_that_cannot_compute_trees_is_recognized_whatever_its_precision(name):
     architecture, given, *reason = (TAKES_TREES | TAKES_ROWS)[name]
-    for dtype, tolerance in ((torch.float32, 1e-3), (torch.bfloat16, 0.1)):
+    for dtype, autocast, tolerance in PRECISIONS:
         model = build(architecture, given).to(dtype)
         if "mixes" in name:
             model.model.layers[0].register_forward_hook(lambda module, given, out: out + out.roll(1, dims=1))
-        found = why_rows(model, model, tolerance=tolerance)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            found = why_rows(model, model, tolerance=tolerance)
         assert (found is None) == (not reason), found
         assert not reason or reason[0] in found
 

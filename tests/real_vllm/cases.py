@@ -50,7 +50,7 @@ class Watched:
     def __init__(self, folder: Path, **keys: Any) -> None:
         """Rewards are by `letter_reward`, so that every group has a gradient."""
         recipe = build_recipe(RECIPE | keys, Origin("test"))
-        build.reward_functions = lambda recipe, task: [letters_as(name) for name in task.rewards]
+        build.reward_functions = lambda recipe, task, turns: [letters_as(name) for name in task.rewards]
         self.trainer: PODSTrainer = build.build_trainer(recipe, load_task(recipe.task_settings()), folder / "out")
         self.initial = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
         self.asked: list[int] = []  # rollouts of each request since the last generation began

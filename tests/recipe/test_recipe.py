@@ -129,6 +129,16 @@ REJECTED = {
     "rule": ["nowhere_at_all:best", "max_varience"],
     "advantage_baseline": ["leave_one_out"], "reward_errors": ["shrug"], "bf16_full_eval": [3],
     "vllm_importance_sampling_clip_min": [4.0], "chat_template_kwargs": ["{a"],
+    "neftune_noise_alpha": [-1], "ignore_data_skip": [True], "remove_unused_columns": [True],
+    "dataloader_persistent_workers": [True], "torch_compile_backend": ["nonsense"],
+    "attn_implementation": ["nonsense"], "lora_dropout": [2], "vespo_k_pos": [-1], "vllm_server_port": [0],
+    "task_rewards": [{}, {"accuracy": 0}, {"accuracy": 0, "format": 0.0}, {"accuracy": 1e300}, {"accuracy": 1e-300},
+                     {"accuracy": "one"}, {"accuracy": True}, {"accuracy": None}],
+    # counts that would hang or exhaust the memory
+    "num_rollouts": [10**9], "per_device_train_batch_size": [8 * 10**9], "gradient_accumulation_steps": [10**9],
+    "steps_per_generation": [10**9], "generation_batch_size": [8 * 10**9], "num_iterations": [10**9],
+    "dataloader_num_workers": [10**6], "task_train_size": [10**9], "task_test_size": [10**9],
+    "max_completion_length": [10**9], "lora_r": [10**9],
 }  # fmt: skip
 
 
@@ -141,6 +151,8 @@ def test_a_wrong_value_ends_the_command_in_one_line_that_names_the_recipe(key, v
     message = str(result.exception)
     assert "r.yaml" in message
     parts = value if isinstance(value, list) else [value]
+    if type(value) is int:
+        parts = [f"{value:,}"]
     assert key in message or any(str(part) in message for part in parts)
     assert "\n" not in message
     assert len(message) < 700

@@ -55,11 +55,21 @@ def test_what_could_not_go_on_exactly_is_refused_and_loses_nothing(tmp_path):
     before = train(tmp_path, *FRESH, "run")
     kept = (before.metrics, before.rollout_files())
     assert len(kept[0]) == len(kept[1]) == 2
-    skipping = ("--ignore_data_skip", "true", "--allow_changed_recipe")
-    after = train(tmp_path, *RESUMED, "run", "--max_steps", "3", *skipping, code=2)
-    said = " ".join((tmp_path / "log.txt").read_text().split())
-    assert "ignore_data_skip = true would start with the first prompts again" in said
-    assert (after.metrics, after.rollout_files()) == kept
+    names = ("status.json", "config.yaml", "environment.json", "metrics.jsonl")
+    files = {name: (tmp_path / "run" / name).read_bytes() for name in names}
+    refused = {  # by the recipe, by the libraries, by the task, by the policy
+        "ignore_data_skip": ["--ignore_data_skip", "true"],
+        "adamx": ["--optim", "adamx"],
+        "nowhere": ["--task_rewards", "{nowhere:reward: 1.0}"],
+        "lora_target_modules": ["--use_peft", "true", "--lora_target_modules", "[nonsense]"],
+    }
+    for words, changes in refused.items():
+        changes = ["--max_steps", "3", "--allow_changed_recipe", *changes]
+        after = train(tmp_path, *RESUMED, "run", *changes, code=2)
+        said = " ".join((tmp_path / "log.txt").read_text().split())
+        assert words in said
+        assert (after.metrics, after.rollout_files()) == kept
+        assert {name: (tmp_path / "run" / name).read_bytes() for name in names} == files, words
 
 
 @pytest.mark.reliability

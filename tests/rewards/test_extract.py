@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pods_rl.rewards import extract_answer, extract_gold
+from pods_rl.rewards import REWARDS, extract_answer, extract_gold, graded_text
 
 CASES = [
     ("<answer>18</answer>", "18"),
@@ -49,6 +49,16 @@ CASES = [
     ("9*2=18\n#### 18\nThat is all.", "18"),
     ("#### 17\n#### 18", "18"),
     ("####", None),
+    (r"<think>so \boxed{18}", None),
+    ("<think>so <answer>18</answer>", None),
+    ("<think>so\n#### 18", None),
+    (r"<think>so \boxed{17}</think>\boxed{18}", "18"),
+    (r"so \boxed{17}</think>\boxed{18}", "18"),
+    ("<think>a</think>b</think><answer>18</answer>", "18"),
+    ("<think>so <answer>18</answer></think>", None),
+    (r"<think>so \boxed{18}</think> The answer is above.", None),
+    ("<think>a</think><answer>17</answer><think>no, <answer>18</answer>", None),
+    ("<think>a</think><answer>17</answer><think>no</think><answer>18</answer>", "18"),
 ]
 
 
@@ -64,5 +74,26 @@ def test_the_gold_answer_of_a_column():
         (r"we get \boxed{18}", "18"),
         (" p - q ", "p - q"),
         ("", None),
+        (r"<think>\boxed{17}</think>18", "18"),
+        ("<think>18", None),
     ]
     assert [(text, extract_gold(text)) for text, _ in cases] == cases
+
+
+def test_every_grader_ignores_what_is_said_in_a_thought():
+    golds = {"accuracy": "18", "choice": "B", "equation": "2H2 + O2 = 2H2O", "countdown": "6*(5-1)", "chemistry": "Yes"}
+    for name, gold in golds.items():
+        said = f"<answer>{gold}</answer>"
+        assert REWARDS[name](f"<think>{said}</think>{said}", gold) == 1.0
+        for text in (f"<think>{said}", f"<think>{said}</think>", f"{said}</think>", f"{said}<think>so"):
+            assert REWARDS[name](text, gold) == 0.0, (name, text)
+
+
+def test_a_thought_that_the_prompt_opens_is_graded():
+    cut = r"9*2 = \boxed{18}"
+    for prompt in ("<|im_start|>assistant\n<think>\n", "1+1=<think>", "<think> \n\n"):
+        text = graded_text(prompt, "9*2=18</think>\n<answer>18</answer>")
+        assert [REWARDS[name](text, "18") for name in ("accuracy", "format", "tag_count")] == [1.0, 1.0, 0.1]
+        assert REWARDS["accuracy"](graded_text(prompt, cut), "18") == 0.0
+    for prompt in ("", "<|im_start|>assistant\n", "<think>\n\n</think>\n\n", "Write <think> first.", "<think>so"):
+        assert graded_text(prompt, cut) == cut

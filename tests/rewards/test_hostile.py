@@ -25,6 +25,8 @@ ANY = (  # each reaches another pattern of the extraction
 )  # fmt: skip
 OWN = {
     "accuracy": (
+        "A. ",
+        "(A) ",
         "9^",
         "9!",
         "1,",
@@ -52,7 +54,7 @@ OWN = {
     ),
     "format": ("</think>", "</answer>"),
     "tag_count": ("</think>", "</answer>"),
-    "choice": ("answer A ", "is true ", "A: "),
+    "choice": ("answer A ", "is true ", "A: ", "A. ", "or ", "A no ", "wait, ", "(A) ", "A, ", "not answer A "),
     "equation": ("H(", "((1)", "Ag+ + ", "²⁺", "\\xright[", "->", "="),
     "chemistry": ("->", "A: "),
     "countdown": ("((1)", "-", "1/", "+", "1=", ",000", "\\frac{"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
 
-from pods_rl.selection import Selection, advantages, select
+from pods_rl.selection import Selection, advantages, is_constant, select, spread
 
 pytestmark = pytest.mark.numeric
 
@@ -123,3 +124,91 @@ def test_integers_are_computed_in_float64_and_half_precision_in_float32() -> Non
 def test_impossible_arguments_are_refused(rewards: torch.Tensor, indices: list, change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         advantages(rewards, Selection(torch.tensor(indices)), **change)
+
+
+@pytest.mark.parametrize(
+    ("selection", "change", "error", "message"),
+    [
+        (
+            torch.tensor([[0, 1]]),
+            {},
+            TypeError,
+            r"must be a Selection.*int64 tensor of shape \[1, 2\].*Selection\(indices",
+        ),
+        ([[0, 1]], {}, TypeError, "must be a Selection.*got a list"),
+        (None, {}, TypeError, "must be a Selection.*got None"),
+        (Selection(torch.tensor([[1, 1]])), {}, ValueError, r"different rollouts .* group 0 the indices are \[1, 1\]"),
+        (
+            Selection(torch.tensor([[0, 1]])),
+            {"epsilon": -1},
+            ValueError,
+            "epsilon must be a finite .* at least 0; got -1",
+        ),
+        (Selection(torch.tensor([[0, 1]])), {"epsilon": NAN}, ValueError, "got nan"),
+        (Selection(torch.tensor([[0, 1]])), {"epsilon": None}, TypeError, "epsilon must be a number; got None"),
+        (Selection(torch.tensor([[0, 1]])), {"when": None}, ValueError, "when must be one of after, before; got None"),
+    ],
+)
+def test_wrong_arguments_are_named(selection, change: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        advantages(torch.tensor([[0.0, 1.0, 0.5]]), selection, **change)
+
+
+@pytest.mark.parametrize("rewards", [[[0.0, 1.0]], np.array([[0.0, 1.0]]), "0 1", None, torch.zeros(4)])
+def test_rewards_that_are_not_a_tensor_of_groups_are_refused(rewards) -> None:
+    kept = Selection(torch.tensor([[0, 1]]))
+    for call in (lambda: advantages(rewards, kept), lambda: is_constant(rewards), lambda: spread(rewards)):
+        with pytest.raises((TypeError, ValueError), match=r"rewards must .*\[prompts, rollouts\].* got .*(P|p)ass"):
+            call()
+
+
+# -- groups that are constant up to rounding ---------------------------------------------------------------------------
+
+
+def orders(parts: list[float], dtype: torch.dtype) -> torch.Tensor:
+    """One group: the sum of equal parts in every order, computed in `dtype`."""
+    sums = []
+    for order in itertools.permutations(parts):
+        total = torch.zeros((), dtype=dtype)
+        for part in order:
+            total = total + torch.tensor(part, dtype=dtype)
+        sums.append(total)
+    return torch.stack(sums)[None]
+
+
+@pytest.mark.parametrize(
+    ("parts", "dtype"),
+    [
+        ([0.1, 0.2, 0.05], torch.float32),
+        ([0.1, 0.2, 0.05], torch.float64),
+        ([-0.1, -0.2, -0.05], torch.float32),
+        ([100.0, 0.1, 0.7, 0.3], torch.float32),
+        ([100.0, 0.1, 0.7, 0.3], torch.float64),
+        ([0.1, 0.7, 1.1, 1.3, 0.3, 0.05], torch.float32),
+        ([0.1, 0.2, -0.3], torch.float64),  # in float32 the sum is rounding alone, as large as rewards of 1e-8
+    ],
+)
+def test_sums_of_equal_parts_in_two_orders_are_equal_rewards(parts: list[float], dtype: torch.dtype) -> None:
+    rewards_PN = orders(parts, dtype)
+    assert rewards_PN.amax() > rewards_PN.amin()
+    assert is_constant(rewards_PN).tolist() == [True]
+    n = rewards_PN.shape[1]
+    for when in ("after", "before"):
+        for kept in (select(rewards_PN, n // 2), everything(rewards_PN)):
+            assert (advantages(rewards_PN, kept, when=when) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.35, 0.35001), (1e6, 1e6 + 1), (0.0, 1e-9), (-1e-9, 1e-9), (1.0, 1.000001), (-5.0, 5.0), (0, 1)]
+)
+def test_small_differences_are_still_differences(low: float, high: float) -> None:
+    rewards_PN = torch.tensor([[low, high, low, high]], dtype=torch.float64)
+    assert is_constant(rewards_PN).tolist() == [False]
+    assert is_constant(rewards_PN.float()).tolist() == [False]
+    assert (advantages(rewards_PN, everything(rewards_PN)) != 0).all()
+
+
+def test_unscored_rollouts_are_no_part_of_a_constant_group() -> None:
+    rewards_PN = torch.tensor([[NAN, 0.3, 0.3], [NAN, NAN, NAN], [NAN, 0.3, 0.4], [NAN, NAN, 1.0]])
+    assert is_constant(rewards_PN).tolist() == [True, True, False, True]
+    assert is_constant(torch.tensor([[True, True], [True, False]])).tolist() == [True, False]

@@ -80,8 +80,29 @@ def test_values_outside_the_mask_are_ignored(junk: float) -> None:
         ({"mask_PMT": torch.zeros(2, 3, 1)}, r"mask must .* got a torch.float32 tensor of shape \[2, 3, 1\]"),
         ({"advantages_PM": torch.zeros(6)}, r"advantages must have shape \[P, M\] = \[2, 3\]; got .* \[6\]"),
         ({"ref_logps": None, "beta": 0.04}, "beta = 0.04 needs ref_logps.*got None"),
+        ({"advantages_PM": torch.tensor([[0, 1, 0], [0, math.nan, 1]])}, "1 of 6 advantages .* at prompt 1, row 1"),
+        ({"advantages_PM": torch.full((2, 3), math.inf)}, "6 of 6 advantages are NaN or infinite"),
+        ({"epsilon_low": -1}, "epsilon_low must be a finite number of at least 0; got -1"),
+        ({"epsilon_high": -0.1}, "epsilon_high must be .*; got -0.1"),
+        ({"beta": math.nan}, "beta must be .*; got nan"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
+        pods_objective(**{**example(), **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logps_PMT": [[[0.0]]]}, r"logps must be a tensor; got a list. Pass torch.tensor\(logps\)"),
+        ({"old_logps_PMT": None}, "old_logps must be a tensor; got None"),
+        ({"advantages_PM": [[1.0] * 3] * 2}, "advantages must be a tensor; got a list"),
+        ({"mask_PMT": "1"}, "mask must be a tensor; got a str"),
+        ({"ref_logps": 0.0}, "ref_logps must be a tensor; got a float"),
+        ({"epsilon_low": "0.2"}, r"epsilon_low must be a number; got '0.2' \(a str\)"),
+    ],
+)
+def test_arguments_of_another_type_are_named(change: dict, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         pods_objective(**{**example(), **change})

@@ -7,8 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.operations import Operations
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pods_rl.selection import RULES
+from pods_rl.selection.rules import _running_sums
 
 NAN = math.nan
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
@@ -122,3 +125,12 @@ def test_random_keeps_each_scored_rollout_equally_often() -> None:
     assert counts_N[2] == 0
     # A count is binomial(20000, 2/5) with a deviation of 69: 5 of them
     assert (counts_N[[0, 1, 3, 4, 5]] - 8000).abs().max() < 350
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_rules_use_no_cumsum_on_a_gpu(monkeypatch, deterministic) -> None:
+    """There torch raises at a `cumsum` of floating-point numbers; here tensors without values stand in."""
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    with FakeTensorMode(), Operations() as operations:
+        _running_sums(torch.empty(2, 5, device="cuda"))
+    assert (("cumsum_", "cuda") in operations.seen) != deterministic

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from pods_rl.errors import UserError
-from pods_rl.selection import Selection, get_rule, select
+from pods_rl.selection import Selection, advantages, get_rule, select
+from pods_rl.selection.rules import check_rule
 
 MINE = '''
 import torch
@@ -76,6 +78,80 @@ def test_a_users_rule_is_checked(returned, error: type[Exception], message: str)
         select(torch.zeros(2, 4), 2, rule=mine)
 
 
+def fills(rewards_PN, m, *, generator=None):
+    rewards_PN.fill_(7.0)
+    return torch.arange(m).expand(len(rewards_PN), m)
+
+
+def clamps_a_view(rewards_PN, m, *, generator=None):
+    rewards_PN[:, ::2].clamp_(max=0)
+    return torch.arange(m).expand(len(rewards_PN), m)
+
+
+@pytest.mark.parametrize("rule", [fills, clamps_a_view])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_a_rule_may_change_what_it_is_given(rule, dtype: torch.dtype) -> None:
+    rewards_PN = torch.tensor([[1, 0, 2, 3], [5, 4, 1, 0]]).to(dtype)
+    before_PN = rewards_PN.clone()
+    kept = select(rewards_PN, 2, rule=rule)
+    assert torch.equal(rewards_PN, before_PN)
+    assert (advantages(rewards_PN, kept) != 0).all()
+
+
+def raises(rewards_PN, m, *, generator=None):
+    return {}["a key\nof mine"]
+
+
+def leaves(rewards_PN, m, *, generator=None):
+    sys.exit(0)
+
+
+@pytest.mark.parametrize(("rule", "said"), [(raises, "KeyError: 'a key"), (leaves, "SystemExit: 0")])
+def test_a_rule_that_raises_is_named_in_one_line(rule, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        select(torch.zeros(2, 4), 2, rule=rule)
+    message = str(caught.value)
+    assert message.startswith(f"the rule '{rule.__name__}' raised {said}")
+    assert "(test_select.py, line " in message
+    assert "for 2 groups of 4 rewards and m = 2" in message
+    assert "\n" not in message
+
+
+class Callable:
+    def __call__(self, rewards_PN, m, *, generator=None):
+        return torch.arange(m).expand(len(rewards_PN), m)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (None, "rule must be a rule's name or a function; got None. Choose one of max_variance, "),
+        (5, "got an int"),
+        (["max_variance"], "got a list"),
+        (Callable, r"the rule '.*test_select:Callable' is a class; .* an object of the class"),
+        ("pods_rl.selection:Selection", "the rule 'pods_rl.selection:Selection' is a class"),
+        ("pods_rl.selection:RULES", "is a dict, not a function"),
+        ("pods_rl.selection:rules", "is a module, not a function"),
+        ("pods_rl.selektion:max_reward", "could not be imported: ModuleNotFoundError"),
+        ("pods_rl.selection.rules:max_rewards", "could not be imported: AttributeError"),
+        ("", "unknown rule ''"),
+        (":", "could not be imported"),
+    ],
+)
+def test_a_value_that_is_not_a_rule_is_refused(rule, message: str) -> None:
+    for call in (lambda: select(torch.zeros(1, 4), 2, rule=rule), lambda: check_rule(rule)):
+        with pytest.raises(UserError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    assert select(torch.zeros(1, 4), 2, rule=Callable()).indices.tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("rule", ["random", "max_variance", Callable()])
+def test_a_seed_is_not_a_generator(rule) -> None:
+    with pytest.raises(TypeError, match=r"generator must be a torch.Generator or None; got 3. Pass .*manual_seed"):
+        select(torch.zeros(1, 4), 2, rule=rule, generator=3)
+
+
 def test_a_selection_marks_and_takes_its_rows() -> None:
     kept = Selection(torch.tensor([[2, 0], [1, 3]]))
     assert kept.mask(4).tolist() == [[True, False, True, False], [False, True, False, True]]
@@ -85,6 +161,12 @@ def test_a_selection_marks_and_takes_its_rows() -> None:
             misfit(3)
     with pytest.raises(ValueError, match=r"2 prompts needs values \[2, N\]; got .* shape \[3, 4\]"):
         kept.take(torch.zeros(3, 4))
+    for rows in ([[1, 1]], [[0, 2], [3, 3]]):
+        with pytest.raises(ValueError, match=r"different rollouts of each prompt; for group . the indices are"):
+            Selection(torch.tensor(rows)).mask(4)
+    for values in ([[1.0, 2.0]], np.zeros((2, 4)), None):
+        with pytest.raises(TypeError, match=r"values must be a tensor; got .* Pass torch.tensor\(values\)"):
+            kept.take(values)
     for indices, error in (([[0]], TypeError), (torch.zeros(1, 2), TypeError), (torch.tensor([0, 1]), ValueError)):
         with pytest.raises(error, match="indices must"):
             Selection(indices)

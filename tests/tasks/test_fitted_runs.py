@@ -68,7 +68,9 @@ def test_prompts_are_counted_in_the_policys_tokens_with_its_template(policy):
 def test_a_run_says_and_records_what_it_left_out(policy, capsys):
     limit = sorted(len(prompt.encode()) for prompt in fitted_task(recipe())[0].train["prompt"])[20]
     run = train(recipe(max_prompt_length=limit), Path("run"))
-    said = json.loads(Path("run/environment.json").read_text())["task"]
+    environment = json.loads(Path("run/environment.json").read_text())
+    assert environment["attention"].startswith("prefix trees, with scaled_dot_product_attention over blocks of rows")
+    said = environment["task"]
     assert run.state == "finished"
     assert said["train"] + said["too_long"]["train_left_out"] == 40
     assert said["too_long"]["limit"] == limit

@@ -17,9 +17,9 @@ import typer
 
 from .. import __version__
 from ..distributed import is_launched
-from ..distributed.signals import ignore_signals, stop_on_signals
+from ..distributed.signals import end_with_parent, ignore_signals, stop_on_signals
 from ..distributed.streams import drop_pending_output, lost_output, settle_streams
-from ..errors import UserError
+from ..errors import UserError, exit_reason
 from ..runs.files import write_failure
 from ..text import console, plain_text, safe_text
 from . import catalog, compare, doctor, evaluate, select, train
@@ -79,6 +79,7 @@ def _options(
 
 def main() -> None:
     """The ``pods`` command. Once a run has written how it ended, a signal no longer changes the exit code."""
+    end_with_parent()
     settle_streams()
     with stop_on_signals() as stop:
         try:
@@ -103,6 +104,8 @@ def _main() -> None:
         if not getattr(sys.stdout, "lost", None):  # otherwise the command continued without its output
             sys.stdout.flush()
     except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit):  # ours is `typer.Exit`
+            error = UserError(exit_reason(error)).with_traceback(error.__traceback__)
         code, message = _verdict(error)
         if message and is_launched() and _reported(error, int(code or 1)):
             os._exit(int(code or 1))  # an orderly exit would wait for the other processes
@@ -124,7 +127,7 @@ def _reported(error: BaseException, code: int) -> bool:
     return report_failure(reason, details, code)
 
 
-def _verdict(error: Exception | SystemExit) -> tuple[Any, str]:
+def _verdict(error: Exception) -> tuple[Any, str]:
     """The exit code for an error, and the message to print."""
     lost = lost_output(error)
     if isinstance(lost, BrokenPipeError):  # the reader closed the pipe: exit as SIGPIPE would
@@ -132,8 +135,6 @@ def _verdict(error: Exception | SystemExit) -> tuple[Any, str]:
     if lost is not None:
         which = "standard output" if getattr(sys.stdout, "lost", None) is lost else "standard error"
         return 1, f"[red]Error:[/red] Cannot write to {which}: {lost.strerror}.\n"
-    if isinstance(error, SystemExit):
-        return error.code, ""
     if isinstance(error, UserError):
         return 2, f"[red]Error:[/red] {safe_text(error)}\n"
     if full := write_failure(error):

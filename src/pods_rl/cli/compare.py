@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from ..distributed.signals import ignore_signals, stop_on_signals
+from ..distributed.signals import PARENT, end_with_parent, ignore_signals, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..errors import UserError
 from ..experiment import Event, Experiment, load_experiment, run_experiment
@@ -111,10 +111,16 @@ def _check_arms(experiment: Experiment, *, data: bool = False) -> list[str]:
     """
     from ..training.progress import LiveLine
 
-    checker = ProcessPoolExecutor(1, get_context("spawn"), initializer=ignore_signals)
+    checker = ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin_check, initargs=(os.getpid(),))
     with stoppable(), checker, LiveLine(console()) as line:
         line.show("checking the recipe of each arm")
         return checker.submit(_check_recipes, experiment, data).result()
+
+
+def _begin_check(parent: int) -> None:
+    ignore_signals()
+    os.environ[PARENT] = str(parent)
+    end_with_parent()
 
 
 def _check_recipes(experiment: Experiment, data: bool) -> list[str]:

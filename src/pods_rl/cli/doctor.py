@@ -68,7 +68,7 @@ def check_versions() -> Iterator[Finding]:
 
 def check_machine() -> Iterator[Finding]:
     """Report devices, precision, threads, and the free space on the disk that runs are written to."""
-    from ..policies import cpu_has_bf16
+    from ..policies import cpu_has_bf16, gpu_has_bf16
 
     try:
         import torch
@@ -80,12 +80,29 @@ def check_machine() -> Iterator[Finding]:
         yield "ok", f"GPU {index}", f"{gpu.name}, {gpu.total_memory / _GIB:.0f} GiB"
     if not torch.cuda.is_available():
         yield "note", "device", "CPU only: enough for the tiny policy; set use_cpu: true"
-    bf16 = torch.cuda.is_bf16_supported() if torch.cuda.is_available() else cpu_has_bf16()
+    bf16 = gpu_has_bf16() if torch.cuda.is_available() else cpu_has_bf16()
     words = {True: "yes", False: "no: training runs in float32", None: "unknown"}
     yield "ok" if bf16 else "note", "bf16", words[bf16]
+    yield check_attention(bool(bf16))
     yield "ok", "CPU threads", str(torch.get_num_threads())
     free = shutil.disk_usage(Path.cwd()).free / _GIB
     yield "ok" if free > 5 else "note", "disk", f"{free:.1f} GiB free in {Path.cwd()}"
+
+
+def check_attention(bf16: bool) -> Finding:
+    """Report which function of torch computes the attention of prefix trees in the update, in the default precision."""
+    import torch
+
+    from ..prefix_tree.attention import kernel_for
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    head_size = 128  # that of most models
+    full = kernel_for(device, dtype, head_size, head_size, windowed=False)
+    sliding = kernel_for(device, dtype, head_size, head_size, windowed=True)
+    if full == sliding:
+        return "ok", "attention", str(full)
+    return "ok", "attention", f"{full}; with a sliding window {sliding}"
 
 
 def plan(

@@ -16,13 +16,13 @@ from ..distributed import get_rank, get_world_size, is_launched
 from ..distributed.signals import Stop, exit_code, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..engines.trl.batching import BatchPlan
-from ..errors import Interrupted, UserError
+from ..errors import Interrupted, UserError, raised
 from ..recipe import Recipe, find_accelerate_config, load_recipe
 from ..recipe.catalog import accelerate_processes, check_accelerate
 from ..recipe.schema import explain, fields, parse_overrides
-from ..runs import Run, RunInUseError, RunWriter, check_unused
-from ..runs.files import LOG
-from ..text import console, plain_text, safe_text, short, suggest
+from ..runs import Run, RunInUseError, RunWriter, check_unused, last_clocks, place_of
+from ..runs.files import LOG, STATUS
+from ..text import console, counted, plain_text, safe_text, short, suggest
 
 Config = Annotated[
     str | None,
@@ -45,6 +45,7 @@ AllowChanged = Annotated[
 DryRun = Annotated[
     bool, Option("--dry_run", help="Check the recipe, or each arm, and its data, and show its batch plan; then stop.")
 ]
+_PROCESSES_A_CORE = 8  # each process imports torch and holds a policy; more would only exhaust the memory
 Force = Annotated[bool, Option("--force", help="Replace a file that this command did not write.")]
 Explain = Annotated[str | None, Option(metavar="KEY", help="Show type, default and meaning of a recipe key.")]
 
@@ -95,12 +96,14 @@ def train(
             note_missing(recipe)
             return
         again = {"resume": resume, "allow_changed_recipe": allow_changed_recipe}
-        output = _prepare(recipe, output, launch, **again)
-        with _last_words(output, launch):
+        shown_as = _named_output(recipe, output)
+        output = place_of(shown_as)
+        _prepare(recipe, output, launch, **again)
+        with _last_words(output, shown_as, launch):
             if launch:
-                status = _launch_run(launch, named, keys, output, again, stop)
+                status = _launch_run(launch, named, keys, output, shown_as, again, stop)
             else:
-                status = _train_here(recipe, output, again, stop)
+                status = _train_here(recipe, output, shown_as, again, stop)
         if code := exit_code(status, default=stop.code):
             raise typer.Exit(code)
 
@@ -112,7 +115,8 @@ def stoppable() -> Iterator[Stop]:
         try:
             yield stop
         except KeyboardInterrupt as interrupt:
-            console(stderr=True).print(f"Stopped: {interrupt}.")
+            reason = str(interrupt) or raised(interrupt)  # the second: raised by the user's own code
+            console(stderr=True).print(f"Stopped: {safe_text(reason)}.")
             raise typer.Exit(getattr(interrupt, "code", 130)) from None
 
 
@@ -202,29 +206,35 @@ def _check_output(
         check_unused(output)
 
 
-def _prepare(
-    recipe: Recipe, output: Path | None, launch: Launch | None, *, resume: bool, allow_changed_recipe: bool
-) -> Path:
-    """Return the run's directory; raise UserError, before torch and the model load, if the run cannot start."""
+def _named_output(recipe: Recipe, output: Path | None) -> Path:
+    """Return the run's directory, by default one that is named after the recipe and the time."""
+    if output is None and get_world_size() > 1:
+        raise UserError("Several processes need one directory for the run: give it with --output.")
+    name = recipe.name.encode("utf-8", "replace").decode()  # the name of a file may have other bytes
+    return output or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _prepare(recipe: Recipe, output: Path, launch: Launch | None, *, resume: bool, allow_changed_recipe: bool) -> None:
+    """Raise UserError, before torch and the model load, if the run cannot start."""
     from ..rewards import check_rewards
     from ..training.resume import find_start
 
     recipe.check_reachable()
     if launch:  # each process checks its rewards itself
         check_accelerate(launch.config)
+        cores = os.cpu_count() or 1
+        if launch.processes > _PROCESSES_A_CORE * cores:
+            raise UserError(
+                f"num_processes: got {launch.processes}, expected at most {_PROCESSES_A_CORE} for each CPU core: this "
+                f"machine has {counted(cores, 'core')}."
+            )
     else:
         check_rewards(recipe.values)
-    if output is None and get_world_size() > 1:
-        raise UserError("Several processes need one directory for the run: give it with --output.")
-    output = output or Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
     if resume:
         processes = launch.processes if launch else get_world_size()
         find_start(recipe, output, processes=processes, changed=allow_changed_recipe, hashes=False)
     if get_rank() == 0:
-        with RunWriter(output, resume=resume) as writer:
-            if launch and resume:  # otherwise the status of the earlier run would decide the exit code
-                writer.write_status("running", reason="loading")
-    return output
+        RunWriter(output, resume=resume).close()
 
 
 class Launch(NamedTuple):
@@ -251,7 +261,9 @@ def _find_launch(processes: int | None, config: str | None) -> Launch | None:
     return Launch(processes or accelerate_processes(path), path, config or "ddp")
 
 
-def _train_here(recipe: Recipe, output: Path, again: Mapping[str, bool], stop: Stop) -> Mapping[str, Any]:
+def _train_here(
+    recipe: Recipe, output: Path, shown_as: Path, again: Mapping[str, bool], stop: Stop
+) -> Mapping[str, Any]:
     """Train in this process; return the last status of the run. The import of torch takes seconds and is logged.
 
     With several processes, each one checks the recipe when it builds its trainer.
@@ -265,11 +277,11 @@ def _train_here(recipe: Recipe, output: Path, again: Mapping[str, bool], stop: S
 
         if not is_launched():
             check_engine(recipe)
-    return train_run(recipe, output, stop=stop, **again).status
+    return train_run(recipe, output, shown_as=shown_as, stop=stop, **again).status
 
 
 @contextmanager
-def _last_words(output: Path, launch: Launch | None) -> Iterator[None]:
+def _last_words(output: Path, shown_as: Path, launch: Launch | None) -> Iterator[None]:
     """At the end, also after an error, print the directory of the run, how to resume it and what to do next."""
     from ..distributed.launch import LAUNCHED
     from ..training.progress import label_of
@@ -282,35 +294,59 @@ def _last_words(output: Path, launch: Launch | None) -> Iterator[None]:
             options = f" --num_processes {launch.processes} --accelerate_config {launch.name}" if launch else ""
             several = f"{label_of(output)}: " if launch or get_world_size() > 1 else ""
             with outlive_output(output / LOG):
-                for line in last_lines(output, options):
+                for line in last_lines(output, options, shown_as=shown_as):
                     console().print(f"{several}{safe_text(line)}")
 
 
 def _launch_run(
-    launch: Launch, recipe: str, keys: Mapping[str, str | bool], output: Path, again: Mapping[str, bool], stop: Stop
+    launch: Launch,
+    recipe: str,
+    keys: Mapping[str, str | bool],
+    output: Path,
+    shown_as: Path,
+    again: Mapping[str, bool],
+    stop: Stop,
 ) -> Mapping[str, Any]:
-    """Train with `pods train` in several processes; return the last status of the run."""
+    """Train with `pods train` in several processes; return the last status of the run.
+
+    A resumed run that ended before it trained keeps the status of the earlier run, which says nothing about this one.
+    """
     from ..distributed.launch import launch as start
 
-    words = ["train", "--config", recipe, "--output", str(output)]
+    words = ["train", "--config", recipe, "--output", str(shown_as)]
     words += [f"--{name}" for name, wanted in again.items() if wanted]
     words += [f"--{key}={'true' if value is True else value}" for key, value in keys.items()]
     failure = None
+    earlier_status = _stamp(output / STATUS)
     with stop.later(), outlive_output(output / LOG):
         with suppress(Interrupted):  # before the processes started
             failure = start(words, launch.config, launch.processes, stop)
         stop.over()
-        state, stopped = Run(output).state, stop.reason
+        has_begun = _stamp(output / STATUS) != earlier_status
+        state = Run(output).state if has_begun else "unknown"
+        stopped = stop.reason
         if state == "finished" or (stopped and state != "failed"):
             failure = None
-        if failure or (stopped and state not in ("finished", "stopped")):
+        unwritten = failure or (stopped and state not in ("finished", "stopped"))
+        if unwritten and (has_begun or not again["resume"]):
             end, reason = ("failed", failure.reason) if failure else ("stopped", str(stopped))
             with suppress(RunInUseError), RunWriter(output, resume=True) as writer:
-                writer.write_status(end, reason=reason)
+                writer.write_status(end, reason=reason, **last_clocks(output))
         if failure:
             console(stderr=True).print(f"[red]Error:[/red] {safe_text(failure.reason)}")
             console(stderr=True).print(safe_text(failure.details), end="")
             raise typer.Exit(failure.code)
         if stopped and state != "finished":
-            console(stderr=True).print(f"Stopped: {stopped}. Finished work is kept in {safe_text(output)}.")
+            console(stderr=True).print(f"Stopped: {stopped}. Finished work is kept in {safe_text(shown_as)}.")
+        if again["resume"] and not has_begun:
+            return {"state": "stopped", "reason": stopped} if stopped else {}
     return Run(output).status
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """Return what changes whenever a file is replaced; None if it is missing."""
+    try:
+        about = file.stat()
+    except OSError:
+        return None
+    return about.st_ino, about.st_mtime_ns

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..errors import Interrupted
 from ..runs.files import read_mapping
 from .processes import get_rank
-from .signals import Stop
+from .signals import PARENT, Stop, print_notice
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -33,6 +33,9 @@ _AGENT = {
     "PET_SIGNALS_TO_HANDLE": "SIGQUIT",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
+_ON_SIGNAL = (
+    "the processes end after this step and save a checkpoint. Another Ctrl-C ends them at once and loses the step."
+)
 
 
 class Failure(NamedTuple):
@@ -46,7 +49,8 @@ class Failure(NamedTuple):
 def launch(words: Sequence[str], config: Path, processes: int, stop: Stop) -> Failure | None:
     """Run ``pods WORDS`` in several processes and wait for them; return the failure of the first one that failed.
 
-    A signal is forwarded to the processes, which end themselves after their step. A second SIGINT kills them.
+    A signal is forwarded to the processes, which end themselves after their step. A second SIGINT kills them, and so
+    does the end of this process.
 
     Args:
         words: the command line of each process.
@@ -56,6 +60,7 @@ def launch(words: Sequence[str], config: Path, processes: int, stop: Stop) -> Fa
     """
     for name, value in {**_AGENT, LAUNCHED: "1", "PYTHONSAFEPATH": "1"}.items():
         os.environ.setdefault(name, value)
+    os.environ[PARENT] = str(os.getpid())
     logging.disable(logging.CRITICAL)  # the agent's own reports on the processes
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -70,7 +75,7 @@ def launch(words: Sequence[str], config: Path, processes: int, stop: Stop) -> Fa
         return Failure(how_it_ended(0, error.returncode), "", max(error.returncode, 1))
     finally:
         logging.disable(logging.NOTSET)
-        for name in (LAUNCHED, "PYTHONSAFEPATH"):
+        for name in (LAUNCHED, "PYTHONSAFEPATH", PARENT):
             os.environ.pop(name, None)
     return None
 
@@ -130,6 +135,8 @@ def _forward(number: int, again: bool) -> None:
     processes = psutil.Process().children(recursive=kills)
     if not processes:
         raise Interrupted(number)
+    if not again:
+        print_notice(f"Interrupted by {signal.Signals(number).name}: {_ON_SIGNAL}")
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill() if kills else process.send_signal(number)

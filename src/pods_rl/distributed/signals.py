@@ -1,12 +1,20 @@
-"""Handle signals that ask a run to end: raise at once, wait for the end of the step, or forward. No torch."""
+"""Handle signals that ask a run to end: raise at once, wait for the end of the step, or forward. No torch.
+
+A process that another one of ours started also ends with it, even if that one is killed (`end_with_parent`).
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
+import select
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from ..errors import Interrupted
@@ -16,6 +24,9 @@ from ..errors import Interrupted
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 SIGNALS = tuple(signal.Signals[name] for name in _NAMES if hasattr(signal, name))
 _ALWAYS = (signal.SIGINT, signal.SIGTERM)  # handled even if ignored: shells start background jobs with SIGINT ignored
+PARENT = "PODS_PARENT"  # the id of the process that started this one and that it must not outlive
+_PDEATHSIG = 1  # of Linux's prctl
+_PARENT_POLL = 1.0  # seconds between looks at the parent on systems without prctl
 
 
 def exit_code(status: Mapping[str, Any], default: int = 128 + signal.SIGINT) -> int:
@@ -43,6 +54,7 @@ class Stop:
         self.number: int | None = None  # the first signal
         self.ended = False  # whether `over` was called
         self._later = False
+        self._notice = ""  # printed at the first signal inside `later`
         self._forward: Callable[[int, bool], None] | None = None
 
     @property
@@ -64,35 +76,47 @@ class Stop:
 
     def ask(self, number: int, _: object = None) -> None:
         """Handle a signal."""
-        again, self.number = self.number is not None, self.number or number
+        again = self.number is not None
+        if not again:
+            self.number = number
         if self.ended:
             return
         if self._forward:
             self._forward(number, again)
         elif not self._later or (again and number == signal.SIGINT):
             raise Interrupted(number)
+        elif not again and self._notice:
+            print_notice(f"Interrupted by {signal.Signals(number).name}: {self._notice}")
 
     def over(self) -> None:
         """Ignore all later signals: the last status of the run is being written."""
         self.ended = True
 
-    def later(self) -> AbstractContextManager[None]:
-        """Inside, a signal only sets `reason`. Raises Interrupted if one came before."""
-        return self._set_later(True)
+    def later(self, notice: str = "") -> AbstractContextManager[None]:
+        """Inside, a signal only sets `reason`. Raises Interrupted if one came before.
+
+        Args:
+            notice: what happens now and at a second Ctrl-C, printed at once when the first signal arrives.
+        """
+        return self._set_later(True, notice)
 
     def at_once(self) -> AbstractContextManager[None]:
         """Inside, a signal raises Interrupted again, also one that came before."""
-        return self._set_later(False)
+        return self._set_later(False, "")
 
     @contextmanager
-    def _set_later(self, later: bool) -> Iterator[None]:
-        before, self._later = self._later, later
+    def _set_later(self, later: bool, notice: str) -> Iterator[None]:
+        later_before = self._later
+        notice_before = self._notice
+        self._later = later
+        self._notice = notice
         try:
             if self.number is not None:
                 raise Interrupted(self.number)
             yield
         finally:
-            self._later = before
+            self._later = later_before
+            self._notice = notice_before
 
     @contextmanager
     def passed_to(self, send: Callable[[int, bool], None]) -> Iterator[None]:
@@ -139,6 +163,63 @@ def stop_on_signals() -> Iterator[Stop]:
         for number, handler in before.items():
             if signal.getsignal(number) == stop.ask:  # otherwise `ignore_signals` was called
                 signal.signal(number, handler)
+
+
+def print_notice(text: str) -> None:
+    """Print a line to standard error at once; safe in a signal handler, which may interrupt another print.
+
+    It does not wait: if the reader of standard error is slow or gone, nothing is printed.
+    """
+    lead = ""
+    with suppress(OSError, ValueError):
+        if os.isatty(2):
+            lead = "\n"  # the terminal shows ^C and a line of progress
+        _, writable, _ = select.select([], [2], [], 0)
+        if writable:
+            os.write(2, f"{lead}{text}\n".encode("ascii", "backslashreplace"))
+
+
+def end_with_parent() -> None:
+    """Kill this process when the process ends that started it and named itself in `PARENT`.
+
+    Without the variable, or if another process started this one, nothing happens. The processes that this one starts
+    do not inherit the variable.
+    """
+    parent = os.environ.pop(PARENT, "")
+    if not parent.isdigit():
+        return
+    if os.getppid() != int(parent):
+        if not _exists(int(parent)):  # it was killed while this process started
+            os.kill(os.getpid(), signal.SIGKILL)
+        return
+    if sys.platform == "linux":
+        kill_at_parent_death(signal.SIGKILL)
+        if os.getppid() != int(parent):
+            os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch_parent, args=(int(parent),), daemon=True).start()
+
+
+def kill_at_parent_death(number: int) -> None:
+    """Have Linux send this process a signal when the thread ends that started it. Does nothing on other systems."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PDEATHSIG, int(number), 0, 0, 0)
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_POLL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def ignore_signals() -> None:

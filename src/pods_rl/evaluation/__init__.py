@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, fields, replace
 
 from ..distributed.processes import gather, own_rows
 from ..policies.loading import encode, render, tool_options
+from ..policies.turns import TurnReader
 from ..tasks import Grade, Task, last_turn
-from .conversation import converse
+from .conversation import Conversation, converse
 from .sampling import Completion, GenerateSampler, RowsDone, Sampler, Sampling
 
 __all__ = [
@@ -57,22 +58,50 @@ def evaluate(
     rows = own_rows(count * repeats)  # row r is repeat r % repeats of prompt r // repeats
     picked = task.test.select([row // repeats for row in rows])
     options = {**sampling.chat_template_kwargs, **tool_options(sampler.tokenizer, task)}
-    messages, rewards = [""] * len(rows), None
+    turns = TurnReader(sampler.tokenizer, options)
     if task.converses:
-        how = replace(sampling, chat_template_kwargs=options)
-        talks = converse(sampler, task, list(picked), rows, how, done, loop)
-        texts = [talk.prompt for talk in talks]
-        completions = [Completion(last_turn(talk.messages), talk.tokens, talk.ended) for talk in talks]
-        messages = [json.dumps(talk.messages, ensure_ascii=False, default=str) for talk in talks]
-        rewards = [talk.reward for talk in talks]
+        with_options = replace(sampling, chat_template_kwargs=options)
+        conversations = converse(sampler, task, list(picked), rows, with_options, done, loop)
+        sampled = [_from_conversation(conversation, turns) for conversation in conversations]
     else:
-        texts = [render(sampler.tokenizer, prompt, **options) for prompt in picked["prompt"]]
-        ids = [encode(sampler.tokenizer, *both) for both in zip(picked["prompt"], texts, strict=True)]
-        completions = sampler.sample(ids, rows, sampling, done)
-    own = _graded(task, sampling, rows, repeats, texts, list(picked["answer"]), completions, messages, rewards)
-    answers = sorted(gather(own), key=lambda answer: (answer.index, answer.repeat))
+        prompts_text = [render(sampler.tokenizer, prompt, **options) for prompt in picked["prompt"]]
+        prompts_ids = []
+        for prompt, text in zip(picked["prompt"], prompts_text, strict=True):
+            prompts_ids.append(encode(sampler.tokenizer, prompt, text))
+        completions = sampler.sample(prompts_ids, rows, sampling, done)
+        sampled = []
+        for text, completion in zip(prompts_text, completions, strict=True):
+            sampled.append(_Sampled(text, completion, turns.text(text, completion.text, completion.ids)))
+    answers_here = _graded(task, sampling, rows, repeats, list(picked["answer"]), sampled)
+    answers = sorted(gather(answers_here), key=lambda answer: (answer.index, answer.repeat))
     seconds = time.perf_counter() - started
     return summarise(answers, repeats=repeats, temperature=sampling.temperature, seconds=seconds)
+
+
+@dataclass(frozen=True)
+class _Sampled:
+    """A completion before it is graded.
+
+    `prompt` is the text that the model continued, and `graded_text` is what rewards read: the completion, after the
+    `<think>` that the prompt may end with. `messages` and `environment_reward` are those of a conversation.
+    """
+
+    prompt: str
+    completion: Completion
+    graded_text: str
+    messages: str = ""
+    environment_reward: float | None = None
+
+
+def _from_conversation(conversation: Conversation, turns: TurnReader) -> _Sampled:
+    completion = Completion(last_turn(conversation.messages), conversation.tokens, conversation.ended)
+    return _Sampled(
+        prompt=conversation.prompt,
+        completion=completion,
+        graded_text=turns.text(conversation.prompt, conversation.messages, conversation.ids),
+        messages=json.dumps(conversation.messages, ensure_ascii=False, default=str),
+        environment_reward=conversation.reward,
+    )
 
 
 def _graded(
@@ -80,37 +109,40 @@ def _graded(
     sampling: Sampling,
     rows: Sequence[int],
     repeats: int,
-    prompts: Sequence[str],
     golds: Sequence[str],
-    completions: Sequence[Completion],
-    messages: Sequence[str],
-    environment_rewards: Sequence[float | None] | None,
+    sampled: Sequence[_Sampled],
 ) -> list[Answer]:
     """Return the graded completions of these rows: right or not, or their rewards if nothing says which are right."""
-    said = [completion.text for completion in completions]
-    grades = [Grade(answer=False, format=False)] * len(said)
-    parts: list[dict[str, float]] = [{}] * len(said)
+    texts = [row.graded_text for row in sampled]
+    environment_rewards = None
+    if task.converses:
+        environment_rewards = [row.environment_reward for row in sampled]
+    grades = [Grade(answer=False, format=False)] * len(texts)
+    parts: list[dict[str, float]] = [{}] * len(texts)
     if task.answer is None:
-        tokens = [completion.tokens for completion in completions]
-        parts = task.reward_parts(said, golds, tokens, sampling.max_completion_length, environment_rewards)
+        tokens = [row.completion.tokens for row in sampled]
+        parts = task.reward_parts(texts, golds, tokens, sampling.max_completion_length, environment_rewards)
     else:
-        grades = task.grade(said, golds, environment_rewards)
-    return [
-        Answer(
-            index=row // repeats,
-            repeat=row % repeats,
-            prompt=prompts[place],
-            answer=golds[place],
-            completion=said[place],
-            answer_right=grades[place].answer,
-            format_kept=grades[place].format,
-            completion_tokens=completions[place].tokens,
-            ended=completions[place].ended,
-            messages=messages[place],
-            rewards=parts[place],
+        grades = task.grade(texts, golds, environment_rewards)
+    answers = []
+    for place, row in enumerate(rows):
+        completion = sampled[place].completion
+        answers.append(
+            Answer(
+                index=row // repeats,
+                repeat=row % repeats,
+                prompt=sampled[place].prompt,
+                answer=golds[place],
+                completion=completion.text,
+                answer_right=grades[place].answer,
+                format_kept=grades[place].format,
+                completion_tokens=completion.tokens,
+                ended=completion.ended,
+                messages=sampled[place].messages,
+                rewards=parts[place],
+            )
         )
-        for place, row in enumerate(rows)
-    ]
+    return answers
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from threading import Lock
 from typing import Any, Literal
 
-from ..distributed.signals import Stop, stop_on_signals
+from ..distributed.signals import PARENT, Stop, print_notice, stop_on_signals
 from ..errors import UserError
 from ..recipe import Recipe, build_recipe, find_accelerate_config, find_recipe
 from ..recipe.catalog import accelerate_processes, check_accelerate, split_experiment
@@ -36,6 +36,7 @@ _POLL = 1.0  # seconds between signals to runs that are asked to end
 _in_progress: set[subprocess.Popen[bytes]] = set()
 HEAD = "# pods compare: the experiment of this directory\n"  # how a stored experiment begins
 _MOST_SEEDS = 1000
+_ON_SIGNAL = "Each run in progress ends after its step. Another Ctrl-C ends it at once."
 _OVERRIDES = ("baseline", "seeds", "accelerate")  # of an experiment itself, from the command line
 
 
@@ -171,7 +172,7 @@ def run_experiment(
     """Make every run that is not finished yet, `parallel` at a time, and count how they ended.
 
     A run that failed or was stopped is repeated; its files are kept under ``.attempts/``. A failed run never stops
-    the others. A run that another process still makes, as after a kill of an earlier call, counts as failed.
+    the others. If this process is killed, its runs end too. A run that another process makes counts as failed.
 
     Args:
         on_event: called as runs start and end, one call at a time, in other threads.
@@ -326,7 +327,8 @@ def train_in_process(config: Path, output: Path, accelerate: Path | None, enviro
     with open_own(output / LOG, "wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "pods_rl", *words],
-            env={**os.environ, "PYTHONSAFEPATH": "1", **environment},  # no file here shadows a module
+            # no file here shadows a module; a run that outlived this process would keep its directory locked
+            env={**os.environ, "PYTHONSAFEPATH": "1", PARENT: str(os.getpid()), **environment},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -347,6 +349,8 @@ def _end(futures: Sequence[Future[None]], stop: Stop) -> None:
     for future in futures:
         future.cancel()
     asked: set[object] = set()
+    if _in_progress:
+        print_notice(_ON_SIGNAL)
 
     def pass_on(number: int, again: bool) -> None:
         for process in list(_in_progress):

@@ -197,7 +197,7 @@ class Meter(TrainerCallback):
         assert record is not None
         assert record.advantages is not None
         self.tokens += record.completion_tokens
-        for number, rewards in zip(numbers, record.rewards.tolist(), strict=True):
+        for number, rewards in zip(numbers, record.scored_rewards().tolist(), strict=True):
             self.rewards.setdefault(number, []).extend(rewards)
         rows_with_gradient = int((record.advantages != 0).sum())
         self._work = StepWork(len(numbers), record.rewards.numel(), rows_with_gradient)

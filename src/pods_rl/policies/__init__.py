@@ -1,6 +1,6 @@
 """Policies and their files: the shipped ones, the folders of a model and its LoRA adapter, the hash of their weights.
 
-Does not import torch.
+Does not import torch until a GPU is asked about.
 """
 
 from __future__ import annotations
@@ -145,6 +145,13 @@ def _require(folder: Path, file: str, name: str, expected: str) -> None:
     if not (folder / file).is_file():
         raise UserError(f"{name} holds no {file}: expected {expected}.")
     weight_files(folder)
+
+
+def gpu_has_bf16() -> bool:
+    """Return whether the GPU multiplies bf16 matrices in hardware, and does not emulate them as T4 and V100 do."""
+    import torch
+
+    return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def cpu_has_bf16() -> bool | None:

@@ -25,7 +25,7 @@ from trl.chat_template_utils import (
 from ..errors import UserError
 from ..recipe import Recipe
 from ..tasks import Prompt, Task
-from . import ADAPTER_CONFIG, Policy, cpu_has_bf16, weight_files
+from . import ADAPTER_CONFIG, Policy, cpu_has_bf16, gpu_has_bf16, weight_files
 
 
 def check_policy(path: str, revision: str = "main") -> None:
@@ -130,7 +130,7 @@ def load_options(recipe: Recipe) -> dict[str, Any]:
 
 def has_bf16(on_cpu: bool) -> bool:
     """Return whether the processor, or else the GPU, multiplies bf16 matrices in hardware."""
-    return bool(cpu_has_bf16()) if on_cpu else torch.cuda.is_bf16_supported()
+    return bool(cpu_has_bf16()) if on_cpu else gpu_has_bf16()
 
 
 def template_options(recipe: Recipe) -> Mapping[str, Any]:

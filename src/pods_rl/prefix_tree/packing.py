@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,14 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from .attention import KEYWORD, TreeAttention, UnsupportedAttentionError, teach_attention_trees
+from .attention import (
+    KEYWORD,
+    TreeAttention,
+    UnsupportedAttentionError,
+    avoid_variable_length,
+    hardware,
+    teach_attention_trees,
+)
 from .cache import rope_types
 from .tree import prefix_tree
 
@@ -124,18 +132,70 @@ def _is_regular(rows: NDArray[np.int64], width: int) -> bool:
     return bool(width and rises and (completions[:, 1:] <= completions[:, :-1]).all())
 
 
-def why_rows(model: Any, call: nn.Module, *, tolerance: float = 1e-3) -> str | None:
-    """Return why a model must compute rows one by one, None if it computes trees.
+@dataclass(frozen=True)
+class Probe:
+    """Whether a model computes trees, and how.
 
-    Runs two small passes. Call this on every process that shares the weights. A model that computes trees but for its
-    eager attention is given `sdpa`.
+    Args:
+        why_rows: why it must compute rows one by one; None if it computes trees.
+        kernels: what computes the attention of its layers, each once.
+        failed: whether the pass over a tree raised an error or returned other numbers, which may be the fault of the
+            kernels.
+    """
+
+    why_rows: str | None
+    kernels: tuple[str, ...] = ()
+    failed: bool = False
+
+    def __str__(self) -> str:
+        if self.why_rows is not None:
+            return f"rows: {self.why_rows}"
+        return f"prefix trees, with {' and '.join(self.kernels)}"
+
+
+def why_rows(model: Any, call: nn.Module, *, tolerance: float = 1e-3) -> str | None:
+    """Return why a model must compute rows one by one, None if it computes trees: see `probe_trees`."""
+    return probe_trees(model, call, tolerance=tolerance).why_rows
+
+
+def probe_trees(
+    model: Any, call: nn.Module, *, tolerance: float = 1e-3, on_any_process: Callable[[bool], bool] = bool
+) -> Probe:
+    """Return whether a model computes trees, by two small passes, and with which attention.
+
+    Call this on every process that shares the weights, in the precision in which the model trains (under autocast if it
+    trains under autocast), since the precision decides which attention is computed. A model that computes trees but for
+    its eager attention is given `sdpa`.
 
     Args:
         model: the bare model, with or without adapters.
         call: the model as it is trained: wrapped by what shares its weights.
         tolerance: how far the log-probabilities of a tree may be from those of its rows, as a share of their spread
             over tokens: by rounding 1e-6 in float32 and up to 0.05 in 16 bits; by wrong positions at least 0.3.
+        on_any_process: returns whether a flag is true on any of the processes, which must repeat a probe together.
     """
+    reason = _why_not_probed(model)
+    if reason is not None:
+        return Probe(reason)
+    config = model.config.get_text_config()
+    before = config._attn_implementation
+    if before == "eager" and model._supports_sdpa:  # the only one that is not in transformers' table
+        config._attn_implementation = "sdpa"
+    device = next(model.parameters()).device
+    probe = _compare(call, device, config, tolerance)
+    if hardware(device)[0] == "cuda" and on_any_process(probe.failed):
+        # Perhaps only torch's variable-length call fails here, as in a build without FlashAttention.
+        avoid_variable_length(device, True)
+        probe = _compare(call, device, config, tolerance)
+        if probe.failed:
+            avoid_variable_length(device, False)
+    if probe.why_rows is not None:
+        config._attn_implementation = before
+    return probe
+
+
+def _why_not_probed(model: Any) -> str | None:
+    """Return why a model cannot compute trees if its configuration says so."""
     config = model.config.get_text_config()
     other = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()):
@@ -148,13 +208,7 @@ def why_rows(model: Any, call: nn.Module, *, tolerance: float = 1e-3) -> str | N
         return "it has dropout or other noise"
     if getattr(config, "output_router_logits", False):
         return "its loss reads the router of its experts"
-    before = config._attn_implementation
-    if before == "eager" and model._supports_sdpa:  # the only one that is not in transformers' table
-        config._attn_implementation = "sdpa"
-    why = _disagreement(call, next(model.parameters()).device, config, tolerance)
-    if why is not None:
-        config._attn_implementation = before
-    return why
+    return None
 
 
 def _draws_noise(model: Any) -> bool:
@@ -165,8 +219,8 @@ def _draws_noise(model: Any) -> bool:
     return dropout or (named and model.training)
 
 
-def _disagreement(call: nn.Module, device: torch.device, config: Any, tolerance: float) -> str | None:
-    """Compare a small tree with its rows, without a gradient; return what is wrong, None if they agree."""
+def _compare(call: nn.Module, device: torch.device, config: Any, tolerance: float) -> Probe:
+    """Compare a small tree with its rows, without a gradient."""
     teach_attention_trees()
     prompts, completions = torch.tensor([[5], [5], [2], [2]]), torch.tensor([[4], [4], [1], [4]])
     place = torch.arange(9)
@@ -183,17 +237,20 @@ def _disagreement(call: nn.Module, device: torch.device, config: Any, tolerance:
         try:
             output, nodes, attention = call_on_tree(call, rows, 5, [0, 1, 2, 3], device, fused_lm_head=True)
         except UnsupportedAttentionError as error:
-            return str(error)
-        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
-            return f"a pass over a tree failed: {type(error).__name__}: {error}"
+            return Probe(str(error))
+        except Exception as error:  # a model, or a kernel, may raise anything
+            return Probe(f"a pass over a tree failed: {type(error).__name__}: {error}", failed=True)
     if not attention.windows:
-        return f"its attention ({config._attn_implementation}) takes no trees"
+        return Probe(f"its attention ({config._attn_implementation}) takes no trees")
     kinds = getattr(config, "layer_types", None) or ()
     windowed = "sliding_attention" in kinds or (not kinds and getattr(config, "sliding_window", None))
     if windowed and attention.windows == {0}:
-        return "its attention does not state its sliding window"
+        return Probe("its attention does not state its sliding window")
     real = labels[:, -4:] >= 0
     got = output.log_probs.flatten()[torch.from_numpy(nodes[:, -4:]).to(device)[real]].float()
     other = expected[real].float()
     apart = ((got - other).norm() / (other - other.mean()).norm()).item()
-    return None if apart <= tolerance else f"its log-probabilities differ in a tree, by {apart:.1g} of their spread"
+    if not apart <= tolerance:
+        return Probe(f"its log-probabilities differ in a tree, by {apart:.1g} of their spread", failed=True)
+    kernels = [str(kernel) for kernel in attention.kernels.values()]
+    return Probe(None, tuple(dict.fromkeys(kernels)))

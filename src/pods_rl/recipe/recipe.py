@@ -25,6 +25,8 @@ from .schema import GYM, REWARDS, TASKS, UNSUPPORTED, defaults, fields
 
 _SAVING = frozenset(("save_seconds", "save_steps", "save_strategy"))
 _SAVE_SECONDS, _SAVES_KEPT = 1800.0, 2  # if no key sets when to save: at most half an hour is lost
+_MOST_GENERATED = 10**6  # prompts that a task may generate; more would take minutes and gigabytes before the first step
+_WEIGHTS = (1e-6, 1e6)  # magnitudes of a reward's weight; beyond them float32 loses the other rewards
 _ENDLESS = 10**9  # steps if only the clock stops the run; TRL would stop after 3 epochs
 _TITLES = {"model": "the policy", "engine": "training", "task": "the task", "run": "this run"}
 _IMPORT_PATH = re.compile(r"[^\W\d][\w.]*[.:][^\W\d]\w*")  # package.module:function
@@ -34,6 +36,7 @@ _READERS = {  # the tasks that read each of these keys; the others generate thei
     "data_dir": ("gsm8k", "math", "amc23", "sciknoweval_chemistry"),
     "task_options": (GYM,),
 }
+_GENERATED = ("arithmetic", "words", "countdown")  # tasks without data; so are those of reasoning_gym
 _ENDLESS_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt", None)  # schedules without a last step
 DATA_KEYS = ("dataset_name", "dataset_test_name", "task")  # the keys that may name data on the hub
 _HUB_TIMEOUT = 1.5  # seconds; a slow hub may still answer the loaders
@@ -94,6 +97,13 @@ class Recipe:
     def run_settings(self) -> dict[str, Any]:
         """Return the budget, evaluation, ledger and threads."""
         return self._section("run")
+
+    def without(self, key: str) -> Recipe:
+        """Return the recipe without a key that the user set; other checks than those of values are not repeated."""
+        given = {name: value for name, value in self.given.items() if name != key}
+        values = defaults() | given
+        _resolve(values, given)
+        return Recipe(MappingProxyType(values), MappingProxyType(given), self.source)
 
     def every_value(self) -> dict[str, Any]:
         """Return ``values``, and the default of every other key."""
@@ -344,10 +354,12 @@ def _check_task(values: Mapping[str, Any]) -> None:
     library = GYM if task.startswith(f"{GYM}:") else None
     if library is None:
         _check_name("task", task, TASKS)
-    for name, weight in (values["task_rewards"] or {}).items():
-        _check_name("task_rewards", name, REWARDS if library is None else (*REWARDS, library))
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
-            raise UserError(f"task_rewards: {name}: got {describe(weight)}, expected a weight, such as 1.0.")
+    if values["task_rewards"] is not None:
+        _check_rewards(values["task_rewards"], REWARDS if library is None else (*REWARDS, library))
+    if library or task in _GENERATED:
+        for key in ("task_train_size", "task_test_size"):
+            if (values[key] or 0) > _MOST_GENERATED:
+                raise UserError(f"{key}: got {values[key]}, expected at most {_MOST_GENERATED:,} generated prompts.")
     for key, readers in _READERS.items():
         if values[key] is not None and (library or task in TASKS) and (library or task) not in readers:
             raise UserError(f"task = {task} does not read {key}: unset one of them.")
@@ -356,6 +368,25 @@ def _check_task(values: Mapping[str, Any]) -> None:
         missing = name is not None and not local_path(name).exists()
         if missing and (looks_like_path(name) or Path(name).suffix in _DATA_FILES):
             raise UserError(f"{key} = {name}: there is no such file or directory (looked in {Path.cwd()}).")
+
+
+def _check_rewards(weights: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Raise UserError unless the weights of rewards can train something."""
+    low, high = _WEIGHTS
+    for name, weight in weights.items():
+        _check_name("task_rewards", name, known)
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+            raise UserError(f"task_rewards: {name}: got {describe(weight)}, expected a weight, such as 1.0.")
+        if weight != 0 and not low <= abs(weight) <= high:
+            raise UserError(
+                f"task_rewards: {name}: got {describe(weight)}, expected 0, or a magnitude of {low:g} to {high:g}."
+            )
+    if not any(weights.values()):
+        problem = "all weights are 0" if weights else "got an empty mapping"
+        raise UserError(
+            f"task_rewards: {problem}, so nothing would be trained. Give a reward a weight, as in {{accuracy: 1.0}}, "
+            "or remove the key for the task's own rewards."
+        )
 
 
 def _is_cached(name: str, kind: str, file: str, revision: str | None) -> bool:

@@ -346,13 +346,21 @@ _DEFAULTS: dict[str, tuple[Any, str]] = {
 
 # ranges that no library checks before a policy is loaded: for each interval, its keys
 _UNCHECKED_RANGES = {
-    "[1, 1e9]": "num_iterations max_completion_length pad_to_multiple_of ref_model_sync_steps lora_r lora_alpha "
-    "save_total_limit num_completions_to_print vllm_tensor_parallel_size max_tool_calling_iterations "
-    "vllm_max_model_length ddp_timeout",
+    "[1, 1e9]": "ref_model_sync_steps lora_alpha save_total_limit num_completions_to_print "
+    "vllm_tensor_parallel_size max_tool_calling_iterations vllm_max_model_length ddp_timeout ddp_bucket_cap_mb",
+    "[1, 1e7]": "max_completion_length",
+    "[1, 1e6]": "num_iterations",
+    "[1, 65536]": "pad_to_multiple_of lora_r",
+    "[1, 65535]": "vllm_server_port vllm_group_port",
+    "[1, 1000]": "dataloader_prefetch_factor",
+    "[0, 256]": "dataloader_num_workers",
+    "[0, 1e12]": "warmup_steps",
+    "[0, 1)": "adam_beta1 adam_beta2",
     "(0, inf)": "epsilon delta sapo_temperature_neg sapo_temperature_pos vllm_importance_sampling_clip_max save_steps "
-    "tool_timeout vllm_server_timeout num_train_epochs",
-    "[0, inf)": "beta epsilon_high weight_decay max_grad_norm logging_steps dataloader_num_workers",
-    "[0, 1]": "top_entropy_quantile ref_model_mixup_alpha label_smoothing_factor",
+    "tool_timeout vllm_server_timeout num_train_epochs temperature repetition_penalty",
+    "[0, inf)": "beta epsilon_high weight_decay max_grad_norm logging_steps learning_rate adam_epsilon top_k "
+    "neftune_noise_alpha router_aux_loss_coef vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
+    "[0, 1]": "top_entropy_quantile ref_model_mixup_alpha label_smoothing_factor lora_dropout min_p",
     "(0, 1]": "top_p vllm_gpu_memory_utilization",
     "[-1, 1e12]": "max_steps",
     "[0, 4294967295]": "seed data_seed",
@@ -381,6 +389,8 @@ UNSUPPORTED = {
     "output_dir": "a run keeps everything in its own directory: choose it with --output",
     "resume_from_checkpoint": "continue a run with --resume",
     **dict.fromkeys(("hub_strategy", "hub_always_push"), "a run pushes its final policy once, at its end"),
+    "ignore_data_skip": "a run that skips no prompts could never resume from its checkpoints",
+    "remove_unused_columns": "rewards read the columns that it removes",
     "hub_token": "a recipe is saved with the run, so it must hold no secret: set HF_TOKEN in the environment",
     "reward_weights": "a recipe has rewards and weights in one mapping: task_rewards: {accuracy: 1.0, format: 0.1}",
     **dict.fromkeys((

@@ -22,6 +22,7 @@ from ..text import find
 from .answers import accuracy, accuracy_batch, extract_answer, extract_gold
 from .chemistry import chemistry, choice, equation
 from .graded import countdown, format_reward, overlong, tag_count
+from .thinking import graded_text
 from .verifier import VerifierPool, default_pool
 
 # Raise it whenever some completion would be scored differently: tasks carry it in their version.
@@ -193,5 +194,5 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
 __all__ = [
     "GRADER_VERSION", "REWARDS", "Reward", "VerifierPool", "accuracy", "accuracy_batch", "check_reward",
     "check_rewards", "chemistry", "choice", "countdown", "default_pool", "equation", "extract_answer", "extract_gold",
-    "format_reward", "get_reward", "overlong", "score", "tag_count",
+    "format_reward", "get_reward", "graded_text", "overlong", "score", "tag_count",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from .choices import LETTERS, has_label, read_label
 from .molecules import is_formula, is_word, without_subscripts
 from .notation import plain, split_unit
 from .numeric import (
@@ -15,6 +16,7 @@ from .numeric import (
     read_number,
     read_number_in_words,
 )
+from .thinking import after_thought
 from .verifier import Pair, default_pool
 
 MAX_DEPTH = 24  # nested brackets: twice the depth of MATH's gold answers
@@ -32,7 +34,12 @@ _NO_MATHEMATICS = re.compile(r"[0-9.,=\s]*")  # 18 = 17
 _UPRIGHT = r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{\s*)?"
 _LABEL = re.compile(rf"{_UPRIGHT}\(?([A-Za-z])\)?\s*\}}?")  # (B), \text{B}
 _LABELLED = re.compile(  # (C) 12
-    rf"{_UPRIGHT}(?:\((?=[A-Z]\))|(?=[A-H][.)]\s))([A-Z])[.)]\s*\}}?(?:\\[ ,;:]|~|\\quad|\s)*([^\s,;)}}].*)", re.DOTALL
+    rf"{_UPRIGHT}(?:\((?=[A-Z]\))|(?=[A-H][.)]\s))([A-Z])[.)]\s*\}}?(?!\s*[\^_*/=+])"
+    r"(?:\\[ ,;:]|~|\\quad|\s)*([^\s,;)}].*)",
+    re.DOTALL,
+)
+_OPTION_TEXT = re.compile(  # C: 12; not of "the answer is (C) because (D) is wrong"
+    r"(?<![A-Za-z])[A-J]\s*[:.)]\s*(?!(?:because|since|as|is|not|and|rather|instead)\b)(\S.*)", re.DOTALL
 )
 _TIME = re.compile(r"([0-9]{1,2})(?::([0-5][0-9]))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _FORMULA = re.compile(
@@ -102,6 +109,9 @@ def _decide(text: str, gold: str) -> bool | Pair:
 def _compare(stated: str, wanted: str) -> bool | Pair:
     stated = _without_bullets(stated)
     wanted = _without_bullets(wanted)
+    choice = _compare_choice(stated, wanted)
+    if choice is not None:
+        return choice
     labels = _LABELLED.fullmatch(stated.strip(" $.")), _LABELLED.fullmatch(wanted.strip(" $."))
     if any(labels):  # \textbf{(C)}\ 12 is C, and 12
         return _compare_labelled(stated, wanted, *labels)
@@ -150,6 +160,33 @@ def _may_be_same_product(answer: str, gold: str) -> bool:
     if not _PRODUCT.fullmatch(gold) or is_word(gold.lstrip("+-0123456789. ").rstrip()) or is_formula(gold):
         return False
     return set(re.findall("[A-Za-z]", answer)) == set(re.findall("[A-Za-z]", gold))
+
+
+def _compare_choice(stated: str, wanted: str) -> bool | Pair | None:
+    r"""Compare an answer that names an option with a gold label, or a gold label and its value (`\textbf{(C)}\ 12`).
+
+    None if the gold answer has no label, or the answer names no option in words or with its text.
+    """
+    gold_label = _LABEL.fullmatch(wanted.strip(" $."))
+    gold_option = _LABELLED.fullmatch(wanted.strip(" $."))
+    if gold_label:
+        letter = gold_label[1]
+    elif gold_option:
+        letter = gold_option[1]
+    else:
+        return None
+    if letter not in LETTERS or _LABEL.fullmatch(stated.strip(" $.")):
+        return None
+    answer = plain(stated)
+    option = _LABELLED.fullmatch(stated.strip(" $."))
+    if gold_label:
+        return read_label(answer) == letter if option or has_label(answer) else None
+    if option or not gold_option or not has_label(answer):
+        return None
+    if read_label(answer) != letter:
+        return False
+    text = _OPTION_TEXT.search(answer)
+    return _compare(text[1], gold_option[2]) if text else True
 
 
 def _compare_labelled(
@@ -270,6 +307,7 @@ _BETWEEN = re.compile(  # 1 and 2; 1 papers and 2 bins; x = 1 and y = 2
 def extract_answer(text: str) -> str | None:
     r"""Return the final answer of a text, or None if there is none.
 
+    Only what follows the last `</think>` counts, and a text that ends within a thought has no answer.
     Searched in this order: the last complete `<answer>...</answer>`; the last balanced `\boxed{...}` or
     `\fbox{...}`; what follows the last `####` on its line. Within answer tags, a box or a marker is unwrapped too.
     Boxes with nothing but commas, `and`, `or` or two words such as a unit between them are one answer, a list. An
@@ -285,9 +323,10 @@ def extract_answer(text: str) -> str | None:
     '-1, 2'
     >>> extract_answer("She makes 9 * 2 = 18.\n#### 18")
     '18'
-    >>> extract_answer("eighteen") is None
-    True
+    >>> extract_answer("eighteen") is None, extract_answer(r"<think>so \boxed{18}") is None
+    (True, True)
     """
+    text = after_thought(text) or ""
     tagged = _last_tagged(text)
     if tagged is None:
         return _unwrap(text)
@@ -302,7 +341,10 @@ def extract_gold(text: str) -> str | None:
     >>> extract_gold("9*2 = <<9*2=18>>18\\n#### 1,800"), extract_gold(" 42 ")
     ('1,800', '42')
     """
-    return extract_answer(text) or (None if MARKER in text else text.strip() or None)
+    answer = extract_answer(text)
+    if answer is not None or MARKER in text:
+        return answer
+    return (after_thought(text) or "").strip() or None
 
 
 def _unwrap(text: str) -> str | None:

@@ -4,7 +4,7 @@ The table of files and fields is in ``docs/architecture.md`` ("Run directory").
 """
 
 from .files import EVALS, METRICS, read_jsonl, to_json, write_atomic, write_parquet
-from .run import Run, RunInUseError, RunWriter, check_unused, end_run, find_runs, is_run
+from .run import Run, RunInUseError, RunWriter, check_unused, end_run, find_runs, is_run, last_clocks, place_of
 
 __all__ = [
     "EVALS",
@@ -16,6 +16,8 @@ __all__ = [
     "end_run",
     "find_runs",
     "is_run",
+    "last_clocks",
+    "place_of",
     "read_jsonl",
     "to_json",
     "write_atomic",

@@ -159,6 +159,26 @@ def find_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
     return {name: arms[name] for name in dict.fromkeys([*order, *arms]) if name in arms}
 
 
+def place_of(output: Path) -> Path:
+    """Return a run's directory as an absolute path: a task, a rule or a reward may change the working directory.
+
+    If the working directory's own name is not UTF-8, the path stays relative, since checkpoints can be written to it.
+
+    >>> place_of(Path("/runs/mine")).as_posix()
+    '/runs/mine'
+    """
+    place = output.absolute()
+    return place if _is_utf8(place) else output
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class RunInUseError(UserError):
     """Another process, or another writer in this process, has locked the run."""
 
@@ -181,6 +201,11 @@ class RunWriter:
 
     def __init__(self, path: str | Path, *, resume: bool = False) -> None:
         self.path = Path(path)
+        if not _is_utf8(self.path):
+            raise UserError(
+                f"{path}: the name of a run's directory must be UTF-8, since checkpoints cannot be written to others. "
+                "Choose another directory with --output."
+            )
         self._files: dict[str, IO[str]] = {}
         self._made = not self.path.exists()
         try:
@@ -234,6 +259,10 @@ class RunWriter:
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         self._write_json(files.ENVIRONMENT, environment)
+
+    def add_to_environment(self, values: Mapping[str, Any]) -> None:
+        """Add values to ``environment.json``, or replace them."""
+        self._write_json(files.ENVIRONMENT, read_mapping(self.path / files.ENVIRONMENT) | dict(values))
 
     def write_status(self, state: str, *, reason: str | None = None, **clocks: float) -> None:
         """Write ``status.json``.
@@ -300,8 +329,20 @@ def end_run(path: str | Path, state: str, reason: str) -> bool:
     if Run(Path(path)).state in ("finished", "stopped", "failed"):
         return False
     with RunWriter(path, resume=True) as writer:
-        writer.write_status(state, reason=reason)
+        writer.write_status(state, reason=reason, **last_clocks(path))
     return True
+
+
+def last_clocks(path: str | Path) -> dict[str, float]:
+    """Return the step and the clocks of the last line of metrics, for `RunWriter.write_status`.
+
+    A run that ends early has not written them into its status. Empty if the status is as far.
+    """
+    row = files.last_row(Path(path) / files.METRICS)
+    step = int(number(row.get("step")))
+    if step <= Run(Path(path)).step:
+        return {}
+    return {"step": step, "seconds": number(row.get("seconds")), "elapsed": number(row.get("elapsed"))}
 
 
 def _take_lock(path: Path) -> IO[str]:

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple, NoReturn
 
 import psutil
 
-from ..distributed.signals import SIGNALS
+from ..distributed.signals import SIGNALS, kill_at_parent_death
 from ..errors import UserError, raised
 
-_PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # of Linux's prctl
+_CHILD_SUBREAPER = 36  # of Linux's prctl
 _HANDLED_BY_TRAINER = [number for number in SIGNALS if number != signal.SIGTERM]
 _KILL_SECONDS = 10.0  # a killed process can take this long to end while it waits for a disk
 
@@ -93,8 +93,8 @@ def lead(given: int, make: Callable[[], Work]) -> None:
     try:
         signal.signal(signal.SIGTERM, _end)
         _outlive_signals()
-        _prctl(_CHILD_SUBREAPER, 1)
-        _prctl(_PDEATHSIG, signal.SIGTERM)
+        _adopt_orphans()
+        kill_at_parent_death(signal.SIGTERM)
         with no_copies():
             work = make()
     except BaseException as error:
@@ -163,7 +163,7 @@ def fork(work: Callable[[], object]) -> int:
                 if callable(signal.getsignal(number)):
                     signal.signal(number, signal.SIG_DFL)
             _outlive_signals()
-            _prctl(_PDEATHSIG, signal.SIGKILL)
+            kill_at_parent_death(signal.SIGKILL)
             if os.getppid() == parent:
                 work()
         finally:
@@ -243,6 +243,7 @@ def _end_family(leader: psutil.Process) -> None:
         time.sleep(0.002 * living)
 
 
-def _prctl(option: int, value: int) -> None:
+def _adopt_orphans() -> None:
+    """Become the parent of every orphan among this process's descendants. Does nothing on systems other than Linux."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -8,8 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .types import Selection, check_rewards, describe
+from .types import Selection, check_not_negative, check_rewards, check_tensor, describe
 
+# Sums of equal parts in two orders differ by rounding, in float32 by a few times 6e-8 of their size.
+CONSTANT_TOLERANCE = 5e-7  # of the magnitude of a group's rewards
+CONSTANT_FLOOR = 1e-12  # where parts cancel, rounding is that of the parts and not of their sum
 _CHOICES = {"when": ("after", "before"), "scale": ("group", "batch", "none"), "baseline": ("mean", "leave_one_out")}
 
 
@@ -35,23 +38,31 @@ def advantages(
         scale: divide by the deviation of the "group", of the "batch" (all prompts' rewards), or "none".
         baseline: the group's "mean", or for each rollout the mean of the others ("leave_one_out"). With the
             latter, "batch" standardises the batch's advantages (TRL's `normalize_advantages`).
-        epsilon: added to the deviation, in units of reward.
+        epsilon: added to the deviation, in units of reward; at least 0.
 
     Returns:
         `[P, M]`, float64 for float64 and integer rewards, else float32.
 
-    Edges: NaN rewards count in no mean or deviation and have advantage 0. A group of equal rewards, or of one
-    scored rollout, has advantages of exactly 0. Rewards above 1e15 may overflow in float32.
+    Edges: NaN rewards count in no mean or deviation and have advantage 0. A group of equal rewards (`is_constant`),
+    or of one scored rollout, has advantages of exactly 0. Rewards above 1e15 may overflow in float32.
 
     Raises:
+        TypeError: rewards that are not a tensor, a selection that is not a `Selection`, or an epsilon that is not a
+            number.
         ValueError: an unknown `when`, `scale` or `baseline`; leave-one-out scaled by the group; an infinite reward;
-            a selection that does not fit.
+            a selection that does not fit; a negative epsilon.
 
     >>> kept = Selection(torch.tensor([[0, 1, 2, 3]]))
     >>> advantages(torch.tensor([[1.0, 0.0, 1.0, 0.0, 0.0]]), kept)
     tensor([[ 0.8659, -0.8659,  0.8659, -0.8659]])
     """
     _check_choices(when=when, scale=scale, baseline=baseline)
+    check_not_negative("epsilon", epsilon)
+    if not isinstance(selection, Selection):
+        raise TypeError(
+            f"selection must be a Selection, as `select` returns it; got {describe(selection)}. "
+            "Pass Selection(indices) with the int64 indices [P, M] of the kept rollouts."
+        )
     rewards_PN, _ = check_rewards(rewards_PN)
     kept_PM = selection.take(rewards_PN)
     reference_PR = kept_PM if when == "after" else rewards_PN
@@ -71,13 +82,32 @@ def advantages(
 
 def spread(rewards_PN: Tensor) -> Tensor:
     """Return the standard deviation (ddof = 1) of each group's scored rewards, `[P]`; 0 with fewer than two."""
+    rewards_PN, _ = check_rewards(rewards_PN)
     return _nan_std(rewards_PN).squeeze(1).nan_to_num(nan=0.0)
 
 
 def is_constant(rewards_PN: Tensor) -> Tensor:
-    """Return whether each group's scored rewards are all equal, `[P]`; true if none is scored."""
-    high_P = rewards_PN.nan_to_num(nan=-math.inf).amax(dim=1)
-    return rewards_PN.nan_to_num(nan=math.inf).amin(dim=1) >= high_P
+    """Return whether each group's scored rewards are all equal up to rounding, bool `[P]`; true if none is scored.
+
+    The highest and the lowest reward count as equal if they differ by at most 5e-7 of the larger magnitude of the two
+    (`CONSTANT_TOLERANCE`), plus 1e-12. It is decided in float64, whatever the dtype. Trainers, dynamic sampling,
+    advantages and metrics all ask here whether a group has a signal.
+
+    Args:
+        rewards_PN: `[P, N]`, finite or NaN.
+
+    Raises:
+        TypeError, ValueError: as `select`.
+
+    >>> is_constant(torch.tensor([[0.1 + 0.2 + 0.05, 0.05 + 0.2 + 0.1], [0.35, 0.36]], dtype=torch.float64))
+    tensor([ True, False])
+    """
+    rewards_PN = check_rewards(rewards_PN)[0].double()
+    unscored_PN = rewards_PN.isnan()
+    high_P = rewards_PN.masked_fill(unscored_PN, -math.inf).amax(dim=1)
+    low_P = rewards_PN.masked_fill(unscored_PN, math.inf).amin(dim=1)
+    magnitude_P = torch.maximum(high_P.abs(), low_P.abs())
+    return high_P - low_P <= CONSTANT_TOLERANCE * magnitude_P + CONSTANT_FLOOR
 
 
 def pods_objective(
@@ -101,21 +131,27 @@ def pods_objective(
         old_logps_PMT: `[P, M, T]`, under the policy that generated them; held constant.
         advantages_PM: `[P, M]`, held constant.
         mask_PMT: `[P, M, T]`, true or 1 on completion tokens; values elsewhere are ignored.
-        epsilon_low: the ratio is clipped at 1 - epsilon_low.
-        epsilon_high: and at 1 + epsilon_high; None takes epsilon_low.
-        beta: weight of the KL term against the reference policy; the paper's default is 0.
+        epsilon_low: the ratio is clipped at 1 - epsilon_low; at least 0.
+        epsilon_high: and at 1 + epsilon_high, at least 0; None takes epsilon_low.
+        beta: weight of the KL term against the reference policy, at least 0; the paper's default is 0.
         ref_logps: `[P, M, T]`, under the reference policy, held constant; required unless beta is 0.
 
     Returns:
         A scalar to minimise, in the dtype of `logps_PMT`. A completion without tokens counts as 0.
 
     Raises:
-        ValueError: shapes that do not fit, or beta without `ref_logps`.
+        TypeError: an argument that is not a tensor or not a number.
+        ValueError: shapes that do not fit, advantages that are NaN or infinite, a negative number, or beta without
+            `ref_logps`.
 
     >>> logps = torch.zeros(1, 2, 3)
     >>> pods_objective(logps, logps, torch.tensor([[1.0, -0.5]]), torch.ones(1, 2, 3))
     tensor(-0.2500)
     """
+    check_not_negative("epsilon_low", epsilon_low)
+    if epsilon_high is not None:
+        check_not_negative("epsilon_high", epsilon_high)
+    check_not_negative("beta", beta)
     if beta != 0.0 and ref_logps is None:
         raise ValueError(f"beta = {beta} needs ref_logps, the reference policy's log-probabilities; got None.")
     _check_shapes(logps_PMT, old_logps_PMT, advantages_PM, mask_PMT, ref_logps)
@@ -158,6 +194,12 @@ def _check_choices(**given: str) -> None:
 def _check_shapes(
     logps_PMT: Tensor, old_logps: Tensor, advantages_PM: Tensor, mask: Tensor, ref_logps: Tensor | None
 ) -> None:
+    check_tensor("logps", logps_PMT)
+    check_tensor("old_logps", old_logps)
+    check_tensor("advantages", advantages_PM)
+    check_tensor("mask", mask)
+    if ref_logps is not None:
+        check_tensor("ref_logps", ref_logps)
     if logps_PMT.ndim != 3:
         raise ValueError(f"logps must have shape [P, M, T]; got {describe(logps_PMT)}.")
     for name, value in {"old_logps": old_logps, "mask": mask, "ref_logps": ref_logps}.items():
@@ -166,4 +208,11 @@ def _check_shapes(
     if advantages_PM.shape != logps_PMT.shape[:2]:
         raise ValueError(
             f"advantages must have shape [P, M] = {list(logps_PMT.shape[:2])}; got {describe(advantages_PM)}."
+        )
+    unusable = (~advantages_PM.isfinite()).nonzero().tolist()
+    if unusable:
+        raise ValueError(
+            f"{len(unusable)} of {advantages_PM.numel()} advantages are NaN or infinite, the first at prompt "
+            f"{unusable[0][0]}, row {unusable[0][1]}. Give a rollout that cannot be scored advantage 0, as "
+            "`advantages` does."
         )

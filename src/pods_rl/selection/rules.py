@@ -16,9 +16,9 @@ import math
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import UserError, raised
 from ..text import find
-from .types import Rule, Selection, check_rewards, check_size, describe
+from .types import Rule, RuleError, Selection, check_generator, check_rewards, check_size, describe
 
 # Variances within this share of the largest count as equal, so that rounding never decides how many to keep on top.
 VARIANCE_TOLERANCE = 1e-9
@@ -81,6 +81,7 @@ def random(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None = No
     tensor([[2, 6, 7]])
     """
     rewards_PN, _ = _checked(rewards_PN, m)
+    check_generator(generator)
     device = rewards_PN.device if generator is None else generator.device
     keys_PN = torch.rand(rewards_PN.shape, generator=generator, device=device, dtype=torch.float64)
     keys_PN = keys_PN.to(rewards_PN.device).masked_fill(rewards_PN.isnan(), math.inf)
@@ -141,9 +142,9 @@ def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:
 
     # Each k takes one more from the high end and one less from the low end: running sums cover all k at once.
     change_PM = highest_PM - lowest_PM
-    sum_PK = torch.cat([lowest_PM.sum(dim=1, keepdim=True), change_PM], dim=1).cumsum_(1)
+    sum_PK = _running_sums(torch.cat([lowest_PM.sum(dim=1, keepdim=True), change_PM], dim=1))
     change_PM.mul_(highest_PM.add_(lowest_PM))
-    square_PK = torch.cat([lowest_PM.square_().sum(dim=1, keepdim=True), change_PM], dim=1).cumsum_(1)
+    square_PK = _running_sums(torch.cat([lowest_PM.square_().sum(dim=1, keepdim=True), change_PM], dim=1))
     variance_PK = square_PK.sub_(sum_PK.square_().div_(m))
 
     k_K = torch.arange(m + 1, device=sorted_PN.device)
@@ -152,6 +153,14 @@ def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:
     tied_PK = variance_PK >= most_P1 - VARIANCE_TOLERANCE * (most_P1 + 1)
     k_P1 = (tied_PK * balance_K).argmax(dim=1, keepdim=True)
     return torch.where(scored_P1 > m, k_P1, 0)
+
+
+def _running_sums(values_PK: Tensor) -> Tensor:
+    """Return the sums of the first values of each prompt; the values are no longer usable."""
+    if values_PK.device.type == "cpu" or not torch.are_deterministic_algorithms_enabled():
+        return values_PK.cumsum_(1)
+    # On a GPU torch has no deterministic sum of this kind, and raises an error; there are few values.
+    return values_PK.cpu().cumsum_(1).to(values_PK.device)
 
 
 def _ends(sorted_PN: Tensor, scored_P1: Tensor, k_P1: Tensor, m: int) -> Tensor:
@@ -206,6 +215,30 @@ def rule_name(rule: str | Rule) -> str:
     return next((name for name, function in RULES.items() if function is rule), path)
 
 
+def as_function(rule: str | Rule) -> Rule:
+    """Return the function of a rule that is given as a name, an import path or a function.
+
+    Raises:
+        UserError: an unknown name, or a value that is not a function.
+
+    >>> as_function(None)
+    Traceback (most recent call last):
+    pods_rl.selection.types.RuleError: rule must be a rule's name or a function; got None. Choose one of max_variance...
+    """
+    if not isinstance(rule, str) and not callable(rule):
+        raise RuleError(
+            f"rule must be a rule's name or a function; got {describe(rule)}. Choose one of {', '.join(RULES)}, or "
+            "give a function of (rewards, m, *, generator=None)."
+        )
+    function = get_rule(rule) if isinstance(rule, str) else rule
+    if isinstance(function, type):
+        raise RuleError(
+            f"the rule {rule_name(rule)!r} is a class; expected a function of (rewards, m, *, generator=None), or an "
+            "object of the class that can be called like one."
+        )
+    return function
+
+
 def check_rule(rule: str | Rule) -> None:
     """Raise unless `select` can call this rule.
 
@@ -216,7 +249,7 @@ def check_rule(rule: str | Rule) -> None:
     Traceback (most recent call last):
     pods_rl.errors.UserError: the rule 'pods_rl.selection.rules:<lambda>' takes (rewards, m); ...
     """
-    function = rule if callable(rule) and not isinstance(rule, type) else get_rule(rule)  # type: ignore[arg-type]
+    function = as_function(rule)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a builtin may have none
@@ -243,39 +276,49 @@ def select(
     Args:
         rewards_PN: `[P, N]`, any real dtype; NaN where unscored, finite elsewhere.
         m: rollouts to keep of each prompt, 1 to n.
-        rule: a name or import path as `get_rule` takes, or the function itself.
+        rule: a name or import path as `get_rule` takes, or the function itself. A rule of your own receives a copy of
+            the rewards, which it may change.
         generator: passed to the rule.
 
     Raises:
-        TypeError, ValueError: bad rewards or m; a rule that does not return m different rollouts per prompt.
+        TypeError, ValueError: bad rewards, m or generator.
+        UserError: an unknown rule, or one that raises or does not return m different rollouts of each prompt.
 
     >>> select(torch.tensor([[0.0, 1.0, 0.0, 0.0]]), 2).indices
     tensor([[0, 1]])
     """
-    function = get_rule(rule) if isinstance(rule, str) else rule
+    function = as_function(rule)
+    check_generator(generator)
     if function in RULES.values():  # they check their input themselves
         return Selection(function(rewards_PN, m, generator=generator))
     check_rewards(rewards_PN)
     check_size(m, rewards_PN.shape[1])
-    indices_PM = function(rewards_PN, m, generator=generator)
-    _check_indices(indices_PM, rewards_PN, m, rule)
+    name = rule if isinstance(rule, str) else getattr(rule, "__name__", repr(rule))
+    try:
+        # The caller computes advantages of these rewards: a rule must not change them.
+        indices_PM = function(rewards_PN.detach().clone(), m, generator=generator)
+    except (Exception, SystemExit) as error:
+        raise RuleError(
+            f"the rule '{name}' raised {raised(error)} for {len(rewards_PN)} groups of {rewards_PN.shape[1]} rewards "
+            f"and m = {m}. Fix the rule: it returns int64 indices [{len(rewards_PN)}, {m}] of the rollouts to keep."
+        ) from error
+    _check_indices(indices_PM, rewards_PN, m, name)
     return Selection(indices_PM)
 
 
-def _check_indices(indices_PM: Tensor, rewards_PN: Tensor, m: int, rule: str | Rule) -> None:
-    name = rule if isinstance(rule, str) else getattr(rule, "__name__", repr(rule))
+def _check_indices(indices_PM: Tensor, rewards_PN: Tensor, m: int, name: str) -> None:
     prompts, n = rewards_PN.shape
     wanted = f"int64 indices of shape {[prompts, m]} on {rewards_PN.device}"
     if not isinstance(indices_PM, Tensor) or indices_PM.dtype != torch.int64:
-        raise TypeError(f"the rule '{name}' must return {wanted}; it returned {describe(indices_PM)}.")
+        raise RuleError(f"the rule '{name}' must return {wanted}; it returned {describe(indices_PM)}.")
     if indices_PM.shape != (prompts, m) or indices_PM.device != rewards_PN.device:
         returned = f"{describe(indices_PM)} on {indices_PM.device}"
-        raise ValueError(f"the rule '{name}' must return {wanted}; it returned {returned}.")
+        raise RuleError(f"the rule '{name}' must return {wanted}; it returned {returned}.")
     ascending_PM = indices_PM.sort(dim=1).values
     bad_P = ((ascending_PM < 0) | (ascending_PM >= n)).any(dim=1) | (ascending_PM.diff(dim=1) == 0).any(dim=1)
     if bad_P.any():
         group = int(bad_P.nonzero()[0])
-        raise ValueError(
+        raise RuleError(
             f"the rule '{name}' must return {m} different rollouts between 0 and {n - 1} for each prompt; "
             f"for group {group} it returned {indices_PM[group].tolist()}."
         )

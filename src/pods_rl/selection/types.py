@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+
+from ..errors import UserError
 
 # Engines treat larger rewards as unscored: their float32 variance would overflow in a group of 1024.
 REWARD_LIMIT = 1e15
@@ -16,6 +20,10 @@ class Rule(Protocol):
     """Which m of n rollouts to keep: rewards `[P, N]` to int64 indices `[P, M]`, distinct within a row."""
 
     def __call__(self, rewards_PN: Tensor, m: int, /, *, generator: torch.Generator | None = None) -> Tensor: ...
+
+
+class RuleError(UserError, TypeError):
+    """A rule that cannot be called, raises, or returns something else than m different rollouts of each prompt."""
 
 
 if TYPE_CHECKING:
@@ -50,7 +58,7 @@ class Selection:
         """Return bool `[P, N]`, true where a rollout is kept.
 
         Args:
-            n: rollouts generated per prompt; an index of n or more is a ValueError.
+            n: rollouts generated per prompt; an index of n or more, or a repeated one, is a ValueError.
         """
         self._check_range(n)
         mask_PN = torch.zeros(self.indices.shape[0], n, dtype=torch.bool, device=self.indices.device)
@@ -60,11 +68,13 @@ class Selection:
         """Return the kept rollouts' values, `[P, M]`, of any values `[P, N]`.
 
         Raises:
-            ValueError: values with a different number of prompts, or an index out of their range.
+            TypeError: values that are not a tensor.
+            ValueError: values with a different number of prompts, an index out of their range, or one that is repeated.
 
         >>> Selection(torch.tensor([[2, 0]])).take(torch.tensor([[5.0, 6.0, 7.0]]))
         tensor([[7., 5.]])
         """
+        check_tensor("values", values_PN)
         if values_PN.ndim != 2 or values_PN.shape[0] != self.indices.shape[0]:
             raise ValueError(
                 f"a selection of {self.indices.shape[0]} prompts needs values [{self.indices.shape[0]}, N]; "
@@ -77,6 +87,13 @@ class Selection:
         if ((self.indices < 0) | (self.indices >= n)).any():
             low, high = int(self.indices.min()), int(self.indices.max())
             raise ValueError(f"indices must lie between 0 and n - 1 = {n - 1}; got {low} to {high}.")
+        repeated_P = (self.indices.sort(dim=1).values.diff(dim=1) == 0).any(dim=1)
+        if repeated_P.any():
+            group = int(repeated_P.nonzero()[0])
+            raise ValueError(
+                f"a selection must keep different rollouts of each prompt; for group {group} the indices are "
+                f"{self.indices[group].tolist()}."
+            )
 
 
 def describe(value: Any) -> str:
@@ -87,7 +104,48 @@ def describe(value: Any) -> str:
     """
     if isinstance(value, Tensor):
         return f"a {value.dtype} tensor of shape {list(value.shape)}"
-    return f"a {type(value).__name__}"
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    article = "an" if name[0].lower() in "aeiou" else "a"
+    return f"{article} {name}"
+
+
+def check_tensor(name: str, value: Any) -> None:
+    """Raise TypeError unless an argument is a tensor.
+
+    >>> check_tensor("mask", [[1, 0]])
+    Traceback (most recent call last):
+    TypeError: mask must be a tensor; got a list. Pass torch.tensor(mask).
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor; got {describe(value)}. Pass torch.tensor({name}).")
+
+
+def check_not_negative(name: str, value: Any) -> None:
+    """Raise unless an argument is a finite number of at least 0.
+
+    >>> check_not_negative("epsilon", -1)
+    Traceback (most recent call last):
+    ValueError: epsilon must be a finite number of at least 0; got -1.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number; got {value!r} ({describe(value)}).")
+    if not 0 <= float(value) < math.inf:
+        raise ValueError(f"{name} must be a finite number of at least 0; got {value!r}.")
+
+
+def check_generator(generator: Any) -> None:
+    """Raise TypeError unless a source of random draws is a torch.Generator or None.
+
+    >>> check_generator(3)
+    Traceback (most recent call last):
+    TypeError: generator must be a torch.Generator or None; got 3. Pass torch.Generator().manual_seed(seed).
+    """
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator must be a torch.Generator or None; got {generator!r}. Pass torch.Generator().manual_seed(seed)."
+        )
 
 
 def check_rewards(rewards_PN: Tensor) -> tuple[Tensor, bool]:

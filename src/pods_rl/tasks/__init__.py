@@ -101,7 +101,7 @@ def _make(name: str, entry: TaskEntry | Callable[[Settings], object], settings: 
         task = entry(settings)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"the task '{name}' could not be made: {raised(error)}") from error
     if not isinstance(task, Task):
         raise UserError(

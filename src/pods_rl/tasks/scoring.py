@@ -8,17 +8,22 @@ from typing import Any
 from pyarrow import dataset
 
 from ..errors import UserError
-from ..rewards import get_reward
+from ..rewards import get_reward, graded_text
+from ..rewards.thinking import OPENING
 from . import TASKS, TaskEntry
 
 
-def compute_score(data_source: str, solution_str: str, ground_truth: str, **_: Any) -> dict[str, float]:
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: str, opens_thought: bool = False, **_: Any
+) -> dict[str, float]:
     """Return a completion's reward, whether its answer is right (`acc`), and each of the task's rewards.
 
     Args:
         data_source: a task's name (`pods tasks`); its default rewards and weights are used.
         solution_str: the completion's text.
         ground_truth: the gold answer.
+        opens_thought: whether prompts end with `<think>`, which verl does not show to a reward function. Set it as
+            `reward.custom_reward_function.reward_kwargs.opens_thought`.
 
     Raises:
         UserError: see `scored_task`.
@@ -27,10 +32,11 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, **_: A
     1.0
     """
     entry = scored_task(data_source)
+    text = graded_text(OPENING if opens_thought else "", solution_str)
     scores: dict[str, float] = {}
     total = 0.0
     for name, weight in entry.rewards.items():
-        scores[name] = get_reward(name)(solution_str, ground_truth)
+        scores[name] = get_reward(name)(text, ground_truth)
         total += weight * scores[name]
     return {"score": total, "acc": float(scores[entry.answer] >= 1), **scores}
 

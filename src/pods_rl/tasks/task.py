@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from datasets import Dataset
 
 from ..errors import UserError
-from ..rewards import REWARDS, Reward, get_reward, score
+from ..rewards import REWARDS, Reward, get_reward, graded_text, score
+from ..rewards.thinking import CLOSING, OPENING, opened_thought
 from ..sandbox import RewardFailure, Scores
 from ..text import short
 
@@ -72,8 +73,8 @@ class Task:
         graders: rewards of this task alone; `rewards` and `answer` name them as others.
         notes: what a user should know about the data, such as a test split that was cut off the training rows.
 
-    Raises ValueError if a split lacks a column, the test split is empty, or no reward is named and there is no
-    environment.
+    Raises ValueError if a split lacks a column, the test split is empty, or no reward has a weight and there
+    is no environment.
 
     >>> split = Dataset.from_dict({"prompt": ["1+1="], "answer": ["2"]})
     >>> Task("sums", "1", split, split, {"accuracy": 1.0}).grade(["<answer>2</answer>"], ["2"])
@@ -105,6 +106,9 @@ class Task:
             raise ValueError(f"task {self.name!r}: its test split has no rows; give it at least one")
         if not self.rewards and self.environment_factory is None:
             raise ValueError(f"task {self.name!r}: no reward is named; name at least one with its weight")
+        has_weight = any(self.rewards.values())
+        if self.rewards and not has_weight and self.environment_factory is None:
+            raise ValueError(f"task {self.name!r}: all weights of its rewards are 0; give one of them a weight")
 
     def reward(self, name: str) -> Reward:
         """Return the reward of that name: the task's own, or `pods_rl.rewards.get_reward`."""
@@ -288,29 +292,56 @@ def check_split(task: Task, split: str) -> SplitCheck:
     return SplitCheck(len(golds), tuple(refused), total / len(texts), unknown=len(golds) - len(texts))
 
 
-def last_turn(completion: str | Messages) -> str:
-    """Return what is graded of a completion: text unchanged, of messages what the last assistant turn says.
+def last_turn(completion: str | Messages, prompt: str = "", raw: str | None = None) -> str:
+    """Return the text that is graded of a completion: text, or of messages what the last assistant turn says.
 
-    Tool calls and results never count. Reasoning that a response template set apart is put back before the content.
+    The `<think>` at the end of a rendered prompt, or of the turn's own generation prompt, is part of it
+    (`graded_text`). Tool calls and results never count. Reasoning that a response template set apart is put back before
+    the content.
+
+    Args:
+        completion: text, or messages.
+        prompt: the rendered prompt that the policy continued, or its end.
+        raw: the text of the completion's tokens. Needed for messages if the prompt opens a thought: a response template
+            hides whether the thought was closed.
 
     >>> call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
     >>> said = {"role": "assistant", "reasoning_content": "Add.", "content": "3"}
     >>> last_turn([call, {"role": "tool", "content": "3"}, said])
     '<think>Add.</think>3'
+    >>> last_turn("Add.</think>3", prompt="1+2?<think>")
+    '<think>Add.</think>3'
     """
     if isinstance(completion, str):
-        return completion
-    for message in reversed(completion):
+        return graded_text(prompt, completion)
+    turn = _last_assistant_message(completion)
+    content = str(turn.get("content") or "")
+    reasoning = turn.get("reasoning_content") or turn.get("thinking")  # LFM2.5 and gpt-oss say `thinking`
+    if not reasoning:
+        return _opening_of(content, prompt, content if raw is None else raw) + content
+    text = f"{OPENING}{reasoning}"
+    if content or raw is None or raw.rstrip().endswith(CLOSING):
+        text += CLOSING
+    return text + content
+
+
+def _last_assistant_message(messages: Messages) -> Mapping[str, Any]:
+    for message in reversed(messages):
         if message.get("role") == "assistant":
-            return _with_reasoning(message)
-    return ""
+            return message
+    return {}
 
 
-def _with_reasoning(message: Mapping[str, Any]) -> str:
-    """Return the content of a message after its reasoning, which a response template may have set apart."""
-    content = str(message.get("content") or "")
-    reasoning = message.get("reasoning_content")
-    return f"<think>{reasoning}</think>{content}" if reasoning else content
+def _opening_of(content: str, prompt: str, raw: str) -> str:
+    """Return the opening of a last turn without reasoning: that of its generation prompt, or of an empty thought."""
+    text = raw.rstrip()
+    ending = content.rstrip()
+    before = ""
+    if text.endswith(ending):
+        before = text[: len(text) - len(ending)]
+    if opened_thought(prompt) and before.strip() == CLOSING:  # a response template dropped it
+        return OPENING + CLOSING
+    return opened_thought(prompt + before)
 
 
 def shared_prompts(task: Task) -> int:

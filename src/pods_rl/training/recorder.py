@@ -58,6 +58,8 @@ class Recorder(TrainerCallback):
         save_seconds: have TRL save a checkpoint whenever the clock passes a multiple of it.
         cpu_clock: the clock counts processor time of this process.
         track: called with each evaluation's row.
+        attention: returns how the update computes the policy, for `environment.json`; None until that is known.
+        begin: called when training begins, before any record is removed.
     """
 
     writer: RunWriter | None
@@ -71,6 +73,8 @@ class Recorder(TrainerCallback):
     save_seconds: float | None = None
     cpu_clock: bool = False
     track: Callable[[Mapping[str, Any]], None] | None = None
+    attention: Callable[[], str | None] | None = None
+    begin: Callable[[], None] = lambda: None
 
     started: float = field(default_factory=lambda: time.perf_counter(), init=False)
     seconds: float = field(default=0.0, init=False)  # the training clock at the last step
@@ -80,6 +84,7 @@ class Recorder(TrainerCallback):
     stopped_by: str | None = field(default=None, init=False)
     saved_step: int | None = field(default=None, init=False)
     _begun: bool = field(default=False, init=False)
+    _attention: str | None = field(default=None, init=False)  # as environment.json has it
     _evaluated: list[tuple[int, float]] = field(default_factory=list, init=False)  # step and `due` of each
 
     def __post_init__(self) -> None:
@@ -99,6 +104,7 @@ class Recorder(TrainerCallback):
             self.seconds = saved["seconds"]
             self.started -= saved["elapsed"]
             self._evaluated = [(step, due) for step, due in saved["evaluated"]]
+        self.begin()
         if self.writer:
             self.writer.rewind(self.step, len(self._evaluated))
         self.stop_reason = self._budget_spent()
@@ -127,6 +133,7 @@ class Recorder(TrainerCallback):
         all_ranks = gather([(seconds, self.stop.reason)])  # a signal may reach one process of several
         self.seconds, self.stopped_by = all_ranks[0][0], next((reason for _, reason in all_ranks if reason), None)
         self._since = None
+        self._write_attention()
         self._write_ledger()
         if not self.stopped_by and not self._budget_spent() and self._passed(self.eval_seconds, before):
             assert self.eval_seconds
@@ -213,6 +220,15 @@ class Recorder(TrainerCallback):
             self.track(row)
         self.progress.evaluation(row)
         self.write_status("running")
+
+    def _write_attention(self) -> None:
+        """Add to `environment.json` how the update computes the policy, which its first pass decides."""
+        if self.writer is None or self.attention is None:
+            return
+        attention = self.attention()
+        if attention is not None and attention != self._attention:
+            self.writer.add_to_environment({"attention": attention})
+            self._attention = attention
 
     def _write_ledger(self) -> None:
         if self.ledger_every and (self.step == 1 or self.step % self.ledger_every == 0):

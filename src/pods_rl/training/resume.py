@@ -80,7 +80,7 @@ def find_start(recipe: Recipe, output: Path, *, processes: int, changed: bool = 
     return Start(checkpoint, skipped, differ)
 
 
-def last_lines(output: Path, launch: str = "") -> list[str]:
+def last_lines(output: Path, launch: str = "", *, shown_as: Path | None = None) -> list[str]:
     """Return lines on where a run lies, its last checkpoint, how to resume it, and what to do next.
 
     There are none for a run that failed before its first step.
@@ -88,15 +88,19 @@ def last_lines(output: Path, launch: str = "") -> list[str]:
     Args:
         output: the run directory.
         launch: options of the command that resumes.
+        shown_as: the run directory as the lines name it. If None, `output`.
     """
-    run, place = Run(output), quote(str(output))
+    run = Run(output)
+    shown_as = shown_as or output
+    place = quote(str(shown_as))
     if run.state == "unknown" or (run.state == "failed" and not run.metrics):
         return []
     good, _ = last_good(output / CHECKPOINTS, hashes=False)
     resume = f"pods train --output {place}{launch} --resume"
-    rows = [("run", f"{output} ({run.state} at step {run.step})")]
-    if policy := good if run.state != "finished" else run.final_checkpoint:
-        rows.append(("checkpoint", str(policy)))
+    rows = [("run", f"{shown_as} ({run.state} at step {run.step})")]
+    policy = good if run.state != "finished" else run.final_checkpoint
+    if policy:
+        rows.append(("checkpoint", str(shown_as / policy.relative_to(output))))
     if run.state != "finished" and (good or not run.metrics):
         rows.append(("resume", resume))
     elif run.state == "finished" and good:

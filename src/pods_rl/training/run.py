@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 import time
@@ -19,14 +20,15 @@ from rich.console import Console
 from torch.distributed import distributed_c10d
 
 from ..distributed import get_rank, get_world_size
+from ..distributed.launch import LAUNCHED
 from ..distributed.processes import gather, git_commit, processor_name, quiet_libraries, set_threads, versions
 from ..distributed.signals import Stop, stop_on_signals
 from ..distributed.streams import outlive_output
-from ..errors import Interrupted, UserError
+from ..errors import Interrupted, UserError, exit_reason
 from ..evaluation import Evaluation, GenerateSampler, evaluate
 from ..evaluation.sampling import sampling_of
 from ..recipe import Recipe
-from ..runs import Run, RunWriter
+from ..runs import Run, RunWriter, last_clocks, place_of
 from ..runs.checkpoints import clean, last_good
 from ..runs.files import CHECKPOINTS, LOG, write_failure
 from ..tasks import Fitted, Task
@@ -39,11 +41,14 @@ if TYPE_CHECKING:
     from .recorder import Recorder
     from .trainer import RunTrainer
 
+_ON_SIGNAL = "the run ends after this step and saves a checkpoint. Another Ctrl-C ends it at once and loses the step."
+
 
 def train(
     recipe: Recipe,
     output: Path,
     *,
+    shown_as: Path | None = None,
     resume: bool = False,
     allow_changed_recipe: bool = False,
     progress: bool = True,
@@ -53,11 +58,13 @@ def train(
 
     A signal of `SIGNALS` ends the run after the current step: its checkpoint, its policy and its files are complete.
     While the run loads or evaluates, the signal ends it at once; a second SIGINT always does. If standard output can no
-    longer be written, the run continues and logs to its log.txt.
+    longer be written, the run continues and logs to its log.txt. A resume that fails before it trains leaves the
+    directory as it was.
 
     Args:
         recipe: from `load_recipe`.
         output: the run directory. One that holds a run is refused unless `resume`.
+        shown_as: the run directory as messages name it. If None, `output`.
         resume: continue from the last complete checkpoint of the run in `output`.
         allow_changed_recipe: resume even if the checkpoint belongs to another recipe.
         progress: show steps and evaluations.
@@ -68,6 +75,8 @@ def train(
         KeyboardInterrupt: interrupted before the first step, or a second time.
     """
     recipe.check_installed()
+    shown_as = shown_as or output
+    output = place_of(output)
     with ExitStack() as stack:
         stop = stop or stack.enter_context(stop_on_signals())
         find = partial(find_start, output=output, processes=get_world_size(), changed=allow_changed_recipe)
@@ -77,39 +86,80 @@ def train(
         stack.enter_context(outlive_output(output / LOG if writer else None))
         limits = {"max_seconds": recipe.run_settings()["max_seconds"], "max_steps": recipe.values.get("max_steps")}
         out = None if progress and writer else Console(quiet=True)
-        shown = Watcher("the progress display", stack.enter_context(Progress(label_of(output), out=out, **limits)))
+        label = label_of(shown_as)
+        shown = Watcher("the progress display", stack.enter_context(Progress(label, out=out, **limits)))
         shown.begin("importing TRL")
         quiet_libraries()
         from .recorder import trackers_inside
 
         stack.enter_context(trackers_inside(output, recipe.values.get("report_to") if writer else None))
-        stack.enter_context(stop.later())  # a signal that raises anywhere could prevent the last status
-        stack.enter_context(_status_at_end(recipe, output, writer, stop))
+        notice = _ON_SIGNAL if writer and LAUNCHED not in os.environ else ""  # our launcher prints its own
+        stack.enter_context(stop.later(notice))  # a signal that raises anywhere could prevent the last status
+        records = _Records(recipe, output, writer)
+        stack.enter_context(_status_at_end(records, stop))
+        if not resume:
+            records.begin()
         with stop.at_once():
             set_threads(recipe.run_settings()["threads"])
             task, skipped, trainer = _load(recipe, output, shown)
             start = gather([find(recipe) if writer else None])[0] if resume else None
-            print_start(shown, output, trainer, task, skipped, start)
-            if writer:
-                writer.write_environment(describe(trainer, task, skipped, start))
-            recorder = _add_recorder(recipe, task, trainer, output, writer, shown, stop)
+            print_start(shown, shown_as, label, trainer, task, skipped, start)
+            records.environment = describe(trainer, task, skipped, start)
+            recorder = _add_recorder(recipe, task, trainer, output, records, shown, stop)
         _train(trainer, recorder, start)
         shown.begin("saving the policy")
         _finish(trainer, recorder, recipe, output, stop)
     return Run.open(output)
 
 
+class _Records:
+    """The recipe, the environment and the status of a run, as its directory keeps them.
+
+    A new run has them at once. A resumed run keeps its earlier ones until it trains, so that a resume that is refused
+    or interrupted leaves them as they were.
+
+    Args:
+        writer: None on the processes that do not write.
+    """
+
+    def __init__(self, recipe: Recipe, output: Path, writer: RunWriter | None) -> None:
+        self.writer = writer
+        self.output = output
+        self.environment: dict[str, Any] = {}
+        self._recipe = recipe
+        self._begun = False
+
+    def begin(self) -> None:
+        """Write that the run has begun."""
+        if not self.writer or self._begun:
+            return
+        self._begun = True
+        self.writer.write_config(self._recipe.to_yaml())
+        self.writer.write_status("running", reason="loading")
+        clean(self.output / CHECKPOINTS)
+
+    def begin_training(self) -> None:
+        """Write that the run begins to train, and in which environment."""
+        self.begin()
+        if self.writer:
+            self.writer.write_environment(self.environment)
+
+    def end(self, state: str, reason: str) -> None:
+        """Write how the run ended, if it had begun."""
+        if self.writer and self._begun:
+            with suppress(OSError):  # the disk is full, which the error itself reports
+                self.writer.write_status(state, reason=reason, **last_clocks(self.output))
+
+
 @contextmanager
-def _status_at_end(recipe: Recipe, output: Path, writer: RunWriter | None, stop: Stop) -> Iterator[None]:
+def _status_at_end(records: _Records, stop: Stop) -> Iterator[None]:
     """Write the status of a run that ends early by an exception.
 
-    The error of a file that cannot be written becomes one line that says how to continue.
+    The error of a file that cannot be written becomes one line that says how to continue, and so does a call of
+    `sys.exit` in a user's code.
     """
+    output = records.output
     try:
-        if writer:
-            writer.write_config(recipe.to_yaml())
-            writer.write_status("running", reason="loading")
-            clean(output / CHECKPOINTS)
         yield
     except BaseException as error:
         stop.over()
@@ -118,11 +168,10 @@ def _status_at_end(recipe: Recipe, output: Path, writer: RunWriter | None, stop:
             good, _ = last_good(output / CHECKPOINTS, hashes=False)
             then = f"resume from {good.name} with: pods train --output {output} --resume" if good else "start again"
             ended = UserError(f"Cannot write to {output}: {full}. Free some space, then {then}")
+        elif isinstance(error, SystemExit):
+            ended = UserError(exit_reason(error))
         reason = str(ended) if isinstance(ended, Interrupted) else f"{type(ended).__name__}: {ended}"
-        state = "stopped" if isinstance(ended, KeyboardInterrupt) else "failed"
-        with suppress(OSError):  # the disk is full, which the error itself reports
-            if writer:
-                writer.write_status(state, reason=reason)
+        records.end("stopped" if isinstance(ended, KeyboardInterrupt) else "failed", reason)
         if ended is error:
             raise
         raise ended from error
@@ -189,7 +238,13 @@ def describe(trainer: PODSTrainer, task: Task, skipped: Fitted | None, resumed: 
 
 
 def print_start(
-    shown: Watcher, output: Path, trainer: PODSTrainer, task: Task, skipped: Fitted | None, start: Start | None
+    shown: Watcher,
+    output: Path,
+    label: str,
+    trainer: PODSTrainer,
+    task: Task,
+    skipped: Fitted | None,
+    start: Start | None,
 ) -> None:
     """Print what a run trains, where it resumes, and how to watch it."""
     lines = [device_line(trainer), f"{task.name}: {counted(len(task.train), 'prompt')}"]  # each fits 80 columns
@@ -197,7 +252,7 @@ def print_start(
     lines += [str(skipped)] if skipped else []
     lines += start.describe() if start else []
     for line in [*lines, f"live in a browser: pods watch {quote(str(output))}"]:
-        shown.say(f"{label_of(output)}: {line}")
+        shown.say(f"{label}: {line}")
 
 
 def _add_recorder(
@@ -205,7 +260,7 @@ def _add_recorder(
     task: Task,
     trainer: RunTrainer,
     output: Path,
-    writer: RunWriter | None,
+    records: _Records,
     shown: Watcher,
     stop: Stop,
 ) -> Recorder:
@@ -215,13 +270,15 @@ def _add_recorder(
     settings = recipe.run_settings()
     names = ("max_seconds", "eval_seconds", "ledger_every", "save_seconds")
     recorder = Recorder(
-        writer,
+        records.writer,
         shown,
+        begin=records.begin_training,
         evaluate=_evaluator(trainer, task, recipe, shown) if settings["eval_prompts"] != 0 else None,
         ledger=partial(_ledger, trainer, task),
         stop=stop,
         cpu_clock=trainer.args.clock == "cpu",
         track=partial(track_evaluation, trainer),
+        attention=lambda: trainer._update.attention,
         **{name: settings[name] for name in names},
     )
     trainer.add_callback(recorder)
@@ -285,7 +342,10 @@ def _train(trainer: RunTrainer, recorder: Recorder, start: Start | None) -> None
     """Train until the last step, the end of the budget or a signal, and save a checkpoint after a stop."""
     checkpoint = start.checkpoint if start else None
     trainer._resume.verified = checkpoint
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except ImportError as error:  # transformers imports some packages when training begins
+        raise UserError(f"A package is missing: {' '.join(str(error).split())}") from error
     if recorder.stopped_by and recorder.saved_step != recorder.step:  # stopped in the last evaluation
         trainer._save_checkpoint(trainer.model, None)
 

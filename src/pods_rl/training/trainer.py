@@ -6,24 +6,29 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from accelerate import PartialState
-from transformers import GenerationConfig, PrinterCallback, Trainer, get_scheduler
+from accelerate.utils import DynamoBackend, TorchDynamoPlugin
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, get_scheduler
 from transformers.generation import logits_process as processors
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.utils import is_liger_kernel_available
 from trl import ModelConfig, get_peft_config
 
 from ..distributed.processes import quiet_libraries
 from ..engines.trl import PODSTrainer
 from ..engines.trl.compat import standing_in
 from ..engines.trl.config import PODSConfig, check_prompts
+from ..engines.trl.stability import is_out_of_memory
 from ..errors import UserError
 from ..policies import policy_path
 from ..policies.loading import (
@@ -36,6 +41,7 @@ from ..policies.loading import (
     template_options,
     tool_options,
 )
+from ..policies.turns import TurnReader
 from ..recipe import Recipe
 from ..recipe.recipe import DATA_KEYS, checkpoint_keys
 from ..rewards import Reward
@@ -44,7 +50,7 @@ from ..rewards.verifier import default_pool
 from ..runs.checkpoints import clean, prepare, prune, publish, staging
 from ..sandbox import Scores
 from ..tasks import Fitted, Task, fit_prompts, last_turn, load_task
-from ..text import counted, short, suggest
+from ..text import counted, describe, short, suggest
 
 RewardFunction = Callable[..., Scores]
 
@@ -113,12 +119,14 @@ def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> RunTrainer:
         arguments["model_init_kwargs"] = dict(arguments.get("model_init_kwargs") or {}) | options | _NO_PICKLE
         config = PODSConfig(str(output_dir), **arguments, reward_weights=list(task.rewards.values()))
         check_prompts(config, len(task.train))  # again in the trainer, but here before a model loads
+        tokenizer = load_tokenizer(path, model.model_revision)
+        turns = TurnReader(tokenizer, template_options(recipe))
         trainer = RunTrainer(
             model=path,
-            reward_funcs=reward_functions(recipe, task),
+            reward_funcs=reward_functions(recipe, task, turns),
             args=config,
             train_dataset=task.train,
-            processing_class=load_tokenizer(path, model.model_revision),
+            processing_class=tokenizer,
             quantization_config=quantization,
             peft_config=get_peft_config(model),
             tools=list(task.tools) or None,
@@ -136,19 +144,66 @@ _WRONG_VALUE = (ValueError, TypeError, AttributeError, LookupError, ImportError,
 def as_recipe_errors(recipe: Recipe, kinds: tuple[type[Exception], ...] = _WRONG_VALUE) -> Iterator[None]:
     """Turn an error of TRL, transformers or peft about a value into a UserError of one line, with the cause.
 
-    `kinds` are the exceptions that mean a wrong value.
+    The line names the keys that are wrong, if they can be found (`_wrong_keys`).
+
+    Args:
+        recipe: a loaded recipe.
+        kinds: the exceptions that mean a wrong value.
     """
     try:
         yield
     except UserError as error:
         raise error if str(error).startswith(recipe.source) else UserError(f"{recipe.source}: {error}") from error
-    except kinds as error:
+    except Exception as error:
         said = " ".join(str(error).split()) or type(error).__name__
-        words = said.lower().replace(" ", "_")
-        keys = [key for key in recipe.given if re.search(rf"(?<![a-z]){key}(?![a-z])", words)]
-        keys = keys or [key for key, value in recipe.given.items() if isinstance(value, str) and value in said]
-        check = f" Check {', '.join(keys or list(recipe.given)[:8])}."
-        raise UserError(f"{recipe.source}: the trainer rejects this recipe: {short(said, 400)}{check}") from error
+        if is_out_of_memory(error):
+            raise UserError(
+                f"{recipe.source}: out of memory while the policy loads ({short(said, 200)}). Use a smaller model, "
+                "dtype: bfloat16, or an adapter (use_peft: true) with a lower lora_r."
+            ) from error
+        if not isinstance(error, kinds):
+            raise
+        settings = [f"{key} = {_as_written(recipe.given[key])}" for key in _wrong_keys(recipe, said)]
+        rejected = " with ".join(settings) or "this recipe"
+        raise UserError(f"{recipe.source}: the trainer rejects {rejected}: {short(said, 400)}") from error
+
+
+def _as_written(value: object) -> str:
+    return short(value) if isinstance(value, str) else describe(value)
+
+
+def _wrong_keys(recipe: Recipe, reason: str) -> list[str]:
+    """Return the keys of a recipe that an error is about; empty if they cannot be found.
+
+    A key counts if the recipe is accepted without it. If no single key decides, these are the keys that the error
+    names, or whose value it quotes.
+
+    Args:
+        recipe: a recipe that was rejected.
+        reason: the error's text.
+    """
+    if _is_rejected(recipe):
+        keys = [key for key in recipe.given if not _is_rejected(recipe.without(key))]
+        if keys:
+            return keys
+    words = reason.lower().replace(" ", "_")
+    keys = [key for key in recipe.given if re.search(rf"(?<![a-z_]){key}(?![a-z_])", words)]
+    return keys or [key for key, value in recipe.given.items() if _quotes(reason, value)]
+
+
+def _is_rejected(recipe: Recipe) -> bool:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            _construct(recipe, processes=1)
+    except Exception:
+        return True
+    return False
+
+
+def _quotes(reason: str, value: object) -> bool:
+    """Return whether an error quotes a text of a recipe, or an entry of a list of texts."""
+    entries = value if isinstance(value, list) else [value]
+    return any(isinstance(entry, str) and len(entry) > 1 and entry in reason for entry in entries)
 
 
 def engine_arguments(recipe: Recipe) -> dict[str, Any]:
@@ -217,31 +272,76 @@ def check_engine(recipe: Recipe, processes: int = 1) -> PODSConfig:
     """
     # the trainer shows the warnings again
     with warnings.catch_warnings(action="ignore"), as_recipe_errors(recipe, (Exception,)):
-        arguments = engine_arguments(recipe)
-        report_to = recipe.values.get("report_to")
-        arguments["per_device_train_batch_size"] *= processes  # the batch of all of them, in this one
-        for key in ("model_init_kwargs", "generation_kwargs"):  # JSON, as on TRL's command line
-            if isinstance(arguments.get(key), str):
-                arguments[key] = json.loads(arguments[key])
-            if not isinstance(arguments.get(key), (dict, type(None))):
-                raise UserError(f"{key}: expected a mapping, as in {{a: 1}}, or its JSON.")
-        get_peft_config(ModelConfig(**recipe.model_arguments()))
-        config = PODSConfig("unused", **arguments)
-        _check_sampling(config)
-        layer = torch.nn.Linear(1, 1)
-        kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)
-        optimizer = kind(**{"params": layer.parameters(), **options})
-        steps = config.max_steps if config.max_steps > 0 else _STEPS
-        get_scheduler(
-            config.lr_scheduler_type,
-            optimizer,
-            num_warmup_steps=config.get_warmup_steps(steps),
-            num_training_steps=steps,
-            scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
-        )
-        for callback in get_reporting_integration_callbacks(report_to or []):
-            callback()
+        return _construct(recipe, processes)
+
+
+def _construct(recipe: Recipe, processes: int) -> PODSConfig:
+    """Construct what the settings of a recipe configure, without its policy; raise what rejects them."""
+    arguments = engine_arguments(recipe)
+    arguments["per_device_train_batch_size"] *= processes  # the batch of all of them, in this one
+    for key in ("model_init_kwargs", "generation_kwargs"):  # JSON, as on TRL's command line
+        if isinstance(arguments.get(key), str):
+            arguments[key] = json.loads(arguments[key])
+        if not isinstance(arguments.get(key), (dict, type(None))):
+            raise UserError(f"{key}: expected a mapping, as in {{a: 1}}, or its JSON.")
+    model = ModelConfig(**recipe.model_arguments())
+    get_peft_config(model)
+    config = PODSConfig("unused", **arguments)
+    _check_sampling(config)
+    _check_optimizer(config)
+    _check_packages(config)
+    _check_attention(model.attn_implementation)
+    DataLoader(
+        TensorDataset(torch.zeros(1)),
+        num_workers=config.dataloader_num_workers,
+        prefetch_factor=config.dataloader_prefetch_factor,
+        persistent_workers=config.dataloader_persistent_workers,
+    )
+    for callback in get_reporting_integration_callbacks(recipe.values.get("report_to") or []):
+        callback()
     return config
+
+
+def _check_optimizer(config: PODSConfig) -> None:
+    layer = torch.nn.Linear(1, 1)
+    kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)
+    optimizer = kind(**{"params": layer.parameters(), **options})
+    steps = config.max_steps if config.max_steps > 0 else _STEPS
+    get_scheduler(
+        config.lr_scheduler_type,
+        optimizer,
+        num_warmup_steps=config.get_warmup_steps(steps),
+        num_training_steps=steps,
+        scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
+    )
+
+
+def _check_packages(config: PODSConfig) -> None:
+    """Raise for what transformers and accelerate look up only when training begins."""
+    if config.use_liger_kernel and not is_liger_kernel_available():
+        raise UserError("use_liger_kernel needs liger-kernel, not installed here: pip install liger-kernel")
+    if config.torch_compile:
+        plugin = TorchDynamoPlugin(backend=config.torch_compile_backend or "inductor")
+        mode = config.torch_compile_mode
+        if mode is not None and plugin.backend == DynamoBackend.INDUCTOR:
+            modes = list(torch._inductor.list_mode_options())
+            if mode not in modes:
+                raise UserError(f"torch_compile_mode: got {mode!r}, expected one of {', '.join(modes)}.")
+
+
+def _check_attention(name: str | None) -> None:
+    """Raise what transformers raises for an unknown attention, or one whose package is missing.
+
+    A model of one small layer stands for the policy.
+    """
+    if name is None:
+        return
+    if "/" in name and find_spec("kernels") is None:
+        raise UserError(f"attn_implementation: {name} needs kernels, not installed here: pip install kernels")
+    if "/" not in name:
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "vocab_size": 8}
+        with torch.device("meta"):
+            LlamaForCausalLM._from_config(LlamaConfig(num_hidden_layers=1, **sizes), attn_implementation=name)
 
 
 def _check_sampling(config: PODSConfig) -> None:
@@ -258,13 +358,19 @@ def _check_sampling(config: PODSConfig) -> None:
     GenerationConfig(do_sample=True, **lengths | settings | own).validate()
 
 
-def reward_functions(recipe: Recipe, task: Task) -> list[RewardFunction]:
-    """Return the task's rewards in TRL's signature, in the task's order; raise UserError for an unknown reward."""
-    limit, seconds = recipe.values["max_completion_length"], recipe.values["reward_seconds"]
-    return [trl_reward(task.reward(name), limit=limit, seconds=seconds) for name in task.rewards]
+def reward_functions(recipe: Recipe, task: Task, turns: TurnReader | None = None) -> list[RewardFunction]:
+    """Return the task's rewards in TRL's signature, in the task's order; raise UserError for an unknown reward.
+
+    `turns` reads completions as `trl_reward` says.
+    """
+    limit = recipe.values["max_completion_length"]
+    seconds = recipe.values["reward_seconds"]
+    return [trl_reward(task.reward(name), limit=limit, seconds=seconds, turns=turns) for name in task.rewards]
 
 
-def trl_reward(reward: Reward, *, limit: int, seconds: float | None = None) -> RewardFunction:
+def trl_reward(
+    reward: Reward, *, limit: int, seconds: float | None = None, turns: TurnReader | None = None
+) -> RewardFunction:
     """Return a reward in TRL's signature: it takes completions and the `answer` column and returns a list of floats.
 
     A reward that uses verifier processes logs the answers whose verification timed out or crashed. A user's reward
@@ -274,12 +380,14 @@ def trl_reward(reward: Reward, *, limit: int, seconds: float | None = None) -> R
         limit: most tokens of a completion, for `overlong`.
         seconds: limit of a user's reward for one completion, in a process that is then killed. If None, there is no
             limit, and the reward runs in this process.
+        turns: reads a completion with the thought that its prompt opens. If None, prompts open none.
     """
 
     def score(
         completions: list[Any],
         answer: list[str],
         completion_ids: list[list[int]],
+        prompts: Sequence[Any] = (),
         log_metric: Callable[[str, float], None] | None = None,
         **_: Any,
     ) -> Scores:
@@ -289,7 +397,11 @@ def trl_reward(reward: Reward, *, limit: int, seconds: float | None = None) -> R
         if reward.reads == "tokens":
             scores = reward.of_lengths([len(ids) for ids in completion_ids], limit)
         else:
-            scores = score_texts(reward, [last_turn(completion) for completion in completions], answer, seconds)
+            if turns is None:
+                texts = [last_turn(completion) for completion in completions]
+            else:
+                texts = turns.texts(prompts, completions, completion_ids)
+            scores = score_texts(reward, texts, answer, seconds)
         if reward.verifies and log_metric is not None:
             processes = PartialState().num_processes  # TRL averages over them, so this is the sum
             for name, earlier in zip(("timeouts", "crashes"), before, strict=True):

@@ -15,6 +15,9 @@ from ...distributed.processes import get_world_size
 from ...errors import UserError
 from ...text import counted
 
+MOST_ROLLOUTS = 1_000_000
+"""Rollouts of a generation batch. Their rows are in memory at once; a larger batch would end in hours of allocation."""
+
 
 @dataclass(frozen=True)
 class Shares:
@@ -117,8 +120,8 @@ def batch_plan(settings: Mapping[str, Any], processes: int | None = None) -> Bat
         processes: None: as many as the launcher started (``WORLD_SIZE``).
 
     Raises:
-        UserError: a number is below its minimum, n < m, a batch splits a group, or the rollouts cannot be shared
-            equally by the processes (two values that work are named).
+        UserError: a number is below its minimum, n < m, a batch splits a group, there are more than `MOST_ROLLOUTS`
+            rollouts, or they cannot be shared equally by the processes (two values that work are named).
 
     >>> batch_plan({"num_generations": 8, "num_rollouts": 32, "per_device_train_batch_size": 16}).prompts_per_generation
     2
@@ -140,6 +143,12 @@ def batch_plan(settings: Mapping[str, Any], processes: int | None = None) -> Bat
     sizes = (settings.get(name) for name in ("steps_per_generation", "generation_batch_size"))
     plan = BatchPlan(m, n, processes, rows, accumulation, _steps(m, rows, processes, accumulation, *sizes))
     prompts = plan.prompts_per_generation
+    if prompts * n > MOST_ROLLOUTS:
+        raise UserError(
+            f"A generation batch may hold at most {MOST_ROLLOUTS:,} rollouts: got {prompts * n:,} "
+            f"({counted(prompts, 'prompt')} x num_rollouts {n:,}). Lower num_rollouts, num_generations or "
+            "per_device_train_batch_size."
+        )
     if prompts * n % processes:
         low, high = _neighbours(n, processes // math.gcd(processes, prompts))
         raise UserError(
@@ -177,6 +186,90 @@ def _at_least(key: str, value: int | None, minimum: int, why: str = "") -> int:
         reason = f" ({why})" if why else ""
         raise UserError(f"{key} = {value!r}: expected a whole number of at least {minimum}{reason}.")
     return value
+
+
+def check_values(settings: Mapping[str, Any]) -> None:
+    """Refuse values of our fields of a wrong type or out of bounds, and values of TRL's with which nothing is trained.
+
+    Args:
+        settings: by TRL's names and ours; a missing one has its default.
+
+    Raises:
+        UserError: what was given, and what to set.
+
+    >>> check_values({"exact_trl": True, "tool_timeout": 5, "dynamic_sampling": "accuracy"})
+    >>> check_values({"exact_trl": "false"})
+    Traceback (most recent call last):
+    ...
+    pods_rl.errors.UserError: exact_trl = 'false': expected True or False, and not a text.
+    """
+    for key in ("prefix_tree", "exact_trl", "skip_zero_advantage_steps"):
+        _check_switch(key, settings.get(key, False), optional=key == "skip_zero_advantage_steps")
+    _check_timeout(settings.get("tool_timeout"))
+    _check_dynamic_sampling(settings.get("dynamic_sampling", False))
+    rounds = settings.get("dynamic_sampling_rounds", 3)
+    _at_least("dynamic_sampling_rounds", rounds, 1, "set dynamic_sampling: false to draw no new prompts")
+    _check_training(settings)
+    _check_weights(settings.get("reward_weights"))
+
+
+def _check_switch(key: str, value: Any, *, optional: bool) -> None:
+    if isinstance(value, bool) or (optional and value is None):
+        return
+    expected = "True, False or None" if optional else "True or False"
+    hint = ", and not a text" if isinstance(value, str) else ""
+    raise UserError(f"{key} = {value!r}: expected {expected}{hint}.")
+
+
+_LONGEST = 1e9  # seconds; the clocks of the operating system take no more
+
+
+def _check_timeout(value: Any) -> None:
+    if value is None:
+        return
+    if not _is_number(value) or not 0 < value <= _LONGEST:
+        raise UserError(
+            f"tool_timeout = {value!r}: expected a number of seconds above 0 and up to 1e9. Set None for no limit."
+        )
+
+
+def _check_dynamic_sampling(value: Any) -> None:
+    is_name = isinstance(value, str) and value.lower() not in ("", "true", "false", "yes", "no", "none", "null")
+    if not isinstance(value, bool) and not is_name:
+        raise UserError(
+            f"dynamic_sampling = {value!r}: expected True (groups are judged by their total reward), False, or the "
+            "name of a reward function."
+        )
+
+
+def _check_training(settings: Mapping[str, Any]) -> None:
+    """Refuse numbers of iterations, steps and epochs with which TRL's `train` returns at once, without an error."""
+    _at_least("num_iterations", settings.get("num_iterations", 1), 1, "how often each generation is trained on")
+    steps = settings.get("max_steps", -1)
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps == 0:
+        raise UserError(
+            f"max_steps = {steps!r}: expected a whole number of at least 1, or -1 for no limit (num_train_epochs then "
+            "decides)."
+        )
+    epochs = settings.get("num_train_epochs", 3.0)
+    if steps < 0 and (not _is_number(epochs) or not epochs > 0):
+        raise UserError(f"num_train_epochs = {epochs!r}: expected a number above 0, or set max_steps.")
+
+
+def _check_weights(weights: Any) -> None:
+    """Refuse weights of reward functions with which every rollout has the same reward or none."""
+    if not isinstance(weights, (list, tuple)) or not weights:
+        return
+    usable = all(_is_number(weight) and math.isfinite(weight) for weight in weights)
+    if not usable or not any(weights):
+        raise UserError(
+            f"reward_weights = {weights!r}: expected finite numbers, at least one of them not 0. With these no rollout "
+            "is better than another, and nothing is trained."
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 ADVANTAGES = ("after", "before")
@@ -219,8 +312,6 @@ def check_losses(settings: Mapping[str, Any]) -> None:
             f"{name} works on the summed reward: got multi_objective_aggregation = {aggregation}. Set "
             "multi_objective_aggregation: sum_then_normalize."
         )
-    rounds = settings.get("dynamic_sampling_rounds", 3)
-    _at_least("dynamic_sampling_rounds", rounds, 1, "set dynamic_sampling: false to draw no new prompts")
     # TRL reads true as group and false as none.
     if baseline == "leave_one_out" and settings.get("scale_rewards", "group") in ("group", True, "True", "true"):
         raise UserError(

@@ -4,10 +4,10 @@ TRL and transformers restore weights, optimizer, schedule and random state. They
 still to be trained, the rollouts they were chosen from, the metrics since the last line of the log, the order of
 prompts after the first epoch, and a synchronised reference policy.
 
-Two cases are not exact. vLLM's random state cannot be saved: such a run resumes with the same weights, optimizer and
-prompts, and draws other samples. DDP over three processes or more sums gradients in another order in its first step
-than later, unless `ddp_find_unused_parameters` is true (which it is without `gradient_checkpointing`): they differ by
-rounding.
+Three cases are not exact. On a GPU backward passes add in an order that varies, unless `full_determinism` is set.
+vLLM's random state cannot be saved: such a run resumes with the same weights, optimizer and prompts, and draws other
+samples. DDP over three processes or more sums gradients in another order in its first step than later, unless
+`ddp_find_unused_parameters` is true (which it is without `gradient_checkpointing`): they differ by rounding.
 
 Size: a few hundred bytes between generations, which is every step unless `num_iterations` or `steps_per_generation` say
 otherwise. Within one, m rows a prompt, 1.6 MB with m = 16 and T = 4096, and the text of all n rollouts.

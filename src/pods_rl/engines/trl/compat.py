@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -31,9 +31,11 @@ from transformers.trainer import TRAINER_STATE_NAME  # noqa: F401  (the engine i
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation  # gathers ZeRO-3's weights
 from trl.trainer import grpo_trainer  # its VLLMGeneration and logger are patched below
+from trl.trainer.grpo_trainer import disable_gradient_checkpointing, use_adapter  # noqa: F401
 from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_callable, nanstd, pad  # noqa: F401
 
 from ...errors import UserError
+from ...text import change_text, plain_text
 from .config import PODSConfig
 
 TESTED = {"trl": "1.16.0", "transformers": "5.23.0"}
@@ -72,9 +74,12 @@ class TRLTrainer:
     scale_rewards: Any
     num_generations: int
     num_iterations: int
+    mask_truncated_completions: bool
+    eos_token_ids: list[int]  # the tokens that end a completion; without one it is truncated
     beta: float
     loss_type: str
     top_entropy_quantile: float
+    current_gradient_accumulation_steps: int  # micro-batches of the step; fewer in an epoch's last one
     aux_loss_enabled: bool
     _entropy_bonus_enabled: bool
     log_completions: bool
@@ -93,7 +98,7 @@ class TRLTrainer:
     _last_loaded_step: int  # with vLLM: the step of the generator's weights
     vllm_generation: Any  # with vLLM: what asks it
 
-    def _compute_loss(self, model: Any, inputs: Any) -> Tensor: ...  # a subclass may replace it
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any, Any]: ...
     def is_world_process_zero(self) -> bool: ...
 
 
@@ -134,6 +139,16 @@ def check_overrides(trainer_class: type) -> None:
                 f"PODSTrainer overrides GRPOTrainer.{name}({', '.join(expected)}), but in the installed trl "
                 f"{trl.__version__} and transformers {transformers.__version__} {is_here}: pip install {pins}"
             )
+
+
+def is_overridden(trainer: TRLTrainer, base: type, names: Iterable[str]) -> bool:
+    """Return whether a subclass of `base`, or the trainer itself, replaces one of these methods."""
+    for name in names:
+        if name in vars(trainer):
+            return True
+        if getattr(type(trainer), name) is not getattr(base, name):
+            return True
+    return False
 
 
 def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
@@ -187,6 +202,27 @@ def standing_in(instance: Any, **values: Any) -> Iterator[None]:
         for name in values:
             del vars(instance)[name]
         vars(instance).update(own)
+
+
+@contextmanager
+def escaping_printed_table() -> Iterator[None]:
+    """Inside, TRL prints its table of completions escaped, since text of a policy can steer a terminal.
+
+    What TRL writes to files and trackers stays as it is.
+    """
+    show = grpo_trainer.print_prompt_completions_sample
+
+    def escaped(values: Sequence[Any]) -> list[Any]:
+        return [change_text(value, plain_text) for value in values]
+
+    def show_escaped(
+        prompts: Sequence[Any], completions: Sequence[Any], *others: Any, extra: Mapping[str, Sequence[Any]]
+    ) -> None:
+        columns = {plain_text(name): escaped(values) for name, values in extra.items()}
+        show(escaped(prompts), escaped(completions), *others, extra=columns)
+
+    with standing_in(grpo_trainer, print_prompt_completions_sample=show_escaped):
+        yield
 
 
 @contextmanager

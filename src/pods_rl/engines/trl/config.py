@@ -12,7 +12,7 @@ from ...errors import UserError
 from ...selection import RuleOrName
 from ...selection.rules import check_rule, rule_name
 from ...text import counted, documented_arguments
-from .batching import LEVERS, batch_plan, check_losses
+from .batching import LEVERS, batch_plan, check_losses, check_values
 
 PAPER = {  # as TRL's trainers name theirs, for the model card
     "title": "Not All Rollouts are Useful: Down-Sampling Rollouts in LLM Reinforcement Learning",
@@ -54,12 +54,15 @@ class PODSConfig(GRPOConfig):
             update, and leave out rows that have no gradient. False: generate and update as TRL does.
         exact_trl: turn off everything that changes rounding or draws: with n = m the run is TRL's to the last bit.
         dynamic_sampling: replace groups whose rewards are all equal by groups of new prompts (DAPO, arXiv
-            2503.14476). True: by the total reward; or the name of the reward function that decides.
-        dynamic_sampling_rounds: how often new prompts are generated for a batch at most.
+            2503.14476). True: by the total reward; or the name of the reward function that decides. Groups that cannot
+            be replaced have advantage 0.
+        dynamic_sampling_rounds: how often new prompts are generated for a batch at most. It ends earlier after one pass
+            over the prompts, and at least 256 of them, without a group whose rewards differ.
 
     Raises:
-        UserError: n < m, an unknown rule or choice, a batch that cannot hold whole groups, or settings that contradict
-            each other or TRL's.
+        UserError: n < m, an unknown rule or choice, a value of a wrong type or out of bounds, a batch that cannot hold
+            whole groups, settings that contradict each other or TRL's, or settings with which nothing is trained
+            (num_iterations, max_steps or num_train_epochs of 0; reward_weights of 0).
 
     Example:
         >>> config = PODSConfig(
@@ -86,6 +89,7 @@ class PODSConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         batch_plan(vars(self))
+        check_values(vars(self))
         check_losses(vars(self))
         super().__post_init__()
         if self.clock == "cpu" and (self.world_size > 1 or self.device.type != "cpu"):

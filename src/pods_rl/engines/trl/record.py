@@ -34,6 +34,7 @@ class Rollouts:
     groups: Tensor  # [P] int64, the group of each prompt's kept rollouts
     advantages: Tensor | None = None  # [P, M], known once the batch is built
     turn_rewards: list[Any] = field(default_factory=list)  # of each rollout's assistant turns, or None; empty: none
+    masked: Tensor | None = None  # [G, N] bool, truncated rollouts that the loss masks out; None: none of them
 
     def columns(self, write: Callable[[Any], str] | None = None) -> dict[str, list[Any]]:
         """Return the ledger's columns, a value per rollout of this process (see `docs/architecture.md`).
@@ -74,9 +75,15 @@ class Rollouts:
         """Return the number of each kept rollout over all groups, int64 `[P * M]`."""
         return (self.groups.unsqueeze(1) * self.rewards.size(1) + self.kept).flatten()
 
+    def scored_rewards(self) -> Tensor:
+        """Return the total rewards that selection and advantages read, `[G, N]`: NaN also for rollouts masked out."""
+        if self.masked is None:
+            return self.rewards
+        return self.rewards.masked_fill(self.masked, torch.nan)
+
     def kept_rewards(self) -> Tensor:
-        """Return the total reward of each kept rollout, `[P, M]`."""
-        return self.rewards[self.groups].gather(1, self.kept)
+        """Return the total reward of each kept rollout, `[P, M]`; NaN if it is unscored or masked out."""
+        return self.scored_rewards()[self.groups].gather(1, self.kept)
 
     def replace_groups(self, places: Tensor, more: Rollouts, groups: Tensor) -> None:
         """Add another generation's groups, and train some of them instead of some of this one's.
@@ -95,6 +102,8 @@ class Rollouts:
         self.numbers += [G * N + number for number in more.numbers]
         self.rewards_per_func = torch.cat([self.rewards_per_func, more.rewards_per_func])
         self.rewards = torch.cat([self.rewards, more.rewards])
+        if self.masked is not None and more.masked is not None:
+            self.masked = torch.cat([self.masked, more.masked])
         self.kept[places], self.groups[places] = more.kept[groups], G + more.groups[groups]
         if self.advantages is not None and more.advantages is not None:
             self.advantages[places] = more.advantages[groups]

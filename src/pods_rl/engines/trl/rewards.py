@@ -22,6 +22,7 @@ from ...errors import UserError, raised
 from ...sandbox import RewardFailure, as_score, failure
 from ...sandbox.worker import Work, no_copies
 from ...selection import REWARD_LIMIT
+from ...selection.types import describe
 from ...text import plain_text, short
 from .compat import TRLTrainer, get_callable_name, is_async_callable, standing_in
 from .record import as_text
@@ -44,23 +45,69 @@ class CheckedRewards:
 
     def __init__(self, trainer: TRLTrainer) -> None:
         self._trainer = trainer
-        self._faults = Faults()
         self._warned: set[str] = set()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._faults = Faults()
+        self._unusable = [0] * len(self._trainer.reward_func_names)  # rewards of each function, over all processes
+
+    def score(self, calculate: Callable[..., Tensor], *columns: Sequence[Any]) -> Tensor:
+        """Call the trainer's `_calculate_rewards`, which a subclass may override, once for a generation.
+
+        What it returns is what selects, is trained and is logged. Call this on every process.
+
+        Args:
+            calculate: the method.
+            columns: its arguments: rows, prompts, completions and token ids of the rollouts of this process.
+
+        Returns:
+            `[rows, F]` of all processes, unusable rewards as NaN.
+
+        Raises:
+            UserError: it did not return such a tensor.
+        """
+        self._begin()
+        rows = len(columns[0]) * self._trainer.accelerator.num_processes
+        rewards = self.clean(self._checked(calculate(*columns), rows))
+        self._log(rewards)
+        return rewards
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, TRL calls checked reward functions; outside, `reward_funcs` holds the user's own objects."""
-        trainer, self._faults = self._trainer, Faults()
+        trainer = self._trainer
         pairs = zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
         functions = [watched(function, name, trainer.args.reward_errors, self._faults) for function, name in pairs]
         with standing_in(trainer, reward_funcs=functions):
             yield
 
-    def settle(self, rewards: Tensor) -> Tensor:
-        """Return `[rows, F]` of all processes with unusable rewards as NaN; count and log what has no score."""
+    def clean(self, rewards: Tensor) -> Tensor:
+        """Return `[rows, F]` of all processes with unusable rewards as NaN, and count these."""
+        rewards, unusable = refuse_unusable(rewards, self._trainer.reward_weights)
+        for i, count in enumerate(unusable.tolist()):
+            self._unusable[i] += count
+        return rewards
+
+    def _checked(self, rewards: Any, rows: int) -> Tensor:
+        """Return what `_calculate_rewards` returned as a tensor of floats on TRL's device."""
         trainer = self._trainer
-        rewards, spoiled = refuse_unusable(rewards, trainer.reward_weights)
-        *unusable, unscored = torch.cat([spoiled, rewards.isnan().all(dim=1).sum().unsqueeze(0)]).tolist()
+        shape = [rows, len(trainer.reward_func_names)]
+        if not isinstance(rewards, Tensor) or list(rewards.shape) != shape:
+            raise UserError(
+                f"{type(trainer).__name__}._calculate_rewards returned {describe(rewards)}; expected a tensor of shape "
+                f"{shape}: a row for each rollout of all processes (trainer.accelerator.gather), and a column for each "
+                "reward function."
+            )
+        if not rewards.is_floating_point():
+            rewards = rewards.float()
+        return rewards.detach().to(trainer.accelerator.device)
+
+    def _log(self, rewards: Tensor) -> None:
+        """Count and log the rollouts without a score."""
+        trainer = self._trainer
+        unusable = self._unusable
+        unscored = int(rewards.isnan().all(dim=1).sum())
         errors, timeouts = self._all_faults()
         metrics = trainer._metrics["train" if trainer.model.training else "eval"]
         metrics["pods/unusable_rewards"].append(float(sum(unusable)))
@@ -76,7 +123,6 @@ class CheckedRewards:
                     "after an error); they count as unscored: never selected while scored ones remain, advantage 0. "
                     "Logged once; see pods/unusable_rewards and pods/unscored_rollouts.",
                 )
-        return rewards
 
     def _all_faults(self) -> tuple[int, int]:
         """Errors and timeouts of this generation over all processes; the first of each function is logged once."""

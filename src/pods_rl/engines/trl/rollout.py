@@ -7,7 +7,7 @@ selected, and its lists are shortened to the kept rows.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...selection import Selection, advantages, is_constant, spread
-from ...text import change_text, plain_text
+from ...text import change_text, utf8_text
 from .batching import Shares
 from .compat import Batch, TRLTrainer, nanstd
 from .config import group_sizes
@@ -62,9 +62,11 @@ class Generation:
     inputs: list[Batch]
     key: tuple[int, int, int]
     rollouts: list[Batch] = field(init=False)  # the list that TRL's method runs on
-    scores: Tensor | None = None  # [P * n, F], as reward functions gave them
+    calculate_rewards: Callable[..., Tensor] | None = None  # TRL's method, or a subclass's
+    scores: Tensor | None = None  # [P * n, F], as that method gave them
     kept_scores: Tensor | None = None  # [P * m, F], once rows are selected
     record: Rollouts | None = None
+    dead: Tensor | None = None  # [P] bool, groups that dynamic sampling could not replace
 
     def __post_init__(self) -> None:
         # Each rollout has its own objects, as TRL's rows have: a tool or a reward may change its arguments.
@@ -100,6 +102,13 @@ class Generation:
         assert self.record is not None
         assert self.scores is not None
         return self.record, self.scores
+
+    def scores_of_kept_rows(self, *columns: Sequence[Any]) -> Tensor:
+        """Stand in for `_calculate_rewards` where TRL calls it after `_generate`: the kept rows are scored already."""
+        assert self.calculate_rewards is not None
+        if self.kept_scores is None:  # a subclass's `_generate` that did not call ours: `check_rows` raises
+            return self.calculate_rewards(*columns)
+        return self.kept_scores
 
     def check_rows(self, batch: Batch, name: str) -> None:
         """Raise UserError unless TRL built its batch from the kept rows."""
@@ -146,11 +155,64 @@ def record_of(
         reward_names=list(trainer.reward_func_names),
         rewards_per_func=scores[numbers],
         numbers=numbers,
-        rewards=total_reward(scores, trainer.reward_weights, n, aggregation).cpu(),
+        rewards=total_reward(scores.cpu(), trainer.reward_weights, n, aggregation),
         kept=torch.empty(0, dtype=torch.int64),
         groups=torch.arange(generation.shares.prompts),
         turn_rewards=list(turns or ()),
+        masked=masked_rollouts(generation.shares, output[1], trainer),
     )
+
+
+def masked_rollouts(shares: Shares, completion_ids: Sequence[Sequence[int]], trainer: TRLTrainer) -> Tensor | None:
+    """Return which rollouts TRL would mask out of the loss, as truncated, over all processes, bool `[P, N]`.
+
+    None if `mask_truncated_completions` is off, and with n = m: there is nothing to select, and the rows stay TRL's.
+    Call this on every process.
+
+    Args:
+        completion_ids: of this process's rollouts.
+    """
+    n = shares.num_rollouts
+    if not trainer.mask_truncated_completions or n == shares.num_generations:
+        return None
+    ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}  # as TRL decides
+    flags = [int(not ids or ids[-1] not in ends) for ids in completion_ids]
+    masked = trainer.accelerator.gather(torch.tensor(flags, device=trainer.accelerator.device)).view(-1, n).bool().cpu()
+    trainer._metrics["train"]["pods/masked_rollouts"].append(float(masked.sum()))
+    return masked
+
+
+def scores_of_rows(generation: Generation, kept: Sequence[int]) -> Tensor:
+    """Return the scores of the kept rows for TRL, `[P * m, F]`.
+
+    A row that is masked out has none, so that it has advantage 0 and is no part of its group's mean.
+
+    Args:
+        kept: the numbers of the kept rollouts.
+    """
+    record, scores = generation.result()
+    rows = scores[kept]
+    if record.masked is None:
+        return rows
+    masked = record.masked.flatten()[kept].to(rows.device)
+    return rows.masked_fill(masked.unsqueeze(1), torch.nan)
+
+
+def show_scores(logged: Mapping[str, Any], generation: Generation) -> None:
+    """Put the scores of rows that are masked out into TRL's table of completions, which has NaN for them.
+
+    Args:
+        logged: by reward function, the column of the table; its last rows are those of this generation.
+    """
+    record, scores = generation.result()
+    if record.masked is None:
+        return
+    rows = scores[record.kept_numbers()]
+    for i, name in enumerate(record.reward_names):
+        column = rows[:, i].tolist()
+        for _ in range(min(len(logged[name]), len(column))):
+            logged[name].pop()
+        logged[name].extend(column)
 
 
 # -- kept rollouts: from TRL's lists to those of the process that trains them ------------------------------------------
@@ -232,46 +294,88 @@ def move_rows(
 # -- rewards and advantages ------------------------------------------------------------------------------------------
 
 
-def total_reward(rewards_per_func: Tensor, weights: Tensor, group: int, aggregation: str) -> Tensor:
+def total_reward(
+    rewards_per_func: Tensor, weights: Tensor, group: int, aggregation: str, dtype: torch.dtype = torch.float64
+) -> Tensor:
     """Return one reward per rollout, `[P, group]`, added up as TRL does; NaN if every function returned NaN.
+
+    The sum is exact to float64 and then rounded, so that equal parts have one sum in whatever order they are.
 
     Args:
         rewards_per_func: `[P * group, F]`.
         weights: `[F]`.
         group: rollouts per prompt.
         aggregation: TRL's `multi_objective_aggregation`.
+        dtype: of the sum. In float64 the order of equal parts hardly changes it; TRL adds in float32.
     """
-    unscored = rewards_per_func.isnan().all(dim=1)
+    scores = rewards_per_func.to(dtype)
+    unscored = scores.isnan().all(dim=1)
     if aggregation == "normalize_then_sum":
-        grouped = rewards_per_func.view(-1, group, rewards_per_func.size(1))
+        grouped = scores.view(-1, group, scores.size(1))
         centred = grouped - grouped.nanmean(dim=1, keepdim=True)
         count = (~grouped.isnan()).sum(dim=1, keepdim=True)
         std = (centred.square().nansum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
-        rewards_per_func = (centred / (std + 1e-4)).view_as(rewards_per_func)
-    total = (rewards_per_func * weights.to(rewards_per_func)).nansum(dim=1)
+        # Divided by a deviation of 0, rounding would become a reward.
+        constant = torch.stack([is_constant(column) for column in grouped.unbind(dim=2)], dim=1)
+        scores = (centred / (std + 1e-4)).masked_fill(constant.unsqueeze(1), 0.0).view_as(scores)
+    total = (scores * weights.to(scores)).nansum(dim=1)
     return total.masked_fill(unscored, torch.nan).view(-1, group)
 
 
-def set_advantages(batch: Batch, record: Rollouts, rows: range, trainer: TRLTrainer) -> None:
+def set_advantages(batch: Batch, generation: Generation, trainer: TRLTrainer) -> None:
     """Put the advantages of this process's rows into TRL's batch, where TRL's own are not right.
 
     TRL's are right for the mean of the kept rows. They are not for other baselines, nor for a batch that dynamic
-    sampling changed and that is scaled as one.
+    sampling changed and that is scaled as one. Groups without a signal have advantages of exactly 0.
     """
-    args, scale = trainer.args, trainer.scale_rewards
-    before = args.advantages == "before" and args.num_rollouts != args.num_generations
+    record, _ = generation.result()
+    args, scale, m = trainer.args, trainer.scale_rewards, record.kept.size(1)
+    rows = slice(generation.rows.start, generation.rows.stop)
+    is_plain = args.num_rollouts == args.num_generations
+    before = args.advantages == "before" and not is_plain
     joined = len(record.rewards) != len(record.groups) and scale == "batch"
-    device = batch["advantages"].device
+    advantages_B = batch["advantages"].clone()
+    silent_P = torch.zeros(len(record.groups), dtype=torch.bool)
     if before or joined or args.advantage_baseline != "mean":
         how: Any = {"when": args.advantages, "baseline": args.advantage_baseline, "scale": scale}
-        all_rows = advantages(record.rewards[record.groups], Selection(record.kept), **how).float().flatten()
-        batch["advantages"] = all_rows[rows.start : rows.stop].to(device)
-    elif (
-        args.skip_zero_advantage_steps or args.prefix_tree
-    ) and trainer.multi_objective_aggregation == "sum_then_normalize":
+        ours_PM = advantages(_single_rewards(generation, trainer), Selection(record.kept), **how)
+        advantages_B = ours_PM.flatten()[rows].to(advantages_B.device)
+        silent_P |= is_constant(record.scored_rewards()[record.groups] if before else record.kept_rewards())
+    elif not (is_plain and args.exact_trl):
         # The mean of equal float32 rewards can differ from them by rounding: TRL's advantages are then not zero.
-        constant = is_constant(record.kept_rewards()).repeat_interleave(record.kept.size(1))[rows.start : rows.stop]
-        batch["advantages"] = batch["advantages"].masked_fill(constant.to(device), 0.0)
+        silent_P |= has_constant_rows(generation, trainer)
+    if generation.dead is not None:
+        # The named reward is equal for all of the group; others may differ, and must not train it.
+        silent_P |= generation.dead
+    advantages_B[silent_P.repeat_interleave(m)[rows].to(advantages_B.device)] = 0.0
+    if not torch.equal(advantages_B, batch["advantages"]):
+        batch["advantages"] = advantages_B
+
+
+def _single_rewards(generation: Generation, trainer: TRLTrainer) -> Tensor:
+    """Return the rewards of each prompt's n rollouts in float32, as TRL adds them up, `[P, N]`."""
+    record, scores = generation.result()
+    n, aggregation = record.rewards.size(1), trainer.multi_objective_aggregation
+    totals_GN = total_reward(scores.cpu(), trainer.reward_weights, n, aggregation, dtype=torch.float32)
+    if record.masked is not None:
+        totals_GN = totals_GN.masked_fill(record.masked, torch.nan)
+    return totals_GN[record.groups]
+
+
+def has_constant_rows(generation: Generation, trainer: TRLTrainer) -> Tensor:
+    """Return which prompts have kept rows of equal rewards, added up as TRL does for its advantages, bool `[P]`."""
+    record, _ = generation.result()
+    if trainer.multi_objective_aggregation == "sum_then_normalize":
+        return is_constant(record.kept_rewards())
+    # Each function is normalised over the kept rows. Dynamic sampling never joins such batches.
+    assert generation.kept_scores is not None
+    scores, m = generation.kept_scores.cpu(), record.kept.size(1)
+    return is_constant(total_reward(scores, trainer.reward_weights, m, trainer.multi_objective_aggregation))
+
+
+def gather_advantages(batch: Batch, trainer: TRLTrainer) -> Tensor:
+    """Return the advantages of the rows of all processes, `[P, M]` on the CPU. Call this on every process."""
+    return trainer.accelerator.gather(batch["advantages"]).view(-1, group_sizes(trainer.args)[1]).cpu()
 
 
 # -- metrics ---------------------------------------------------------------------------------------------------------
@@ -281,8 +385,8 @@ Metrics = dict[str, list[float]]
 # Numbers of rollouts, rows or steps: they add up within a step, and are not logged while they are zero.
 COUNTERS = (
     "pods/unusable_rewards", "pods/unscored_rollouts", "pods/reward_errors", "pods/reward_timeouts",
-    "pods/verifier_timeouts", "pods/verifier_crashes", "pods/rows_moved", "pods/rows/left_out", "pods/rows/merged",
-    "pods/skipped_step", "pods/bad_loss", "pods/bad_gradient",
+    "pods/masked_rollouts", "pods/verifier_timeouts", "pods/verifier_crashes", "pods/rows_moved",
+    "pods/rows/left_out", "pods/rows/merged", "pods/skipped_step", "pods/bad_loss", "pods/bad_gradient",
 )  # fmt: skip
 
 
@@ -326,7 +430,7 @@ def log_all_rollouts(trainer: TRLTrainer, scores: Tensor, before: Mapping[str, i
         before: the number of entries of each metric before TRL's method ran.
     """
     metrics = trainer._metrics["train"]
-    totals_GN = total_reward(scores, trainer.reward_weights, group_sizes(trainer.args)[0], "sum_then_normalize")
+    totals_GN = total_reward(scores.cpu(), trainer.reward_weights, group_sizes(trainer.args)[0], "sum_then_normalize")
     found = {
         "reward": totals_GN.nanmean(),
         "reward_std": nanstd(totals_GN.flatten()),
@@ -349,9 +453,9 @@ def show_advantages(logged: Any, record: Rollouts) -> None:
     logged.extend(rows)
 
 
-def escape_table(logs: Mapping[str, Any]) -> None:
-    """Escape TRL's table of completions in place, which it prints to the terminal."""
+def make_table_storable(logs: Mapping[str, Any]) -> None:
+    """Escape characters in TRL's table of completions, in place, that its Parquet file cannot hold."""
     for rows in (logs["prompt"], logs["completion"], *logs["extra"].values()):
-        escaped = [change_text(entry, plain_text) for entry in rows]
+        storable = [change_text(entry, utf8_text) for entry in rows]
         rows.clear()
-        rows.extend(escaped)
+        rows.extend(storable)

@@ -57,8 +57,9 @@ class Stability:
 
     def skip_bad_step(self) -> bool:
         """Before the optimizer step: clear the gradients of a bad step on all processes; return whether it is bad."""
-        assert self.step_loss is not None
         trainer, accelerator = self._trainer, self._trainer.accelerator
+        if self.step_loss is None:  # a subclass's `training_step` that does not call ours: only its gradient is known
+            self.step_loss = torch.zeros((), device=accelerator.device)
         loss = accelerator.gather(self.step_loss.detach().float().reshape(1)).mean().item()
         gradient = _number(self.gradient_norm)
         self.step_loss = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from accelerate.utils import broadcast
 from torch import Tensor
 from typing_extensions import override
 
+from ...errors import UserError
 from ...prefix_tree.tree import distinct_share
 from ...selection import select
 from . import compat, rollout
@@ -59,6 +61,7 @@ class PODSTrainer(TypedGRPOTrainer):
     _paper = PAPER
     _generation: Generation | None = None  # while TRL's method runs in training
     _turns: Turns | None = None  # while rollouts are generated
+    _drawn: list[tuple[Batch, Generation]] | None = None  # while a subclass's method runs on new prompts
     _last_key: tuple[int, int] = (-1, 0)  # a step, and its generations so far
     rollouts: Rollouts | None = None  # of the latest generation
 
@@ -71,9 +74,9 @@ class PODSTrainer(TypedGRPOTrainer):
             output = super()._generate(prompts)  # n rollouts of each prompt
         if generation is None:  # an evaluation
             return output
-        scores = self._score(generation, prompts, output)
-        generation.record = rollout.record_of(generation, self, prompts, output, scores)
-        generation.record.kept = self._select(generation, generation.record.rewards)
+        generation.scores = self._score(generation, prompts, output)
+        generation.record = rollout.record_of(generation, self, prompts, output, generation.scores)
+        generation.record.kept = self._select(generation, generation.record.scored_rewards())
         return self._shorten(generation, generation.record, prompts, output)
 
     def _score(self, generation: Generation, prompts: list[Any], output: Output) -> Tensor:
@@ -84,7 +87,11 @@ class PODSTrainer(TypedGRPOTrainer):
         share = distinct_share(ids, [number // generation.shares.num_rollouts for number in generation.numbers])
         self._metrics["train"]["pods/distinct_tokens"].append(share)
         rollout.add_fields(generation.rollouts, output)
-        return self._calculate_rewards(generation.rollouts, rollout.copies(prompts), completions, ids)
+        columns = (generation.rollouts, rollout.copies(prompts), completions, ids)
+        assert generation.calculate_rewards is not None
+        # A subclass that compares the rollouts of a prompt reads the size of the groups here.
+        with compat.standing_in(self, num_generations=generation.shares.num_rollouts):
+            return self._rewards.score(generation.calculate_rewards, *columns)
 
     def _select(self, generation: Generation, rewards_PN: Tensor) -> Tensor:
         """Return which m rollouts of each prompt the rule keeps, int64 `[P, M]`; the first process decides for all."""
@@ -116,7 +123,7 @@ class PODSTrainer(TypedGRPOTrainer):
         if shares.processes > 1:
             moved = sum(source != target for source, target in zip(sources, targets, strict=True))
             self._metrics["train"]["pods/rows_moved"].append(float(moved))
-        generation.kept_scores = generation.result()[1][kept]
+        generation.kept_scores = rollout.scores_of_rows(generation, kept)
         self._update.clock.enter("update")
         return rollout.output_of(columns)
 
@@ -124,25 +131,54 @@ class PODSTrainer(TypedGRPOTrainer):
     def _calculate_rewards(
         self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
     ) -> Tensor:
-        generation = self._generation
-        if generation is not None and generation.kept_scores is not None:
-            return generation.kept_scores  # TRL asks for the scores of the kept rows, which are known
         with self._rewards.watching():
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        scores = self._rewards.settle(rewards)
-        if generation is not None:
-            generation.scores = scores
-        return scores
+        return self._rewards.clean(rewards)
 
     @override
     def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
         if not self.model.training:
-            with self._tools.tokenizable():
+            calculate = self._calculate_rewards
+            with (
+                compat.standing_in(self, _calculate_rewards=partial(self._rewards.score, calculate)),
+                self._tools.tokenizable(),
+            ):
                 return super()._generate_and_score_completions(inputs)
+        if self._drawn is not None:
+            return self._draw(inputs, self._drawn)
         before = {name: len(values) for name, values in self._metrics["train"].items()}
         batch, generation = self._one_generation(inputs)
-        batch = self._dynamic.fill(batch, generation, self._one_generation)
+        batch = self._dynamic.fill(batch, generation, self._generation_of_new_prompts)
         return self._finish(batch, generation, before)
+
+    def _generation_of_new_prompts(self, rows: list[Batch]) -> tuple[Batch, Generation]:
+        """Generate for rows that dynamic sampling drew, which pass through a subclass's method as all rows do.
+
+        Only what that method does before it calls ours has an effect: it does the rest on the joined batch.
+        """
+        if not compat.is_overridden(self, PODSTrainer, ["_generate_and_score_completions"]):
+            return self._one_generation(rows)
+        self._drawn = []
+        try:
+            self._generate_and_score_completions(rows)
+            drawn = self._drawn
+        finally:
+            self._drawn = None
+        if len(drawn) != 1:
+            raise UserError(
+                f"{type(self).__name__}._generate_and_score_completions called super() {len(drawn)} times for the rows "
+                "that dynamic_sampling drew: call it once, or set dynamic_sampling: false."
+            )
+        return drawn[0]
+
+    def _draw(self, rows: list[Batch], drawn: list[tuple[Batch, Generation]]) -> Batch:
+        """Generate for rows of new prompts; return a copy of the batch for a subclass's method to change."""
+        batch, generation = self._one_generation(rows)
+        drawn.append((batch, generation))
+        record, _ = generation.result()
+        record.advantages = rollout.gather_advantages(batch, self)
+        self.rollouts = record
+        return {name: value.clone() if isinstance(value, Tensor) else value for name, value in batch.items()}
 
     def _one_generation(self, inputs: list[Batch]) -> tuple[Batch, Generation]:
         """Run TRL's method on n rows of each prompt; return its batch of the m kept rows of each."""
@@ -153,20 +189,23 @@ class PODSTrainer(TypedGRPOTrainer):
         self._last_key = (step, count + 1 if last == step else 0)
         key = (self.args.seed, *self._last_key)
         self._generation = generation = Generation(shares, self.accelerator.process_index, inputs, key)
+        generation.calculate_rewards = self._calculate_rewards
+        scored = compat.standing_in(self, _calculate_rewards=generation.scores_of_kept_rows)
         try:
-            with self._tools.tokenizable():
+            with scored, self._tools.tokenizable():
                 batch = super()._generate_and_score_completions(generation.rollouts)
         finally:
             self._generation = None
         generation.check_rows(batch, type(self).__name__)
+        rollout.show_scores(self._logs["rewards"], generation)
         return batch, generation
 
     def _finish(self, batch: Batch, generation: Generation, before: Mapping[str, int]) -> Batch:
         """Put our advantages into the batch, and log the statistics of all n rollouts."""
         (record, scores), metrics = generation.result(), self._metrics["train"]
         shown = batch["advantages"]
-        rollout.set_advantages(batch, record, generation.rows, self)
-        record.advantages = self.accelerator.gather(batch["advantages"]).view(-1, record.kept.size(1)).cpu()
+        rollout.set_advantages(batch, generation, self)
+        record.advantages = rollout.gather_advantages(batch, self)
         if batch["advantages"] is not shown:
             rollout.show_advantages(self._logs["advantages"], record)
         rollout.log_selection(metrics, record)
@@ -242,28 +281,27 @@ class PODSTrainer(TypedGRPOTrainer):
         with compat.building(self, sequences_at_once(args)):
             super().__init__(**given)
         compat.warn_of_lossy_cast(self)
-        self._rewards, self._stability, self._update = CheckedRewards(self), Stability(self), Update(self)
+        self._rewards = CheckedRewards(self)
+        self._stability = Stability(self)
+        self._update = Update(self, PODSTrainer)
         self._tools, self._dynamic = Tools(self), DynamicSampling(self)
         self._resume = ExactResume(self, self._dynamic)
         self.add_callback(StepCallback(self, self._update, self._stability))
 
-    # -- the update: without repeats, passes without signal, or steps that are not finite -----------------------------
+    # -- the update: without repeats, passes without a gradient, or steps that are not finite -------------------------
 
     @override
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
-        before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
-        if not self.model.training or self._buffered_inputs is None or self._buffered_inputs is before:
-            return inputs
-        # Mark the rows and steps of a new generation that have no gradient.
-        self._buffered_inputs = self._update.arrange(self._buffered_inputs)
-        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+        if self.model.training:
+            self._update.count_trained(inputs)
+        return inputs
 
     @override
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
-        # Skip the passes of a step without signal; its optimizer step then has no gradients.
-        compute = super().compute_loss
-        return self._update.loss(inputs, lambda: compute(model, inputs, *args, **kwargs))
+    def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
+        # Skip rows and passes without a gradient, by the advantages that a subclass gives to TRL's loss.
+        compute = super()._compute_loss
+        return self._update.loss(inputs, lambda: compute(model, inputs))
 
     @override
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -289,19 +327,22 @@ class PODSTrainer(TypedGRPOTrainer):
 
     @override
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        # Log the original loss and no zero counters; escape model output, which TRL prints to the terminal.
+        # Log the original loss and no zero counters. TRL prints model output to the terminal, and saves it.
         self._stability.restore_loss(logs)
         rollout.drop_zero_counters(self._metrics["train"])
         rollout.drop_zero_counters(self._metrics["eval"])
         if self.log_completions:
-            rollout.escape_table(self._logs)
-        super().log(logs, start_time)
+            rollout.make_table_storable(self._logs)
+        with compat.escaping_printed_table():
+            super().log(logs, start_time)
 
     # -- resume (checkpoints.py) and sharded weights (compat.py) -------------------------------------------------------
 
     @override
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train; resume bit for bit from a checkpoint of this trainer, and as TRL does from one of TRL's.
+        """Train; resume exactly from a checkpoint of this trainer, and as TRL does from one of TRL's.
+
+        On a CPU the resumed run is the same bit for bit. On a GPU it can differ by rounding, as any two runs do there.
 
         Args:
             resume_from_checkpoint: a folder that this trainer or TRL's saved; True: the newest complete one in

@@ -6,16 +6,16 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from trl import GRPOTrainer
 
-from ...prefix_tree.packing import TreePass, why_rows
-from .compat import Batch, TRLTrainer, standing_in
+from ...prefix_tree.packing import Probe, TreePass, probe_trees
+from .compat import Batch, TRLTrainer, is_overridden
 from .generation import has_images, present_images
 from .stability import Stability
 
@@ -24,6 +24,12 @@ logger = logging.getLogger(__name__)
 LogProbs = tuple[Tensor, Tensor | None, Tensor | None]  # TRL's result: log-probabilities, entropies, auxiliary loss
 
 PHASES = ("rollout", "reward", "selection", "update")
+
+# A subclass that replaces one of these may read every row, or add a term to the loss that we do not know.
+LOSS_METHODS = (
+    "compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies", "get_high_entropy_mask",
+    "get_off_policy_mask", "get_gamma_weights",
+)  # fmt: skip
 
 
 class PhaseClock:
@@ -56,17 +62,42 @@ class PhaseClock:
         self.phase, self._since = phase, now
 
 
+@dataclass(frozen=True)
+class Signal:
+    """What has a gradient in a micro-batch, over all processes.
+
+    Args:
+        here: whether one of its rows has a gradient.
+        later: whether a later micro-batch of the step has, as far as this is known; true if it is unknown.
+        leaves_out: whether every process may leave out rows without a gradient.
+        live_share: the share of its tokens in rows that are computed.
+    """
+
+    here: bool
+    later: bool
+    leaves_out: bool
+    live_share: float
+
+
 class Update:
     """Compute each micro-batch without repeats and without rows that have no gradient.
 
-    Micro-batches stay those of TRL, so the metrics that it averages over them keep their meaning.
+    What has a gradient is read from the advantages and masks that reach TRL's loss, whoever set them. Micro-batches
+    stay those of TRL, so the metrics that it averages over them keep their meaning.
+
+    Args:
+        trainer: whose loss is computed.
+        base: the class whose methods are not a user's.
     """
 
-    def __init__(self, trainer: TRLTrainer) -> None:
+    def __init__(self, trainer: TRLTrainer, base: type) -> None:
         self._trainer = trainer
-        self._trees: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # by model: whether it computes trees
+        self._base = base
+        self._trees: WeakKeyDictionary[Any, Probe] = WeakKeyDictionary()  # by model: whether it computes trees
+        self._rows_because: str | None = None  # why TRL computed the latest rows of a loss, and no tree
+        self._logged: set[str] = set()
         self._batch: Batch = {}  # whose loss is being computed
-        self._dead = 0  # micro-batches skipped since the last one that was computed
+        self._live: Tensor | None = None  # its rows that are computed, `[B]`; None: all
         now = time.process_time if trainer.args.clock == "cpu" else time.perf_counter
         self.clock = PhaseClock(trainer.accelerator.device, now)
         self.begin_step()
@@ -78,64 +109,140 @@ class Update:
         # `computed`: by the passes of the update's loss, padding included.
         self.tokens = Counter(generated=0, trained=0, computed=0)
         self.rows_left_out = 0  # which have no gradient
-        self.has_signal = False
+        self._has_signal = False  # in a row that reached TRL's loss
+        self._micro_batches = 0  # that reached TRL's loss
+        self._passes = 0  # of these, those that were computed
+        self._skipped = 0  # micro-batches skipped since the last one that was computed
 
-    def arrange(self, micro_batches: list[Batch]) -> list[Batch]:
-        """Mark the rows and the steps of a new generation that have no gradient. Call this on every process."""
-        trainer, args = self._trainer, self._trainer.args
-        window = args.gradient_accumulation_steps
-        if args.prefix_tree and not any(map(has_images, micro_batches)) and not self._reads_every_row():
-            micro_batches = [batch | {"live": _live(batch)} for batch in micro_batches]
-        local = torch.stack([self._count(batch) for batch in micro_batches])
-        counts = trainer.accelerator.reduce(local, reduction="sum").tolist()
-        within = args.skip_zero_advantage_steps and args.steps_per_generation % window == 0  # one generation a step
-        for i, (batch, (signal, live, tokens)) in enumerate(zip(micro_batches, counts, strict=True)):
-            batch["has_signal"] = signal > 0
-            batch["live_share"] = live / tokens if tokens else 1.0
-            start = i - i % window
-            batch["skip"] = within and not any(count[0] for count in counts[start : start + window])
-        return micro_batches
+    def loss(self, batch: Batch, compute: Callable[[], Tensor]) -> Tensor:
+        """Call TRL's `compute` on a micro-batch, or return 0 without a pass where it cannot change a gradient.
 
-    def _count(self, batch: Batch) -> Tensor:
-        """Return three numbers of a micro-batch: whether it has a gradient, tokens of live rows, and of all rows."""
-        lengths = policy_tokens(batch)
-        has_gradient = _live(batch).any() | self._has_other_terms
-        return torch.stack([has_gradient.to(lengths.dtype), (lengths * batch.get("live", 1)).sum(), lengths.sum()])
+        Call this on every process, with the batch that TRL's loss reads.
+        """
+        trainer = self._trainer
+        if not trainer.model.training:
+            return compute()
+        self._micro_batches += 1
+        live = _live(batch)
+        leaves_out = self._may_leave_out_rows(batch)
+        signal = self._signal(batch, live, leaves_out)
+        self._has_signal |= signal.here
+        if leaves_out:
+            self.rows_left_out += int((~live).sum())
+        if self._can_skip(signal):
+            self._skipped += 1
+            return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
+        self._passes += 1
+        self._batch = batch
+        self._live = live if leaves_out else None
+        try:
+            loss = compute()
+        finally:
+            self._batch = {}
+            self._live = None
+        self._correct_metrics(signal.live_share)
+        return loss
+
+    def count_trained(self, batch: Batch) -> None:
+        """Count the tokens of a micro-batch that is about to be trained."""
+        self.tokens["trained"] += int(policy_tokens(batch).sum())
+
+    @property
+    def _has_user_loss(self) -> bool:
+        return is_overridden(self._trainer, self._base, LOSS_METHODS)
 
     @property
     def _has_other_terms(self) -> bool:
         trainer = self._trainer
         return trainer.beta != 0.0 or trainer.aux_loss_enabled or trainer._entropy_bonus_enabled
 
-    def _reads_every_row(self) -> bool:
-        """Return whether a row with advantage 0 matters: to a gradient, or to a metric other than the entropy."""
+    def _may_leave_out_rows(self, batch: Batch) -> bool:
+        """Return whether a row with advantage 0 matters neither to a gradient nor to a metric but the entropy."""
         trainer = self._trainer
-        own_loss = type(trainer)._compute_loss is not GRPOTrainer._compute_loss  # a subclass may add a term
-        reads = trainer.top_entropy_quantile < 1.0 or trainer.loss_type == "vespo"  # logs the weight of each row
-        return self._has_other_terms or reads or own_loss
+        if not trainer.args.prefix_tree or has_images(batch):
+            return False
+        if self._has_other_terms or self._has_user_loss:
+            return False
+        return trainer.top_entropy_quantile >= 1.0 and trainer.loss_type != "vespo"  # logs the weight of each row
 
-    def loss(self, batch: Batch, compute: Callable[[], Tensor]) -> Tensor:
-        """Call TRL's `compute` on a micro-batch, or return 0 without a pass where it cannot change a gradient."""
+    def _signal(self, batch: Batch, live: Tensor, leaves_out: bool) -> Signal:
+        """Return what has a gradient in a micro-batch, the same on every process.
+
+        With a user's loss every pass is computed, and the processes need not agree: its code may not reach this line on
+        all of them.
+        """
+        here = self._has_other_terms or bool(live.any())
+        if self._has_user_loss:
+            return Signal(here, later=True, leaves_out=False, live_share=1.0)
+        later = not here and self._has_later_signal()
+        lengths = policy_tokens(batch)
+        computed = lengths * live if leaves_out else lengths
+        local = [int(here), int(later), int(not leaves_out), int(computed.sum()), int(lengths.sum())]
+        counts = torch.tensor(local, device=lengths.device)
+        sums = self._trainer.accelerator.reduce(counts, reduction="sum").tolist()
+        any_here, any_later, any_needs_all, all_computed, all_tokens = sums
+        return Signal(
+            here=any_here > 0,
+            later=any_later > 0,
+            leaves_out=any_needs_all == 0,
+            live_share=all_computed / all_tokens if all_tokens else 1.0,
+        )
+
+    def _has_later_signal(self) -> bool:
+        """Return whether a later micro-batch of this step has a gradient on this process; true if it is unknown."""
         trainer = self._trainer
-        if not trainer.model.training:
-            return compute()
-        self.has_signal |= batch["has_signal"]
-        if "live" in batch:
-            self.rows_left_out += int((~batch["live"]).sum())
-        if not batch["skip"]:
-            self.tokens["trained"] += int(policy_tokens(batch).sum())
-        # The last micro-batch before an optimizer step always runs: it sends the sum of the gradients to all processes.
-        waits = not trainer.accelerator.sync_gradients and not trainer.is_deepspeed_enabled
-        if batch["skip"] or ("live" in batch and not batch["has_signal"] and waits):
-            self._dead += not batch["skip"]
-            return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
-        self._batch = batch
-        try:
-            loss = compute()
-        finally:
-            self._batch = {}
-        self._correct_metrics(batch["live_share"])
-        return loss
+        remaining = trainer.current_gradient_accumulation_steps - self._micro_batches
+        buffered = trainer._buffered_inputs or []
+        start = trainer._step % trainer.args.steps_per_generation + 1
+        later = buffered[start : start + remaining]
+        if len(later) < remaining:  # the rest of the step is not generated yet
+            return True
+        return any(bool(_live(batch).any()) for batch in later)
+
+    def _can_skip(self, signal: Signal) -> bool:
+        """Return whether a micro-batch needs no pass."""
+        trainer = self._trainer
+        if signal.here or self._has_user_loss:
+            return False
+        skips_steps = bool(trainer.args.skip_zero_advantage_steps) and self._passes == 0
+        if trainer.accelerator.sync_gradients:
+            # The last pass before an optimizer step sends the sum of the gradients to all processes, if there is one.
+            return skips_steps
+        if skips_steps and not signal.later:
+            return True
+        return signal.leaves_out and not trainer.is_deepspeed_enabled  # DeepSpeed counts the passes of a step
+
+    def has_no_gradient(self) -> bool:
+        """Return whether the gradient of the step is exactly 0 on every process. Call this on every process."""
+        accelerator = self._trainer.accelerator
+        local = torch.tensor(int(self._has_signal or self._has_gradient()), device=accelerator.device)
+        return int(accelerator.reduce(local, reduction="sum")) == 0
+
+    def complete_gradients(self) -> None:
+        """Give every parameter a gradient in a step that a subclass's own term trains, if we skipped all its passes.
+
+        The optimizer skips a parameter without a gradient; after TRL's passes it has one of 0.
+        """
+        if self._passes or not self._skipped:
+            return
+        for parameter in self._trainer.model_wrapped.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def _has_gradient(self) -> bool:
+        """Return whether a parameter has a gradient, from a term that TRL's loss does not have."""
+        trainer = self._trainer
+        if trainer.is_deepspeed_enabled:  # it keeps the gradients to itself
+            return self._has_user_loss
+        for parameter in trainer.model_wrapped.parameters():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if hasattr(gradient, "to_local"):  # of a sharded weight
+                gradient = gradient.to_local()
+            if gradient.any():
+                return True
+        return False
 
     def _correct_metrics(self, live_share: float) -> None:
         """Take the mean entropy over the computed rows, and count skipped micro-batches in the shares of clipping.
@@ -149,9 +256,10 @@ class Update:
                 metrics["entropy"].append(entropy / live_share)
             elif not metrics["entropy"]:
                 del metrics["entropy"]  # TRL divides by the number of values
-        for name in [name for name in metrics if self._dead and "clip_ratio" in name]:
-            metrics[name].extend([0.0] * self._dead)
-        self._dead = 0
+        for name in metrics:
+            if self._skipped and "clip_ratio" in name:
+                metrics[name].extend([0.0] * self._skipped)
+        self._skipped = 0
 
     def log_probs(
         self, compute: Callable[..., LogProbs], model: Any, ids: Tensor, mask: Tensor, keep: int,
@@ -161,42 +269,97 @@ class Update:
 
         Args:
             compute: takes the model, ids and mask `[B, T]`, columns to keep, rows a pass, and `others`.
-            others: what else TRL passes; rows with images, or with experts' loss, are computed as TRL does.
+            others: what else TRL passes. Rows with images, and all rows of a model whose experts have an auxiliary
+                loss, are computed as TRL does.
         """
         trainer = self._trainer
-        if images := has_images(others):
+        images = has_images(others)
+        if images:
             others = {**others, **present_images(others)}
-        if trainer.model.training and trainer.args.prefix_tree and not images and not others.get("compute_aux_loss"):
+        if not trainer.model.training:
+            return compute(model, ids, mask, keep, batch_size, **others)
+        in_loss = bool(self._batch)
+        why_rows = self._why_rows(images)
+        if in_loss:
+            self._rows_because = why_rows
+        if why_rows is None:
             model = TreePass(
                 model,
                 keep,
                 tree=self._takes_trees(model),
-                live=self._batch.get("live"),
+                live=self._live,
                 unread=self._batch.get("old_per_token_logps"),
-                tokens=self.tokens if self._batch else Counter(),
+                tokens=self.tokens if in_loss else Counter(),
             )
+        elif in_loss:
+            if trainer.args.prefix_tree:
+                self._log_rows(model, why_rows)
+            self.tokens["computed"] += ids.size(0) * (ids.size(1) - 1)  # a row's last token predicts nothing
         return compute(model, ids, mask, keep, batch_size, **others)
 
+    def _why_rows(self, images: bool) -> str | None:
+        """Return why TRL computes rows whatever the model; None if the model decides."""
+        if not self._trainer.args.prefix_tree:
+            return "prefix_tree is false"
+        if images:
+            return "its batch has images"
+        if self._trainer.aux_loss_enabled:
+            return (
+                "the auxiliary loss of its experts counts every token of every row. To compute trees without that "
+                "loss, set router_aux_loss_coef to 0"
+            )
+        return None
+
+    @property
+    def attention(self) -> str | None:
+        """How the update computes the policy, and with which attention; None before its first pass."""
+        policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        if self._rows_because is not None:
+            return f"rows: {self._rows_because}"
+        return str(self._trees[policy]) if policy in self._trees else None
+
     def _takes_trees(self, model: Any) -> bool:
-        """Return whether a model computes trees; decided at its first pass and, if it does not, logged."""
-        accelerator = self._trainer.accelerator
-        bare = accelerator.unwrap_model(model)
+        """Return whether a model computes trees; decided at its first pass, and logged."""
+        bare = self._trainer.accelerator.unwrap_model(model)
         if bare not in self._trees:
-            weights = {weight.dtype for weight in bare.parameters()}
-            coarse = bool(weights - {torch.float32, torch.float64})
-            coarse |= self._trainer.is_fsdp_enabled and accelerator.mixed_precision != "no"
-            reason: str | None = "torch.compile would compile it for every batch"
-            if not self._trainer.args.torch_compile:
-                # In float32 if the weights are: `_original_forward` is without accelerate's autocast.
-                with standing_in(bare, forward=getattr(bare, "_original_forward", bare.forward)):
-                    reason = why_rows(bare, model, tolerance=0.1 if coarse else 1e-3)
-            self._trees[bare] = reason is None
-            if reason is not None and accelerator.is_main_process:
-                logger.warning(
-                    "The update computes %s row by row, each with its prompt, and not as a prefix tree: %s",
-                    type(bare).__name__, reason,
-                )  # fmt: skip
-        return self._trees[bare]
+            self._trees[bare] = self._probe(bare, model)
+            self._log_probe(bare, self._trees[bare])
+        return self._trees[bare].why_rows is None
+
+    def _probe(self, bare: Any, model: Any) -> Probe:
+        """Return whether a model computes trees, in the precision in which it trains."""
+        accelerator = self._trainer.accelerator
+        if self._trainer.args.torch_compile:
+            return Probe("torch.compile would compile it for every batch")
+        weights = {weight.dtype for weight in bare.parameters()}
+        in_16_bits = accelerator.mixed_precision != "no" or bool(weights - {torch.float32, torch.float64})
+
+        def on_any_process(flag: bool) -> bool:
+            count = torch.tensor(int(flag), device=accelerator.device)
+            return int(accelerator.reduce(count, reduction="sum")) > 0
+
+        with accelerator.autocast():  # as TRL calls the model
+            return probe_trees(bare, model, tolerance=0.1 if in_16_bits else 1e-3, on_any_process=on_any_process)
+
+    def _log_probe(self, bare: Any, probe: Probe) -> None:
+        """Log once how a model is computed: as a warning if it matters to memory and time, on a GPU or for rows."""
+        if probe.why_rows is not None:
+            self._log_rows(bare, probe.why_rows)
+            return
+        on_cpu = self._trainer.accelerator.device.type == "cpu"
+        text = f"The update computes {type(bare).__name__} as {probe}."
+        self._log(text, logging.INFO if on_cpu else logging.WARNING)
+
+    def _log_rows(self, model: Any, reason: str) -> None:
+        name = type(self._trainer.accelerator.unwrap_model(model)).__name__
+        text = f"The update computes {name} row by row, each with its prompt, and not as a prefix tree: {reason}."
+        self._log(text, logging.WARNING)
+
+    def _log(self, text: str, level: int) -> None:
+        """Log a text once, on the first process."""
+        if text not in self._logged and self._trainer.accelerator.is_main_process:
+            logger.log(level, text)
+        self._logged.add(text)
 
 
 def policy_tokens(batch: Batch) -> Tensor:
@@ -212,7 +375,7 @@ def _live(batch: Batch) -> Tensor:
 
 
 class StepCallback(TrainerCallback):
-    """Time one optimizer step by phase, and clear the gradients of a step that has no signal or is bad.
+    """Time one optimizer step by phase, and clear the gradients of a step whose gradient is 0 or not finite.
 
     A step whose advantages are all zero has a zero policy gradient, but AdamW's momentum and weight decay would move
     the weights anyway. The optimizer skips parameters without gradients.
@@ -227,10 +390,13 @@ class StepCallback(TrainerCallback):
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         trainer = self._trainer
-        self._guard.skip_bad_step()
-        skipped = bool(trainer.args.skip_zero_advantage_steps) and not self._update.has_signal
+        bad = self._guard.skip_bad_step()
+        skipped = not bad and bool(trainer.args.skip_zero_advantage_steps) and self._update.has_no_gradient()
         if skipped:
             trainer.model_wrapped.zero_grad(set_to_none=True)
+            self._update.tokens["trained"] = 0
+        elif not bad:
+            self._update.complete_gradients()
         trainer._metrics["train"]["pods/skipped_step"].append(float(skipped))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

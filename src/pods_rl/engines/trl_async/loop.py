@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, RolloutSample, _AsyncRolloutLoop
 
-from ...selection import REWARD_LIMIT, Rule, select
+from ...selection import REWARD_LIMIT, Rule, is_constant, select
 from ...selection import advantages as pods_advantages
 
 GIVE_UP_AFTER = 256  # groups dropped in a row, and at least one pass over the prompts
@@ -70,6 +70,7 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
         selection = select(rewards_1N, self.num_kept, self.rule, torch.Generator().manual_seed(int(seed[0])))
         kept_M = selection.indices[0].tolist()
         advantages_M = pods_advantages(rewards_1N, selection, when=self.when)[0].tolist()
+        is_silent = bool(is_constant(selection.take(rewards_1N)))
         dropped = not any(rows_N[i] for i in kept_M) or (self.dynamic_sampling and not any(advantages_M))
         self._counters["pods/groups_total"] += 1
         self._counters["pods/dropped_groups_total"] += dropped
@@ -84,7 +85,8 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
         for i, advantage in zip(kept_M, advantages_M, strict=True):
             for row in rows_N[i]:
                 row.model_version = versions_N[i]
-                if self.num_kept < len(rows_N):  # else TRL's advantages stay
+                # With n = m TRL's advantages stay, but rounding of a constant group must not become one.
+                if self.num_kept < len(rows_N) or is_silent:
                     row.advantage = advantage
                 kept.append(KeptSample(*(getattr(row, each.name) for each in fields(RolloutSample)), means, passed))
         return kept

@@ -48,6 +48,15 @@ class AsyncPODSConfig(AsyncGRPOConfig):
         super().__post_init__()
         if self.num_rollouts is None:
             self.num_rollouts = self.num_generations
+        for name in ("num_generations", "num_rollouts"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise UserError(f"{name} = {value!r}: expected a whole number.")
+        if not isinstance(self.dynamic_sampling, bool):
+            raise UserError(
+                f"dynamic_sampling = {self.dynamic_sampling!r}: expected True or False. This trainer judges groups by "
+                "their advantages, and not by the name of a reward function."
+            )
         if not 2 <= self.num_generations <= self.num_rollouts:
             raise UserError(
                 "num_generations (m) must be at least 2 and at most num_rollouts (n): got "

@@ -1,0 +1,202 @@
+"""What selection and advantages read in training: truncated rollouts, sums of rewards, and rules of a user's own."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+from pods_rl.errors import UserError
+from pods_rl.selection import Selection, advantages, select
+
+from .conftest import batches_of, letter_reward
+
+# -- truncated rollouts that the loss masks out ------------------------------------------------------------------------
+
+MASKING = {"num_rollouts": 12, "mask_truncated_completions": True, "max_completion_length": 2, "max_steps": 1}
+
+
+def truncated(trainer) -> torch.Tensor:
+    """Which rollouts have no token that ends them, `[G, N]`; in one process, in the order of their numbers."""
+    found = trainer.rollouts
+    ends = set("0123456789")
+    cut = torch.zeros(found.rewards.numel(), dtype=torch.bool)
+    for number, text, tokens in zip(found.numbers, found.completions, found.completion_tokens, strict=True):
+        ended = tokens < MASKING["max_completion_length"] or text[-1:] in ends
+        cut[number] = not ended
+    return cut.view(found.rewards.shape)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"advantages": "before"},
+        {"scale_rewards": "batch"},
+        {"scale_rewards": "none", "advantage_baseline": "leave_one_out"},
+        {"exact_trl": True},
+    ],
+)
+def test_a_truncated_rollout_is_kept_only_to_fill_a_row_and_then_trains_nothing(make_trainer, settings):
+    trainer = make_trainer(log_completions=True, **MASKING, **settings)
+    batches = batches_of(trainer)
+    trainer.train()
+    found, cut_PN = trainer.rollouts, truncated(trainer)
+    assert cut_PN.any()
+    assert (~cut_PN).any()
+    assert trainer.state.log_history[0]["pods/masked_rollouts"] == cut_PN.sum()
+    texts = [found.completions[found.numbers.index(number)] for number in range(24)]
+    assert found.rewards.flatten().tolist() == pytest.approx(letter_reward(texts)), "the ledger has all rewards"
+    scored_PN = found.rewards.masked_fill(cut_PN, math.nan)
+    expected = select(scored_PN, 4)
+    assert torch.equal(found.kept, expected.indices)
+    way = {"when": settings.get("advantages", "after"), "scale": settings.get("scale_rewards", "group")}
+    way["baseline"] = settings.get("advantage_baseline", "mean")
+    expected_PM = advantages(scored_PN, expected, **way)
+    torch.testing.assert_close(found.advantages.double(), expected_PM, rtol=1e-4, atol=1e-6)
+    kept_cut = expected.take(cut_PN)
+    assert kept_cut.any(), "some row is filled with one"
+    assert (found.advantages[kept_cut] == 0).all()
+    masked_rows = batches[0]["completion_mask"].sum(dim=1) == 0
+    assert torch.equal(masked_rows, kept_cut.flatten())
+    shown = list(trainer._logs["rewards"]["letter_reward"])[-8:]
+    assert shown == pytest.approx(expected.take(found.rewards).flatten().tolist())
+
+
+def test_without_masking_a_truncated_rollout_is_selected_like_any_other(make_trainer):
+    trainer = make_trainer(**MASKING | {"mask_truncated_completions": False})
+    trainer.train()
+    assert torch.equal(trainer.rollouts.kept, select(trainer.rollouts.rewards, 4).indices)
+    assert "pods/masked_rollouts" not in trainer.state.log_history[0]
+
+
+@pytest.mark.parametrize("judge", [True, "unfinished"])
+def test_a_group_is_dead_if_the_rewards_of_its_complete_rollouts_are_equal(make_trainer, judge):
+    """Here the truncated ones alone have a reward: without masking every group would be live."""
+
+    def unfinished(completions, completion_ids, **_):
+        limit, ends = MASKING["max_completion_length"], set("0123456789")
+        pairs = zip(completions, completion_ids, strict=True)
+        return [float(len(ids) == limit and text[-1:] not in ends) for text, ids in pairs]
+
+    settings = {"dynamic_sampling": judge, "dynamic_sampling_rounds": 1}
+    trainer = make_trainer(reward=unfinished, **MASKING | settings)
+    trainer.train()
+    found = trainer.rollouts
+    assert torch.equal(found.masked, found.rewards > 0)
+    assert (found.masked.any(dim=1) & ~found.masked.all(dim=1)).all()
+    assert trainer.state.log_history[0]["pods/dynamic_sampling/live_share"] == 0.0
+    assert (found.advantages == 0).all()
+
+
+# -- groups that are constant up to rounding ---------------------------------------------------------------------------
+
+
+def parts(column: int, **_):
+    """A reward function that returns one of three parts, in another order for each rollout."""
+
+    def part(completions, **_):
+        return [(0.1, 0.2, 0.05)[(i + column) % 3] for i in range(len(completions))]
+
+    part.__name__ = f"part_{column}"
+    return part
+
+
+def rounded(completions, **_):
+    """Equal up to the last place of float32."""
+    return [0.35 if i % 2 else 0.35 + 2**-25 for i in range(len(completions))]
+
+
+@pytest.mark.parametrize("n", [4, 8])
+@pytest.mark.parametrize("reward", [[parts(0), parts(1), parts(2)], rounded], ids=["parts", "rounded"])
+@pytest.mark.parametrize("settings", [{}, {"scale_rewards": "none"}, {"advantages": "before"}])
+def test_rounding_of_a_sum_is_not_a_signal(make_trainer, reward, n, settings):
+    trainer = make_trainer(reward=reward, num_rollouts=n, max_steps=1, skip_zero_advantage_steps=True, **settings)
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert (trainer.rollouts.advantages == 0).all()
+    assert log["pods/skipped_step"] == 1.0
+    assert log["pods/zero_variance_share"] == 1.0
+    assert trainer.rollouts.rewards.dtype == torch.float64
+
+
+def test_dynamic_sampling_replaces_a_group_that_is_constant_up_to_rounding(make_trainer):
+    settings = {"dynamic_sampling": True, "dynamic_sampling_rounds": 1, "max_steps": 1, "num_rollouts": 8}
+    trainer = make_trainer(reward=rounded, **settings)
+    trainer.train()
+    assert trainer.state.log_history[0]["pods/dynamic_sampling/live_share"] == 0.0
+
+
+def test_each_function_s_rounding_is_not_a_signal_where_each_is_normalised(make_trainer):
+    """Otherwise the sums would be normalised rounding, up to 0.001 in size."""
+    settings = {"multi_objective_aggregation": "normalize_then_sum", "max_steps": 1}
+    for n in (4, 8):
+        trainer = make_trainer(reward=[rounded, letter_reward], num_rollouts=n, reward_weights=[1.0, 0.0], **settings)
+        trainer.train()
+        assert (trainer.rollouts.rewards == 0).all()
+        assert (trainer.rollouts.advantages == 0).all()
+
+
+def test_exact_trl_keeps_the_numbers_of_trl_at_n_equal_to_m(make_trainer):
+    batches = []
+    for trainer in (
+        make_trainer(GRPOTrainer, GRPOConfig, reward=rounded, max_steps=1),
+        make_trainer(reward=rounded, max_steps=1, exact_trl=True),
+    ):
+        built = batches_of(trainer)
+        trainer.train()
+        batches += built
+    assert (batches[0]["advantages"] != 0).any()
+    assert torch.equal(batches[0]["advantages"], batches[1]["advantages"])
+
+
+# -- rules of a user's own ---------------------------------------------------------------------------------------------
+
+
+def first(rewards_PN, m):
+    return torch.arange(m).expand(len(rewards_PN), m)
+
+
+@pytest.mark.parametrize("change", [lambda r: r.fill_(7.0), lambda r: r.clamp_(max=0.0), lambda r: r[:, 0].zero_()])
+def test_a_rule_that_changes_its_rewards_still_learns(make_trainer, change):
+    def rule(rewards_PN, m, *, generator=None):
+        change(rewards_PN)
+        return first(rewards_PN, m)
+
+    trainer = make_trainer(num_rollouts=8, rule=rule, max_steps=1, advantages="before")
+    trainer.train()
+    found = trainer.rollouts
+    texts = [found.completions[found.numbers.index(number)] for number in range(16)]
+    assert found.rewards.flatten().tolist() == pytest.approx(letter_reward(texts))
+    expected = advantages(found.rewards, Selection(found.kept), when="before")
+    torch.testing.assert_close(found.advantages.double(), expected, rtol=1e-4, atol=1e-6)
+    assert (found.advantages != 0).any()
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (
+            lambda r, m: {}["key"],
+            r"the rule 'rule' raised KeyError: 'key' \(test_selection.py, line \d+\) for 2 groups",
+        ),
+        (lambda r, m: sys.exit(0), "the rule 'rule' raised SystemExit: 0"),
+        (lambda r, m: r @ torch.ones(3), "the rule 'rule' raised RuntimeError"),
+        (lambda r, m: None, r"must return int64 indices of shape \[2, 4\] on cpu; it returned None"),
+        (lambda r, m: [[0, 1, 2, 3]] * 2, "it returned a list"),
+        (lambda r, m: first(r, m).float(), "it returned a torch.float32 tensor"),
+        (lambda r, m: first(r, m)[0], r"it returned a torch.int64 tensor of shape \[4\]"),
+        (lambda r, m: first(r, m) * 0, "must return 4 different rollouts between 0 and 7"),
+        (lambda r, m: first(r, m) + 5, r"for group 0 it returned \[5, 6, 7, 8\]"),
+    ],
+)
+def test_a_rule_that_fails_in_training_ends_it_with_one_line(make_trainer, answer, message):
+    def rule(rewards_PN, m, *, generator=None):
+        return answer(rewards_PN, m)
+
+    with pytest.raises(UserError, match=message) as caught:  # the command prints it, with exit code 2
+        make_trainer(num_rollouts=8, rule=rule, max_steps=1).train()
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,236 @@
+"""The attention of trees on a GPU: the choice by torch's version, and its numbers. It runs on a stand-in (gpu.py)."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoConfig, AutoModelForCausalLM
+from trl.trainer.utils import add_fused_lm_head
+
+from pods_rl.prefix_tree import attention
+from pods_rl.prefix_tree.attention import TreeAttention, choose_kernel
+from pods_rl.prefix_tree.packing import TreePass, probe_trees
+from pods_rl.prefix_tree.tree import prefix_tree
+from tests.numeric import FLOAT32, assert_near
+
+from .gpu import CALLS, TORCHES, put_gpu, varlen_of_2_13
+from .test_packing import SMALL, batch, rows_of
+
+BFLOAT16 = 0.02  # about three roundings of bfloat16, whose steps are 2**-8
+ARGUMENTS = {version: frozenset(inspect.signature(call).parameters) for version, call in CALLS.items()}
+ARGUMENTS["2.9"] = frozenset()
+
+
+# -- the choice ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "window", "by_variable_length", "repeats_heads"),
+    [
+        ("2.9", False, False, True),
+        ("2.9", True, False, True),
+        ("2.10", False, True, True),
+        ("2.10", True, False, True),
+        ("2.11", False, True, True),
+        ("2.11", True, True, True),
+        ("2.13", False, True, False),
+        ("2.13", True, True, False),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_each_version_of_torch_computes_what_its_call_can(dtype, version, window, by_variable_length, repeats_heads):
+    kernel = choose_kernel(ARGUMENTS[version], "cuda", dtype, (8, 0), 64, 64, window)
+    assert (kernel.why_blocks is None) == by_variable_length
+    assert kernel.repeats_heads == repeats_heads
+    assert ("varlen" in str(kernel).split("(")[0]) == by_variable_length
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        ({"device": "cpu"}, "CPU"),
+        ({"device": "xpu"}, "xpu"),
+        ({"dtype": torch.float32}, "float32"),
+        ({"capability": (7, 5)}, "7.5"),
+        ({"head_size": 320, "value_size": 320}, "320"),
+        ({"head_size": 20, "value_size": 20}, "20"),
+        ({"head_size": 192}, "192 and 128"),
+        ({"head_size": 224, "value_size": 224, "capability": (8, 9)}, "224"),
+        ({"arguments": frozenset()}, "no torch.nn.attention.varlen"),
+        ({"arguments": ARGUMENTS["2.10"], "windowed": True}, "window_size"),
+        ({"arguments": frozenset({"query"})}, "window_size"),
+    ],
+)
+def test_where_the_call_does_not_fit_blocks_are_computed_and_the_reason_is_said(changed, word):
+    fits = {
+        "arguments": ARGUMENTS["2.13"], "device": "cuda", "dtype": torch.bfloat16, "capability": (9, 0),
+        "head_size": 128, "value_size": 128, "windowed": False,
+    }  # fmt: skip
+    assert choose_kernel(**fits).why_blocks is None
+    kernel = choose_kernel(**fits | changed)
+    assert word in kernel.why_blocks
+    assert word in str(kernel)
+    assert kernel.repeats_heads == (changed.get("device") != "cpu")
+
+
+def test_the_newest_stand_in_has_the_arguments_of_torch_s_call():
+    theirs = inspect.signature(pytest.importorskip("torch.nn.attention.varlen").varlen_attn).parameters
+    ours = inspect.signature(varlen_of_2_13).parameters
+    for name, parameter in ours.items():
+        assert theirs[name].kind == parameter.kind
+    assert attention.varlen_arguments() == set(theirs)
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_the_installed_torch_takes_the_call(window):
+    """On tensors without values, which pass torch's own checks of the arguments, forward and backward."""
+    pytest.importorskip("torch.nn.attention.varlen")
+    tree = prefix_tree(rows_of(*batch([4, 4], [5, 3])[:2]), 5)
+    length = len(tree.tokens)
+    query = torch.empty(length, 4, 16, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    key, value = (torch.empty(length, 2, 16, dtype=torch.bfloat16, device="meta", requires_grad=True) for _ in "kv")
+    out = TreeAttention(tree.branches, torch.device("meta")).by_variable_length(query, key, value, 0.3, window)
+    assert out.shape == query.shape
+    out.sum().backward()
+    assert (query.grad.shape, key.grad.shape, value.grad.shape) == (query.shape, key.shape, value.shape)
+
+
+# -- its numbers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("dense", [0, 512])
+@pytest.mark.parametrize("window", [0, 3])
+@pytest.mark.parametrize("heads", [4, 2, 1])
+@pytest.mark.parametrize("version", TORCHES)
+def test_attention_is_that_of_a_dense_mask(monkeypatch, version, heads, window, dense):
+    """Brute force in float32: each node sees the nodes of its path. Values and gradients, with a scale of its own."""
+    put_gpu(monkeypatch, version)
+    monkeypatch.setattr(attention, "DENSE", dense)
+    ids, mask, _, keep = batch([4, 4, 4, 1, 6, 6], [5, 3, 9, 3, 4, 4], tokens=2)
+    tree = prefix_tree(rows_of(ids, mask), ids.size(1) - keep)
+    length = len(tree.tokens)
+    seen = torch.zeros(length, length, dtype=torch.bool)
+    for path in tree.nodes:
+        path = path[path >= 0]
+        for end, node in enumerate(path):
+            seen[node, path[max(0, end + 1 - window) if window else 0 : end + 1]] = True
+    draw = torch.Generator().manual_seed(1)
+    shapes = ((1, 4, length, 16), (1, heads, length, 16), (1, heads, length, 16))
+    states = [torch.randn(shape, generator=draw).bfloat16() for shape in shapes]
+    upstream = torch.randn(1, length, 4, 16, generator=draw)
+
+    def gradients(out, inputs):
+        found = torch.autograd.grad(out, inputs, upstream.to(out.dtype))
+        return {"out": out.detach(), **dict(zip("qkv", found, strict=True))}
+
+    exact = [x.float().requires_grad_() for x in states]
+    spread = [x.repeat_interleave(4 // heads, dim=1) for x in exact[1:]]
+    weights = (exact[0] @ spread[0].transpose(2, 3) * 0.3).masked_fill(~seen, -torch.inf).softmax(-1)
+    expected = gradients((weights @ spread[1]).transpose(1, 2), exact)
+
+    rounded = [x.requires_grad_() for x in states]
+    attend = TreeAttention(tree.branches, ids.device)
+    assert_near(gradients(attend(*rounded, 0.3, window), rounded), expected, BFLOAT16)
+    (kernel,) = attend.kernels.values()
+    assert (kernel.why_blocks is None) == (version != "2.9" and not (version == "2.10" and window))
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("window", [0, 3])
+def test_blocks_on_a_gpu_repeat_keys_for_each_head(monkeypatch, window):
+    """A mask with grouped heads would have torch write all scores to memory, also in float32 without autocast."""
+    calls = []
+
+    def watched(query, key, value, mask, **options):
+        calls.append((query.size(1), key.size(1), mask is not None, options["enable_gqa"]))
+        return scaled_dot_product_attention(query, key, value, mask, **options)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(attention, "DENSE", 0)
+    monkeypatch.setattr(attention, "FEW", 0)
+    ids, mask, _, keep = batch([4, 4, 4, 6, 6], [5, 3, 9, 4, 4], tokens=2)
+    tree = prefix_tree(rows_of(ids, mask), ids.size(1) - keep)
+    draw = torch.Generator().manual_seed(1)
+    query = torch.randn(1, 4, len(tree.tokens), 16, generator=draw)
+    key, value = (torch.randn(1, 2, len(tree.tokens), 16, generator=draw) for _ in "kv")
+    expected = TreeAttention(tree.branches, ids.device)(query, key, value, None, window)
+    assert any(masked and grouped for *_, masked, grouped in calls)  # on a CPU
+    calls.clear()
+    put_gpu(monkeypatch, "2.13")
+    assert_near(TreeAttention(tree.branches, ids.device)(query, key, value, None, window), expected, FLOAT32)
+    assert calls
+    assert all(ours == theirs and not grouped for ours, theirs, _, grouped in calls)
+
+
+def build(dtype, **config):
+    torch.manual_seed(0)
+    small = AutoConfig.for_model("qwen2", **SMALL | {"head_dim": 8} | config)
+    model = AutoModelForCausalLM.from_config(small).to(dtype).train()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    return model
+
+
+WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("config", [{}, WINDOW], ids=["full", "a layer with a window"])
+@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32], ids=["bfloat16", "autocast"])
+@pytest.mark.parametrize("version", TORCHES)
+def test_a_tree_has_the_scores_and_gradients_of_its_rows(monkeypatch, version, weights, config):
+    """The model is probed and trained in the same precision: weights in bfloat16, or float32 under autocast."""
+    put_gpu(monkeypatch, version)
+    model = build(weights, **config)
+    precision = torch.autocast("cpu", torch.bfloat16) if weights == torch.float32 else nullcontext()
+    with precision:
+        probe = probe_trees(model, model, tolerance=0.1)
+    assert probe.why_rows is None
+    by_blocks = version == "2.9" or (version == "2.10" and bool(config))
+    assert any("blocks" in kernel for kernel in probe.kernels) == by_blocks
+    assert any(kernel.startswith("torch.nn.attention.varlen") for kernel in probe.kernels) == (version != "2.9")
+    ids, mask, labels, keep = batch([9, 9, 9, 5, 5, 2], [7, 3, 1, 7, 7, 4])
+    ids[1, :12] = ids[0, :12]
+    labels[1, :12] = labels[0, :12]
+    factors = torch.randn(6, keep, generator=torch.Generator().manual_seed(2))
+
+    def gradients(call, exact=False):
+        with nullcontext() if exact else precision:
+            scores = call(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -keep:]
+        found = torch.autograd.grad((scores.float() * factors).sum(), list(model.parameters()))
+        return scores.detach(), torch.cat([x.flatten().float() for x in found])
+
+    scores, gradient = gradients(TreePass(model, keep, tree=True))
+    rows_scores, rows_gradient = gradients(TreePass(model, keep, tree=False))
+    assert_near(scores, rows_scores, BFLOAT16)
+    assert_near(gradient, rows_gradient, 2 * BFLOAT16)
+    # The distance to float32 is that of rows: no systematic difference hides in the tolerance.
+    model = copy.deepcopy(model).float()
+    _, exact_gradient = gradients(TreePass(model, keep, tree=False), exact=True)
+    distance = (gradient - exact_gradient).norm() / (rows_gradient - exact_gradient).norm()
+    assert distance < 1.5
+
+
+@pytest.mark.parametrize("error", [RuntimeError("not compiled with FlashAttention"), TypeError("q"), AssertionError()])
+def test_a_call_that_fails_in_the_probe_is_replaced_by_blocks(monkeypatch, error):
+    def failing(query, key, value, *args, scale, window_size, enable_gqa):
+        raise error
+
+    put_gpu(monkeypatch, "2.13", call=failing)
+    model = build(torch.bfloat16)
+    probe = probe_trees(model, model, tolerance=0.1)
+    assert probe.why_rows is None
+    assert "does not work on this device" in str(probe)
+
+
+def test_a_model_that_computes_no_trees_does_not_blame_the_call(monkeypatch):
+    put_gpu(monkeypatch, "2.13")
+    model = build(torch.bfloat16)
+    model.model.layers[0].register_forward_hook(lambda module, given, out: out + out.roll(1, dims=1))
+    assert "log-probabilities differ" in probe_trees(model, model, tolerance=0.1).why_rows
+    assert attention._failing == set()
