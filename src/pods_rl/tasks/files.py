@@ -38,6 +38,9 @@ class NumberText(str):
             return float(self)
 
 
+_DECODER = json.JSONDecoder(parse_int=NumberText, parse_float=NumberText)
+
+
 def read_files(paths: Sequence[Path]) -> Dataset:
     """Return the rows of files of one kind, in order, in the column `ROW`; `parse_row` reads each.
 
@@ -104,15 +107,19 @@ def _rows(path: Path) -> Iterator[str]:
 
 
 def _json_rows(file: IO[str], path: Path) -> Iterator[str]:
-    """Yield the objects of a JSON list, or of JSON Lines; blank lines are skipped."""
+    """Yield the objects of JSON Lines, of a JSON list, or of objects over several lines; blank lines are skipped."""
     rows = 0
     text = ""
     for number, line in enumerate(file, start=1):
         stripped = line.strip()
         if not stripped:
             continue
-        if rows == 0 and (stripped.startswith("[") or stripped == "{"):  # a list, or objects over several lines
-            yield from _document_rows(line + file.read(), path)
+        # The first line that is not blank says which of the three it is.
+        if rows == 0 and stripped.startswith("["):
+            yield from _list_rows(line + file.read(), path)
+            return
+        if rows == 0 and stripped == "{":
+            yield from _object_rows(line + file.read(), path)
             return
         rows += 1
         text = stripped
@@ -122,34 +129,47 @@ def _json_rows(file: IO[str], path: Path) -> Iterator[str]:
         _check_not_a_table(text, path)
 
 
-def _document_rows(text: str, path: Path) -> Iterator[str]:
-    """Yield the objects of a JSON list, or of objects that are written over several lines."""
-    decoder = json.JSONDecoder(parse_int=NumberText, parse_float=NumberText)
-    is_list = text.lstrip().startswith("[")
-    closing = "]" if is_list else ""  # without brackets the end of the text
-    start = text.index("[") + 1 if is_list else 0
-    start = _skip_space(text, start)
+def _list_rows(text: str, path: Path) -> Iterator[str]:
+    """Yield the objects of a JSON list."""
+    start = _skip_space(text, text.index("[") + 1)
     if text[start : start + 1] == "]":
         return
     number = 0
     while True:
         number += 1
         place = f"{path}, row {number} (counted from 1)"
-        try:
-            row, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError) as error:
-            raise _not_json(error, place, text) from error
-        _check_object(row, place)
+        end = _end_of_object(text, start, place)
         yield text[start:end]
         after = _skip_space(text, end)
         following = text[after : after + 1]
-        if following == closing:
-            break
-        if is_list and following != ",":
+        if following == "]":
+            return
+        if following != ",":
             raise UserError(f"{place}: is followed by {short(repr(text[after : after + 20]))}; expected , or ]")
-        start = _skip_space(text, after + 1) if is_list else after
-    if number == 1 and not is_list:
+        start = _skip_space(text, after + 1)
+
+
+def _object_rows(text: str, path: Path) -> Iterator[str]:
+    """Yield objects that are written over several lines each, without a list around them."""
+    number = 0
+    start = _skip_space(text, 0)
+    while start < len(text):
+        number += 1
+        end = _end_of_object(text, start, f"{path}, row {number} (counted from 1)")
+        yield text[start:end]
+        start = _skip_space(text, end)
+    if number == 1:
         _check_not_a_table(text, path)
+
+
+def _end_of_object(text: str, start: int, place: str) -> int:
+    """Return where the object ends that begins at `start`; raise UserError if there is no object."""
+    try:
+        row, end = _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError) as error:
+        raise _not_json(error, place, text) from error
+    _check_object(row, place)
+    return end
 
 
 def _skip_space(text: str, start: int) -> int:

@@ -198,7 +198,9 @@ def _plain_split(split: Dataset, version: str) -> Dataset:
     def rewrite(batch: Mapping[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
         return {**batch, "prompt": [plain_prompt(prompt) for prompt in batch["prompt"]]}
 
-    return mapped(split, rewrite, version) if len(split) else split
+    if len(split) == 0:
+        return split
+    return mapped(split, rewrite, version)
 
 
 def _check_template(task: Task, render: Callable[[Prompt], str]) -> None:
