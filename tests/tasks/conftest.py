@@ -22,7 +22,8 @@ def hub(monkeypatch):
 
     class Hub:
         def __init__(self):
-            self.rows, self.asked = {}, []
+            self.rows = {}
+            self.asked = []
 
         def load(self, name, config=None, *, split, **files):
             if name == "json":

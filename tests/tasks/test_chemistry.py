@@ -9,7 +9,7 @@ import pytest
 
 from pods_rl.errors import UserError
 from pods_rl.tasks import load_task
-from pods_rl.tasks.questions import read_questions
+from pods_rl.tasks.chemistry import read_questions
 
 from .conftest import write_jsonl
 

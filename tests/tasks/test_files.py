@@ -32,8 +32,8 @@ def files(tmp_path) -> dict[str, str]:
 
 
 def test_the_system_prompt_shows_a_completion_that_the_grader_finds_in_form(files):
-    shown = SYSTEM_PROMPT.split("\n")[-1].replace("your final answer", "18")
-    assert load_task(files).grade([shown], ["18"])[0].both
+    completion = SYSTEM_PROMPT.split("\n")[-1].replace("your final answer", "18")
+    assert load_task(files).grade([completion], ["18"])[0].both
 
 
 def test_questions_may_be_chat_messages(tmp_path):
@@ -100,7 +100,8 @@ def test_data_without_a_test_split_are_cut_in_two_with_a_note(tmp_path, kind):
     if kind == "saved":
         datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
     place = {"file": name, "folder": str(tmp_path / "data"), "saved": str(tmp_path / "saved")}[kind]
-    task, again = load_task({"dataset_name": place}), load_task({"dataset_name": place})
+    task = load_task({"dataset_name": place})
+    again = load_task({"dataset_name": place})
     assert (len(task.train), len(task.test)) == (54, 6)
     assert not set(task.train["answer"]) & set(task.test["answer"])
     assert task.train["answer"][:] == sorted(task.train["answer"], key=int)
@@ -244,8 +245,8 @@ def test_prose_is_noted_and_not_refused(tmp_path):
     note = load_task(settings).notes[0]
     assert "3 gold answers are prose or a missing value" in note
     assert [f"row {row} " in note for row in (2, 3, 4, 5)] == [True, True, False, True]
-    own = load_task({**settings, "task_rewards": {"operator:eq": 1.0}, "reward_seconds": None})
-    assert not [note for note in own.notes if "prose" in note]
+    with_users_reward = load_task({**settings, "task_rewards": {"operator:eq": 1.0}, "reward_seconds": None})
+    assert not any("prose" in note for note in with_users_reward.notes)
 
 
 def test_a_reward_of_the_users_own_may_read_gold_answers_of_any_form(tmp_path):
@@ -450,7 +451,8 @@ def test_many_rows_are_kept_in_a_file_that_is_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr("pods_rl.tasks.prompts._FEW_ROWS", 5)
     name = write_jsonl(tmp_path / "a.jsonl", [{"question": f"{i}+0?", "answer": i} for i in range(50)])
     both = {"dataset_name": name, "dataset_test_name": name}
-    first, again = load_task(both), load_task(both)
+    first = load_task(both)
+    again = load_task(both)
     assert [Path(file["filename"]).suffix for file in first.train.cache_files] == [".arrow"]
     assert again.train.cache_files == first.train.cache_files
     assert first.train["answer"][:] == [str(i) for i in range(50)]

@@ -17,13 +17,21 @@ from typing import IO, Any
 from ..errors import UserError
 from ..text import change_text
 
-CONFIG, ENVIRONMENT, STATUS = "config.yaml", "environment.json", "status.json"
-METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollouts", "checkpoints"
-EVALUATIONS, LOG, TRACKING = "evaluations", "log.txt", "tracking"
+CONFIG = "config.yaml"
+ENVIRONMENT = "environment.json"
+STATUS = "status.json"
+METRICS = "metrics.jsonl"
+EVALS = "evals.jsonl"
+LOG = "log.txt"
+ROLLOUTS = "rollouts"
+CHECKPOINTS = "checkpoints"
+EVALUATIONS = "evaluations"
+TRACKING = "tracking"
 _TAIL = 1 << 16  # bytes: some dozens of lines
-# disk full, quota exceeded, file too large, read-only disk
-_FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS") if hasattr(errno, name))
-_SAFETENSORS_ERROR = re.compile(r"os error (\d+)")  # safetensors and torch.save raise errors of their own
+# Disk full, quota exceeded, file too large, read-only disk. Not every system has each.
+_FULL_NAMES = ("ENOSPC", "EDQUOT", "EFBIG", "EROFS")
+_FULL = tuple(getattr(errno, name) for name in _FULL_NAMES if hasattr(errno, name))
+_SAFETENSORS_ERROR = re.compile(r"os error (\d+)")
 _TORCH_ERROR = re.compile(r"inline_container|PytorchStreamWriter|iostream error")
 
 
@@ -43,7 +51,8 @@ def read_jsonl(path: Path, skipped: list[int] | None = None, tail: int = 0) -> I
         return
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - tail) if tail else 0)
+            if tail:
+                file.seek(max(0, path.stat().st_size - tail))
             lines = file.read().split(b"\n")
     except OSError:
         if skipped is not None:
@@ -53,16 +62,19 @@ def read_jsonl(path: Path, skipped: list[int] | None = None, tail: int = 0) -> I
         row = None
         with suppress(ValueError, RecursionError):
             row = json.loads(line)
+        is_last = number == len(lines)
         if isinstance(row, dict):
             yield row
-        elif skipped is not None and line.strip() and number < len(lines):
+        elif skipped is not None and line.strip() and not is_last:
             skipped.append(number)
 
 
 def last_row(path: Path) -> dict[str, Any]:
     """Return the last object of a JSONL file that may still grow; an empty one if its last 64 KiB hold none."""
-    rows = [*read_jsonl(path, tail=_TAIL)]
-    return rows[-1] if rows else {}
+    rows = list(read_jsonl(path, tail=_TAIL))
+    if not rows:
+        return {}
+    return rows[-1]
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -76,7 +88,9 @@ def read_mapping(path: Path) -> dict[str, Any]:
         value = json.loads(text) if path.suffix == ".json" else parse_value(text)
     except (OSError, ValueError, RecursionError, YAMLError):
         return {}
-    return value if isinstance(value, dict) else {}
+    if isinstance(value, dict):
+        return value
+    return {}
 
 
 def number(value: Any, otherwise: float = 0.0) -> float:
@@ -87,8 +101,9 @@ def number(value: Any, otherwise: float = 0.0) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return otherwise
-    with suppress(OverflowError):
-        return float(value) if math.isfinite(value) else otherwise
+    with suppress(OverflowError):  # an integer beyond all floats
+        if math.isfinite(value):
+            return float(value)
     return otherwise
 
 
@@ -105,8 +120,9 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         path: the file. A link is replaced, not its target.
         content: bytes, or any text: a lone surrogate, which UTF-8 cannot hold, is written as an escape.
     """
+    data = encoded(content) if isinstance(content, str) else content
     with replacing(path) as file:
-        file.write(encoded(content) if isinstance(content, str) else content)
+        file.write(data)
 
 
 def encoded(text: str) -> bytes:
@@ -137,9 +153,15 @@ def open_own(path: Path, mode: str) -> IO[Any]:
 
     Raises OSError for a link, whose target may belong to somebody else.
     """
-    text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace", "buffering": 1}
-    no_link = getattr(os, "O_NOFOLLOW", 0)
-    return open(path, mode, opener=lambda name, flags: os.open(name, flags | no_link, 0o666), **text)
+    text_options: dict[str, Any] = {}
+    if "b" not in mode:
+        text_options = {"encoding": "utf-8", "errors": "backslashreplace", "buffering": 1}
+    return open(path, mode, opener=_open_no_link, **text_options)
+
+
+def _open_no_link(name: str, flags: int) -> int:
+    no_link = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
+    return os.open(name, flags | no_link, 0o666)
 
 
 def write_parquet(target: Path, columns: Mapping[str, Sequence[Any]]) -> Path:
@@ -163,7 +185,9 @@ def to_json(value: Any, *, indent: int | None = None, ascii_only: bool = False) 
     '{"loss": null, "steps": [1, 2]}'
     """
     text = json.dumps(_plain(value), allow_nan=False, ensure_ascii=ascii_only, indent=indent)
-    return text.replace("\x7f", "\\u007f") if ascii_only else text
+    if ascii_only:
+        text = text.replace("\x7f", "\\u007f")  # a control character, although it is ASCII
+    return text
 
 
 def _plain(value: Any) -> Any:
@@ -175,7 +199,9 @@ def _plain(value: Any) -> Any:
         return _plain(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (str, int, bool)) else str(value)
+    if value is None or isinstance(value, (str, int, bool)):
+        return value
+    return str(value)
 
 
 def write_failure(error: BaseException) -> str | None:
@@ -186,15 +212,25 @@ def write_failure(error: BaseException) -> str | None:
     >>> write_failure(FileNotFoundError(2, "No such file or directory")) is None
     True
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in _FULL:
-            return seen.strerror or str(seen)
-        if (found := _SAFETENSORS_ERROR.search(str(seen))) and int(found[1]) in _FULL:
-            return str(seen).splitlines()[0]
-        if isinstance(seen, RuntimeError) and _TORCH_ERROR.search(str(seen)):
-            return "a file could not be written completely"
-        seen = seen.__cause__ or seen.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        reason = _full_disk(cause)
+        if reason is not None:
+            return reason
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _full_disk(error: BaseException) -> str | None:
+    """Return what an error says of a full or read-only disk, not of its causes; None for any other error."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return error.strerror or str(error)
+    # safetensors and torch.save raise errors of their own
+    number_in_text = _SAFETENSORS_ERROR.search(str(error))
+    if number_in_text and int(number_in_text[1]) in _FULL:
+        return str(error).splitlines()[0]
+    if isinstance(error, RuntimeError) and _TORCH_ERROR.search(str(error)):
+        return "a file could not be written completely"
     return None
 
 
@@ -217,25 +253,33 @@ def check_output(
     """
     try:
         target = Path(os.path.realpath(path))
-        if any(given.is_file() and target.exists() and target.samefile(given) for given in inputs):
+        if any(_is_same_file(target, read) for read in inputs):
             raise UserError(f"{option} {path} is the input: choose another file.")
         if target.is_dir():
             raise UserError(f"{option} {path} is a directory: give a file.")
         if not target.parent.is_dir():
             raise UserError(f"{option} {path}: its directory does not exist. Create it, or choose another.")
-        if not os.access(target if target.exists() else target.parent, os.W_OK):
+        to_change = target if target.exists() else target.parent
+        if not os.access(to_change, os.W_OK):
             raise UserError(f"{option} {path} cannot be written to: permission denied. Choose another file.")
         if target.is_file() and not force and not ours(target):
-            how = "Replace it with --force, or choose another."
-            raise UserError(f"{option} {path} exists, and this command did not write it. {how}")
+            raise UserError(
+                f"{option} {path} exists, and this command did not write it. Replace it with --force, or choose "
+                "another."
+            )
     except OSError as error:
         raise UserError(f"{option} {path} cannot be used: {error.strerror or error}.") from error
 
 
+def _is_same_file(target: Path, read: Path) -> bool:
+    return read.is_file() and target.exists() and target.samefile(read)
+
+
 def begins_with(path: Path, head: str) -> bool:
     """Return whether a file begins with a text, as those of a command do."""
+    expected = head.encode()
     with path.open("rb") as file:
-        return file.read(len(head.encode())) == head.encode()
+        return file.read(len(expected)) == expected
 
 
 def write_output(path: Path, option: str, text: str) -> None:
@@ -254,7 +298,9 @@ def _special(path: Path) -> IO[bytes] | None:
     """Open a file that must not be replaced: our standard output, a device or a pipe; None for any other."""
     if not path.exists():
         return None
-    about = path.stat()
-    if os.path.samestat(about, os.fstat(1)):
+    status = path.stat()
+    if os.path.samestat(status, os.fstat(1)):
         return os.fdopen(os.dup(1), "wb")  # at its position: /dev/stdout may be a file that the shell opened
-    return None if stat.S_ISREG(about.st_mode) else path.open("wb")
+    if stat.S_ISREG(status.st_mode):
+        return None
+    return path.open("wb")

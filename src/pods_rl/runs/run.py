@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -98,12 +99,16 @@ class Run:
     def arm(self) -> str | None:
         """The arm, of a run of an experiment: ``<experiment>/<arm>/seed-<k>``."""
         path = _real(self.path)
-        return path.parent.name if re.fullmatch(r"seed-\d+", path.name) else None
+        if re.fullmatch(r"seed-\d+", path.name):
+            return path.parent.name
+        return None
 
     @property
     def experiment(self) -> str | None:
         """The experiment that the run belongs to."""
-        return _real(self.path).parent.parent.name if self.arm else None
+        if self.arm:
+            return _real(self.path).parent.parent.name
+        return None
 
     @property
     def name(self) -> str:
@@ -150,13 +155,25 @@ def find_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
     if is_run(root):
         return {_real(root).name: [Run(root)]}
     arms: dict[str, list[Run]] = {}
-    for child in sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")):
-        paths = [child] if is_run(child) else [p for p in child.iterdir() if p.is_dir() and is_run(p)]
+    for folder in _folders(root):
+        paths = [folder] if is_run(folder) else [path for path in folder.iterdir() if path.is_dir() and is_run(path)]
         if paths:
-            arms[child.name] = [Run(p) for p in sorted(paths, key=lambda p: (step_of(p), p.name))]
+            arms[folder.name] = [Run(path) for path in sorted(paths, key=_seed_and_name)]
     declared = read_mapping(root / "experiment.yaml").get("arms")
-    order = [*declared] if isinstance(declared, Mapping) else []
-    return {name: arms[name] for name in dict.fromkeys([*order, *arms]) if name in arms}
+    order = list(arms)
+    if isinstance(declared, Mapping):
+        order = [*declared, *arms]
+    return {name: arms[name] for name in order if name in arms}  # a name keeps its first place
+
+
+def _folders(root: Path) -> list[Path]:
+    """Return the folders in a directory by name, without hidden ones."""
+    folders = [path for path in root.iterdir() if path.is_dir()]
+    return sorted(folder for folder in folders if not folder.name.startswith("."))
+
+
+def _seed_and_name(path: Path) -> tuple[int, str]:
+    return step_of(path), path.name
 
 
 def place_of(output: Path) -> Path:
@@ -167,8 +184,10 @@ def place_of(output: Path) -> Path:
     >>> place_of(Path("/runs/mine")).as_posix()
     '/runs/mine'
     """
-    place = output.absolute()
-    return place if _is_utf8(place) else output
+    absolute = output.absolute()
+    if _is_utf8(absolute):
+        return absolute
+    return output
 
 
 def _is_utf8(path: Path) -> bool:
@@ -244,10 +263,10 @@ class RunWriter:
         for name, file in {_LOCK: self._lock, **self._files}.items():
             path = self.path / name
             try:
-                same = os.path.samestat(path.stat(), os.fstat(file.fileno()))
+                is_ours = os.path.samestat(path.stat(), os.fstat(file.fileno()))
             except FileNotFoundError:
-                same = False
-            if not same:
+                is_ours = False
+            if not is_ours:
                 raise UserError(
                     f"{path} was moved, deleted or replaced while the run was writing it. The run ends here: put it "
                     "back, and resume from the last checkpoint with --resume."
@@ -293,24 +312,32 @@ class RunWriter:
 
     def rewind(self, step: int, evaluations: int) -> None:
         """Remove records after ``step``, all but the first ``evaluations``, and torn lines, so that it can resume."""
-        self._keep(files.METRICS, lambda row, _: number(row.get("step"), -1) <= step)
-        evaluated = self._keep(files.EVALS, lambda row, i: number(row.get("step"), -1) <= step and i < evaluations)
-        kept = {number(row.get("step"), -1) for row in evaluated}
-        stale = [path for path in Run(self.path).rollout_files() if step_of(path) > step]
-        stale += [path for path in Run(self.path).evaluation_files() if step_of(path) not in kept]
+        self._keep(files.METRICS, step)
+        evaluated_steps = self._keep(files.EVALS, step, evaluations)
+        run = Run(self.path)
+        stale = [path for path in run.rollout_files() if step_of(path) > step]
+        stale += [path for path in run.evaluation_files() if step_of(path) not in evaluated_steps]
         for path in stale:
             if path.is_file() and re.fullmatch(r"step-\d{6,}\.parquet", path.name):  # else it is the user's
                 path.unlink()
 
-    def _keep(self, name: str, wanted: Callable[[dict[str, Any], int], bool]) -> list[dict[str, Any]]:
-        """Keep the wanted rows of a file, by row and number, and return them."""
-        if not (self.path / name).exists():
-            return []
-        kept = [row for i, row in enumerate(read_jsonl(self.path / name)) if wanted(row, i)]
+    def _keep(self, name: str, step: int, most: int | None = None) -> set[float]:
+        """Keep the rows of a file up to a step, among its first ``most``; return their steps."""
+        path = self.path / name
+        if not path.exists():
+            return set()
+        kept_lines: list[str] = []
+        kept_steps: set[float] = set()
+        for row in islice(read_jsonl(path), most):
+            row_step = number(row.get("step"), -1)
+            if row_step <= step:
+                kept_lines.append(to_json(row) + "\n")
+                kept_steps.add(row_step)
+        # A file that is open for appending would still write to the replaced one.
         if name in self._files:
             self._files.pop(name).close()
-        write_atomic(self.path / name, "".join(to_json(row) + "\n" for row in kept))
-        return kept
+        write_atomic(path, "".join(kept_lines))
+        return kept_steps
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         if name not in self._files:

@@ -65,19 +65,25 @@ def advantages(
         )
     rewards_PN, _ = check_rewards(rewards_PN)
     kept_PM = selection.take(rewards_PN)
+    # Mean and deviation are those of the reference: `[P, M]` or `[P, N]`.
     reference_PR = kept_PM if when == "after" else rewards_PN
 
-    if baseline == "mean":
-        scaled_PM = kept_PM - reference_PR.nanmean(dim=1, keepdim=True)
+    if baseline == "leave_one_out":
+        centred_PM = _subtract_others(kept_PM, reference_PR)
     else:
-        scaled_PM = _subtract_others(kept_PM, reference_PR)
-    if scale != "none" and baseline == "leave_one_out":
+        centred_PM = kept_PM - reference_PR.nanmean(dim=1, keepdim=True)
+
+    if scale == "none":
+        scaled_PM = centred_PM
+    elif baseline == "leave_one_out":
         all_1R = _subtract_others(reference_PR, reference_PR).reshape(1, -1)
-        scaled_PM = (scaled_PM - all_1R.nanmean()) / (_nan_std(all_1R) + epsilon)
-    elif scale != "none":
-        scaled_PM /= _nan_std(reference_PR if scale == "group" else reference_PR.reshape(1, -1)) + epsilon
+        scaled_PM = (centred_PM - all_1R.nanmean()) / (_nan_std(all_1R) + epsilon)
+    else:
+        groups_PR = reference_PR if scale == "group" else reference_PR.reshape(1, -1)
+        scaled_PM = centred_PM / (_nan_std(groups_PR) + epsilon)
     # Rounding of a constant group's mean must not become an advantage.
-    return scaled_PM.nan_to_num(nan=0.0).masked_fill(is_constant(reference_PR).unsqueeze(1), 0.0)
+    constant_P1 = is_constant(reference_PR).unsqueeze(1)
+    return scaled_PM.nan_to_num(nan=0.0).masked_fill(constant_P1, 0.0)
 
 
 def spread(rewards_PN: Tensor) -> Tensor:
@@ -158,36 +164,39 @@ def pods_objective(
     outside_PMT = ~mask_PMT.bool()
     # Filled before exp: an infinity under the mask would otherwise reach the gradient as NaN.
     ratio_PMT = (logps_PMT - old_logps_PMT.detach()).masked_fill(outside_PMT, 0.0).exp()
-    high = epsilon_low if epsilon_high is None else epsilon_high
+    if epsilon_high is None:
+        epsilon_high = epsilon_low
     advantages_PM1 = advantages_PM.detach().unsqueeze(-1)
-    clipped_PMT = ratio_PMT.clamp(1 - epsilon_low, 1 + high)
+    clipped_PMT = ratio_PMT.clamp(1 - epsilon_low, 1 + epsilon_high)
     loss_PMT = -torch.minimum(ratio_PMT * advantages_PM1, clipped_PMT * advantages_PM1)
     if beta != 0.0 and ref_logps is not None:
         log_ratio_PMT = (ref_logps.detach() - logps_PMT).masked_fill(outside_PMT, 0.0)
         loss_PMT = loss_PMT + beta * (log_ratio_PMT.exp() - log_ratio_PMT - 1)
     tokens_PM = (~outside_PMT).sum(dim=-1).clamp(min=1)
-    return (loss_PMT.masked_fill(outside_PMT, 0.0).sum(dim=-1) / tokens_PM).mean()
+    loss_PM = loss_PMT.masked_fill(outside_PMT, 0.0).sum(dim=-1) / tokens_PM
+    return loss_PM.mean()
 
 
 def _subtract_others(values_PM: Tensor, group_PR: Tensor) -> Tensor:
     """Subtract from each value the mean of its group's other numbers; NaN where there are none."""
     others_P1 = (~group_PR.isnan()).sum(dim=1, keepdim=True) - 1
-    return values_PM - (group_PR.nansum(dim=1, keepdim=True) - values_PM) / others_P1
+    sum_of_others_PM = group_PR.nansum(dim=1, keepdim=True) - values_PM
+    return values_PM - sum_of_others_PM / others_P1
 
 
 def _nan_std(values_PR: Tensor) -> Tensor:
-    """Standard deviation (ddof = 1) of each row without its NaNs, `[P, 1]`; NaN with fewer than two numbers."""
+    """Return the standard deviation (ddof = 1) of each row without its NaNs, `[P, 1]`; NaN for fewer than two."""
     mean_P1 = values_PR.nanmean(dim=1, keepdim=True)
     count_P1 = (~values_PR.isnan()).sum(dim=1, keepdim=True, dtype=values_PR.dtype)
     variance_P1 = (values_PR - mean_P1).square().nanmean(dim=1, keepdim=True)
     return (variance_P1 * (count_P1 / (count_P1 - 1))).sqrt()
 
 
-def _check_choices(**given: str) -> None:
-    for name, value in given.items():
+def _check_choices(*, when: str, scale: str, baseline: str) -> None:
+    for name, value in {"when": when, "scale": scale, "baseline": baseline}.items():
         if value not in _CHOICES[name]:
             raise ValueError(f"{name} must be one of {', '.join(_CHOICES[name])}; got {value!r}.")
-    if given["baseline"] == "leave_one_out" and given["scale"] == "group":
+    if baseline == "leave_one_out" and scale == "group":
         raise ValueError("baseline 'leave_one_out' goes with scale 'none' or 'batch'; got 'group', which undoes it.")
 
 
@@ -211,8 +220,9 @@ def _check_shapes(
         )
     unusable = (~advantages_PM.isfinite()).nonzero().tolist()
     if unusable:
+        prompt, row = unusable[0]
         raise ValueError(
             f"{len(unusable)} of {advantages_PM.numel()} advantages are NaN or infinite, the first at prompt "
-            f"{unusable[0][0]}, row {unusable[0][1]}. Give a rollout that cannot be scored advantage 0, as "
+            f"{prompt}, row {row}. Give a rollout that cannot be scored advantage 0, as "
             "`advantages` does."
         )

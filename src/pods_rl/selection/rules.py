@@ -48,7 +48,7 @@ def max_variance(rewards_PN: Tensor, m: int, *, generator: torch.Generator | Non
     >>> max_variance(torch.tensor([[0.0, 1.0, 0.5, 1.0, 0.0, 0.4]]), 4)
     tensor([[0, 1, 3, 4]])
     """
-    sorted_PN, order_PN, scored_P1 = _sort(*_checked(rewards_PN, m))
+    sorted_PN, order_PN, scored_P1 = _checked_and_sorted(rewards_PN, m)
     k_P1 = _best_split(sorted_PN, scored_P1, m)
     return _pick(order_PN, _ends(sorted_PN, scored_P1, k_P1, m))
 
@@ -63,7 +63,7 @@ def max_reward(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None 
     >>> max_reward(torch.tensor([[0.2, 0.9, float("nan"), 0.9, 0.9]]), 2)
     tensor([[1, 3]])
     """
-    sorted_PN, order_PN, scored_P1 = _sort(*_checked(rewards_PN, m))
+    sorted_PN, order_PN, scored_P1 = _checked_and_sorted(rewards_PN, m)
     k_P1 = torch.where(scored_P1 > m, m, 0)
     return _pick(order_PN, _ends(sorted_PN, scored_P1, k_P1, m))
 
@@ -80,10 +80,12 @@ def random(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None = No
     >>> random(torch.zeros(1, 8), 3, generator=torch.Generator().manual_seed(0))
     tensor([[2, 6, 7]])
     """
-    rewards_PN, _ = _checked(rewards_PN, m)
+    rewards_PN, _ = check_rewards(rewards_PN)
+    check_size(m, rewards_PN.shape[1])
     check_generator(generator)
     device = rewards_PN.device if generator is None else generator.device
     keys_PN = torch.rand(rewards_PN.shape, generator=generator, device=device, dtype=torch.float64)
+    # Unscored rollouts come last, so that they are kept only if there are too few others.
     keys_PN = keys_PN.to(rewards_PN.device).masked_fill(rewards_PN.isnan(), math.inf)
     return keys_PN.argsort(dim=1, stable=True)[:, :m].sort(dim=1).values
 
@@ -99,10 +101,10 @@ def percentile(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None 
     >>> percentile(torch.tensor([[0.7, 0.1, 0.5, 0.3, 0.2, 0.6]]), 3)
     tensor([[0, 2, 4]])
     """
-    _, order_PN, scored_P1 = _sort(*_checked(rewards_PN, m))
+    _, order_PN, scored_P1 = _checked_and_sorted(rewards_PN, m)
     rank_M = torch.arange(m, device=order_PN.device)
-    positions_PM = torch.where(scored_P1 > m, (2 * rank_M + 1) * scored_P1 // (2 * m), rank_M)
-    return _pick(order_PN, positions_PM)
+    quantile_PM = (2 * rank_M + 1) * scored_P1 // (2 * m)  # floor(s (i - 1/2) / m) for i = rank + 1
+    return _pick(order_PN, torch.where(scored_P1 > m, quantile_PM, rank_M))
 
 
 RULES: dict[str, Rule] = {
@@ -113,32 +115,31 @@ RULES: dict[str, Rule] = {
 }
 
 
-def _checked(rewards_PN: Tensor, m: int) -> tuple[Tensor, bool]:
+def _checked_and_sorted(rewards_PN: Tensor, m: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rewards ascending with NaN (as inf) last, the rollout at each rank, and how many are scored, `[P, 1]`."""
     rewards_PN, all_scored = check_rewards(rewards_PN)
     check_size(m, rewards_PN.shape[1])
-    return rewards_PN, all_scored
-
-
-def _sort(rewards_PN: Tensor, all_scored: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Rewards ascending with NaN (as inf) last, the rollout at each rank, and how many are scored, `[P, 1]`."""
     if not all_scored:
         rewards_PN = rewards_PN.masked_fill(rewards_PN.isnan(), math.inf)
     sorted_PN, order_PN = rewards_PN.contiguous().sort(dim=1, stable=True)
     end_P1 = sorted_PN.new_full((len(sorted_PN), 1), math.inf)
-    return sorted_PN, order_PN, torch.searchsorted(sorted_PN, end_P1)
+    scored_P1 = torch.searchsorted(sorted_PN, end_P1)
+    return sorted_PN, order_PN, scored_P1
 
 
 def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:
-    """How many of the m to keep from the high end, `[P, 1]`; 0 if at most m rollouts are scored."""
+    """Return how many of the m to keep from the high end, `[P, 1]`; 0 if at most m rollouts are scored."""
     rank_M = torch.arange(m, device=sorted_PN.device)
     lowest_PM = sorted_PN[:, :m].flip(1)
     highest_PM = sorted_PN.gather(1, (scored_P1 - 1 - rank_M).clamp_(min=0))
-    low_P1, high_P1 = lowest_PM[:, -1:].double(), highest_PM[:, :1].double()
+    low_P1 = lowest_PM[:, -1:].double()
+    high_P1 = highest_PM[:, :1].double()
     # The midrange, unlike a rounded mean, does not depend on the rollouts' order; halves do not overflow.
     # A constant group becomes NaN here, which is harmless: every k keeps the same set.
     half_range_P1 = high_P1 / 2 - low_P1 / 2
-    lowest_PM = (lowest_PM - (low_P1 + half_range_P1)).div_(half_range_P1)
-    highest_PM = (highest_PM - (low_P1 + half_range_P1)).div_(half_range_P1)
+    midrange_P1 = low_P1 + half_range_P1
+    lowest_PM = (lowest_PM - midrange_P1).div_(half_range_P1)  # from -1 to 1
+    highest_PM = (highest_PM - midrange_P1).div_(half_range_P1)
 
     # Each k takes one more from the high end and one less from the low end: running sums cover all k at once.
     change_PM = highest_PM - lowest_PM
@@ -147,6 +148,7 @@ def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:
     square_PK = _running_sums(torch.cat([lowest_PM.square_().sum(dim=1, keepdim=True), change_PM], dim=1))
     variance_PK = square_PK.sub_(sum_PK.square_().div_(m))
 
+    # Of the k that tie, argmax takes the one with the greatest balance: nearest to m / 2, then the larger one.
     k_K = torch.arange(m + 1, device=sorted_PN.device)
     balance_K = 2 * (m - (2 * k_K - m).abs()) + (2 * k_K > m) + 1
     most_P1 = variance_PK.amax(dim=1, keepdim=True)
@@ -164,13 +166,14 @@ def _running_sums(values_PK: Tensor) -> Tensor:
 
 
 def _ends(sorted_PN: Tensor, scored_P1: Tensor, k_P1: Tensor, m: int) -> Tensor:
-    """The ranks of the m - k lowest and the k highest scored rewards, `[P, M]`.
+    """Return the ranks of the m - k lowest and the k highest scored rewards, `[P, M]`.
 
     If the high end begins inside a run of equal rewards, it takes the run's first rollouts (after those that the
     low end has taken), not its last as a plain stable sort would.
     """
     rank_M = torch.arange(m, device=sorted_PN.device)
-    low_P1, top_P1 = m - k_P1, scored_P1 - k_P1
+    low_P1 = m - k_P1  # how many the low end takes
+    top_P1 = scored_P1 - k_P1  # the rank at which the high end begins
     threshold_P1 = sorted_PN.gather(1, top_P1.clamp(max=sorted_PN.shape[1] - 1))
     run_start_P1 = torch.searchsorted(sorted_PN, threshold_P1)
     run_end_P1 = torch.searchsorted(sorted_PN, threshold_P1, right=True)
@@ -181,6 +184,7 @@ def _ends(sorted_PN: Tensor, scored_P1: Tensor, k_P1: Tensor, m: int) -> Tensor:
 
 
 def _pick(order_PN: Tensor, ranks_PM: Tensor) -> Tensor:
+    """Return the rollouts at these ranks, ascending."""
     return order_PN.gather(1, ranks_PM).sort(dim=1).values
 
 
@@ -203,16 +207,18 @@ def get_rule(name: str) -> Rule:
 
 
 def rule_name(rule: str | Rule) -> str:
-    """Return a rule's name: as given, its key in `RULES`, or its import path.
+    """Return a rule's name: unchanged if it is a name, else its key in `RULES`, or its import path.
 
     >>> rule_name("random"), rule_name(RULES["random"]), rule_name(get_rule)
     ('random', 'random', 'pods_rl.selection.rules:get_rule')
     """
     if isinstance(rule, str):
         return rule
+    for name, function in RULES.items():
+        if function is rule:
+            return name
     named = rule if hasattr(rule, "__qualname__") else type(rule)
-    path = f"{named.__module__}:{named.__qualname__}"
-    return next((name for name, function in RULES.items() if function is rule), path)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def as_function(rule: str | Rule) -> Rule:
@@ -308,14 +314,16 @@ def select(
 
 def _check_indices(indices_PM: Tensor, rewards_PN: Tensor, m: int, name: str) -> None:
     prompts, n = rewards_PN.shape
-    wanted = f"int64 indices of shape {[prompts, m]} on {rewards_PN.device}"
+    expected = f"int64 indices of shape {[prompts, m]} on {rewards_PN.device}"
     if not isinstance(indices_PM, Tensor) or indices_PM.dtype != torch.int64:
-        raise RuleError(f"the rule '{name}' must return {wanted}; it returned {describe(indices_PM)}.")
+        raise RuleError(f"the rule '{name}' must return {expected}; it returned {describe(indices_PM)}.")
     if indices_PM.shape != (prompts, m) or indices_PM.device != rewards_PN.device:
         returned = f"{describe(indices_PM)} on {indices_PM.device}"
-        raise RuleError(f"the rule '{name}' must return {wanted}; it returned {returned}.")
+        raise RuleError(f"the rule '{name}' must return {expected}; it returned {returned}.")
     ascending_PM = indices_PM.sort(dim=1).values
-    bad_P = ((ascending_PM < 0) | (ascending_PM >= n)).any(dim=1) | (ascending_PM.diff(dim=1) == 0).any(dim=1)
+    outside_P = ((ascending_PM < 0) | (ascending_PM >= n)).any(dim=1)
+    repeated_P = (ascending_PM.diff(dim=1) == 0).any(dim=1)
+    bad_P = outside_P | repeated_P
     if bad_P.any():
         group = int(bad_P.nonzero()[0])
         raise RuleError(

@@ -85,7 +85,8 @@ class Selection:
 
     def _check_range(self, n: int) -> None:
         if ((self.indices < 0) | (self.indices >= n)).any():
-            low, high = int(self.indices.min()), int(self.indices.max())
+            low = int(self.indices.min())
+            high = int(self.indices.max())
             raise ValueError(f"indices must lie between 0 and n - 1 = {n - 1}; got {low} to {high}.")
         repeated_P = (self.indices.sort(dim=1).values.diff(dim=1) == 0).any(dim=1)
         if repeated_P.any():
@@ -172,12 +173,13 @@ def check_rewards(rewards_PN: Tensor) -> tuple[Tensor, bool]:
             f"rewards must have shape [prompts, rollouts], at least one rollout; got {describe(rewards_PN)}. "
             "For one group pass rewards[None]; for a flat list of rows pass rewards.view(-1, num_rollouts)."
         )
-    single = rewards_PN.is_floating_point() and rewards_PN.dtype != torch.float64
-    rewards_PN = rewards_PN.detach().float() if single else rewards_PN.detach().double()
+    fits_float32 = rewards_PN.is_floating_point() and rewards_PN.dtype != torch.float64
+    rewards_PN = rewards_PN.detach().float() if fits_float32 else rewards_PN.detach().double()
     # One sum is far cheaper than a check of each reward; it is finite only if all rewards are.
     if rewards_PN.sum().isfinite():
         return rewards_PN, True
-    if infinite := rewards_PN.isinf().nonzero().tolist():
+    infinite = rewards_PN.isinf().nonzero().tolist()
+    if infinite:
         group, rollout = infinite[0]
         raise ValueError(
             f"{len(infinite)} of {rewards_PN.numel()} rewards are infinite, the first in group {group} at rollout "

@@ -14,9 +14,10 @@ from ..errors import UserError, raised
 from ..rewards import check_reward
 from ..text import find
 from .checks import check_own_task, shared_note
+from .chemistry import CHEMISTRY, chemistry_task
 from .generated import GYM, arithmetic_task, countdown_task, gym_task
 from .prompts import Fitted, fit_prompts
-from .questions import CHEMISTRY, PUBLISHED, chemistry_task, dataset_task, published_task
+from .questions import PUBLISHED, dataset_task, published_task
 from .task import ENVIRONMENT, FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task, deciding_reward, last_turn
 from .words import words_task
 
@@ -62,27 +63,42 @@ def load_task(settings: Settings, *, reward_errors: str = "raise", check: bool =
     >>> load_task({"task": "arithmetic", "task_train_size": 4, "task_test_size": 2}).name
     'arithmetic'
     """
-    name = settings.get("task") or ("dataset" if settings.get("dataset_name") else "arithmetic")
-    found = GYM_TASKS if str(name).startswith(f"{GYM}:") else find("task", name, TASKS)
-    task = found.make(settings) if isinstance(found, TaskEntry) else _make_own(name, found, settings)
-    weights, seconds = settings.get("task_rewards"), settings.get("reward_seconds")
+    name = str(settings.get("task") or _default_task(settings))
+    entry = GYM_TASKS if name.startswith(f"{GYM}:") else find("task", name, TASKS)
+    task = _make(name, entry, settings)
+    weights = settings.get("task_rewards")
     if weights is not None:
         task = dataclasses.replace(task, rewards={reward: float(weight) for reward, weight in weights.items()})
+    seconds = settings.get("reward_seconds")
     answer = deciding_reward(task.rewards, task.answer, environment=task.environment_factory is not None)
     task = dataclasses.replace(task, answer=answer, reward_seconds=seconds, reward_errors=reward_errors)
-    own = {ENVIRONMENT, *(grader.name for grader in task.graders)}
-    for reward in (*task.rewards, answer):
-        if reward is not None and reward not in own:
-            check_reward(reward, seconds)
-    if check and not isinstance(found, TaskEntry):
+    _check_rewards(task)
+    if check and not isinstance(entry, TaskEntry):
         check_own_task(task)
     return dataclasses.replace(task, notes=task.notes + shared_note(task))
 
 
-def _make_own(name: str, make: Callable[[Settings], object], settings: Settings) -> Task:
-    """Return the task of a user's function; raise UserError with the place in their file if it raises."""
+def _default_task(settings: Settings) -> str:
+    return "dataset" if settings.get("dataset_name") else "arithmetic"
+
+
+def _check_rewards(task: Task) -> None:
+    """Raise UserError for a reward that does not exist, unless it is one of the task alone."""
+    of_task = {ENVIRONMENT, *(grader.name for grader in task.graders)}
+    for name in (*task.rewards, task.answer):
+        if name is not None and name not in of_task:
+            check_reward(name, task.reward_seconds)
+
+
+def _make(name: str, entry: TaskEntry | Callable[[Settings], object], settings: Settings) -> Task:
+    """Return the task of an entry or of a user's function.
+
+    If a user's function raises an error, raise UserError with the place in their file.
+    """
+    if isinstance(entry, TaskEntry):
+        return entry.make(settings)
     try:
-        task = make(settings)
+        task = entry(settings)
     except UserError:
         raise
     except (Exception, SystemExit) as error:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 
 from ..errors import UserError
 from ..rewards import extract_answer, extract_gold, get_reward
@@ -106,18 +107,24 @@ def read_gold(value: object, grader: str | None) -> str:
     ('4', '1.5')
     """
     text = answer_text(value)
-    # marked first, because the extraction strips a tab or a form feed at the start of an answer
-    marked = _REST_OF_COMMAND.sub(_mark_lost, _CONTROL_OF_COMMAND.sub(_mark_lost, text))
+    # Mark the places first, because the extraction strips a tab or a form feed at the start of an answer.
+    marked = _CONTROL_OF_COMMAND.sub(_mark_lost, text)
+    marked = _REST_OF_COMMAND.sub(_mark_lost, marked)
     gold = extract_gold(marked)
     if gold is None:
         raise UserError(f"no gold answer in {describe(text)}; fix the row")
     problem = gold_problem(gold, grader)
-    if problem is None and grader and extract_answer(marked) is None and any(mark in gold for mark in _MARKS):
+    if problem is None and grader and _is_unfinished(marked, gold):
         problem = "its box or answer tag is empty or not closed"
     if problem:
         shown = describe(gold.replace(_LOST, ""))
         raise UserError(f"no completion can match the gold answer, {shown}: {problem}")
     return gold
+
+
+def _is_unfinished(text: str, gold: str) -> bool:
+    """Return whether a text has a box or a tag for its answer, but none with an answer in it."""
+    return extract_answer(text) is None and any(mark in gold for mark in _MARKS)
 
 
 def _mark_lost(match: re.Match[str]) -> str:
@@ -163,11 +170,10 @@ def _character_problem(character: str) -> str | None:
 def check_golds(golds: Sequence[str], places: Sequence[str], grader: str) -> None:
     """Raise UserError if the grader does not accept gold answers as right; `places` names the row of each."""
     marks = get_reward(grader).batch([f"<answer>{gold}</answer>" for gold in golds], golds)
-    problems = [
-        f"{place}: the grader does not accept {describe(gold)} as its own answer; fix the row"
-        for gold, place, mark in zip(golds, places, marks, strict=True)
-        if not mark >= 1
-    ]
+    problems: list[str] = []
+    for gold, place, mark in zip(golds, places, marks, strict=True):
+        if not mark >= 1:  # also true of NaN
+            problems.append(f"{place}: the grader does not accept {describe(gold)} as its own answer; fix the row")
     raise_listed(problems)
 
 
@@ -193,14 +199,14 @@ from 1), 'Answers vary'. Shorten or remove it, or grade it with a reward of your
     unlikely = [(row, gold) for row, gold in enumerate(golds, start=1) if is_unlikely(gold)]
     if not unlikely:
         return ()
-    shown = "; ".join(f"row {row} (counted from 1), {short(gold)!r}" for row, gold in unlikely[:SHOWN])
+    rows = "; ".join(f"row {row} (counted from 1), {short(gold)!r}" for row, gold in unlikely[:SHOWN])
     if len(unlikely) == 1:
-        what = "1 gold answer is prose or a missing value"
+        subject = "1 gold answer is prose or a missing value"
         advice = "Shorten or remove it, or grade it with a reward of your own."
     else:
-        what = f"{counted(len(unlikely), 'gold answer')} are prose or a missing value"
+        subject = f"{counted(len(unlikely), 'gold answer')} are prose or a missing value"
         advice = "Shorten or remove them, or grade them with a reward of your own."
-    return (f"{source}: {what}, which completions are unlikely to match: {shown}. {advice}",)
+    return (f"{source}: {subject}, which completions are unlikely to match: {rows}. {advice}",)
 
 
 def is_unlikely(gold: str) -> bool:
@@ -266,20 +272,28 @@ def check_own_task(task: Task) -> None:
     Raises UserError with the first rows that cannot be used. Gold answers are checked if a shipped grader reads them.
     """
     grader = task.answer if task.answer in GRADERS else None
-    for name, split in (("train", task.train), ("test", task.test)):
-        problems: list[str] = []
-        for row, (prompt, gold) in enumerate(zip(column_of(split, "prompt"), column_of(split, "answer"), strict=True)):
-            place = f"task {task.name}, {name} split, row {row + 1} (counted from 1)"
-            problem = None if isinstance(prompt, str) or not prompt else last_turn_problem(prompt)
-            if problem is None and grader:
-                problem = _stored_gold_problem(gold, grader)
-            if problem:
-                problems.append(f"{place}: {problem}")
-        raise_listed(problems)
-        if grader:
-            golds = list(split["answer"])
-            places = [f"task {task.name}, {name} split, row {row} (counted from 1)" for row in range(1, len(golds) + 1)]
-            check_golds(golds, places, grader)
+    _check_own_split(task.train, f"task {task.name}, train split", grader)
+    _check_own_split(task.test, f"task {task.name}, test split", grader)
+
+
+def _check_own_split(split: Dataset, where: str, grader: str | None) -> None:
+    places = [f"{where}, row {row} (counted from 1)" for row in range(1, len(split) + 1)]
+    problems: list[str] = []
+    for place, prompt, gold in zip(places, column_of(split, "prompt"), column_of(split, "answer"), strict=True):
+        problem = _stored_prompt_problem(prompt)
+        if problem is None and grader:
+            problem = _stored_gold_problem(gold, grader)
+        if problem:
+            problems.append(f"{place}: {problem}")
+    raise_listed(problems)
+    if grader:
+        check_golds(list(split["answer"]), places, grader)
+
+
+def _stored_prompt_problem(prompt: Any) -> str | None:
+    if isinstance(prompt, str) or not prompt:
+        return None
+    return last_turn_problem(prompt)
 
 
 def _stored_gold_problem(gold: object, grader: str) -> str | None:
@@ -289,7 +303,9 @@ def _stored_gold_problem(gold: object, grader: str) -> str | None:
     if not gold.strip():
         return f"the gold answer is {describe(gold)}; expected an answer"
     problem = gold_problem(gold, grader)
-    return f"no completion can match the gold answer, {describe(gold)}: {problem}" if problem else None
+    if problem is None:
+        return None
+    return f"no completion can match the gold answer, {describe(gold)}: {problem}"
 
 
 def shared_note(task: Task) -> tuple[str, ...]:

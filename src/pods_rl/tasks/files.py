@@ -38,16 +38,22 @@ class NumberText(str):
             return float(self)
 
 
+_DECODER = json.JSONDecoder(parse_int=NumberText, parse_float=NumberText)
+
+
 def read_files(paths: Sequence[Path]) -> Dataset:
     """Return the rows of files of one kind, in order, in the column `ROW`; `parse_row` reads each.
 
     Raises UserError for a file that is not text in UTF-8 or not in its format, with the line or row.
     """
-    if sum(path.stat().st_size for path in paths) <= _IN_MEMORY:
-        return Dataset.from_dict({ROW: [text for path in paths for text in _rows(path)]})
-    stamps = [
-        (str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths
-    ]  # a changed file is read again
+    sizes = [path.stat().st_size for path in paths]
+    if sum(sizes) <= _IN_MEMORY:
+        texts: list[str] = []
+        for path in paths:
+            texts += _rows(path)
+        return Dataset.from_dict({ROW: texts})
+    # The cache is keyed by the arguments: with the time of the last change, a changed file is read again.
+    stamps = [(str(path), size, path.stat().st_mtime_ns) for path, size in zip(paths, sizes, strict=True)]
     rows = Dataset.from_generator(
         _stamped_rows, features=Features({ROW: Value("string")}), gen_kwargs={"stamps": stamps}
     )
@@ -88,10 +94,12 @@ def _stamped_rows(stamps: Sequence[tuple[str, int, int]]) -> Iterator[dict[str, 
 
 def _rows(path: Path) -> Iterator[str]:
     """Yield each row of a file as the text of a JSON object."""
+    is_csv = path.suffix.lower() == ".csv"
+    newline = "" if is_csv else None  # a value in a CSV file may have line breaks, which its reader must see unchanged
     try:
-        # "utf-8-sig" also reads files that begin with a byte order mark, as Excel writes them
-        with path.open(encoding="utf-8-sig", newline="" if path.suffix.lower() == ".csv" else None) as file:
-            yield from _csv_rows(file, path) if path.suffix.lower() == ".csv" else _json_rows(file, path)
+        # "utf-8-sig" also reads files that begin with a byte order mark, as Excel writes them.
+        with path.open(encoding="utf-8-sig", newline=newline) as file:
+            yield from _csv_rows(file, path) if is_csv else _json_rows(file, path)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not text in UTF-8 ({error.reason}); save it as UTF-8") from error
     except csv.Error as error:
@@ -99,17 +107,19 @@ def _rows(path: Path) -> Iterator[str]:
 
 
 def _json_rows(file: IO[str], path: Path) -> Iterator[str]:
-    """Yield the objects of a JSON list, or of JSON Lines; blank lines are skipped."""
-    number = 0
+    """Yield the objects of JSON Lines, of a JSON list, or of objects over several lines; blank lines are skipped."""
     rows = 0
     text = ""
-    for line in file:
-        number += 1
+    for number, line in enumerate(file, start=1):
         stripped = line.strip()
         if not stripped:
             continue
-        if rows == 0 and (stripped.startswith("[") or stripped == "{"):  # a list, or objects over several lines
-            yield from _document_rows(line + file.read(), path)
+        # The first line that is not blank says which of the three it is.
+        if rows == 0 and stripped.startswith("["):
+            yield from _list_rows(line + file.read(), path)
+            return
+        if rows == 0 and stripped == "{":
+            yield from _object_rows(line + file.read(), path)
             return
         rows += 1
         text = stripped
@@ -119,33 +129,47 @@ def _json_rows(file: IO[str], path: Path) -> Iterator[str]:
         _check_not_a_table(text, path)
 
 
-def _document_rows(text: str, path: Path) -> Iterator[str]:
-    """Yield the objects of a JSON list, or of objects that are written over several lines."""
-    decoder = json.JSONDecoder(parse_int=NumberText, parse_float=NumberText)
-    listed = text.lstrip().startswith("[")
-    start = text.index("[") + 1 if listed else 0
-    start = _skip_space(text, start)
+def _list_rows(text: str, path: Path) -> Iterator[str]:
+    """Yield the objects of a JSON list."""
+    start = _skip_space(text, text.index("[") + 1)
     if text[start : start + 1] == "]":
         return
     number = 0
     while True:
         number += 1
         place = f"{path}, row {number} (counted from 1)"
-        try:
-            row, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError) as error:
-            raise _not_json(error, place, text) from error
-        _check_object(row, place)
+        end = _end_of_object(text, start, place)
         yield text[start:end]
         after = _skip_space(text, end)
         following = text[after : after + 1]
-        if following == ("]" if listed else ""):
-            break
-        if listed and following != ",":
+        if following == "]":
+            return
+        if following != ",":
             raise UserError(f"{place}: is followed by {short(repr(text[after : after + 20]))}; expected , or ]")
-        start = _skip_space(text, after + 1 if listed else after)
-    if number == 1 and not listed:
+        start = _skip_space(text, after + 1)
+
+
+def _object_rows(text: str, path: Path) -> Iterator[str]:
+    """Yield objects that are written over several lines each, without a list around them."""
+    number = 0
+    start = _skip_space(text, 0)
+    while start < len(text):
+        number += 1
+        end = _end_of_object(text, start, f"{path}, row {number} (counted from 1)")
+        yield text[start:end]
+        start = _skip_space(text, end)
+    if number == 1:
         _check_not_a_table(text, path)
+
+
+def _end_of_object(text: str, start: int, place: str) -> int:
+    """Return where the object ends that begins at `start`; raise UserError if there is no object."""
+    try:
+        row, end = _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError) as error:
+        raise _not_json(error, place, text) from error
+    _check_object(row, place)
+    return end
 
 
 def _skip_space(text: str, start: int) -> int:
@@ -182,16 +206,23 @@ def _not_json(error: Exception, place: str, text: str) -> UserError:
     if isinstance(error, RecursionError):
         return UserError(f"{place}: is {TOO_DEEP}")
     reason = str(error).partition(": line ")[0]
-    advice = "Fix it, or write the file with a JSON library"
+    return UserError(f"{place}: is not JSON ({reason}). {_advice(error, reason, text)}")
+
+
+def _advice(error: Exception, reason: str, text: str) -> str:
+    """Return how to repair text that is not JSON, for the usual mistakes."""
     if "escape" in reason:
-        advice = 'A backslash in JSON is written twice, as in "\\\\sqrt"'
-    elif isinstance(error, json.JSONDecodeError) and error.doc[: error.pos].rstrip().endswith("},"):
-        advice = "Remove the comma after the last row"
-    elif isinstance(error, json.JSONDecodeError) and error.doc[error.pos :].strip() == ",":
-        advice = "Remove the comma at the end of each line"
-    elif text.lstrip().startswith(("{'", "[{'")):
-        advice = "Names and text in JSON are in double quotes: write rows with json.dumps"
-    return UserError(f"{place}: is not JSON ({reason}). {advice}")
+        return 'A backslash in JSON is written twice, as in "\\\\sqrt"'
+    if isinstance(error, json.JSONDecodeError):
+        before = error.doc[: error.pos]
+        rest = error.doc[error.pos :]
+        if before.rstrip().endswith("},"):
+            return "Remove the comma after the last row"
+        if rest.strip() == ",":
+            return "Remove the comma at the end of each line"
+    if text.lstrip().startswith(("{'", "[{'")):
+        return "Names and text in JSON are in double quotes: write rows with json.dumps"
+    return "Fix it, or write the file with a JSON library"
 
 
 def _csv_rows(file: IO[str], path: Path) -> Iterator[str]:
@@ -212,15 +243,16 @@ def _csv_rows(file: IO[str], path: Path) -> Iterator[str]:
                 f"{place}: has {len(values)} values for the columns {', '.join(names)}. Put text that contains commas "
                 "in double quotes"
             )
-        missing = [None] * (len(names) - len(values))
+        missing = [None] * (len(names) - len(values))  # a short line has no values for the last columns
         row: Mapping[str, str | None] = dict(zip(names, [*values, *missing], strict=True))
         yield json.dumps(row)
 
 
 def _check_header(names: Sequence[str], path: Path) -> None:
-    for mark, word in ((";", "semicolons"), ("\t", "tabs")):
-        if len(names) == 1 and mark in names[0]:
-            raise UserError(f"{path} separates its columns by {word}; save it with commas")
-    twice = [name for name in names if name and names.count(name) > 1]
-    if twice:
-        raise UserError(f"{path} has two columns named {twice[0]!r}; rename or remove one of them")
+    if len(names) == 1:
+        for separator, word in ((";", "semicolons"), ("\t", "tabs")):
+            if separator in names[0]:
+                raise UserError(f"{path} separates its columns by {word}; save it with commas")
+    for name in names:
+        if name and names.count(name) > 1:
+            raise UserError(f"{path} has two columns named {name!r}; rename or remove one of them")

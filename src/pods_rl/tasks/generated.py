@@ -24,7 +24,8 @@ from ..text import describe
 from .prompts import PromptForm
 from .task import FORM_REWARDS, Settings, Task
 
-TRAIN_SIZE, TEST_SIZE = 4096, 512
+TRAIN_SIZE = 4096
+TEST_SIZE = 512
 GYM = "reasoning_gym"
 _HELD_OUT_ONE_IN = 5
 _DRAWS_PER_PROMPT = 200
@@ -153,7 +154,8 @@ def draw_sum(rng: random.Random, fewest: int, most: int) -> list[int]:
     >>> draw_sum(random.Random(0), 3, 3)
     [59, 40, -75]
     """
-    low, high = 10, 99
+    low = 10
+    high = 99
     total = rng.randint(low, high)
     terms = [total]
     for _ in range(rng.randint(fewest, most) - 1):

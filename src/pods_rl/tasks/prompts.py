@@ -51,15 +51,21 @@ class PromptForm:
     @classmethod
     def of(cls, settings: Settings) -> PromptForm:
         """Return the form of a recipe's `prompt_style` and `system_prompt`."""
+        style = settings.get("prompt_style") or "chat"
         system = settings.get("system_prompt")
-        return cls(settings.get("prompt_style") or "chat", SYSTEM_PROMPT if system is None else system)
+        if system is None:  # an empty one is a choice
+            system = SYSTEM_PROMPT
+        return cls(style, system)
 
     def write(self, question: str | Messages) -> Prompt:
         """Write the prompt for a question: text, or chat messages, which keep a system message of their own."""
         messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
-        if self.system and not any(message.get("role") == "system" for message in messages):
+        has_system = any(message.get("role") == "system" for message in messages)
+        if self.system and not has_system:
             messages = [{"role": "system", "content": self.system}, *messages]
-        return messages if self.style == "chat" else plain_prompt(messages)
+        if self.style == "plain":
+            return plain_prompt(messages)
+        return messages
 
     def version(self, number: int | str) -> str:
         """Return the version of a task with these prompts: grader, the task's own `number`, system prompt, style.
@@ -84,11 +90,12 @@ def plain_prompt(prompt: Prompt) -> str:
     """
     if isinstance(prompt, str):
         return prompt
-    others = {str(message.get("role")) for message in prompt} - {"system", "user"}
-    if others:
+    roles = {str(message.get("role")) for message in prompt}
+    refused = roles - {"system", "user"}
+    if refused:
         raise UserError(
-            f"a prompt with a turn of {', '.join(sorted(others))} cannot be written as plain text; use a policy with a "
-            "chat template, or prompts of one question"
+            f"a prompt with a turn of {', '.join(sorted(refused))} cannot be written as plain text; use a policy with "
+            "a chat template, or prompts of one question"
         )
     text = "\n\n".join(str(message["content"]) for message in prompt if message.get("content"))
     return text if text.endswith("=") else text + "\n"
@@ -139,48 +146,69 @@ def fit_prompts(
         UserError: every training prompt is too long, or the template rejects a prompt.
 
     >>> split = Dataset.from_dict({"prompt": ["1+1=", "1+1+1+1="], "answer": ["2", "4"]})
-    >>> task, found = fit_prompts(Task("sums", "1", split, split, {"accuracy": 1.0}), chat=False, limit=4)
-    >>> task.train["prompt"][:], len(task.test), found
+    >>> task, fitted = fit_prompts(Task("sums", "1", split, split, {"accuracy": 1.0}), chat=False, limit=4)
+    >>> task.train["prompt"][:], len(task.test), fitted
     (['1+1='], 2, Fitted(limit=4, train_left_out=1, test_over=1))
     """
     if chat:
         _check_template(task, render)
-    elif any(not isinstance(split[0]["prompt"], str) for split in (task.train, task.test) if len(split)):
+    elif _holds_messages(task.train) or _holds_messages(task.test):
         task = _plain(task)
     if limit is None:
         return task, None
-    train, test = (
-        [count_tokens(prompt) for batch in split.iter(_BATCH) for prompt in batch["prompt"]]
-        for split in (task.train, task.test)
-    )
-    kept = [row for row, length in enumerate(train) if length <= limit]
-    if train and not kept:
+    train_lengths = _lengths(task.train, count_tokens)
+    test_lengths = _lengths(task.test, count_tokens)
+    kept = [row for row, length in enumerate(train_lengths) if length <= limit]
+    if train_lengths and not kept:
         raise UserError(
             f"max_prompt_length = {limit}: every training prompt of task {task.name!r} is longer (the shortest has "
-            f"{min(train)} tokens); raise it, or shorten system_prompt"
+            f"{min(train_lengths)} tokens); raise it, or shorten system_prompt"
         )
-    found = Fitted(limit, len(train) - len(kept), sum(length > limit for length in test))
-    if found.train_left_out:
+    fitted = Fitted(
+        limit=limit,
+        train_left_out=len(train_lengths) - len(kept),
+        test_over=sum(length > limit for length in test_lengths),
+    )
+    if fitted.train_left_out:
         task = dataclasses.replace(task, train=task.train.select(kept))
-    return task, found
+    return task, fitted
+
+
+def _holds_messages(split: Dataset) -> bool:
+    """Return whether the prompts of a split are chat messages; a column has one type."""
+    return len(split) > 0 and not isinstance(split[0]["prompt"], str)
+
+
+def _lengths(split: Dataset, count_tokens: Callable[[Prompt], int]) -> list[int]:
+    lengths: list[int] = []
+    for batch in split.iter(_BATCH):
+        lengths += map(count_tokens, batch["prompt"])
+    return lengths
 
 
 def _plain(task: Task) -> Task:
     """Return the task with every prompt as plain text and other columns unchanged."""
+    version = task.version.removesuffix("-chat") + "-plain"
+    return dataclasses.replace(
+        task, train=_plain_split(task.train, version), test=_plain_split(task.test, version), version=version
+    )
 
+
+def _plain_split(split: Dataset, version: str) -> Dataset:
     def rewrite(batch: Mapping[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
         return {**batch, "prompt": [plain_prompt(prompt) for prompt in batch["prompt"]]}
 
-    version = task.version.removesuffix("-chat") + "-plain"
-    train, test = (mapped(split, rewrite, version) if len(split) else split for split in (task.train, task.test))
-    return dataclasses.replace(task, train=train, test=test, version=version)
+    if len(split) == 0:
+        return split
+    return mapped(split, rewrite, version)
 
 
 def _check_template(task: Task, render: Callable[[Prompt], str]) -> None:
     """Raise UserError if the template rejects the first prompt of a split: a template is a program."""
     for name, split in (("training", task.train), ("test", task.test)):
+        prompt = split[0]["prompt"] if len(split) else ""
         try:
-            render(split[0]["prompt"] if len(split) else "")
+            render(prompt)
         except Exception as error:  # it may raise anything
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise UserError(
@@ -197,15 +225,23 @@ def mapped(rows: Dataset, change: Callable[..., dict[str, list[Any]]], *of: obje
         change: takes a batch (column -> values) and the numbers of its rows, and returns the new columns.
         of: everything that `change` depends on.
     """
-    few, mark = len(rows) <= _FEW_ROWS, Hasher.hash((rows._fingerprint, *of))
-    # `map` gives a new column the type of an old one with its name
-    names = {f"given {name}": name for name in rows.column_names}
-    return rows.rename_columns({name: given for given, name in names.items()}).map(
-        lambda batch, numbers: change({name: batch[given] for given, name in names.items()}, numbers),
+    fingerprint = Hasher.hash((rows._fingerprint, *of))
+    in_memory = len(rows) <= _FEW_ROWS
+    cache_file = None
+    if not in_memory:
+        cache_file = str(Path(config.HF_DATASETS_CACHE) / f"pods-rl-{fingerprint}.arrow")
+    # `map` gives a new column the type of an old one with its name: rename the old ones.
+    renamed = {name: f"original {name}" for name in rows.column_names}
+
+    def change_renamed(batch: Mapping[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
+        return change({name: batch[original] for name, original in renamed.items()}, numbers)
+
+    return rows.rename_columns(renamed).map(
+        change_renamed,
         with_indices=True,
         batched=True,
-        remove_columns=list(names),
-        keep_in_memory=few,
-        cache_file_name=None if few else str(Path(config.HF_DATASETS_CACHE) / f"pods-rl-{mark}.arrow"),
-        new_fingerprint=mark,
+        remove_columns=list(renamed.values()),
+        keep_in_memory=in_memory,
+        cache_file_name=cache_file,
+        new_fingerprint=fingerprint,
     )

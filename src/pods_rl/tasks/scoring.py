@@ -33,9 +33,12 @@ def compute_score(
     """
     entry = scored_task(data_source)
     text = graded_text(OPENING if opens_thought else "", solution_str)
-    marks = {name: get_reward(name)(text, ground_truth) for name in entry.rewards}
-    total = sum(weight * marks[name] for name, weight in entry.rewards.items())
-    return {"score": total, "acc": float(marks[entry.answer] >= 1), **marks}
+    scores: dict[str, float] = {}
+    total = 0.0
+    for name, weight in entry.rewards.items():
+        scores[name] = get_reward(name)(text, ground_truth)
+        total += weight * scores[name]
+    return {"score": total, "acc": float(scores[entry.answer] >= 1), **scores}
 
 
 def scored_task(data_source: str) -> TaskEntry:
@@ -63,8 +66,7 @@ def check_sources(files: Iterable[Any], column: str) -> None:
     Raises:
         UserError: see `scored_task`.
     """
-    paths = [path for given in files for path in ([given] if isinstance(given, str) else given or ())]
-    for path in paths:
+    for path in _paths(files):
         try:
             rows = dataset.dataset(path, format="parquet" if path.endswith(".parquet") else "json")
             sources = rows.to_table(columns=[column])[column].unique().to_pylist()
@@ -75,3 +77,14 @@ def check_sources(files: Iterable[Any], column: str) -> None:
                 scored_task(source)
             except UserError as error:
                 raise UserError(f"{path}: {error}") from None
+
+
+def _paths(files: Iterable[Any]) -> list[str]:
+    """Return the paths in verl's settings, each of which is a path, a list of paths, or None."""
+    paths: list[str] = []
+    for setting in files:
+        if isinstance(setting, str):
+            paths.append(setting)
+        elif setting:
+            paths += setting
+    return paths

@@ -60,12 +60,12 @@ class DataSource:
         """
         path = self.path
         if not path.exists() and _looks_local(self.name, path):
-            near = suggest(path.name, [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else [])
+            siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+            near = suggest(path.name, siblings)
             raise UserError(f"there is no file or folder {self.name!r} (looked in {Path.cwd()}).{near}")
         if path.is_file() and path.suffix.lower() not in READERS:
-            raise UserError(
-                f"{path} is a {path.suffix or 'file without an ending'}; expected one of {', '.join(READERS)}"
-            )
+            kind = path.suffix or "file without an ending"
+            raise UserError(f"{path} is a {kind}; expected one of {', '.join(READERS)}")
         try:
             rows = self._load(path)
         except UserError:
@@ -73,40 +73,53 @@ class DataSource:
         except Exception as error:  # each reader raises its own, pyarrow's and the system's
             if isinstance(error.__cause__, UserError):  # of our reader, raised inside the library's
                 raise error.__cause__ from None
-            what = f"the file {path}" if path.is_file() else f"the data set {self.name} of the hub"
-            what = f"the folder {path} (it holds {listing(path)})" if path.is_dir() else what
-            reason = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-            raise UserError(f"{what} gives no split {self.split!r}: {reason}. Fix it, or name another file") from error
+            raise UserError(
+                f"{self._description()} gives no split {self.split!r}: {_reason(error)}. Fix it, or name another file"
+            ) from error
         if len(rows) == 0:
             raise UserError(f"{self} has no rows; expected at least one")
         return rows
 
+    def _description(self) -> str:
+        """Return what the source is, for a message."""
+        path = self.path
+        if path.is_dir():
+            return f"the folder {path} (it holds {listing(path)})"
+        if path.is_file():
+            return f"the file {path}"
+        return f"the data set {self.name} of the hub"
+
     def _load(self, path: Path) -> Dataset:
         if path.is_file():
-            if path.suffix.lower() in files.ENDINGS:
+            ending = path.suffix.lower()
+            if ending in files.ENDINGS:
                 return _slice(files.read_files([path]), self.split)
-            return load_dataset(
-                READERS[path.suffix.lower()], data_files={_bare(self.split): str(path)}, split=self.split
-            )
+            return load_dataset(READERS[ending], data_files={_bare(self.split): str(path)}, split=self.split)
         if _is_saved(path):
             saved = load_from_disk(str(path))
-            return _slice(saved if isinstance(saved, Dataset) else saved[_bare(self.split)], self.split)
+            rows = saved if isinstance(saved, Dataset) else saved[_bare(self.split)]
+            return _slice(rows, self.split)
         if path.is_dir():
-            found = self._text_files(path)
-            if found:
-                return _slice(files.read_files(found), self.split)
+            text_files = self._text_files(path)
+            if text_files:
+                return _slice(files.read_files(text_files), self.split)
             return load_dataset(str(path), self.config, split=self.split)
         return load_dataset(self.name, self.config, split=self.split)
 
     def _text_files(self, folder: Path) -> list[Path]:
-        """Return the files of a split of a folder, if all of them are JSON or CSV files with commas."""
+        """Return the files of a split of a folder, if all of them are JSON or CSV files with commas.
+
+        Which files belong to a split is decided by `datasets`, whose own readers read all other folders.
+        """
         builder = load_dataset_builder(str(folder), self.config)
-        by_split = builder.config.data_files or {}
         if getattr(builder.config, "sep", ",") != "," or getattr(builder.config, "field", None):
             return []
-        found = [Path(file) for file in by_split.get(_bare(self.split), ())]
-        kinds = {path.suffix.lower() for path in found}
-        return found if len(kinds) == 1 and kinds <= set(files.ENDINGS) else []
+        files_of_split = builder.config.data_files or {}
+        paths = [Path(file) for file in files_of_split.get(_bare(self.split), ())]
+        endings = {path.suffix.lower() for path in paths}
+        if len(endings) == 1 and endings <= set(files.ENDINGS):
+            return paths
+        return []
 
     def splits(self) -> list[str]:
         """Return the names of the splits of this data set; empty if they are not known, or if it has no names."""
@@ -114,12 +127,14 @@ class DataSource:
         if path.is_file():
             return []
         try:
-            if _is_saved(path):
-                saved = load_from_disk(str(path))
-                return [] if isinstance(saved, Dataset) else [str(name) for name in saved]
-            return [str(name) for name in get_dataset_split_names(self.name, self.config)]
+            if not _is_saved(path):
+                return [str(name) for name in get_dataset_split_names(self.name, self.config)]
+            saved = load_from_disk(str(path))
         except Exception:  # reading the data raises the error that says what to do
             return []
+        if isinstance(saved, Dataset):
+            return []
+        return [str(name) for name in saved]
 
     @property
     def is_one_split(self) -> bool:
@@ -132,8 +147,7 @@ def column_names(rows: Dataset, *, first: int | None = None) -> list[str]:
     if ROW not in rows.column_names:
         return list(rows.column_names)
     names: dict[str, None] = {}
-    part = rows if first is None else rows.select(range(min(first, len(rows))))
-    for row in read_rows(part):
+    for row in read_rows(first_rows(rows, first)):
         names.update(dict.fromkeys(row))
     return list(names)
 
@@ -157,7 +171,8 @@ def column_values(batch: Mapping[str, list[Any]], column: str, dtype: str | None
         return [parse_row(text).get(column) for text in batch[ROW]]
     values: list[object] = list(batch[column])
     if dtype in ("float16", "float32"):
-        return [value if value is None else np.dtype(dtype).type(value) for value in values]
+        as_stored = np.dtype(dtype).type
+        return [None if value is None else as_stored(value) for value in values]
     return values
 
 
@@ -191,9 +206,12 @@ def hold_out(rows: Dataset, source: DataSource) -> tuple[Dataset, Dataset, str]:
             f"{source} has one distinct prompt, so there is nothing to test on: name test rows as dataset_test_name"
         )
     count = min(max(1, round(len(distinct) / _HELD_OUT_ONE_IN)), _MOST_HELD_OUT)
-    tested = set(distinct[:count])
-    train = [row for row, mark in enumerate(hashes) if mark not in tested]
-    test = [row for row, mark in enumerate(hashes) if mark in tested]
+    held_out = set(distinct[:count])
+    train: list[int] = []
+    test: list[int] = []
+    for row, prompt_hash in enumerate(hashes):
+        side = test if prompt_hash in held_out else train
+        side.append(row)
     note = (
         f"{source} has no test split: {counted(len(test), 'row')} of {len(rows):,}, by a hash of the prompt, are kept "
         "to test on and never trained. To choose them yourself, set dataset_test_name to a file, or to a split such as "
@@ -206,15 +224,23 @@ def _hash(prompt: object) -> bytes:
     return hashlib.sha256(json.dumps(prompt, sort_keys=True, default=str).encode()).digest()
 
 
+def _reason(error: Exception) -> str:
+    """Return the first line of an error, or of what caused it."""
+    text = str(error.__cause__ or error).strip()
+    if not text:
+        text = type(error).__name__
+    return text.splitlines()[0].rstrip(".")
+
+
 def _slice(rows: Dataset, split: str) -> Dataset:
     """Return the rows of a split of a file, such as `train[:80%]` or `train[:10]+train[20:30]`."""
     parts = ReadInstruction.from_spec(split).to_absolute({_bare(split): len(rows)})
     kept: list[int] = []
     for part in parts:
-        start = 0 if part.from_ is None else part.from_
-        end = len(rows) if part.to is None else part.to
-        kept += range(start, end)
-    return rows if kept == list(range(len(rows))) else rows.select(kept)
+        kept += range(len(rows))[part.from_ : part.to]
+    if kept == list(range(len(rows))):
+        return rows
+    return rows.select(kept)
 
 
 def _bare(split: str) -> str:
@@ -231,7 +257,7 @@ def _is_saved(path: Path) -> bool:
 
 
 def local_folder(data_dir: str) -> Path:
-    """The folder that a recipe names as `data_dir`; raise UserError if it does not exist."""
+    """Return the folder that a recipe names as `data_dir`; raise UserError if it does not exist."""
     folder = Path(data_dir).expanduser()
     if not folder.is_dir():
         raise UserError(f"data_dir = {data_dir}: there is no such folder (looked in {Path.cwd()})")
@@ -254,4 +280,5 @@ def names_data(test: str) -> bool:
 
 def _looks_local(name: str, path: Path) -> bool:
     """Return whether a missing name must be a path: hub names are `name` or `owner/name`."""
-    return path.suffix.lower() in READERS or name.startswith((".", "~")) or path.is_absolute() or name.count("/") > 1
+    is_path = name.startswith((".", "~")) or path.is_absolute() or name.count("/") > 1
+    return is_path or path.suffix.lower() in READERS

@@ -106,18 +106,26 @@ class Task:
             raise ValueError(f"task {self.name!r}: its test split has no rows; give it at least one")
         if not self.rewards and self.environment_factory is None:
             raise ValueError(f"task {self.name!r}: no reward is named; name at least one with its weight")
-        if self.rewards and not any(self.rewards.values()) and self.environment_factory is None:
+        has_weight = any(self.rewards.values())
+        if self.rewards and not has_weight and self.environment_factory is None:
             raise ValueError(f"task {self.name!r}: all weights of its rewards are 0; give one of them a weight")
 
     def reward(self, name: str) -> Reward:
         """Return the reward of that name: the task's own, or `pods_rl.rewards.get_reward`."""
-        return next((own for own in self.graders if own.name == name), None) or get_reward(name)
+        for grader in self.graders:
+            if grader.name == name:
+                return grader
+        return get_reward(name)
 
     def tools_of(self, environment: object | None = None) -> list[Callable[..., Any]]:
         """Return the tools of a conversation: the task's, and the methods of its environment that are tools."""
-        methods = inspect.getmembers(type(environment), predicate=inspect.isfunction) if environment is not None else ()
-        own = [name for name, _ in methods if not name.startswith("_") and name not in NO_TOOLS]
-        return [*self.tools, *(getattr(environment, name) for name in own)]
+        tools = list(self.tools)
+        if environment is None:
+            return tools
+        for name, _ in inspect.getmembers(type(environment), predicate=inspect.isfunction):
+            if not name.startswith("_") and name not in NO_TOOLS:
+                tools.append(getattr(environment, name))  # bound to this environment
+        return tools
 
     @property
     def converses(self) -> bool:
@@ -140,13 +148,16 @@ class Task:
         if self.answer is None:
             raise UserError(f"task {self.name!r} has no reward that says which answers are right: read its rewards")
         if self.answer != ENVIRONMENT:
-            right = self.scores(self.answer, texts, golds)
+            answer_scores = self.scores(self.answer, texts, golds)
         elif environment_rewards is not None:
-            right = [reward or 0.0 for reward in environment_rewards]
+            answer_scores = [reward or 0.0 for reward in environment_rewards]
         else:
             raise UserError(f"task {self.name!r} is graded by its environments, which did not score these texts")
-        formed = REWARDS["format"].batch(texts, golds)
-        return [Grade(answer=a >= 1, format=f >= 1) for a, f in zip(right, formed, strict=True)]
+        format_scores = REWARDS["format"].batch(texts, golds)
+        return [
+            Grade(answer=answer_score >= 1, format=format_score >= 1)
+            for answer_score, format_score in zip(answer_scores, format_scores, strict=True)
+        ]
 
     def reward_parts(
         self,
@@ -172,33 +183,33 @@ class Task:
         >>> task.reward_parts(["<answer>2</answer>"], ["2"], [10], limit=10)
         [{'reward': 0.5, 'reward/accuracy': 1.0, 'reward/overlong': -1.0}]
         """
-        columns: dict[str, list[float]] = {}
-        totals = [0.0] * len(texts)
+        columns: dict[str, list[float]] = {"reward": [0.0] * len(texts)}
         for name, weight in self.rewards.items():
             reward = self.reward(name)
             by_length = reward.reads == "tokens"
             scores = reward.of_lengths(tokens, limit) if by_length else self.scores(name, texts, golds)
-            scores = [score if math.isfinite(score) else 0.0 for score in scores]
-            columns[f"reward/{name}"] = scores
-            totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
+            _add_part(columns, name, [score if math.isfinite(score) else 0.0 for score in scores], weight)
         if environment_rewards is not None:
-            scores = [score or 0.0 for score in environment_rewards]
-            columns[f"reward/{ENVIRONMENT}"] = scores
-            totals = [total + score for total, score in zip(totals, scores, strict=True)]
-        columns = {"reward": totals, **columns}
+            _add_part(columns, ENVIRONMENT, [score or 0.0 for score in environment_rewards], 1.0)
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def scores(self, name: str, texts: Sequence[str], golds: Sequence[str]) -> list[float]:
         """Score completions with one reward, in order; 0 if it fails, unless `reward_errors` is `raise`."""
-        given: Scores = score(self.reward(name), texts, golds, self.reward_seconds)
-        for row, (mark, text) in enumerate(zip(given, texts, strict=True)):
+        marks: Scores = score(self.reward(name), texts, golds, self.reward_seconds)
+        for row, (mark, text) in enumerate(zip(marks, texts, strict=True)):
             if isinstance(mark, RewardFailure) and self.reward_errors == "raise":
                 raise UserError(
                     f"the reward '{name}' {mark.reason} for row {row} of {len(texts)} (counted from 0) that it grades, "
                     f"completion {short(repr(text))}. Fix the function, or set reward_errors: zero or drop (it counts "
                     "as wrong)"
                 ) from mark.error
-        return [0.0 if isinstance(mark, RewardFailure) else mark for mark in given]
+        return [0.0 if isinstance(mark, RewardFailure) else mark for mark in marks]
+
+
+def _add_part(columns: dict[str, list[float]], name: str, scores: list[float], weight: float) -> None:
+    """Add the scores of a reward as a column, and with their weight to the column `reward`."""
+    columns[f"reward/{name}"] = scores
+    columns["reward"] = [total + weight * score for total, score in zip(columns["reward"], scores, strict=True)]
 
 
 def deciding_reward(rewards: Mapping[str, float], answer: str | None, *, environment: bool = False) -> str | None:
@@ -222,7 +233,9 @@ def deciding_reward(rewards: Mapping[str, float], answer: str | None, *, environ
     for name in rewards:
         if name in GRADERS:
             return name
-    return ENVIRONMENT if environment and not rewards else None
+    if environment and not rewards:
+        return ENVIRONMENT
+    return None
 
 
 @dataclass(frozen=True)
@@ -252,21 +265,31 @@ def check_split(task: Task, split: str) -> SplitCheck:
     >>> check_split(Task("sums", "1", split, split, {"accuracy": 1.0}), "test").accepted
     1
     """
-    golds = list({"train": task.train, "test": task.test}[split]["answer"])
+    rows = {"train": task.train, "test": task.test}[split]
+    golds = list(rows["answer"])
     written: list[str | None] = [None] * len(golds)
     if task.answer not in (None, ENVIRONMENT):
         grader = task.reward(task.answer)
         written = [grader.gold(gold) for gold in golds]
-    known = [row for row, answer in enumerate(written) if answer is not None]
-    picked = [golds[row] for row in known]
-    texts = [f"<think>The answer is known.</think>\n<answer>{written[row]}</answer>" for row in known]
-    grades = task.grade(texts, picked) if known else []
-    refused = tuple((row + 1, golds[row]) for row, grade in zip(known, grades, strict=True) if not grade.both)
+    checked_rows: list[int] = []
+    checked_golds: list[str] = []
+    texts: list[str] = []
+    for row, (gold, answer) in enumerate(zip(golds, written, strict=True), start=1):
+        if answer is not None:
+            checked_rows.append(row)
+            checked_golds.append(gold)
+            texts.append(f"<think>The answer is known.</think>\n<answer>{answer}</answer>")
+    if not texts:
+        return SplitCheck(len(golds), (), 0.0, unknown=len(golds))
+    refused: list[tuple[int, str]] = []
+    for row, gold, grade in zip(checked_rows, checked_golds, task.grade(texts, checked_golds), strict=True):
+        if not grade.both:
+            refused.append((row, gold))
     total = 0.0
     for name, weight in task.rewards.items():
-        if known and task.reward(name).reads == "text":
-            total += weight * sum(task.scores(name, texts, picked))
-    return SplitCheck(len(golds), refused, total / max(len(known), 1), len(golds) - len(known))
+        if task.reward(name).reads == "text":
+            total += weight * sum(task.scores(name, texts, checked_golds))
+    return SplitCheck(len(golds), tuple(refused), total / len(texts), unknown=len(golds) - len(texts))
 
 
 def last_turn(completion: str | Messages, prompt: str = "", raw: str | None = None) -> str:
@@ -291,20 +314,31 @@ def last_turn(completion: str | Messages, prompt: str = "", raw: str | None = No
     """
     if isinstance(completion, str):
         return graded_text(prompt, completion)
-    turn = next((message for message in reversed(completion) if message.get("role") == "assistant"), {})
+    turn = _last_assistant_message(completion)
     content = str(turn.get("content") or "")
     reasoning = turn.get("reasoning_content") or turn.get("thinking")  # LFM2.5 and gpt-oss say `thinking`
-    if reasoning:
-        closed = content or raw is None or raw.rstrip().endswith(CLOSING)
-        return f"{OPENING}{reasoning}{CLOSING if closed else ''}{content}"
-    return _opening_of(content, prompt, content if raw is None else raw) + content
+    if not reasoning:
+        return _opening_of(content, prompt, content if raw is None else raw) + content
+    text = f"{OPENING}{reasoning}"
+    if content or raw is None or raw.rstrip().endswith(CLOSING):
+        text += CLOSING
+    return text + content
+
+
+def _last_assistant_message(messages: Messages) -> Mapping[str, Any]:
+    for message in reversed(messages):
+        if message.get("role") == "assistant":
+            return message
+    return {}
 
 
 def _opening_of(content: str, prompt: str, raw: str) -> str:
     """Return the opening of a last turn without reasoning: that of its generation prompt, or of an empty thought."""
     text = raw.rstrip()
-    shown = content.rstrip()
-    before = text[: len(text) - len(shown)] if text.endswith(shown) else ""
+    ending = content.rstrip()
+    before = ""
+    if text.endswith(ending):
+        before = text[: len(text) - len(ending)]
     if opened_thought(prompt) and before.strip() == CLOSING:  # a response template dropped it
         return OPENING + CLOSING
     return opened_thought(prompt + before)
@@ -312,9 +346,9 @@ def _opening_of(content: str, prompt: str, raw: str) -> str:
 
 def shared_prompts(task: Task) -> int:
     """Count the test prompts that are also training prompts: the same text, or the same turns."""
-    tested = [json.dumps(prompt) for prompt in task.test["prompt"]]
-    wanted = set(tested)
+    test_prompts = [json.dumps(prompt) for prompt in task.test["prompt"]]
+    distinct = set(test_prompts)
     shared: set[str] = set()
     for batch in task.train.iter(_BATCH):
-        shared |= wanted & {json.dumps(prompt) for prompt in batch["prompt"]}
-    return sum(prompt in shared for prompt in tested)
+        shared |= distinct & {json.dumps(prompt) for prompt in batch["prompt"]}
+    return sum(prompt in shared for prompt in test_prompts)

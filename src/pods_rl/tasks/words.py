@@ -23,7 +23,8 @@ from .task import Settings, Task
 Step = tuple[str, int]  # a sign and a number, applied to the total before
 TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
 _STORIES = Path(__file__).parent / "stories.yaml"
-_PRONOUN = re.compile(r"\{(He|he|him|His|his)\}")
+_PRONOUN_FIELD = re.compile(r"\{(He|he|him|His|his)\}")
+_PRONOUNS = {"she": ("she", "her", "her"), "he": ("he", "his", "him")}  # subjective, possessive, objective
 _LARGEST = 99  # of numbers and results; the smallest is 2, so that plurals are right
 _DISTRACTING = (4, 24)  # an age, minutes, dollars, ...
 SIGNS = {"group": "*", "gain": "+", "loss": "-", "growth": "*", "half": "/"} | {
@@ -31,7 +32,6 @@ SIGNS = {"group": "*", "gain": "+", "loss": "-", "growth": "*", "half": "/"} | {
 }  # fmt: skip
 _NUMBERS = {"group": range(2, 50), "growth": tuple(TIMES), "times": tuple(TIMES), "half": (2,)}  # others: 2 to 9
 _EVENTS = ("gain", "gain", "gain", "loss", "loss", "loss", "growth", "half")
-
 
 # fewest and most steps of a problem, fewest and most of its sentences that do not matter
 LEVELS = {"easy": ((1, 2), (2, 3)), "mixed": ((1, 4), (2, 3)), "hard": ((3, 4), (3, 5))}
@@ -152,15 +152,17 @@ def _write_story(rng: random.Random, scene: dict[str, list[str]], written: list[
 
     `groups` is the number of groups, if the story opens with groups.
     """
-    names_she = _stories()["she"]
-    names_he = _stories()["he"]
+    stories = _stories()
+    # The friends have the other pronouns, so that a pronoun always means the person.
     if rng.random() < 0.5:
-        names, friends_names, pronouns = names_she, names_he, ("she", "her", "her")
+        gender = "she"
+        other_gender = "he"
     else:
-        names, friends_names, pronouns = names_he, names_she, ("he", "his", "him")
-    subjective, possessive, objective = pronouns
-    name = rng.choice(names)
-    friends = rng.sample(friends_names, 2)
+        gender = "he"
+        other_gender = "she"
+    subjective, possessive, objective = _PRONOUNS[gender]
+    name = rng.choice(stories[gender])
+    friends = rng.sample(stories[other_gender], 2)
     fields: dict[str, Any] = {
         "A": name,
         "he": subjective,
@@ -171,14 +173,15 @@ def _write_story(rng: random.Random, scene: dict[str, list[str]], written: list[
         "k": groups,
         "things": rng.choice(scene["things"]),
     }
-    text = []
+    sentences: list[str] = []
     person_is_subject = False  # of the sentence before
     for sentence, number in written:
         if not person_is_subject:  # a pronoun would be unclear
-            sentence = _PRONOUN.sub(_name_for_pronoun, sentence, count=1)
+            sentence = _PRONOUN_FIELD.sub(_name_for_pronoun, sentence, count=1)
         person_is_subject = sentence.startswith(("{He}", "{A} "))
-        text.append(sentence.format(**fields, n=number, times=TIMES.get(number), B=rng.choice(friends)))
-    return " ".join(text)
+        friend = rng.choice(friends)
+        sentences.append(sentence.format(**fields, n=number, times=TIMES.get(number), B=friend))
+    return " ".join(sentences)
 
 
 def _name_for_pronoun(pronoun: re.Match[str]) -> str:

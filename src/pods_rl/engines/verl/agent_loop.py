@@ -30,8 +30,8 @@ class PODSAgentLoopManager(AgentLoopManagerTQ):
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Dispatch a batch to the workers as verl does, with n added to training batches."""
-        validation = "validate" in prompts and bool(prompts["validate"])
-        if not validation and ROLLOUT_N not in prompts:
+        is_validation = "validate" in prompts and bool(prompts["validate"])
+        if not is_validation and ROLLOUT_N not in prompts:
             prompts = prompts.copy()
             prompts[ROLLOUT_N] = NonTensorData(self.pods.num_rollouts)
         super().generate_sequences(prompts)

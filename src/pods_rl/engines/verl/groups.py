@@ -36,14 +36,17 @@ def group_keys(keys: Iterable[str]) -> list[Group]:
     >>> group_keys(["a_0_0", "b_0_0", "a_1_1", "a_1_0"])[0]
     Group(uid='a', sessions=(('a_0_0',), ('a_1_0', 'a_1_1')))
     """
-    rows: dict[str, dict[int, list[tuple[int, str]]]] = {}
+    rows: dict[str, dict[int, list[tuple[int, str]]]] = {}  # uid -> session -> (index, key) of each row
     for key in keys:
         uid, session, index = key.rsplit("_", 2)
         rows.setdefault(uid, {}).setdefault(int(session), []).append((int(index), key))
-    return [
-        Group(uid, tuple(tuple(key for _, key in sorted(sessions[number])) for number in sorted(sessions)))
-        for uid, sessions in rows.items()
-    ]
+    groups: list[Group] = []
+    for uid, sessions in rows.items():
+        ordered: list[tuple[str, ...]] = []
+        for number in sorted(sessions):
+            ordered.append(tuple(key for _, key in sorted(sessions[number])))
+        groups.append(Group(uid, tuple(ordered)))
+    return groups
 
 
 def pad_rewards(rewards: Sequence[Sequence[float]]) -> Tensor:
@@ -55,7 +58,8 @@ def pad_rewards(rewards: Sequence[Sequence[float]]) -> Tensor:
     tensor([[1., 0.],
             [nan, nan]], dtype=torch.float64)
     """
-    rewards_PN = torch.full((len(rewards), max(map(len, rewards), default=0)), math.nan, dtype=torch.float64)
+    largest = max(map(len, rewards), default=0)
+    rewards_PN = torch.full((len(rewards), largest), math.nan, dtype=torch.float64)
     for row, group in enumerate(rewards):
         rewards_PN[row, : len(group)] = torch.tensor(group, dtype=torch.float64)
     return rewards_PN.masked_fill(rewards_PN.abs() > REWARD_LIMIT, math.nan)

@@ -46,16 +46,23 @@ class PODSMixin:
         # verl passes only this part of its configuration: one dot for itself, one for each level above.
         config = OmegaConf.select(sampler_kwargs, ".....")
         self.pods = read_settings(config)
-        ours = {"poll_interval": self.pods.poll_interval, **self.pods.filter_arguments}
-        verl_arguments = {"sampler_kwargs": sampler_kwargs, **ours, **arguments}
+        verl_arguments = {
+            "sampler_kwargs": sampler_kwargs,
+            "poll_interval": self.pods.poll_interval,
+            **self.pods.filter_arguments,
+            **arguments,
+        }
         super().__init__(**verl_arguments)
         self._step = 0
         self._pods_metrics: dict[str, float] = {}
-        self._tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path) if self.pods.ledger else None
+        self._tokenizer = None
+        if self.pods.ledger:
+            self._tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """Return verl's batch reduced to the m kept, and its metrics with those of all n added."""
-        self._step, self._pods_metrics = global_steps, {}
+        self._step = global_steps
+        self._pods_metrics = {}
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
         return batch, {**metrics, **self._pods_metrics}
 
@@ -63,12 +70,16 @@ class PODSMixin:
         self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, dict[str, Any]]
     ) -> KVBatchMeta:
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)  # type: ignore[misc]
-        return batch if partition_id == VALIDATION else self._down_sample(batch)
+        if partition_id == VALIDATION:
+            return batch
+        return self._down_sample(batch)
 
     def _down_sample(self, batch: KVBatchMeta) -> KVBatchMeta:
+        """Return the rows of the m sessions kept of each group, and remove the others from the queue."""
         groups = group_keys(batch.keys)
         rewards = _rewards(groups, batch.partition_id)
         rewards_PN = pad_rewards(rewards)
+        # The draws of a rule depend on seed and step alone, so that a resumed run makes the same ones.
         generator = torch.Generator().manual_seed(self.pods.seed * 1_000_003 + self._step)
         kept_PN = choose(rewards_PN, self.pods.num_generations, self.pods.rule, generator)
         if not kept_PN.any():
@@ -76,27 +87,23 @@ class PODSMixin:
                 f"none of the {len(batch.keys)} rows sampled has a usable reward (all NaN, infinite or beyond 1e15). "
                 "Check what reward.custom_reward_function returns."
             )
-        kept = {
-            key
-            for group, mask_N in zip(groups, kept_PN.tolist(), strict=True)
-            for keys, keep in zip(group.sessions, mask_N, strict=False)
-            if keep
-            for key in keys
-        }
+        kept_keys = _kept_keys(groups, kept_PN)
         if self.pods.before:
             _REWARDS.clear()
-            _REWARDS.update({group.uid: row for group, row in zip(groups, rewards_PN, strict=True)})
-        unusable = sum(map(len, rewards)) - int((~rewards_PN.isnan()).sum())
+            for group, rewards_N in zip(groups, rewards_PN, strict=True):
+                _REWARDS[group.uid] = rewards_N
+        scored = int((~rewards_PN.isnan()).sum())
+        sessions = sum(len(group.sessions) for group in groups)
         self._pods_metrics = {
             **describe_selection(rewards_PN, kept_PN),
-            **_count_rows(batch, kept),
-            "pods/unusable_rewards": float(unusable),
+            **_count_rows(batch, kept_keys),
+            "pods/unusable_rewards": float(sessions - scored),
         }
         if self.pods.ledger and (self._step == 1 or self._step % self.pods.ledger_every == 0):
-            columns = ledger_columns(groups, rewards, kept, batch.partition_id, self._tokenizer)
+            columns = ledger_columns(groups, rewards, kept_keys, batch.partition_id, self._tokenizer)
             steps = {"step": [self._step] * len(columns["group"])}
             write_parquet(Path(self.pods.ledger) / f"step-{self._step:06d}.parquet", steps | columns)
-        return _keep(batch, kept)
+        return _keep(batch, kept_keys)
 
 
 class PODSReplayBuffer(PODSMixin, ReplayBuffer):
@@ -135,8 +142,8 @@ def pods_before(
     """
     by_deviation = config is None or config.get("norm_adv_by_std_in_grpo", True)
     scale: Literal["group", "none"] = "group" if by_deviation else "none"
-    scores = token_level_rewards.sum(dim=-1)
-    trained = response_mask.bool().any(dim=-1)
+    scores = token_level_rewards.sum(dim=-1)  # [rows]
+    trained = response_mask.bool().any(dim=-1)  # [rows]
     result = torch.zeros_like(scores)
     for uid in dict.fromkeys(index[trained.cpu().numpy()].tolist()):  # verl's padding rows train no token
         if uid not in _REWARDS:
@@ -145,26 +152,53 @@ def pods_before(
                 "sampled last. Set trainer.v1.sampler.custom_sampler, and leave skip.rollout_tq off."
             )
         rewards_1N = _REWARDS[uid][None]
-        everything = Selection(torch.arange(rewards_1N.shape[1])[None])
-        advantage_N = advantages(rewards_1N, everything, when="before", scale=scale)[0].to(scores)
+        all_sessions = Selection(torch.arange(rewards_1N.shape[1])[None])
+        advantage_N = advantages(rewards_1N, all_sessions, when="before", scale=scale)[0].to(scores)
         rows = torch.from_numpy(index == uid).to(scores.device)
         # Rows do not name their session: match each to the nearest reward of the group.
         distance = (scores[rows, None].double() - _REWARDS[uid].to(scores.device)).abs().nan_to_num(nan=torch.inf)
         result[rows] = advantage_N[distance.argmin(dim=1)]
-    tokens = result.unsqueeze(-1) * response_mask
-    return tokens, tokens
+    per_token = result.unsqueeze(-1) * response_mask  # [rows, T]
+    return per_token, per_token
 
 
 def _rewards(groups: list[Group], partition_id: str) -> list[list[float]]:
     """Return each group's rewards: the sum over the tokens of a session's last trajectory, as in verl."""
-    keys = [session[-1] for group in groups for session in group.sessions]
+    keys = _last_keys(groups)
     scores = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["rm_scores"])["rm_scores"]
-    sums = iter([float(row.sum()) for row in scores])
-    return [[next(sums) for _ in group.sessions] for group in groups]
+    sums = [float(row.sum()) for row in scores]
+    rewards: list[list[float]] = []
+    start = 0
+    for group in groups:
+        end = start + len(group.sessions)
+        rewards.append(sums[start:end])
+        start = end
+    return rewards
+
+
+def _last_keys(groups: Sequence[Group]) -> list[str]:
+    """Return the key of each session's last trajectory, group by group."""
+    keys: list[str] = []
+    for group in groups:
+        keys += [session[-1] for session in group.sessions]
+    return keys
+
+
+def _kept_keys(groups: Sequence[Group], kept_PN: Tensor) -> set[str]:
+    """Return the keys of all rows of the kept sessions."""
+    keys: set[str] = set()
+    for group, kept_N in zip(groups, kept_PN.tolist(), strict=True):
+        # A row of the mask is padded to the size of the largest group.
+        for session, is_kept in zip(group.sessions, kept_N, strict=False):
+            if is_kept:
+                keys.update(session)
+    return keys
 
 
 def _count_rows(batch: KVBatchMeta, kept: set[str]) -> dict[str, float]:
-    lengths = {key: int(tag.get("response_len", 0)) for key, tag in zip(batch.keys, batch.tags, strict=True)}
+    lengths: dict[str, int] = {}
+    for key, tag in zip(batch.keys, batch.tags, strict=True):
+        lengths[key] = int(tag.get("response_len", 0))
     return {
         "pods/all/rows": float(len(lengths)),
         "pods/all/response_length_mean": sum(lengths.values()) / len(lengths),
@@ -177,14 +211,21 @@ def _count_rows(batch: KVBatchMeta, kept: set[str]) -> dict[str, float]:
 
 def _keep(batch: KVBatchMeta, kept: set[str]) -> KVBatchMeta:
     """Return the kept rows in order; clear the others from the queue, since verl clears only trained rows."""
-    dropped = [key for key in batch.keys if key not in kept]
+    kept_keys: list[str] = []
+    kept_tags: list[dict[str, Any]] = []
+    dropped: list[str] = []
+    for key, tag in zip(batch.keys, batch.tags, strict=True):
+        if key in kept:
+            kept_keys.append(key)
+            kept_tags.append(tag)
+        else:
+            dropped.append(key)
     if dropped:
         tq.kv_clear(keys=dropped, partition_id=batch.partition_id)
-    rows = [(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True) if key in kept]
     return KVBatchMeta(
         partition_id=batch.partition_id,
-        keys=[key for key, _ in rows],
-        tags=[tag for _, tag in rows],
+        keys=kept_keys,
+        tags=kept_tags,
         fields=batch.fields,
         extra_info=batch.extra_info,
     )
@@ -209,29 +250,41 @@ def ledger_columns(
         partition_id: of verl's queue.
         tokenizer: of the policy.
     """
-    keys = [session[-1] for group in groups for session in group.sessions]
-    names = ["prompts", "responses", "reward_model", "extra_fields"]
-    data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=names)
-    prompts, responses, models, extras = (list(data[name]) for name in names)
-    parts = [_plain(extra).get("reward_extra_info", {}) for extra in extras]
-    shown = [
-        name for name, value in parts[0].items() if name not in ("score", "acc") and isinstance(value, int | float)
-    ]
-    turns = [_plain(extra).get("turn_scores") for extra in extras]
+    keys = _last_keys(groups)
+    fields = ["prompts", "responses", "reward_model", "extra_fields"]
+    data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
+    responses = list(data["responses"])
+    models = [_plain(model) for model in data["reward_model"]]
+    extras = [_plain(extra) for extra in data["extra_fields"]]
+    group_numbers: list[int] = []
+    session_rewards: list[float] = []
+    for number, group_rewards in enumerate(rewards):
+        group_numbers += [number] * len(group_rewards)
+        session_rewards += group_rewards
     columns: dict[str, list[Any]] = {
-        "group": [number for number, group in enumerate(groups) for _ in group.sessions],
+        "group": group_numbers,
         "rollout": [int(key.rsplit("_", 2)[1]) for key in keys],
-        "prompt": [tokenizer.decode(ids.tolist(), skip_special_tokens=True) for ids in prompts],
+        "prompt": [tokenizer.decode(ids.tolist(), skip_special_tokens=True) for ids in data["prompts"]],
         "completion": [tokenizer.decode(ids.tolist(), skip_special_tokens=True) for ids in responses],
-        "answer": [str(_plain(model).get("ground_truth", "")) for model in models],
-        "reward": [reward for group in rewards for reward in group],
-        **{f"reward/{name}": [float(part.get(name, "nan")) for part in parts] for name in shown},
+        "answer": [str(model.get("ground_truth", "")) for model in models],
+        "reward": session_rewards,
+        **_reward_columns([extra.get("reward_extra_info", {}) for extra in extras]),
         "selected": [key in kept for key in keys],
         "advantage": [None] * len(keys),
         "completion_tokens": [len(ids) for ids in responses],
     }
-    if any(turns):
-        columns["turn_rewards"] = [[float(score) for score in scores] if scores else None for scores in turns]
+    turn_scores = [extra.get("turn_scores") for extra in extras]
+    if any(turn_scores):
+        columns["turn_rewards"] = [list(map(float, scores)) if scores else None for scores in turn_scores]
+    return columns
+
+
+def _reward_columns(infos: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return the numbers that the reward function returned for each session, in columns `reward/<name>`."""
+    columns: dict[str, list[float]] = {}
+    for name, value in infos[0].items():
+        if name not in ("score", "acc") and isinstance(value, int | float):
+            columns[f"reward/{name}"] = [float(info.get(name, "nan")) for info in infos]
     return columns
 
 

@@ -134,12 +134,16 @@ def _filter_arguments(config: DictConfig) -> dict[str, Any]:
     """Return the arguments that verl passes to its own replay buffer but not to a custom one."""
     from verl.trainer.ppo.v1 import replay_buffer
 
-    groups = _get(config, "algorithm.filter_groups") or {}
-    metric = groups.get("metric") if groups.get("enable") else None
-    if groups.get("enable") and not metric:
-        raise UserError(
-            "algorithm.filter_groups.enable needs algorithm.filter_groups.metric; got none. Example: reward"
-        )
+    filter_groups = _get(config, "algorithm.filter_groups") or {}
+    metric = None
+    max_batches = 1
+    if filter_groups.get("enable"):
+        metric = filter_groups.get("metric")
+        max_batches = filter_groups.get("max_inflight_gen_batches", 1)
+        if not metric:
+            raise UserError(
+                "algorithm.filter_groups.enable needs algorithm.filter_groups.metric; got none. Example: reward"
+            )
     if metric == "reward" and not hasattr(replay_buffer, "FILTER_GROUPS_REWARD_METRIC"):
         raise UserError(
             "algorithm.filter_groups.metric = reward: this version of verl filters only by numbers that the reward "
@@ -147,13 +151,16 @@ def _filter_arguments(config: DictConfig) -> dict[str, Any]:
             "score."
         )
     refill = bool(_get(config, "trainer.v1.sampler.sync_refill_failed_groups"))
-    batch = _get(config, "data.train_batch_size")
+    train_batch = _get(config, "data.train_batch_size")
+    generation_batch = _get(config, "data.gen_batch_size") or train_batch
+    if metric or refill:  # as verl does
+        generation_batch = 1
     return {
         "filter_groups_metric": str(metric) if metric else None,
         "sync_refill_failed_groups": refill,
-        "train_batch_size": batch,
-        "gen_batch_size": 1 if metric or refill else (_get(config, "data.gen_batch_size") or batch),
-        "max_inflight_gen_batches": groups.get("max_inflight_gen_batches", 1) if metric else 1,
+        "train_batch_size": train_batch,
+        "gen_batch_size": generation_batch,
+        "max_inflight_gen_batches": max_batches,
     }
 
 
