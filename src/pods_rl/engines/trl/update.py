@@ -66,14 +66,14 @@ class Signal:
     """What has a gradient in a micro-batch, over all processes.
 
     Args:
-        here: whether one of its rows has a gradient.
-        later: whether a later micro-batch of the step has, as far as this is known; true if it is unknown.
+        has_gradient: whether one of its rows has a gradient.
+        has_later: whether a later micro-batch of the step has, as far as this is known; true if it is unknown.
         leaves_out: whether every process may leave out rows without a gradient.
         live_share: the share of its tokens in rows that are computed.
     """
 
-    here: bool
-    later: bool
+    has_gradient: bool
+    has_later: bool
     leaves_out: bool
     live_share: float
 
@@ -126,7 +126,7 @@ class Update:
         live = _live(batch)
         leaves_out = self._may_leave_out_rows(batch)
         signal = self._signal(batch, live, leaves_out)
-        self._has_signal |= signal.here
+        self._has_signal |= signal.has_gradient
         if leaves_out:
             self.rows_left_out += int((~live).sum())
         if self._can_skip(signal):
@@ -171,21 +171,22 @@ class Update:
         With a user's loss every pass is computed, and the processes need not agree: its code may not reach this line on
         all of them.
         """
-        here = self._has_other_terms or bool(live.any())
+        has_gradient = self._has_other_terms or bool(live.any())
         if self._has_user_loss:
-            return Signal(here, later=True, leaves_out=False, live_share=1.0)
-        later = not here and self._has_later_signal()
+            return Signal(has_gradient, has_later=True, leaves_out=False, live_share=1.0)
+        has_later = not has_gradient and self._has_later_signal()
         lengths = policy_tokens(batch)
         computed = lengths * live if leaves_out else lengths
-        local = [int(here), int(later), int(not leaves_out), int(computed.sum()), int(lengths.sum())]
+        # One message for all five: each is summed over the processes.
+        local = [int(has_gradient), int(has_later), int(not leaves_out), int(computed.sum()), int(lengths.sum())]
         counts = torch.tensor(local, device=lengths.device)
         sums = self._trainer.accelerator.reduce(counts, reduction="sum").tolist()
-        any_here, any_later, any_needs_all, all_computed, all_tokens = sums
+        processes_with, processes_later, processes_needing_all, computed_tokens, all_tokens = sums
         return Signal(
-            here=any_here > 0,
-            later=any_later > 0,
-            leaves_out=any_needs_all == 0,
-            live_share=all_computed / all_tokens if all_tokens else 1.0,
+            has_gradient=processes_with > 0,
+            has_later=processes_later > 0,
+            leaves_out=processes_needing_all == 0,
+            live_share=computed_tokens / all_tokens if all_tokens else 1.0,
         )
 
     def _has_later_signal(self) -> bool:
@@ -202,13 +203,13 @@ class Update:
     def _can_skip(self, signal: Signal) -> bool:
         """Return whether a micro-batch needs no pass."""
         trainer = self._trainer
-        if signal.here or self._has_user_loss:
+        if signal.has_gradient or self._has_user_loss:
             return False
         skips_steps = bool(trainer.args.skip_zero_advantage_steps) and self._passes == 0
         if trainer.accelerator.sync_gradients:
             # The last pass before an optimizer step sends the sum of the gradients to all processes, if there is one.
             return skips_steps
-        if skips_steps and not signal.later:
+        if skips_steps and not signal.has_later:
             return True
         return signal.leaves_out and not trainer.is_deepspeed_enabled  # DeepSpeed counts the passes of a step
 
