@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import resident
+from pods_rl.engines import PHASES
 from quiet import quiet
 
-PHASES = ("rollout", "reward", "selection", "update")
 QWEN_3B = {
     "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
     "num_attention_heads": 16, "num_key_value_heads": 2, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,

@@ -29,7 +29,6 @@ from pods_rl.recipe import shipped_recipes
 from pods_rl.runs import Run
 
 SAVE_STEPS, KEPT = 50, 2
-PHASES = ("rollout", "reward", "selection", "update")
 MEMORY_LIMIT = 0.02
 TIME_LIMIT = 1.05  # slower than this in every block is more than noise
 MIB = 2**20

@@ -13,10 +13,12 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from pods_rl import PODSTrainer
+from pods_rl.engines import TESTED
 from pods_rl.engines.trl import compat
-from pods_rl.engines.trl.compat import TESTED, TRLTrainer, check_overrides
+from pods_rl.engines.trl.compat import ROW_LISTS, Generated, TRLTrainer, check_overrides, row_lists
 from pods_rl.errors import UserError
 
+INSTALL = "pip install " + " ".join(f"'{package}=={version}'" for package, version in TESTED.items())
 OVERRIDDEN = {name for name, method in vars(PODSTrainer).items() if getattr(method, "__override__", False)}
 
 
@@ -54,7 +56,29 @@ def test_a_method_that_takes_other_arguments_is_refused_at_construction(make_tra
     text = str(refused.value)
     assert f"GRPOTrainer.{method}({', '.join(inspect.signature(getattr(PODSTrainer, method)).parameters)})" in text
     assert (f"{method}(self, prompts, images)" if change else "does not exist") in text
-    assert "pip install 'trl==1.16.0' 'transformers==5.23.0'" in text
+    assert INSTALL in text
+
+
+def test_a_list_of_rows_that_trl_no_longer_fills_is_refused_at_construction(make_trainer, monkeypatch):
+    monkeypatch.setitem(ROW_LISTS, "_tool_dicts", "tools")
+    with pytest.raises(UserError, match=r"GRPOTrainer\._tool_dicts .* has no such list: pip install 'trl=="):
+        make_trainer()
+
+
+@pytest.mark.parametrize("values", [None, [{}]])
+def test_a_list_of_rows_that_is_missing_or_of_another_length_is_refused(make_trainer, values):
+    trainer = make_trainer()
+    assert row_lists(trainer, 2) == []  # without tools or environments
+    trainer.tools = [len]
+    trainer._sync_tool_dicts = values
+    with pytest.raises(UserError, match=r"GRPOTrainer\._sync_tool_dicts must be a list .* the 2 rows"):
+        row_lists(trainer, 2)
+
+
+@pytest.mark.parametrize("count", [7, 9])
+def test_another_number_of_results_of_a_generation_is_refused(count):
+    with pytest.raises(UserError, match=f"returned {count} results, expected 8: prompt_ids, completion_ids, tool_mask"):
+        Generated.of(range(count))
 
 
 def test_only_the_compatibility_module_names_what_is_not_public():
@@ -93,9 +117,8 @@ def test_the_constructor_takes_what_trl_s_takes():
 # -- what we read in TRL's source ----------------------------------------------------------------------------------
 
 
-OUTPUTS = "prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images, tool_images"
 IN_ORDER = [  # of TRL's and transformers' methods: parts of the source that we rely on, in this order
-    (GRPOTrainer._generate, [f"return {OUTPUTS}"]),
+    (GRPOTrainer._generate, [f"return {', '.join(Generated._fields)}"]),
     (GRPOTrainer._generate_and_score_completions, ["self._generate(", "self._calculate_rewards("]),
     (
         Trainer._run_epoch,

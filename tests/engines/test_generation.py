@@ -7,7 +7,7 @@ import inspect
 import pytest
 from trl import GRPOTrainer
 
-from pods_rl.engines.trl.generation import over_prefix_tree
+from pods_rl.engines.trl.turns import over_prefix_tree
 
 pytestmark = pytest.mark.numeric
 QUIET = {"max_steps": 1, "learning_rate": 0.0}

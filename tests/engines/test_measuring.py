@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pods_rl.errors import UserError
 from pods_rl.planning.measure import Meter
 from pods_rl.planning.prices import Setting
 
@@ -28,6 +29,16 @@ def test_each_step_does_the_work_of_its_own_setting(make_trainer) -> None:
     assert all(map(torch.equal, before, trainer.model.parameters()))
     assert trainer.state.global_step == 9  # a round that warms up, and two
     assert sum(map(len, meter.rewards.values())) == 3 * (8 + 32 + 8)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "problem"),
+    [((4, 8), "num_rollouts = 4 is less than num_generations = 8"), ((8, 3), "whole groups of num_generations = 3")],
+)
+def test_group_sizes_that_the_batch_cannot_hold_are_refused(make_trainer, sizes, problem) -> None:
+    trainer = make_trainer()
+    with pytest.raises(UserError, match=problem):
+        trainer.measure(*sizes)
 
 
 @pytest.mark.parametrize("mode", ["server", "colocate"])

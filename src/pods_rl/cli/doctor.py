@@ -11,11 +11,12 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from ..engines import TESTED
 from ..recipe import load_recipe
 from ..text import console, plain_text, safe_text
 from .train import Config, named_recipe, show_plan, stoppable
 
-TESTED_TRL = "1.16"
+_TESTED_TRL = TESTED["trl"].rpartition(".")[0]
 _PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "latex2sympy2_extended", "pyarrow")
 _EXTRAS = ("vllm", "bitsandbytes", "deepspeed")
 _GIB = 2**30
@@ -58,8 +59,8 @@ def check_versions() -> Iterator[Finding]:
         found = version(name)
         if found is None:
             yield "bad", name, "not installed: pip install . in a checkout of pods-rl"
-        elif name == "trl" and not f"{found}.".startswith(f"{TESTED_TRL}."):
-            yield "note", name, f"{found}; tested with {TESTED_TRL}"
+        elif name == "trl" and not f"{found}.".startswith(f"{_TESTED_TRL}."):
+            yield "note", name, f"{found}; tested with {_TESTED_TRL}"
         else:
             yield "ok", name, found
     for name in _EXTRAS:

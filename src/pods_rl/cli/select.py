@@ -21,7 +21,6 @@ from ..text import DEEPEST, console, counted, depth, safe_text, short, suggest
 from .train import Force
 
 _HEAD = '{"selected_rank": '  # how a file of kept rows begins
-_LARGEST = 1e15  # reward, as in training (`selection.REWARD_LIMIT`)
 
 
 @dataclass
@@ -134,10 +133,14 @@ def _rollout(item: bytes | dict[str, Any], file: str, place: str, group_by: str,
             raise UserError(
                 f"{place} has no key {short(repr(key))}; it has {there}.{suggest(key, values)} {option} names the key."
             )
+    from ..selection import REWARD_LIMIT  # as in training
+
     reward = math.nan if values[reward_key] is None else values[reward_key]
-    if not isinstance(reward, bool | int | float) or abs(reward) > _LARGEST:
+    if not isinstance(reward, bool | int | float) or abs(reward) > REWARD_LIMIT:
         given = short(repr(reward))
-        raise UserError(f"{place}: {reward_key} is {given}, expected a number up to {_LARGEST:g}, true, false or null.")
+        raise UserError(
+            f"{place}: {reward_key} is {given}, expected a number up to {REWARD_LIMIT:g}, true, false or null."
+        )
     return Rollout(values, file + json.dumps(values[group_by], sort_keys=True, default=str), float(reward))
 
 

@@ -128,21 +128,18 @@ class Meter(TrainerCallback):
         self._trainer = trainer
         self._passes = passes
         self._show = show
-        self._generate = trainer._generate_and_score_completions
         self.steps: dict[Setting, list[Step]] = {}
-        self.rewards: dict[int, list[float]] = {}
+        self.rewards: dict[str, list[float]] = {}
         self.tokens: list[int] = []
         self.distinct: dict[int, float] = {}
         self._schedule: Iterator[Setting] = iter(())
         self._setting: Setting | None = None
         self._result: Any = None  # of the schedule
-        self._work = StepWork(0, 0, 0)
 
     def run(self, schedule: Iterator[Setting]) -> Any:
         """Train through a schedule, which may depend on earlier steps; return what it returns."""
         self._schedule = schedule
         self._trainer.add_callback(self)
-        self._trainer._generate_and_score_completions = self._generate_as_set  # type: ignore[method-assign]
         self._trainer.train()
         return self._result
 
@@ -168,7 +165,7 @@ class Meter(TrainerCallback):
         all_seconds = sum(value for key, value in logs.items() if key.startswith("pods/seconds/"))
         generation = logs.get("pods/seconds/rollout", 0.0) + logs.get("pods/seconds/reward", 0.0)
         update = (all_seconds - generation) * self._passes
-        step = Step(self._work, generation, update)
+        step = Step(self._record_rollouts(), generation, update)
         self.steps.setdefault(self._setting, []).append(step)
         self.distinct[self._setting.n] = logs["pods/distinct_tokens"]
         self._show(f"{self._setting.label}: {step.seconds:.3g} s a step")
@@ -182,23 +179,18 @@ class Meter(TrainerCallback):
             self._result = end.value
             control.should_training_stop = True
             return
-        self._trainer.num_generations = self._setting.m
-        for key, value in self._setting.keys.items():
-            setattr(self._trainer.args, key, value)
+        self._trainer.measure(self._setting.n, self._setting.m)
 
-    def _generate_as_set(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Generate for prompts of this setting instead of TRL's, and record the rewards."""
-        trainer, setting = self._trainer, self._setting
-        assert setting is not None
-        numbers = trainer._dynamic.draw(len(inputs) // setting.m)
-        rows = [trainer.train_dataset[number] for number in numbers]
-        output = self._generate([dict(row) for row in rows for _ in range(setting.m)])
-        record = trainer.rollouts
+    def _record_rollouts(self) -> StepWork:
+        """Record the rewards and lengths of the step's rollouts; return what the step worked on."""
+        record = self._trainer.rollouts
         assert record is not None
         assert record.advantages is not None
         self.tokens += record.completion_tokens
-        for number, rewards in zip(numbers, record.scored_rewards().tolist(), strict=True):
-            self.rewards.setdefault(number, []).extend(rewards)
+        prompts, n = record.rewards.shape
+        for group, rewards in enumerate(record.scored_rewards().tolist()):
+            # A row of the data: prompts can be equal where an environment sets the question.
+            row = str(record.inputs[group * n])
+            self.rewards.setdefault(row, []).extend(rewards)
         rows_with_gradient = int((record.advantages != 0).sum())
-        self._work = StepWork(len(numbers), record.rewards.numel(), rows_with_gradient)
-        return output
+        return StepWork(prompts, record.rewards.numel(), rows_with_gradient)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..engines import PHASES
 from ..errors import UserError
 from ..runs import Run
 from ..text import suggest
@@ -20,7 +21,6 @@ from .pooling import NO_MATTER, OWN_TO_A_RUN, in_order
 from .statistics import Evaluations, Speedup, mean_curve, speedups
 from .text import finite, finite_numbers, plain
 
-PHASES = ("rollout", "reward", "selection", "update")
 AXES = {
     "n": "rollouts generated (n)",
     "m": "rollouts kept (m)",

@@ -207,7 +207,7 @@ def device_line(trainer: PODSTrainer) -> str:
 
 def describe(trainer: PODSTrainer, task: Task, skipped: Fitted | None, resumed: Start | None) -> dict[str, Any]:
     """Return the content of `environment.json`; ``skipped``: the number of training prompts that are too long."""
-    from ..engines.trl.generation import describe_vllm
+    from ..engines.trl.turns import describe_vllm
 
     return {
         "versions": versions(),

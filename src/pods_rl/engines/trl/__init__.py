@@ -21,6 +21,7 @@ __all__ = ["PODSConfig", "PODSTrainer", "UnstableTrainingError", "killable"]
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        globals()[name] = found = getattr(import_module(f".{_HOME[name]}", __name__), name)
-        return found
+        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        globals()[name] = value  # the next use does not come here
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -101,13 +101,17 @@ class BatchPlan:
         """
         rows = self.micro_batch_rows * self.micro_batches
         prompts = rows * self.processes / self.num_generations  # a fraction if a group is spread over several steps
-        step = counted(prompts, "prompt"), counted(prompts * self.num_rollouts, "rollout")
-        trained = counted(rows, "row"), counted(self.micro_batches, "micro-batch", "es")
-        own = counted(self.shares.rollouts_each, "rollout")
+        rollouts_of_step = counted(prompts * self.num_rollouts, "rollout")
+        rows_of_step = counted(rows * self.processes, "row")
+        rollouts_of_process = counted(self.shares.rollouts_each, "rollout")
+        micro_batches = f"{counted(self.micro_batches, 'micro-batch', 'es')} of {self.micro_batch_rows}"
         return [
             ("a prompt", f"{counted(self.num_rollouts, 'rollout')} generated, {self.num_generations} trained"),
-            ("an optimizer step", f"{', '.join(step)} generated, {counted(rows * self.processes, 'row')} trained"),
-            ("a process", f"{own} generated, {' trained in '.join(trained)} of {self.micro_batch_rows}"),
+            (
+                "an optimizer step",
+                f"{counted(prompts, 'prompt')}, {rollouts_of_step} generated, {rows_of_step} trained",
+            ),
+            ("a process", f"{rollouts_of_process} generated, {counted(rows, 'row')} trained in {micro_batches}"),
         ]
 
 
@@ -126,10 +130,13 @@ def batch_plan(settings: Mapping[str, Any], processes: int | None = None) -> Bat
     >>> batch_plan({"num_generations": 8, "num_rollouts": 32, "per_device_train_batch_size": 16}).prompts_per_generation
     2
     """
-    processes = get_world_size() if processes is None else processes
+    if processes is None:
+        processes = get_world_size()
     m = _at_least("num_generations", settings.get("num_generations", 8), 2, "a single row has no advantage")
     n = settings.get("num_rollouts")
-    n = m if n is None else _at_least("num_rollouts", n, 1)
+    if n is None:
+        n = m
+    n = _at_least("num_rollouts", n, 1)
     if n < m:
         raise UserError(
             f"num_rollouts = {n} is less than num_generations = {m}: cannot keep {m} of {n} rollouts. "
@@ -140,8 +147,10 @@ def batch_plan(settings: Mapping[str, Any], processes: int | None = None) -> Bat
         _at_least("rollout_batch_size", settings["rollout_batch_size"], 1, "unset it to generate all rollouts at once")
     rows = _at_least("per_device_train_batch_size", settings.get("per_device_train_batch_size", 8), 1)
     accumulation = _at_least("gradient_accumulation_steps", settings.get("gradient_accumulation_steps", 1), 1)
-    sizes = (settings.get(name) for name in ("steps_per_generation", "generation_batch_size"))
-    plan = BatchPlan(m, n, processes, rows, accumulation, _steps(m, rows, processes, accumulation, *sizes))
+    steps = _steps_per_generation(
+        m, rows, processes, accumulation, settings.get("steps_per_generation"), settings.get("generation_batch_size")
+    )
+    plan = BatchPlan(m, n, processes, rows, accumulation, steps)
     prompts = plan.prompts_per_generation
     if prompts * n > MOST_ROLLOUTS:
         raise UserError(
@@ -151,25 +160,37 @@ def batch_plan(settings: Mapping[str, Any], processes: int | None = None) -> Bat
         )
     if prompts * n % processes:
         low, high = _neighbours(n, processes // math.gcd(processes, prompts))
+        advice = f"{low} or {high}" if low >= m else f"{high}"
         raise UserError(
             f"Every process must generate the same number of rollouts, but {processes} processes share "
             f"{counted(prompts, 'prompt')} x num_rollouts {n} = {prompts * n}. "
-            f"Set num_rollouts to {f'{low} or {high}' if low >= m else high}."
+            f"Set num_rollouts to {advice}."
         )
     return plan
 
 
-def _steps(m: int, rows: int, processes: int, accumulation: int, given: int | None, size: int | None) -> int:
-    """Return the micro-batches of a generation batch, which must hold whole groups."""
+def _steps_per_generation(
+    m: int, rows: int, processes: int, accumulation: int, steps: int | None, size: int | None
+) -> int:
+    """Return the micro-batches of a generation batch, which must hold complete groups.
+
+    Args:
+        steps: `steps_per_generation`; None: as many as an optimizer step has.
+        size: `generation_batch_size`, instead of `steps`.
+    """
     if size is not None:
         return _at_least("generation_batch_size", size, 1) // (rows * processes)  # TRL refuses a size that splits one
-    steps = accumulation if given is None else _at_least("steps_per_generation", given, 1)
+    key = "steps_per_generation"
+    if steps is None:
+        key = "gradient_accumulation_steps"
+        steps = accumulation
+    steps = _at_least(key, steps, 1)
     if rows * processes * steps % m:
         low, high = _neighbours(rows, m // math.gcd(m, processes * steps))
         raise UserError(
             f"A generation batch must hold whole groups of num_generations = {m} rows, but it holds "
             f"{rows * processes * steps} rows (per_device_train_batch_size {rows} x processes {processes} x "
-            f"{'gradient_accumulation_steps' if given is None else 'steps_per_generation'} {steps}). "
+            f"{key} {steps}). "
             f"Rows are kept rollouts, not prompts. Set per_device_train_batch_size to {low} or {high}."
         )
     return steps
@@ -296,18 +317,20 @@ def check_losses(settings: Mapping[str, Any]) -> None:
     ...
     pods_rl.errors.UserError: advantages = 'never': expected after or before.
     """
-    for key, known in _CHOICES.items():
-        given = settings.get(key, known[0])
-        if given not in known:
-            raise UserError(f"{key} = {given!r}: expected {', '.join(known[:-1])} or {known[-1]}.")
+    for key, choices in _CHOICES.items():
+        value = settings.get(key, choices[0])
+        if value not in choices:
+            raise UserError(f"{key} = {value!r}: expected {', '.join(choices[:-1])} or {choices[-1]}.")
     baseline = settings.get("advantage_baseline", "mean")
     aggregation = settings.get("multi_objective_aggregation", "sum_then_normalize")
-    used = {
+    needs_a_sum = {
         "advantages = before": settings.get("advantages") == "before",
         "advantage_baseline = leave_one_out": baseline == "leave_one_out",
         "dynamic_sampling": bool(settings.get("dynamic_sampling")),
     }
-    for name in [name for name, on in used.items() if on and aggregation != "sum_then_normalize"]:
+    for name, is_set in needs_a_sum.items():
+        if not is_set or aggregation == "sum_then_normalize":
+            continue
         raise UserError(
             f"{name} works on the summed reward: got multi_objective_aggregation = {aggregation}. Set "
             "multi_objective_aggregation: sum_then_normalize."

@@ -48,7 +48,8 @@ class ExactResume:
     """
 
     def __init__(self, trainer: TRLTrainer, dynamic: DynamicSampling) -> None:
-        self._trainer, self._dynamic = trainer, dynamic
+        self._trainer = trainer
+        self._dynamic = dynamic
         self._resumed: Path | None = None
         self.verified: Path | None = None  # a checkpoint whose hashes the caller has compared already
 
@@ -66,23 +67,31 @@ class ExactResume:
         self._resumed = None
         if not wanted:
             return None
-        answer = [self._find(wanted) if self._trainer.is_world_process_zero() else None]
-        found, problem = broadcast_object_list(answer)[0]
+        answer: Any = None
+        if self._trainer.is_world_process_zero():
+            answer = self._find(wanted)
+        # The first process decides: the others may not see its files yet.
+        checkpoint, problem = broadcast_object_list([answer])[0]
         if problem:
             raise UserError(problem)
-        self._refuse_inexact(found)
-        self._resumed = found
-        return str(found)
+        self._refuse_inexact(checkpoint)
+        self._resumed = checkpoint
+        return str(checkpoint)
 
     def _find(self, wanted: str | bool) -> tuple[Path | None, str | None]:
         """Return the checkpoint, or the problem with it."""
         from ...runs.checkpoints import find_checkpoints
 
-        newest = wanted is True
-        where = Path(self._trainer.args.output_dir if newest else str(wanted))
+        if wanted is True:
+            where = Path(self._trainer.args.output_dir)
+            folders = list(reversed(find_checkpoints(where)))  # the newest first
+        else:
+            where = Path(str(wanted))
+            folders = [where]
         skipped: list[str] = []
-        for folder in reversed(find_checkpoints(where)) if newest else [where]:
-            if not (problem := self._problem(folder)):
+        for folder in folders:
+            problem = self._problem(folder)
+            if problem is None:
                 for line in skipped:
                     logger.warning("skipped %s", line)
                 return folder, None
@@ -96,7 +105,10 @@ class ExactResume:
 
         if not (folder / TRAINER_STATE_NAME).is_file():
             return f"there is no {TRAINER_STATE_NAME}: it is not a checkpoint, or its run was killed while it was saved"
-        return next(iter(verify(folder)), None) if (folder / MANIFEST).is_file() and folder != self.verified else None
+        if folder == self.verified or not (folder / MANIFEST).is_file():
+            return None
+        damages = verify(folder)
+        return damages[0] if damages else None
 
     def _refuse_inexact(self, checkpoint: Path) -> None:
         """Raise UserError if the run could not continue where this checkpoint ended."""
@@ -124,7 +136,8 @@ class ExactResume:
         Otherwise transformers would train one more step of a finished run.
         """
         trainer = self._trainer
-        resumed, self._resumed = self._resumed, None
+        resumed = self._resumed
+        self._resumed = None  # the epochs after this one begin as always
         if resumed is None or epoch != epochs_trained:
             return False
         load_renamed(trainer, str(resumed))
@@ -132,20 +145,15 @@ class ExactResume:
             trainer.control.should_training_stop = True
         if trainer.control.should_training_stop:
             return True
-        batches: Any = getattr(dataloader, "batch_sampler", None)
-        while hasattr(batches, "batch_sampler"):  # accelerate's shares of the processes
-            batches = batches.batch_sampler
-        if batches is not None:
-            for _ in range(epoch):
-                # Each epoch's order depends on the generator's state after the last one.
-                next(iter(batches.sampler), None)
+        _draw_orders(dataloader, epoch)
         return False
 
     # -- the state of a process --------------------------------------------------------------------------------------
 
     def save(self, folder: Path, record: Rollouts | None) -> None:
         """Write this process's state; the first process writes a synchronised reference policy."""
-        trainer, accelerator = self._trainer, self._trainer.accelerator
+        trainer = self._trainer
+        accelerator = trainer.accelerator
         values = {
             "processes": accelerator.num_processes,
             "attributes": {name: getattr(trainer, name) for name in _ATTRIBUTES},
@@ -155,13 +163,13 @@ class ExactResume:
             "generation": self._open_generation(record),
         }
         write_state(folder, accelerator.process_index, values)
-        sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
-        if trainer.args.sync_ref_model and accelerator.is_main_process and not sharded:
+        if trainer.args.sync_ref_model and accelerator.is_main_process and not _is_sharded(trainer):
             save_model(accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE))
 
     def load(self, folder: Path) -> Rollouts | None:
         """Restore this process's state; return the record of a generation that is still to be trained."""
-        trainer, accelerator = self._trainer, self._trainer.accelerator
+        trainer = self._trainer
+        accelerator = trainer.accelerator
         device = accelerator.device
         values = read_state(folder, accelerator.process_index, accelerator.num_processes)
         if not values:
@@ -179,9 +187,11 @@ class ExactResume:
             return None
         trainer._buffered_inputs = send_to_device(generation["buffer"], device)
         for name, column in generation["logs"].items():
-            parts = column.items() if isinstance(column, dict) else [(None, column)]
-            for part, entries in parts:
-                (trainer._logs[name] if part is None else trainer._logs[name][part]).extend(entries)
+            if isinstance(column, dict):  # a column for each reward function
+                for part, entries in column.items():
+                    trainer._logs[name][part].extend(entries)
+            else:
+                trainer._logs[name].extend(column)
         return Rollouts(**generation["rollouts"])
 
     def _open_generation(self, record: Rollouts | None) -> dict[str, Any] | None:
@@ -195,6 +205,21 @@ class ExactResume:
             "rollouts": record.saved(),
             "logs": saved_table(trainer._logs) if trainer.log_completions else {},
         }
+
+
+def _draw_orders(dataloader: Any, epochs: int) -> None:
+    """Draw the order of prompts of the epochs before: each depends on the generator's state after the last one."""
+    batches: Any = getattr(dataloader, "batch_sampler", None)
+    while hasattr(batches, "batch_sampler"):  # accelerate's shares of the processes
+        batches = batches.batch_sampler
+    if batches is None:
+        return
+    for _ in range(epochs):
+        next(iter(batches.sampler), None)
+
+
+def _is_sharded(trainer: TRLTrainer) -> bool:
+    return trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
 
 
 # -- the files: pods_state_<process>.json, and .safetensors for its tensors -------------------------------------------
@@ -212,7 +237,9 @@ def write_state(folder: Path, process: int, values: dict[str, Any]) -> None:
             name = str(len(tensors))  # safetensors refuses tensors that share memory
             tensors[name] = value.detach().to("cpu", copy=True).contiguous()
             return {_TENSOR: name}
-        return value.tolist() if hasattr(value, "tolist") else str(value)
+        if hasattr(value, "tolist"):  # a number of numpy
+            return value.tolist()
+        return str(value)
 
     _file(folder, process, "json").write_text(json.dumps(values, default=plain), encoding="ascii")
     if tensors:
@@ -232,16 +259,25 @@ def read_state(folder: Path, process: int, processes: int) -> dict[str, Any]:
     """
     if next(folder.glob("pods_state_*"), None) is None:
         return {}
-    own, tensors = _file(folder, process, "json"), _file(folder, process, "safetensors")
-    named, values = load_file(tensors) if tensors.is_file() else {}, {}
-    if own.is_file():
-        text = own.read_text(encoding="ascii")
-        values = json.loads(text, object_hook=lambda x: named.get(x[_TENSOR]) if x.keys() == {_TENSOR} else x)
+    values_file = _file(folder, process, "json")
+    tensors_file = _file(folder, process, "safetensors")
+    tensors: dict[str, Tensor] = {}
+    if tensors_file.is_file():
+        tensors = load_file(tensors_file)
+
+    def restored(entry: dict[str, Any]) -> Any:
+        if entry.keys() == {_TENSOR}:
+            return tensors.get(entry[_TENSOR])
+        return entry
+
+    values: dict[str, Any] = {}
+    if values_file.is_file():
+        values = json.loads(values_file.read_text(encoding="ascii"), object_hook=restored)
     if values.get("processes") != processes:
         raise UserError(
-            f"{folder} was not made by {processes} process(es), or has no {own.name}: each process has its own rows "
-            "and random state. Start as many processes as the run began with, with the files of all of them in one "
-            "folder."
+            f"{folder} was not made by {processes} process(es), or has no {values_file.name}: each process has its "
+            "own rows and random state. Start as many processes as the run began with, with the files of all of them "
+            "in one folder."
         )
     return values
 
@@ -263,20 +299,22 @@ def load_renamed(trainer: TRLTrainer, folder: str) -> None:
     Raises:
         UserError: a weight of the model is missing.
     """
-    sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
-    files = [] if sharded else sorted(Path(folder).glob("model*.safetensors"))
-    bare = trainer.accelerator.unwrap_model(trainer.model)
-    names: set[str] = set()
-    for file in files:
-        with safe_open(file, "pt") as weights:
-            names.update(weights.keys())
-    if names <= bare.state_dict().keys():
+    if _is_sharded(trainer):
         return
-    exact = reduce(torch.promote_types, {weight.dtype for weight in bare.parameters()})
-    loaded, about = type(bare).from_pretrained(folder, dtype=exact, output_loading_info=True)
-    if about["missing_keys"]:
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    saved_names: set[str] = set()
+    for file in sorted(Path(folder).glob("model*.safetensors")):
+        with safe_open(file, "pt") as weights:
+            saved_names.update(weights.keys())
+    if saved_names <= model.state_dict().keys():
+        return
+    # The widest dtype of the model, so that no weight is rounded on its way.
+    dtype = reduce(torch.promote_types, {weight.dtype for weight in model.parameters()})
+    loaded, info = type(model).from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    missing = sorted(info["missing_keys"])
+    if missing:
         raise UserError(
-            f"{folder} lacks weights of {type(bare).__name__}: {', '.join(sorted(about['missing_keys'])[:3])}. Resume "
-            "from another checkpoint."
+            f"{folder} lacks weights of {type(model).__name__}: {', '.join(missing[:3])}. Resume from another "
+            "checkpoint."
         )
-    bare.load_state_dict(loaded.state_dict())
+    model.load_state_dict(loaded.state_dict())

@@ -1,7 +1,10 @@
 """Everything that PODSTrainer relies on in TRL, transformers and accelerate: the list to work through when one moves.
 
 - `check_overrides`: compares the methods that PODSTrainer overrides with those of the installed versions.
+- `Generated`: the results of TRL's `_generate`, by name.
+- `ROW_LISTS`: the lists of TRL that are shortened to the kept rows.
 - `TRLTrainer`: what else is read, written or called on the trainer, one line each; it types the rest of the engine.
+- `ENTROPY`, `CLIP_RATIO` and `IMAGE_INPUTS`: names in TRL's metrics and batches.
 - the imports below: names that are not public.
 - the context managers: every patch of TRL and accelerate, undone at its end. Two changes stay: `use_fsdp2`
   sets accelerate's state, and `prefix_tree.attention` wraps the attention functions of transformers.
@@ -16,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 import transformers
@@ -36,12 +39,111 @@ from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_c
 
 from ...errors import UserError
 from ...text import change_text, plain_text
+from .. import TESTED
 from .config import PODSConfig
-
-TESTED = {"trl": "1.16.0", "transformers": "5.23.0"}
 
 Batch = dict[str, Any]
 Completions = tuple[list[list[int]], Any]  # token ids; log-probabilities, None if the sampler returns none
+
+# TRL's metrics of a micro-batch: its loss appends one entry to each.
+ENTROPY = "entropy"
+CLIP_RATIO = "clip_ratio"  # part of the name of each share of clipped tokens
+
+# What TRL's batch has of images.
+IMAGE_INPUTS = (
+    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
+    "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
+)  # fmt: skip
+
+
+class Generated(NamedTuple):
+    """The results of TRL's `_generate`, in its order; TRL unpacks them by place.
+
+    Each list has an entry for each row. A field of a rollout function is a list too, or one value for all rows.
+    """
+
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]
+    tool_mask: list[list[int]] | None  # 1: written by the policy, 0: by a tool; None without tools
+    completions: list[Any]
+    logprobs: list[Any] | None
+    extra_fields: dict[str, Any]  # of a rollout function, by name
+    images: list[Any] | None
+    tool_images: list[Any]
+
+    @classmethod
+    def of(cls, results: Sequence[Any]) -> Generated:
+        """Name what TRL's `_generate` returned.
+
+        Raises:
+            UserError: another number of results.
+        """
+        if len(results) != len(cls._fields):
+            raise UserError(
+                f"`_generate` returned {len(results)} results, expected {len(cls._fields)}: {', '.join(cls._fields)}. "
+                f"A subclass must return all of them. With the installed trl {trl.__version__}: {_install_tested()}"
+            )
+        return cls(*results)
+
+    def policy_tokens(self) -> int:
+        """Return how many tokens the policy wrote, without those of tools and environments."""
+        if self.tool_mask is None:
+            return sum(map(len, self.completion_ids))
+        return sum(map(sum, self.tool_mask))
+
+
+# Lists with an entry for each row, which TRL fills just before `_generate` and reads until the batch is built. Each is
+# shortened to the kept rows. By name, what a trainer needs for TRL to fill the list.
+ROW_LISTS = {
+    "environments": "environment_factories",
+    "_batch_environments": "environment_factories",  # their names
+    "_sync_tool_dicts": "tools",  # limits are put on them
+    "_async_tool_dicts": "tools",
+}
+
+
+def check_row_lists() -> None:
+    """Check that TRL still fills the lists of `ROW_LISTS` where it generates.
+
+    Raises:
+        UserError: a list has another name, and the versions to install.
+    """
+    method = inspect.unwrap(GRPOTrainer._generate_and_score_completions)
+    for name in ROW_LISTS:
+        if name not in method.__code__.co_names:
+            raise UserError(
+                f"PODSTrainer shortens GRPOTrainer.{name} to the kept rows, but the installed trl {trl.__version__} "
+                f"has no such list: {_install_tested()}"
+            )
+
+
+def row_lists(trainer: TRLTrainer, rows: int) -> list[list[Any]]:
+    """Return the lists of `ROW_LISTS` that this trainer has.
+
+    Args:
+        rows: how many entries each must have.
+
+    Raises:
+        UserError: a list is missing, or has another length.
+    """
+    lists: list[list[Any]] = []
+    for name, needs in ROW_LISTS.items():
+        if not getattr(trainer, needs):
+            continue
+        values = getattr(trainer, name, None)
+        if not isinstance(values, list) or len(values) != rows:
+            raise UserError(
+                f"GRPOTrainer.{name} must be a list with an entry for each of the {rows} rows that are generated. With "
+                f"the installed trl {trl.__version__} it is not: {_install_tested()}"
+            )
+        lists.append(values)
+    return lists
+
+
+def _install_tested() -> str:
+    """Return the command that installs the versions that this engine is written for."""
+    pins = [f"'{package}=={version}'" for package, version in TESTED.items()]
+    return f"pip install {' '.join(pins)}"
 
 
 class TRLTrainer:
@@ -60,11 +162,11 @@ class TRLTrainer:
     tools: list[Callable[..., Any]]  # of the prompts; an environment's `close` is taken out
     rollout_func: Callable[..., Any] | None  # replaced by one whose result is checked
     environment_factories: dict[str | None, Callable[[], Any]] | None
-    environments: list[Any] | None  # of the rows of the latest `_generate`; shortened to the kept rows
-    _batch_environments: list[str | None]  # their names; shortened too
+    environments: list[Any] | None  # `ROW_LISTS` says how long this list and the next ones hold
+    _batch_environments: list[str | None]
     _environment_pool: dict[str | None, list[Any]]  # closed ones are taken out
     _env_tools: dict[str | None, list[Callable[..., Any]]]
-    _sync_tool_dicts: list[dict[str, Callable[..., Any]]]  # of each row: limits are put on them
+    _sync_tool_dicts: list[dict[str, Callable[..., Any]]]
     _async_tool_dicts: list[dict[str, Callable[..., Any]]]
     async_loop: Any  # with coroutines: evaluations run theirs in it too
     reward_funcs: list[Any]  # replaced by checked ones during a call
@@ -129,15 +231,21 @@ def check_overrides(trainer_class: type) -> None:
         if not getattr(method, "__override__", False):
             continue
         parameters = inspect.signature(method).parameters.values()
-        expected = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
-        theirs = getattr(GRPOTrainer, name, None)
-        found = [] if theirs is None else list(inspect.signature(theirs).parameters)
-        if found[: len(expected)] != expected or (len(found) > len(expected) == len(parameters)):
-            is_here = f"it is {name}({', '.join(found)})" if found else "that method does not exist"
-            pins = " ".join(f"'{package}=={version}'" for package, version in TESTED.items())
+        expected = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+        takes_others = len(parameters) > len(expected)  # *args or **kwargs
+        trl_method = getattr(GRPOTrainer, name, None)
+        if trl_method is None:
+            installed: list[str] = []
+            difference = "that method does not exist"
+        else:
+            installed = list(inspect.signature(trl_method).parameters)
+            difference = f"it is {name}({', '.join(installed)})"
+        if takes_others:
+            installed = installed[: len(expected)]
+        if installed != expected:
             raise UserError(
                 f"PODSTrainer overrides GRPOTrainer.{name}({', '.join(expected)}), but in the installed trl "
-                f"{trl.__version__} and transformers {transformers.__version__} {is_here}: pip install {pins}"
+                f"{trl.__version__} and transformers {transformers.__version__} {difference}: {_install_tested()}"
             )
 
 
@@ -164,10 +272,13 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
             f"PODSTrainer needs args of type PODSConfig, got {type(config).__name__}: "
             "PODSConfig takes the same fields, plus num_rollouts"
         )
-    turns = [name for name in ("tools", "environment_factory") if arguments.get(name)]
-    if turns and not config.use_vllm and is_deepspeed_zero3_enabled():
+    if config.use_vllm or not is_deepspeed_zero3_enabled():
+        return
+    for name in ("tools", "environment_factory"):
+        if not arguments.get(name):
+            continue
         raise UserError(
-            f"{turns[0]} cannot be used with DeepSpeed's ZeRO-3 without vLLM: every turn gathers the weights on all "
+            f"{name} cannot be used with DeepSpeed's ZeRO-3 without vLLM: every turn gathers the weights on all "
             "processes, and some have more turns than others, so the run would hang. Use use_vllm, ZeRO-2 or FSDP2."
         )
 
@@ -177,12 +288,14 @@ def warn_of_lossy_cast(trainer: TRLTrainer) -> None:
     args = trainer.args
     if not (trainer.use_transformers_continuous_batching and (args.bf16 or args.fp16)):
         return
-    if torch.float32 in {p.dtype for p in trainer.model.parameters() if p.requires_grad}:
-        flag, to = ("bf16", "bfloat16") if args.bf16 else ("fp16", "float16")
+    trained_dtypes = {weight.dtype for weight in trainer.model.parameters() if weight.requires_grad}
+    if torch.float32 in trained_dtypes:
+        key = "bf16" if args.bf16 else "fp16"
+        dtype = "bfloat16" if args.bf16 else "float16"
         warnings.warn(
-            f"use_transformers_continuous_batching with {flag} = true: before each generation TRL turns the trained "
-            f"float32 weights into {to}, permanently, and small updates are then rounded away. Set {flag}: false, or "
-            f"load the policy in {to} on purpose (dtype: {to}).",
+            f"use_transformers_continuous_batching with {key} = true: before each generation TRL turns the trained "
+            f"float32 weights into {dtype}, permanently, and small updates are then rounded away. Set {key}: false, or "
+            f"load the policy in {dtype} on purpose (dtype: {dtype}).",
             UserWarning,
             stacklevel=3,
         )
@@ -194,14 +307,15 @@ def warn_of_lossy_cast(trainer: TRLTrainer) -> None:
 @contextmanager
 def standing_in(instance: Any, **values: Any) -> Iterator[None]:
     """Replace attributes and methods of the trainer, the policy (`generate`) or TRL's module."""
-    own = {name: vars(instance)[name] for name in values if name in vars(instance)}
-    vars(instance).update(values)
+    attributes = vars(instance)
+    replaced = {name: attributes[name] for name in values if name in attributes}
+    attributes.update(values)
     try:
         yield
     finally:
         for name in values:
-            del vars(instance)[name]
-        vars(instance).update(own)
+            del attributes[name]
+        attributes.update(replaced)
 
 
 @contextmanager
@@ -216,10 +330,10 @@ def escaping_printed_table() -> Iterator[None]:
         return [change_text(value, plain_text) for value in values]
 
     def show_escaped(
-        prompts: Sequence[Any], completions: Sequence[Any], *others: Any, extra: Mapping[str, Sequence[Any]]
+        prompts: Sequence[Any], completions: Sequence[Any], *numbers: Any, extra: Mapping[str, Sequence[Any]]
     ) -> None:
         columns = {plain_text(name): escaped(values) for name, values in extra.items()}
-        show(escaped(prompts), escaped(completions), *others, extra=columns)
+        show(escaped(prompts), escaped(completions), *numbers, extra=columns)
 
     with standing_in(grpo_trainer, print_prompt_completions_sample=show_escaped):
         yield
@@ -240,8 +354,10 @@ def building(trainer: TRLTrainer, at_once: int) -> Iterator[None]:
     def with_room(**settings: Any) -> Any:
         return build(**settings | {"max_num_seqs": at_once})
 
-    shards, has_room = {"create_accelerator_and_postprocess": create}, {"VLLMGeneration": with_room}
-    with standing_in(trainer, **shards), standing_in(grpo_trainer, **has_room):
+    with (
+        standing_in(trainer, create_accelerator_and_postprocess=create),
+        standing_in(grpo_trainer, VLLMGeneration=with_room),
+    ):
         yield
 
 
@@ -275,7 +391,9 @@ def layout(trainer: TRLTrainer) -> str:
         return f"FSDP{trainer._dist.fsdp_version}"
     if trainer.is_deepspeed_enabled:
         return f"ZeRO-{trainer._dist.zero_stage}"
-    return "DDP" if trainer.accelerator.num_processes > 1 else "single"
+    if trainer.accelerator.num_processes > 1:
+        return "DDP"
+    return "single"
 
 
 @contextmanager

@@ -19,10 +19,9 @@ from torch import Tensor
 from ...errors import UserError
 from ...selection import is_constant
 from .batching import Shares
-from .compat import Batch, TRLTrainer, disable_gradient_checkpointing, grpo_trainer, pad, use_adapter
+from .compat import IMAGE_INPUTS, Batch, TRLTrainer, disable_gradient_checkpointing, grpo_trainer, pad, use_adapter
 from .config import group_sizes
-from .generation import IMAGE_INPUTS
-from .rollout import Generation, move_rows, stable_seed
+from .generation import Generation, Moves, move_rows, stable_seed
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,8 @@ _ADVICE = (
 
 Generate = Callable[[list[Batch]], tuple[Batch, Generation]]
 
-_PROMPT = ("prompt_ids", "prompt_mask")  # padded on the left; token types on both sides; all else on the right
+# How TRL pads: prompts on the left, token types on both sides, all else on the right.
+_PROMPT = ("prompt_ids", "prompt_mask")
 _TYPES = ("token_type_ids", "mm_token_type_ids")
 
 
@@ -50,7 +50,8 @@ class DynamicSampling:
 
     def __init__(self, trainer: TRLTrainer) -> None:
         self._trainer = trainer
-        name, names = trainer.args.dynamic_sampling, trainer.reward_func_names
+        name = trainer.args.dynamic_sampling
+        names = trainer.reward_func_names
         self.rounds = trainer.args.dynamic_sampling_rounds if name else 0
         self.drawn = 0  # new prompts so far; after a resume with the same number it continues with the same prompts
         self._rounds_in_vain = 0  # in a row, over all steps
@@ -84,19 +85,23 @@ class DynamicSampling:
         for number in range(1, self.rounds + 1):
             if not len(places) or self._gives_up(drawn_in_vain):
                 break
-            more, other = generate(self._rows(len(places), generation.inputs[0]))
-            new, scores = other.result()
-            live = (~self._dead(other)).nonzero().flatten()[: len(places)]
+            new_batch, new_generation = generate(self.new_rows(len(places), generation.inputs[0]))
+            new_record, new_scores = new_generation.result()
+            live = (~self._dead(new_generation)).nonzero().flatten()[: len(places)]
             filled = places[: len(live)]
             if len(live):
-                batch = self._join(batch, generation.shares, filled, more, other.shares, live)
-                self._replace_inputs(generation, filled, other, live)
+                moves = self._moves(generation.shares, filled, new_generation.shares, live)
+                batch = self._join(batch, generation, filled, new_batch, moves)
+                self._replace_inputs(generation, filled, new_generation.inputs, moves)
                 joined = True
-            record.replace_groups(filled, new, live)
-            all_scores = torch.cat([all_scores, scores])
+            record.replace_groups(filled, new_record, live)
+            all_scores = torch.cat([all_scores, new_scores])
             places = places[len(live) :]
-            drawn += other.shares.prompts
-            drawn_in_vain = 0 if len(live) else drawn_in_vain + other.shares.prompts
+            drawn += new_generation.shares.prompts
+            if len(live):
+                drawn_in_vain = 0
+            else:
+                drawn_in_vain += new_generation.shares.prompts
             self._report(number, live_groups=len(live), dead_groups=len(places), groups=len(dead))
         if joined:
             self._compute_again(batch)
@@ -120,9 +125,9 @@ class DynamicSampling:
         return is_constant(named_GN)
 
     def _gives_up(self, drawn_in_vain: int) -> bool:
-        """Return whether so many prompts in a row had equal rewards that others will hardly differ; log it once."""
-        most = max(len(self._trainer.train_dataset), GIVE_UP_AFTER)
-        if drawn_in_vain < most:
+        """Return whether `drawn_in_vain` prompts without a live group are enough to stop; log it once."""
+        limit = max(len(self._trainer.train_dataset), GIVE_UP_AFTER)
+        if drawn_in_vain < limit:
             return False
         if not self._gave_up and self._trainer.is_world_process_zero():
             logger.warning(
@@ -195,82 +200,96 @@ class DynamicSampling:
         )
         return log_probs
 
-    def _rows(self, count: int, like: Batch) -> list[Batch]:
-        """Return TRL's rows of new prompts for this process: m of each prompt, equal numbers on every process."""
-        trainer, accelerator = self._trainer, self._trainer.accelerator
+    def new_rows(self, count: int, example: Batch) -> list[Batch]:
+        """Return TRL's rows of new prompts for this process: m of each prompt, equal numbers on every process.
+
+        Args:
+            count: the least number of prompts; more are drawn if the processes could not share these equally.
+            example: a row of TRL's, for the columns.
+        """
+        trainer = self._trainer
+        accelerator = trainer.accelerator
         n, m = group_sizes(trainer.args)
         unit = accelerator.num_processes // math.gcd(accelerator.num_processes, m, n)
-        prompts = self.draw(-(-count // unit) * unit)
-        rows = Shares(len(prompts), n, m, accelerator.num_processes).rows(accelerator.process_index)
-        found = {row // m: trainer.train_dataset[prompts[row // m]] for row in rows}
-        # A column that only `like` has was added by a subclass, which adds it to these rows too.
-        columns = [name for name in like if name in trainer.train_dataset.column_names]
-        return [{name: found[row // m][name] for name in columns} for row in rows]
+        numbers = self.draw(math.ceil(count / unit) * unit)
+        rows_here = Shares(len(numbers), n, m, accelerator.num_processes).rows(accelerator.process_index)
+        # A column that only `example` has was added by a subclass, which adds it to these rows too.
+        columns = [name for name in example if name in trainer.train_dataset.column_names]
+        read: dict[int, Batch] = {}  # by prompt, its row of the data
+        rows: list[Batch] = []
+        for row in rows_here:
+            prompt = row // m
+            if prompt not in read:
+                read[prompt] = trainer.train_dataset[numbers[prompt]]
+            rows.append({name: read[prompt][name] for name in columns})
+        return rows
 
     def draw(self, count: int) -> list[int]:
         """Return the data set's indices of the next new prompts, the same on every process: shuffled epoch by epoch."""
-        found: list[int] = []
+        numbers: list[int] = []
         size = len(self._trainer.train_dataset)
-        while len(found) < count:
+        while len(numbers) < count:
             epoch, place = divmod(self.drawn, size)
             # Seeded differently from the sampler of the training data, which takes the seed itself.
             generator = torch.Generator().manual_seed(stable_seed(self._trainer.args.seed, epoch))
-            some = torch.randperm(size, generator=generator)[place : place + count - len(found)].tolist()
-            found += some
-            self.drawn += len(some)
-        return found
+            order = torch.randperm(size, generator=generator)
+            of_this_epoch = order[place : place + count - len(numbers)].tolist()
+            numbers += of_this_epoch
+            self.drawn += len(of_this_epoch)
+        return numbers
 
-    def _join(self, batch: Batch, own: Shares, places: Tensor, more: Batch, other: Shares, groups: Tensor) -> Batch:
-        """Return a batch in which rows of `more` take the places of this process's rows of dead groups.
+    def _moves(self, shares: Shares, places: Tensor, new_shares: Shares, groups: Tensor) -> Moves:
+        """Return how rows of new groups move to where the rows of dead groups are trained.
 
         Args:
-            own, other: who trains the rows of `batch` and of `more`.
-            places, groups: int64 `[D]`, dead groups of `batch`, and the group of `more` for each.
+            shares, new_shares: who trains the rows of the batch, and of the new one.
+            places, groups: int64 `[D]`, dead groups of the batch, and the new group for each.
         """
-        accelerator, m = self._trainer.accelerator, own.num_generations
-        here = own.rows(accelerator.process_index)
-        to, taken = ((groups_D[:, None] * m + torch.arange(m)).flatten().tolist() for groups_D in (places, groups))
+        m = shares.num_generations
+        return Moves.of(_rows_of_groups(groups, m), new_shares.rows_each, _rows_of_groups(places, m), shares.rows_each)
+
+    def _join(self, batch: Batch, generation: Generation, places: Tensor, new_batch: Batch, moves: Moves) -> Batch:
+        """Return a batch in which rows of `new_batch` take the places of this process's rows of dead groups.
+
+        Args:
+            generation: of `batch`.
+            places: int64 `[D]`, dead groups of `batch`.
+            moves: of the rows of `new_batch`.
+        """
+        accelerator = self._trainer.accelerator
         # A row has its own memory: a pickled part of a tensor holds all of it.
-        columns: Batch = {
-            name: [value.clone() if isinstance(value, Tensor) else value for value in values]
-            for name, values in _by_row(more).items()
-        }
-        arrived = move_rows(
-            columns,
-            [row % other.rows_each for row in taken],
-            [row // other.rows_each for row in taken],
-            [row // own.rows_each for row in to],
-            accelerator,
-        )
-        replaced = {
-            row - here.start: {name: values[i] for name, values in arrived.items() if values[i] is not None}
-            for i, row in enumerate(row for row in to if row in here)
-        }
+        columns: Batch = {name: _copied_rows(values) for name, values in _by_row(new_batch).items()}
+        arrived = move_rows(columns, moves, accelerator)
+        replaced: dict[int, Batch] = {}
+        for i, row in enumerate(_rows_here(generation, places)):
+            # A row of another process lacks the columns that only this process has.
+            replaced[row] = {name: values[i] for name, values in arrived.items() if values[i] is not None}
         joined = join_rows(batch, replaced, self._trainer._tokenizer.pad_token_id)
-        mask = joined["completion_mask"]
-        tokens = mask * joined["tool_mask"] if "tool_mask" in joined else mask
+        tokens = joined["completion_mask"]
+        if "tool_mask" in joined:
+            tokens = tokens * joined["tool_mask"]
         joined["num_items_in_batch"] = accelerator.gather(tokens.sum()).sum()
         return joined
 
-    def _replace_inputs(self, generation: Generation, places: Tensor, other: Generation, groups: Tensor) -> None:
-        """Replace TRL's rows of dead groups by those of `other`, in place.
+    def _replace_inputs(self, generation: Generation, places: Tensor, new_inputs: list[Batch], moves: Moves) -> None:
+        """Replace TRL's rows of dead groups by those of the new prompts, in place.
 
         A subclass that reads a column of its rows once the batch is complete reads that of the prompts in the batch.
         """
-        m = generation.shares.num_generations
-        here = generation.rows
-        replaced = _rows_of_groups(places, m)
-        taken = _rows_of_groups(groups, m)
-        arrived = move_rows(
-            {"row": other.inputs},
-            [row % other.shares.rows_each for row in taken],
-            [row // other.shares.rows_each for row in taken],
-            [row // generation.shares.rows_each for row in replaced],
-            self._trainer.accelerator,
-        )
-        rows_here = [row for row in replaced if row in here]
-        for row, values in zip(rows_here, arrived.get("row", []), strict=True):
-            generation.inputs[row - here.start] = values
+        arrived = move_rows({"row": new_inputs}, moves, self._trainer.accelerator)
+        for row, values in zip(_rows_here(generation, places), arrived.get("row", []), strict=True):
+            generation.inputs[row] = values
+
+
+def _rows_here(generation: Generation, places: Tensor) -> list[int]:
+    """Return the rows of some groups that this process trains, numbered in its batch."""
+    rows_here = generation.rows
+    rows = _rows_of_groups(places, generation.shares.num_generations)
+    return [row - rows_here.start for row in rows if row in rows_here]
+
+
+def _copied_rows(values: Any) -> list[Any]:
+    return [value.clone() if isinstance(value, Tensor) else value for value in values]
 
 
 def _rows_of_groups(groups_D: Tensor, m: int) -> list[int]:
@@ -281,12 +300,13 @@ def _rows_of_groups(groups_D: Tensor, m: int) -> list[int]:
 def _by_row(batch: Batch) -> Batch:
     """Return what a batch has by row: row tensors `[B, ...]`, and lists of a value a row for images."""
     rows = len(batch["completion_ids"])
-    split = grpo_trainer.split_pixel_values_by_grid({name: value for name, value in batch.items() if value is not None})
-    return {
-        name: value
-        for name, value in split.items()
-        if (isinstance(value, list) or (isinstance(value, Tensor) and value.ndim > 0)) and len(value) == rows
-    }
+    present = {name: value for name, value in batch.items() if value is not None}
+    columns: Batch = {}
+    for name, value in grpo_trainer.split_pixel_values_by_grid(present).items():
+        is_column = isinstance(value, list) or (isinstance(value, Tensor) and value.ndim > 0)
+        if is_column and len(value) == rows:
+            columns[name] = value
+    return columns
 
 
 def join_rows(batch: Batch, replaced: dict[int, Batch], pad_token_id: int) -> Batch:
@@ -305,27 +325,45 @@ def join_rows(batch: Batch, replaced: dict[int, Batch], pad_token_id: int) -> Ba
         >>> joined["completion_ids"].tolist(), joined["advantages"].tolist()
         ([[5, 6, 0], [4, 4, 4]], [0.5, 1.0])
     """
-    rows, device = _by_row(batch), batch["advantages"].device
-    every = [
-        replaced.get(i) or {name: values[i] for name, values in rows.items()} for i in range(len(rows["advantages"]))
-    ]
-    widths = [len(row["prompt_ids"]) for row in every]
-    fills = {"prompt_ids": pad_token_id, "completion_ids": pad_token_id, "tool_mask": 1}
+    device = batch["advantages"].device
+    columns = _by_row(batch)
+    rows: list[Batch] = []
+    examples: Batch = {}  # of each column, a value
+    for i in range(len(columns["advantages"])):
+        row = replaced.get(i) or {name: values[i] for name, values in columns.items()}
+        rows.append(row)
+        examples.update(row)
+    widths = [len(row["prompt_ids"]) for row in rows]
     joined = dict(batch)  # TRL reads the number of rows from the first entry
-    for name, like in {name: value for row in every for name, value in row.items()}.items():
+    for name, example in examples.items():
         # A row without images, where other rows have some, has none of their inputs.
-        nothing = like[:0] if isinstance(like, Tensor) and like.ndim else 0
-        own = [row.get(name, nothing) for row in every]
-        if isinstance(rows.get(name, []), list):  # of images: a value a row
-            joined[name] = own
-            continue
-        own = [one.to(device) for one in own]
-        if like.ndim != 1:
-            joined[name] = torch.stack(own)
-        elif name in _TYPES:
-            parts = [one.tensor_split([width]) for one, width in zip(own, widths, strict=True)]
-            prompts, completions = zip(*parts, strict=True)
-            joined[name] = torch.cat([pad(list(prompts), 0, "left"), pad(list(completions), 0)], dim=1)
+        empty = example[:0] if isinstance(example, Tensor) and example.ndim else 0
+        values = [row.get(name, empty) for row in rows]
+        if isinstance(columns.get(name, []), list):  # of images: a value a row
+            joined[name] = values
         else:
-            joined[name] = pad(own, fills.get(name, 0), "left" if name in _PROMPT else "right")
+            joined[name] = _joined_column(name, [value.to(device) for value in values], widths, pad_token_id)
     return grpo_trainer.unsplit_pixel_values_by_grid(joined)
+
+
+def _joined_column(name: str, values: list[Tensor], widths: list[int], pad_token_id: int) -> Tensor:
+    """Return a column of a batch, `[B, ...]`, from the value of each row, padded as TRL pads it.
+
+    Args:
+        widths: of each row's prompt.
+    """
+    if values[-1].ndim != 1:
+        return torch.stack(values)
+    if name in _TYPES:
+        prompts: list[Tensor] = []
+        completions: list[Tensor] = []
+        for value, width in zip(values, widths, strict=True):
+            prompts.append(value[:width])
+            completions.append(value[width:])
+        return torch.cat([pad(prompts, 0, "left"), pad(completions, 0)], dim=1)
+    fill = 0
+    if name in ("prompt_ids", "completion_ids"):
+        fill = pad_token_id
+    elif name == "tool_mask":
+        fill = 1
+    return pad(values, fill, "left" if name in _PROMPT else "right")

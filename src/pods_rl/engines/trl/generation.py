@@ -1,149 +1,337 @@
-"""Generation with the policy, over the tree of its prefixes, or with vLLM."""
+"""One generation: n rollouts of each prompt, of which m are kept and trained.
+
+TRL's method runs once, on n rows a prompt. Between its generation and its log-probabilities the rollouts are scored and
+selected, and its lists are shortened to the kept rows. A kept row moves to the process that trains it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, NamedTuple
 
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import GenerationConfig
 
-from ...distributed.processes import version
 from ...errors import UserError
-from ...prefix_tree.decoding import RowDraws, complete
 from .batching import Shares
-from .compat import Completions, TRLTrainer, standing_in
-from .config import PODSConfig
+from .compat import Batch, Generated, TRLTrainer
+from .record import Rollouts, total_reward
 
-Key = tuple[int, ...]  # of a turn's draws: seed, step, generation in it, prompt, number, and the turn after the first
-ROLLOUT = 5  # numbers of a key that are the rollout's
+Columns = dict[Any, Sequence[Any]]  # by name, a value for each rollout of this process
 
 
-@contextmanager
-def over_prefix_tree(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]:
-    """Inside, `generate` of the policy computes each distinct prefix once, and row i draws by `keys[i]`.
+def copies(values: Sequence[Any]) -> list[Any]:
+    """Copy each value by itself: `copy.deepcopy` of the list would keep objects that two values share."""
+    return [copy.deepcopy(value) for value in values]
 
-    Nothing changes without keys, with another generator, with `prefix_tree` off, and where ZeRO-3 gathers
-    the weights layer by layer: processes would run different numbers of forward passes.
+
+def stable_seed(*numbers: int) -> int:
+    """Return a seed that depends on these numbers alone, the same in every version of Python.
+
+    >>> stable_seed(3, 1) == stable_seed(3, 1) != stable_seed(1, 3)
+    True
     """
-    args = trainer.args
-    elsewhere = trainer.use_vllm or trainer.use_transformers_continuous_batching
-    by_layer = trainer._dist.is_zero3 and not args.ds3_gather_for_generation
-    if not keys or not args.prefix_tree or elsewhere or by_layer:
-        yield
-        return
-    model = trainer.accelerator.unwrap_model(trainer.model_wrapped)  # as TRL unwraps it
-    generate = model.generate
-
-    def once(input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any) -> Tensor:
-        inputs |= {"input_ids": input_ids, "generation_config": generation_config}
-        if len(input_ids) != len(keys):  # a user's `_generate` asks for other rows
-            return generate(**inputs)
-        draws = None
-        if generation_config.do_sample:
-            length = generation_config.max_new_tokens or generation_config.max_length or args.max_completion_length
-            assert length is not None
-            draws = RowDraws(keys, length, trainer.accelerator.device, strict=True)
-        return complete(generate, inputs, draws)
-
-    with standing_in(model, generate=once):
-        yield
+    return int.from_bytes(blake2b(repr(numbers).encode(), digest_size=7).digest(), "little")
 
 
-class Turns:
-    """The turns of one `_generate`: each in parts of `rollout_batch_size` rows, every row with draws of its own.
+@dataclass
+class Generation:
+    """The rollouts of one run of TRL's method.
+
+    Rollouts are numbered over all processes: rollout i of group g is number g n + i. Rows are the kept ones, P x m.
 
     Args:
-        trainer: the settings.
-        keys: of the rows of the first turn.
+        shares: the rollouts that each process generates, and the rows that it trains.
+        process: this one.
+        inputs: TRL's rows of this process, m of each prompt.
+        key: of this generation's random draws; seed, step, and how many generations the step had before.
     """
 
-    def __init__(self, trainer: TRLTrainer, keys: list[Key]) -> None:
-        self._trainer, self.keys = trainer, keys
-        self._number = 0
-        self._rows: list[list[int]] = []  # of the turn before, its prompts and completions
+    shares: Shares
+    process: int
+    inputs: list[Batch]
+    key: tuple[int, int, int]
+    rollouts: list[Batch] = field(init=False)  # the list that TRL's method runs on
+    calculate_rewards: Callable[..., Tensor] | None = None  # TRL's method, or a subclass's
+    scores: Tensor | None = None  # [P * n, F], as that method returned them
+    kept_scores: Tensor | None = None  # [P * m, F], once rows are selected
+    record: Rollouts | None = None
+    dead: Tensor | None = None  # [P] bool, groups that dynamic sampling could not replace
 
-    def generate(
-        self, prompt_ids: list[list[int]], images: bool, sample: Callable[[slice, list[Key]], Completions]
-    ) -> Completions:
-        """Call `sample` for the rows of a turn, part by part; for all at once if it is vLLM.
+    def __post_init__(self) -> None:
+        # Each rollout has its own objects, as TRL's rows have: a tool or a reward may change its arguments.
+        self.rollouts = copies([self.row_of(number) for number in self.numbers])
 
-        Raises:
-            UserError: rows with `images` would be split.
+    @property
+    def numbers(self) -> range:
+        """The rollouts that this process generates."""
+        return self.shares.rollouts(self.process)
+
+    @property
+    def rows(self) -> range:
+        """The rows that this process trains."""
+        return self.shares.rows(self.process)
+
+    @property
+    def groups(self) -> list[int]:
+        """The group of each rollout that this process generates."""
+        return [number // self.shares.num_rollouts for number in self.numbers]
+
+    @property
+    def rollout_keys(self) -> list[tuple[int, ...]]:
+        """The key of each rollout's random draws: they do not depend on the process that generates it."""
+        return [(*self.key, *divmod(number, self.shares.num_rollouts)) for number in self.numbers]
+
+    def row_of(self, number: int) -> Batch:
+        """Return TRL's row of a rollout's prompt; this process trains rows of every prompt that it generates for."""
+        group = number // self.shares.num_rollouts
+        first_row = group * self.shares.num_generations
+        # The first rows of the group may be another process's.
+        return self.inputs[max(first_row, self.rows.start) - self.rows.start]
+
+    def place(self, number: int) -> int:
+        """Return a rollout's place in the lists of this process.
+
+        A rollout of another process has the place of one of the same prompt.
         """
-        keys, count = self._turn_keys(prompt_ids), len(prompt_ids)
-        size = self._trainer.args.rollout_batch_size or count
-        if self._trainer.use_vllm or size >= count:
-            completion_ids, logprobs = sample(slice(None), keys)
-        elif images:
+        numbers_here = self.numbers
+        if number in numbers_here:
+            return number - numbers_here.start
+        first_of_group = number // self.shares.num_rollouts * self.shares.num_rollouts
+        return max(first_of_group, numbers_here.start) - numbers_here.start
+
+    def add_fields(self, output: Generated) -> None:
+        """Add the fields that a rollout function returned to the rollouts, as TRL passes them to reward functions."""
+        for name, values in output.extra_fields.items():
+            for i, row in enumerate(self.rollouts):
+                row[name] = values[i] if isinstance(values, list) else values
+
+    def columns(self, prompts: list[Any], output: Generated, logged: Mapping[str, list[Any]]) -> Columns:
+        """Return all that TRL has of each rollout of this process; `output_of` makes results of them again.
+
+        Args:
+            prompts: TRL's argument of `_generate`, with images and with what the environment said first.
+            output: its results.
+            logged: columns that reward functions logged.
+        """
+        rows = len(prompts)
+        columns: dict[Any, Any] = {"prompt": prompts}
+        for name, values in output._asdict().items():
+            if name != "extra_fields" and values is not None:
+                columns[name] = values
+        # Without images from `_generate`, TRL would take those of all n rows from the data set.
+        columns["images"] = output.images or [_data_images(row) for row in self.rollouts]
+        columns["tool_images"] = output.tool_images or [[]] * rows
+        for name, values in output.extra_fields.items():
+            columns["field", name] = values if isinstance(values, list) else [values] * rows
+        for name, values in logged.items():
+            if len(values) == rows:
+                columns["logged", name] = values
+        return columns
+
+    def score_kept_rows(self, kept: Sequence[int]) -> None:
+        """Set the scores of the kept rows for TRL.
+
+        A row that is masked out has none, so that it has advantage 0 and does not count in its group's mean.
+
+        Args:
+            kept: the numbers of the kept rollouts.
+        """
+        record, scores = self.result()
+        self.kept_scores = scores[kept]  # [P * n, F] -> [P * m, F]
+        if record.masked is not None:
+            masked = record.masked.flatten()[kept].to(scores.device)  # [P, N] -> [P * m]
+            self.kept_scores = self.kept_scores.masked_fill(masked.unsqueeze(1), torch.nan)
+
+    def moves(self, kept: Sequence[int]) -> Moves:
+        """Return how each kept rollout moves to the process that trains it.
+
+        Args:
+            kept: the numbers of the kept rollouts of all processes, in the order of the rows.
+        """
+        return Moves.of(kept, self.shares.rollouts_each, range(len(kept)), self.shares.rows_each)
+
+    def result(self) -> tuple[Rollouts, Tensor]:
+        """Return the record of the rollouts and their scores, once they are selected."""
+        assert self.record is not None
+        assert self.scores is not None
+        return self.record, self.scores
+
+    def scores_of_kept_rows(self, *columns: Sequence[Any]) -> Tensor:
+        """Stand in for `_calculate_rewards` where TRL calls it after `_generate`: the kept rows are scored already."""
+        assert self.calculate_rewards is not None
+        if self.kept_scores is None:  # a subclass's `_generate` that did not call ours: `check_rows` raises
+            return self.calculate_rewards(*columns)
+        return self.kept_scores
+
+    def check_rows(self, batch: Batch, name: str) -> None:
+        """Raise UserError unless TRL built its batch from the kept rows."""
+        if self.record is None or len(batch["completion_ids"]) != len(self.rows):
             raise UserError(
-                f"rollout_batch_size is {size}, and {count} rows with images cannot be split. "
-                "Set rollout_batch_size: null, and fewer rollouts if memory runs out."
+                f"{name}._generate returned {len(batch['completion_ids'])} rows without a selection; PODSTrainer keeps "
+                f"{len(self.rows)} of them in its own `_generate`. Call super()._generate(prompts) with TRL's list of "
+                "prompts, or override `_generate_single_turn`."
             )
-        else:
-            parts = [slice(start, start + size) for start in range(0, count, size)]
-            completion_ids = [ids for part in parts for ids in sample(part, keys[part])[0]]
-            logprobs = None  # generators that work in parts return none
-        self._rows = [[*ids, *new] for ids, new in zip(prompt_ids, completion_ids, strict=True)]
-        self._number, self.keys = self._number + 1, keys
-        return completion_ids, logprobs
-
-    def _turn_keys(self, prompt_ids: list[list[int]]) -> list[Key]:
-        """Return the keys of the rows that go on, in their order, with the turn's number after the first turn."""
-        if not self._number:
-            return self.keys
-        before = iter(zip(self.keys, self._rows, strict=True))
-        found = [next((key for key, row in before if ids[: len(row)] == row), None) for ids in prompt_ids]
-        return [(*key[:ROLLOUT], self._number) for key in found if key is not None]
 
 
-def sequences_at_once(args: PODSConfig) -> int:
-    """Return how many rollouts colocated vLLM works on at once: a generation's, or `rollout_batch_size`."""
-    assert args.generation_batch_size is not None
-    m = args.num_generations
-    rollouts = Shares(args.generation_batch_size // m, args.num_rollouts or m, m, args.world_size).rollouts_each
-    return min(rollouts, args.rollout_batch_size or rollouts) * args.vllm_tensor_parallel_size
+# -- the rollouts that TRL generated -----------------------------------------------------------------------------------
 
 
-def check_completions(prompts: int, completion_ids: Sequence[Sequence[int]]) -> None:
-    """Raise RuntimeError unless there is one completion for each prompt, with a token at least.
+def record_of(
+    generation: Generation, trainer: TRLTrainer, prompts: Sequence[Any], output: Generated, scores: Tensor
+) -> Rollouts:
+    """Return the record of a generation that is scored, before its lists are shortened; nothing is kept yet.
 
-    Continuous batching logs a request that failed and skips it; those after it would then be scored against the answers
-    of other prompts.
+    Args:
+        scores: `[P * n, F]` of all processes.
     """
-    empty = sum(len(ids) == 0 for ids in completion_ids)
-    if len(completion_ids) != prompts or empty:
-        raise RuntimeError(
-            f"the generator returned {len(completion_ids)} completions for {prompts} prompts, {empty} of them without "
-            "a token, so they cannot be matched to prompts. The generator's log above says why; if it ran out of "
-            "memory, set a smaller rollout_batch_size."
+    n = generation.shares.num_rollouts
+    numbers = list(generation.numbers)
+    return Rollouts(
+        step=trainer.state.global_step + 1,
+        inputs=[generation.row_of(number) for number in numbers],
+        prompts=list(prompts),
+        completions=list(output.completions),
+        completion_tokens=[len(ids) for ids in output.completion_ids],
+        reward_names=list(trainer.reward_func_names),
+        rewards_per_func=scores[numbers],
+        numbers=numbers,
+        rewards=total_reward(scores.cpu(), trainer.reward_weights, n, trainer.multi_objective_aggregation),
+        kept=torch.empty(0, dtype=torch.int64),
+        groups=torch.arange(generation.shares.prompts),
+        turn_rewards=_turn_rewards(trainer, output),
+        masked=masked_rollouts(generation.shares, output.completion_ids, trainer),
+    )
+
+
+def _turn_rewards(trainer: TRLTrainer, output: Generated) -> list[Any]:
+    """Return the rewards by turn that environments hold, or else those that a rollout function returned."""
+    # copies: the environment's next rollout may change its own
+    held = copies([getattr(environment, "turn_rewards", None) for environment in trainer.environments or ()])
+    if any(rewards is not None for rewards in held):
+        return held
+    return list(output.extra_fields.get("turn_rewards") or ())
+
+
+def masked_rollouts(shares: Shares, completion_ids: Sequence[Sequence[int]], trainer: TRLTrainer) -> Tensor | None:
+    """Return which rollouts TRL would mask out of the loss, as truncated, over all processes, bool `[P, N]`.
+
+    None if `mask_truncated_completions` is off, and with n = m: there is nothing to select, and the rows stay TRL's.
+    Call this on every process.
+
+    Args:
+        completion_ids: of this process's rollouts.
+    """
+    n = shares.num_rollouts
+    if not trainer.mask_truncated_completions or n == shares.num_generations:
+        return None
+    ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}  # as TRL decides
+    flags = [int(not ids or ids[-1] not in ends) for ids in completion_ids]
+    flags_here = torch.tensor(flags, device=trainer.accelerator.device)
+    masked_PN = trainer.accelerator.gather(flags_here).view(-1, n).bool().cpu()
+    trainer._metrics["train"]["pods/masked_rollouts"].append(float(masked_PN.sum()))
+    return masked_PN
+
+
+# -- kept rollouts: from TRL's lists to those of the process that trains them ------------------------------------------
+
+
+def _data_images(row: Batch) -> list[Any] | None:
+    if "images" in row:
+        return row["images"]
+    if row.get("image") is None:
+        return None
+    return [row["image"]]
+
+
+def output_of(columns: Columns) -> Generated:
+    """Return the results of TRL's `_generate`, from the columns of `Generation.columns`."""
+    results: dict[str, Any] = {name: columns.get(name) for name in Generated._fields}
+    results["extra_fields"] = named(columns, "field")
+    if not any(results["images"]):
+        results["images"] = None
+    if not any(results["tool_images"]):
+        results["tool_images"] = []
+    return Generated(**results)
+
+
+def named(columns: Columns, kind: str) -> dict[str, Any]:
+    """Return the columns of one kind by their own names.
+
+    >>> named({"prompt": [1], ("logged", "length"): [7]}, "logged")
+    {'length': [7]}
+    """
+    columns_of_kind = {}
+    for name, values in columns.items():
+        if isinstance(name, tuple) and name[0] == kind:
+            columns_of_kind[name[1]] = values
+    return columns_of_kind
+
+
+class Moves(NamedTuple):
+    """Where each row is and where it is trained, over all processes."""
+
+    places: list[int]  # in the lists of its source
+    sources: list[int]  # the process that has it
+    targets: list[int]  # the process that trains it
+
+    @classmethod
+    def of(cls, numbers: Sequence[int], numbers_each: int, rows: Sequence[int], rows_each: int) -> Moves:
+        """Return the moves of rows, each process having a contiguous range.
+
+        Args:
+            numbers: of each row, its number where it was generated, over all processes.
+            numbers_each: how many of these a process has.
+            rows: of each, the row that it becomes, over all processes.
+            rows_each: how many of these a process trains.
+
+        >>> Moves.of([1, 6], 4, [0, 1], 1)
+        Moves(places=[1, 2], sources=[0, 1], targets=[0, 1])
+        """
+        return cls(
+            places=[number % numbers_each for number in numbers],
+            sources=[number // numbers_each for number in numbers],
+            targets=[row // rows_each for row in rows],
         )
 
-
-def describe_vllm(trainer: TRLTrainer) -> dict[str, dict[str, str | None]]:
-    """Return vLLM's version and, of a colocated engine, the dtype it computes in: by default not that of training."""
-    if not trainer.use_vllm:
-        return {}
-    engine = getattr(trainer.vllm_generation, "llm", None)  # a server keeps its dtype to itself
-    dtype = {"dtype": str(engine.llm_engine.model_config.dtype)} if engine else {}
-    return {"vllm": {"version": version("vllm"), **dtype}}
+    def changing(self) -> int:
+        """Return how many rows change their process."""
+        return sum(source != target for source, target in zip(self.sources, self.targets, strict=True))
 
 
-IMAGE_INPUTS = (
-    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
-    "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
-)  # fmt: skip
+def move_rows(columns: Columns, moves: Moves, accelerator: Accelerator) -> Columns:
+    """Return the columns of the rows whose target is this process. Call this on every process.
 
+    Rows that change their process travel to all of them as pickles, as accelerate sends objects.
 
-def has_images(inputs: Mapping[str, Any]) -> bool:
-    """Return whether a batch, or the arguments of a pass over it, have inputs of images."""
-    return any(inputs.get(name) is not None for name in IMAGE_INPUTS)
+    Args:
+        columns: of this process's rows.
+        moves: of all rows.
+        accelerator: of this process.
 
-
-def present_images(more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return inputs of images; if no row has an image, only the token types: models fail on tensors of no image."""
-    found = {name: value for name, value in more.items() if name in IMAGE_INPUTS}
-    if any(more.get("num_images") or [True]):
-        return found
-    return {name: value if name.endswith("token_type_ids") else None for name, value in found.items()}
+    Example:
+        >>> from accelerate import Accelerator
+        >>> moves = Moves(places=[2, 0], sources=[0, 0], targets=[0, 0])
+        >>> move_rows({"text": ["a", "b", "c"]}, moves, Accelerator(cpu=True))
+        {'text': ['c', 'a']}
+    """
+    process = accelerator.process_index
+    rows_here: dict[int, Batch] = {}
+    for row, source in enumerate(moves.sources):
+        if source == process:
+            place = moves.places[row]
+            rows_here[row] = {name: values[place] for name, values in columns.items()}
+    if moves.changing():
+        leaving = [(row, values) for row, values in rows_here.items() if moves.targets[row] != process]
+        rows_here |= dict(gather_object(leaving))
+    trained = [rows_here[row] for row, target in enumerate(moves.targets) if target == process]
+    # Another process may have columns of its own: a reward function may log one for some rows only.
+    names: dict[Any, None] = {}
+    for values in trained:
+        names |= dict.fromkeys(values)
+    return {name: [values.get(name) for values in trained] for name in names}

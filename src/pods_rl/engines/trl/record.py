@@ -1,7 +1,8 @@
-"""The record of one generation: n rollouts per prompt, their rewards, and the m kept ones."""
+"""The record of one generation: n rollouts per prompt, their rewards, and the m kept ones, as files and tables."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...text import DEEPEST, TOO_DEEP, call_text, content_text, depth
+from ...selection import is_constant
+from ...text import DEEPEST, TOO_DEEP, call_text, change_text, content_text, depth, utf8_text
 
 
 @dataclass
@@ -44,31 +46,30 @@ class Rollouts:
         """
         assert self.advantages is not None
         G, N = self.rewards.shape
-        kept, here = self.kept_numbers(), torch.tensor(self.numbers)
+        kept = self.kept_numbers()
+        numbers = torch.tensor(self.numbers)
         advantages = torch.full((G * N,), torch.nan).index_copy_(0, kept, self.advantages.float().flatten())
         selected = torch.zeros(G * N, dtype=torch.bool).index_fill_(0, kept, True)
         columns: dict[str, list[Any]] = {
             "step": [self.step] * len(self.prompts),
-            "group": [i // N for i in self.numbers],
-            "rollout": [i % N for i in self.numbers],
+            "group": [number // N for number in self.numbers],
+            "rollout": [number % N for number in self.numbers],
             "prompt": _each_once(self.prompts, write or as_text),
-            "completion": [as_text(x) for x in self.completions],
-            "answer": [str(row["answer"]) if "answer" in row else None for row in self.inputs],
-            "reward": self.rewards.flatten()[here].tolist(),
+            "completion": [as_text(completion) for completion in self.completions],
+            "answer": [_answer(row) for row in self.inputs],
+            "reward": self.rewards.flatten()[numbers].tolist(),
         }
         for i, name in enumerate(self.reward_names):
             columns[f"reward/{name}"] = self.rewards_per_func[:, i].tolist()
-        columns["selected"] = selected[here].tolist()
-        columns["advantage"] = [None if a != a else a for a in advantages[here].tolist()]
+        columns["selected"] = selected[numbers].tolist()
+        columns["advantage"] = [
+            None if math.isnan(advantage) else advantage for advantage in advantages[numbers].tolist()
+        ]
         columns["completion_tokens"] = list(self.completion_tokens)
         if any(map(_has_turns, self.completions)):
-            from ...runs import to_json
-
-            columns["messages"] = [
-                to_json([_written(m) for m in x]) if _has_turns(x) else None for x in self.completions
-            ]
-        if any(given is not None for given in self.turn_rewards):
-            columns["turn_rewards"] = [_numbers(given) for given in self.turn_rewards]
+            columns["messages"] = [_messages_json(completion) for completion in self.completions]
+        if any(rewards is not None for rewards in self.turn_rewards):
+            columns["turn_rewards"] = [_numbers(rewards) for rewards in self.turn_rewards]
         return columns
 
     def kept_numbers(self) -> Tensor:
@@ -85,44 +86,86 @@ class Rollouts:
         """Return the total reward of each kept rollout, `[P, M]`; NaN if it is unscored or masked out."""
         return self.scored_rewards()[self.groups].gather(1, self.kept)
 
-    def replace_groups(self, places: Tensor, more: Rollouts, groups: Tensor) -> None:
+    def replace_groups(self, places: Tensor, added: Rollouts, groups: Tensor) -> None:
         """Add another generation's groups, and train some of them instead of some of this one's.
 
         Args:
             places: int64 `[D]`, which of the P groups are replaced.
-            more: the other generation, with as many rollouts a prompt.
-            groups: int64 `[D]`, the group of `more` for each place.
+            added: the other generation, with as many rollouts a prompt.
+            groups: int64 `[D]`, the group of `added` for each place.
         """
         G, N = self.rewards.shape
         for name in ("inputs", "prompts", "completions", "completion_tokens"):
-            getattr(self, name).extend(getattr(more, name))
-        if self.turn_rewards or more.turn_rewards:
-            own = self.turn_rewards or [None] * len(self.numbers)
-            self.turn_rewards = own + (more.turn_rewards or [None] * len(more.numbers))
-        self.numbers += [G * N + number for number in more.numbers]
-        self.rewards_per_func = torch.cat([self.rewards_per_func, more.rewards_per_func])
-        self.rewards = torch.cat([self.rewards, more.rewards])
-        if self.masked is not None and more.masked is not None:
-            self.masked = torch.cat([self.masked, more.masked])
-        self.kept[places], self.groups[places] = more.kept[groups], G + more.groups[groups]
-        if self.advantages is not None and more.advantages is not None:
-            self.advantages[places] = more.advantages[groups]
+            getattr(self, name).extend(getattr(added, name))
+        if self.turn_rewards or added.turn_rewards:
+            rewards_before = self.turn_rewards or [None] * len(self.numbers)
+            self.turn_rewards = rewards_before + (added.turn_rewards or [None] * len(added.numbers))
+        self.numbers += [G * N + number for number in added.numbers]
+        self.rewards_per_func = torch.cat([self.rewards_per_func, added.rewards_per_func])
+        self.rewards = torch.cat([self.rewards, added.rewards])
+        if self.masked is not None and added.masked is not None:
+            self.masked = torch.cat([self.masked, added.masked])
+        self.kept[places] = added.kept[groups]
+        self.groups[places] = G + added.groups[groups]
+        if self.advantages is not None and added.advantages is not None:
+            self.advantages[places] = added.advantages[groups]
 
     def saved(self) -> dict[str, Any]:
         """Return the record for a checkpoint, which `Rollouts(**saved)` restores: rows have their answer, no images."""
         return {part.name: getattr(self, part.name) for part in fields(self)} | {
             "inputs": [{"answer": row["answer"]} if "answer" in row else {} for row in self.inputs],
             "prompts": [_without_images(prompt) for prompt in self.prompts],
-            "completions": [x if isinstance(x, str) else [_written(m) for m in x] for x in self.completions],
-            "turn_rewards": [_numbers(given) for given in self.turn_rewards],
+            "completions": [_written_completion(completion) for completion in self.completions],
+            "turn_rewards": [_numbers(rewards) for rewards in self.turn_rewards],
         }
+
+
+def total_reward(
+    rewards_per_func: Tensor, weights: Tensor, group: int, aggregation: str, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Return one reward per rollout, `[P, group]`, added up as TRL does; NaN if every function returned NaN.
+
+    The sum is exact to float64 and then rounded, so that equal parts have one sum in whatever order they are.
+
+    Args:
+        rewards_per_func: `[P * group, F]`.
+        weights: `[F]`.
+        group: rollouts per prompt.
+        aggregation: TRL's `multi_objective_aggregation`.
+        dtype: of the sum. In float64 the order of equal parts hardly changes it; TRL adds in float32.
+    """
+    scores = rewards_per_func.to(dtype)
+    unscored = scores.isnan().all(dim=1)
+    if aggregation == "normalize_then_sum":
+        grouped = scores.view(-1, group, scores.size(1))  # [P * group, F] -> [P, group, F]
+        centred = grouped - grouped.nanmean(dim=1, keepdim=True)
+        count = (~grouped.isnan()).sum(dim=1, keepdim=True)  # [P, 1, F]
+        std = (centred.square().nansum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+        # Divided by a deviation of 0, rounding would become a reward.
+        constant = torch.stack([is_constant(column) for column in grouped.unbind(dim=2)], dim=1)  # [P, F]
+        scores = (centred / (std + 1e-4)).masked_fill(constant.unsqueeze(1), 0.0).view_as(scores)
+    total = (scores * weights.to(scores)).nansum(dim=1)  # [P * group]
+    return total.masked_fill(unscored, torch.nan).view(-1, group)
+
+
+# -- prompts and completions as text -----------------------------------------------------------------------------------
+
+
+def _answer(row: Mapping[str, Any]) -> str | None:
+    """Return the answer of a row of the data as text; None if it has none."""
+    return str(row["answer"]) if "answer" in row else None
 
 
 def _each_once(prompts: Sequence[Any], write: Callable[[Any], str]) -> list[str]:
     """Return each prompt's text; equal ones that follow each other, as those of a group do, are written once."""
     texts: list[str] = []
-    for i, prompt in enumerate(plain := [_without_images(prompt) for prompt in prompts]):
-        texts.append(texts[-1] if i and prompt == plain[i - 1] else write(prompt))
+    written: Any = None  # the prompt of the latest text
+    for prompt in prompts:
+        plain = _without_images(prompt)
+        if not texts or plain != written:
+            written = plain
+            text = write(plain)
+        texts.append(text)
     return texts
 
 
@@ -143,75 +186,147 @@ def as_text(value: Any) -> str:
         return value
     if len(value) == 1 and value[0].get("role") == "assistant":
         return _message_text(value[0])
-    return "\n\n".join(
-        f"{' '.join(str(m[key]) for key in ('role', 'name') if m.get(key))}: {_message_text(m)}" for m in value
-    )
+    return "\n\n".join(f"{_speaker(message)}: {_message_text(message)}" for message in value)
+
+
+def _speaker(message: Mapping[str, Any]) -> str:
+    return " ".join(str(message[key]) for key in ("role", "name") if message.get(key))
 
 
 def _message_text(message: Mapping[str, Any]) -> str:
-    calls = [f"tool call: {call_text(call)}" for call in message.get("tool_calls") or ()]
+    lines = [f"tool call: {call_text(call)}" for call in message.get("tool_calls") or ()]
     content = content_text(message.get("content"))
-    return "\n".join([content, *calls] if content or not calls else calls)
+    if content or not lines:
+        lines.insert(0, content)
+    return "\n".join(lines)
 
 
 def _has_turns(completion: Any) -> bool:
     """Return whether a completion is more than a text or one assistant message without tool calls."""
-    return not isinstance(completion, str) and (len(completion) > 1 or any(m.get("tool_calls") for m in completion))
+    if isinstance(completion, str):
+        return False
+    return len(completion) > 1 or any(message.get("tool_calls") for message in completion)
+
+
+def _messages_json(completion: Any) -> str | None:
+    """Return the messages of a completion that has turns; None for one that has none."""
+    from ...runs import to_json
+
+    if not _has_turns(completion):
+        return None
+    return to_json([_written(message) for message in completion])
+
+
+def _written_completion(completion: Any) -> Any:
+    if isinstance(completion, str):
+        return completion
+    return [_written(message) for message in completion]
 
 
 def _written(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message as files hold it: its texts, and its tool calls as they are unless they nest too deeply."""
     names = ("role", "name", "reasoning_content", "thinking", "content")
     kept: dict[str, Any] = {name: content_text(message[name]) for name in names if message.get(name) is not None}
-    if calls := message.get("tool_calls"):
-        kept["tool_calls"] = [
-            call
-            if depth(call) <= DEEPEST
-            else {"function": {"name": call_text(call).partition("(")[0], "arguments": TOO_DEEP}}
-            for call in calls
-        ]
+    calls = message.get("tool_calls")
+    if calls:
+        kept["tool_calls"] = [_written_call(call) for call in calls]
     return kept
+
+
+def _written_call(call: Any) -> Any:
+    if depth(call) <= DEEPEST:
+        return call
+    return {"function": {"name": call_text(call).partition("(")[0], "arguments": TOO_DEEP}}
 
 
 def _without_images(prompt: Any) -> Any:
     """Return a prompt without the images of its messages, which a chat template does not read."""
-
-    def without(part: Any) -> Any:
-        if not isinstance(part, Mapping):
-            return part
-        return {key: value if isinstance(value, str) else None for key, value in part.items()}
-
     if isinstance(prompt, str):
         return prompt
-    return [
-        {**m, "content": [without(x) for x in m["content"]]} if isinstance(m.get("content"), list) else m
-        for m in prompt
-    ]
+    return [_message_without_images(message) for message in prompt]
 
 
-def _numbers(given: Any) -> list[float] | None:
-    """Return one rollout's rewards by turn; NaN: no number."""
+def _message_without_images(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [_part_without_images(part) for part in content]}
 
-    def number(value: Any) -> float:
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            return float("nan")
 
-    if given is None:
+def _part_without_images(part: Any) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    return {key: value if isinstance(value, str) else None for key, value in part.items()}
+
+
+def _numbers(rewards: Any) -> list[float] | None:
+    """Return one rollout's rewards by turn; NaN: not a number."""
+    if rewards is None:
         return None
-    values = given.tolist() if hasattr(given, "tolist") else given
-    return [number(x) for x in values] if isinstance(values, list | tuple) else [number(values)]
+    values = rewards.tolist() if hasattr(rewards, "tolist") else rewards
+    if not isinstance(values, list | tuple):
+        values = [values]
+    return [_number(value) for value in values]
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+# -- TRL's table of completions ----------------------------------------------------------------------------------------
 
 
 def saved_table(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Return TRL's table of completions for a checkpoint, without images: after a resume its rows show none."""
+    return {name: _saved_column(name, column) for name, column in logs.items()}
 
-    def rows(name: str, column: Any) -> Any:
-        if isinstance(column, Mapping):
-            return {part: list(values) for part, values in column.items()}
-        if name == "images":
-            return [None] * len(column)
-        return [_without_images(entry) for entry in column] if name in ("prompt", "completion") else list(column)
 
-    return {name: rows(name, column) for name, column in logs.items()}
+def _saved_column(name: str, column: Any) -> Any:
+    if isinstance(column, Mapping):  # a column for each reward function
+        return {part: list(values) for part, values in column.items()}
+    if name == "images":
+        return [None] * len(column)
+    if name in ("prompt", "completion"):
+        return [_without_images(entry) for entry in column]
+    return list(column)
+
+
+def show_scores(logged: Mapping[str, Any], record: Rollouts, scores: Tensor) -> None:
+    """Put the scores of rows that are masked out into TRL's table of completions, which has NaN for them.
+
+    Args:
+        logged: by reward function, the column of the table; its last rows are those of this generation.
+        record: of the generation.
+        scores: of all its rollouts, `[P * n, F]`.
+    """
+    if record.masked is None:
+        return
+    kept_scores = scores[record.kept_numbers()]  # [P * n, F] -> [P * m, F]
+    for i, name in enumerate(record.reward_names):
+        _replace_last(logged[name], kept_scores[:, i].tolist())
+
+
+def show_advantages(logged: Any, record: Rollouts) -> None:
+    """Put the advantages of the batch into TRL's table of completions, which has those that TRL computed."""
+    assert record.advantages is not None
+    if len(record.rewards) != len(record.groups):  # dynamic sampling: the table has rows that were replaced
+        return
+    _replace_last(logged, record.advantages.flatten().tolist())
+
+
+def _replace_last(column: Any, values: list[float]) -> None:
+    """Replace the last entries of a column of TRL's table, a deque that may hold fewer than these."""
+    for _ in range(min(len(column), len(values))):
+        column.pop()
+    column.extend(values)
+
+
+def make_table_storable(logs: Mapping[str, Any]) -> None:
+    """Escape characters in TRL's table of completions, in place, that its Parquet file cannot hold."""
+    for column in (logs["prompt"], logs["completion"], *logs["extra"].values()):
+        storable = [change_text(entry, utf8_text) for entry in column]
+        column.clear()
+        column.extend(storable)

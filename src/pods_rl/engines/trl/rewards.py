@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import gather_object
@@ -84,10 +84,10 @@ class CheckedRewards:
 
     def clean(self, rewards: Tensor) -> Tensor:
         """Return `[rows, F]` of all processes with unusable rewards as NaN, and count these."""
-        rewards, unusable = refuse_unusable(rewards, self._trainer.reward_weights)
-        for i, count in enumerate(unusable.tolist()):
+        usable_rewards, unusable_counts = refuse_unusable(rewards, self._trainer.reward_weights)
+        for i, count in enumerate(unusable_counts.tolist()):
             self._unusable[i] += count
-        return rewards
+        return usable_rewards
 
     def _checked(self, rewards: Any, rows: int) -> Tensor:
         """Return what `_calculate_rewards` returned as a tensor of floats on TRL's device."""
@@ -106,27 +106,34 @@ class CheckedRewards:
     def _log(self, rewards: Tensor) -> None:
         """Count and log the rollouts without a score."""
         trainer = self._trainer
-        unusable = self._unusable
+        unusable = sum(self._unusable)
         unscored = int(rewards.isnan().all(dim=1).sum())
         errors, timeouts = self._all_faults()
-        metrics = trainer._metrics["train" if trainer.model.training else "eval"]
-        metrics["pods/unusable_rewards"].append(float(sum(unusable)))
+        mode = "train" if trainer.model.training else "eval"
+        metrics = trainer._metrics[mode]
+        metrics["pods/unusable_rewards"].append(float(unusable))
         metrics["pods/unscored_rollouts"].append(float(unscored))
         metrics["pods/reward_errors"].append(float(errors))
         metrics["pods/reward_timeouts"].append(float(timeouts))
-        for name, count in [*zip(trainer.reward_func_names, unusable, strict=True), ("", unscored - sum(unusable))]:
-            if count > 0:
-                function = f"reward function {name!r} gave no usable reward" if name else "no function gave a reward"
-                self._warn_once(
-                    name,
-                    f"{function} for {count} of {len(rewards)} rollouts (infinite, beyond 1e15, None, NaN, or dropped "
-                    "after an error); they count as unscored: never selected while scored ones remain, advantage 0. "
-                    "Logged once; see pods/unusable_rewards and pods/unscored_rollouts.",
-                )
+        for name, count in zip(trainer.reward_func_names, self._unusable, strict=True):
+            self._warn_of_unscored(name, f"reward function {name!r} gave no usable reward", count, len(rewards))
+        # The others are unscored because every function returned None or NaN for them.
+        self._warn_of_unscored("", "no function gave a reward", unscored - unusable, len(rewards))
+
+    def _warn_of_unscored(self, topic: str, problem: str, count: int, rollouts: int) -> None:
+        if count <= 0:
+            return
+        self._warn_once(
+            topic,
+            f"{problem} for {count} of {rollouts} rollouts (infinite, beyond {REWARD_LIMIT:g}, None, NaN, or dropped "
+            "after an error); they count as unscored: never selected while scored ones remain, advantage 0. "
+            "Logged once; see pods/unusable_rewards and pods/unscored_rollouts.",
+        )
 
     def _all_faults(self) -> tuple[int, int]:
-        """Errors and timeouts of this generation over all processes; the first of each function is logged once."""
-        accelerator, faults = self._trainer.accelerator, self._faults
+        """Return errors and timeouts of this generation over all processes; log the first of each function once."""
+        accelerator = self._trainer.accelerator
+        faults = self._faults
         counts = torch.tensor([faults.errors, faults.timeouts], device=accelerator.device)
         errors, timeouts = accelerator.reduce(counts, reduction="sum").tolist()
         if errors or timeouts:
@@ -143,8 +150,9 @@ class CheckedRewards:
 def refuse_unusable(rewards_per_func: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Mark rollouts whose rewards cannot be trained on as unscored (NaN in every column).
 
-    Infinite rewards, and rewards beyond 1e15 in size, with or without their weight, turn a group's variance, and with
-    it the loss, into inf or NaN. An unscored rollout is never selected while scored ones remain; its advantage is 0.
+    Infinite rewards, and rewards beyond `REWARD_LIMIT` in size, with or without their weight, turn a group's variance,
+    and with it the loss, into inf or NaN. An unscored rollout is never selected while scored ones remain; its
+    advantage is 0.
 
     Args:
         rewards_per_func: `[rows, F]`; NaN means that the function does not apply, which is allowed.
@@ -159,8 +167,9 @@ def refuse_unusable(rewards_per_func: Tensor, weights: Tensor) -> tuple[Tensor, 
         ([[1.0, 0.0], [nan, nan]], [1, 0])
     """
     size = rewards_per_func.abs() * weights.to(rewards_per_func).abs().clamp(min=1.0)
-    bad = size > REWARD_LIMIT  # false for NaN, true for both infinities
-    return rewards_per_func.masked_fill(bad.any(dim=1, keepdim=True), torch.nan), bad.sum(dim=0)
+    bad = size > REWARD_LIMIT  # [rows, F]; false for NaN, true for both infinities
+    usable = rewards_per_func.masked_fill(bad.any(dim=1, keepdim=True), torch.nan)
+    return usable, bad.sum(dim=0)
 
 
 # -- one call of a reward function -----------------------------------------------------------------------------------
@@ -189,7 +198,9 @@ def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
         try:
             with no_copies():
                 returned = function(**columns)
-                return check_scores(await returned if asynchronous else returned, name, rows)
+                if asynchronous:
+                    returned = await returned
+                return check_scores(returned, name, rows)
         except UserError:
             raise
         except (Exception, SystemExit) as error:
@@ -200,13 +211,9 @@ def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
         scores = await attempt(columns, rows)
         if isinstance(scores, BaseException):
             if policy == "raise":
-                said = f"reward function {name!r} raised {{}} for a batch of {rows} completions. {_ADVICE['raise']}"
-                if isinstance(scores, SystemExit):
-                    raise UserError(plain_text(said.format(raised(scores)))) from scores
-                scores.add_note(plain_text(said.format("this")))
-                raise scores
-            alone = [await attempt(one_row(columns, i, rows), 1) for i in range(rows)]
-            scores = [x[0] if isinstance(x, list) else RewardFailure(f"raised {raised(x)}", error=x) for x in alone]
+                _raise(scores, name, rows)
+            # Row by row, so that only the rows that raise are without a score.
+            scores = [_only_score(await attempt(one_row(columns, row, rows), 1)) for row in range(rows)]
         return [_settled(score, row, columns, name, policy, faults) for row, score in enumerate(scores)]
 
     def call_now(**columns: Any) -> Any:
@@ -218,30 +225,53 @@ def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
     return call if asynchronous else call_now
 
 
+def _raise(error: BaseException, name: str, rows: int) -> NoReturn:
+    """Raise what a reward function raised, with a note that names it; SystemExit as a UserError."""
+    batch = f"for a batch of {rows} completions. {_ADVICE['raise']}"
+    if isinstance(error, SystemExit):
+        raise UserError(plain_text(f"reward function {name!r} raised {raised(error)} {batch}")) from error
+    error.add_note(plain_text(f"reward function {name!r} raised this {batch}"))
+    raise error
+
+
+def _only_score(scores: Scores | BaseException) -> float | RewardFailure | None:
+    """Return the score of a call for one row, or the failure of a call that raised."""
+    if isinstance(scores, BaseException):
+        return RewardFailure(f"raised {raised(scores)}", error=scores)
+    return scores[0]
+
+
 def _settled(
     score: float | RewardFailure | None, row: int, columns: Mapping[str, Any], name: str, policy: str, faults: Faults
 ) -> float | None:
     """Apply the policy to a failure; inf marks the rollout as unscored, since TRL reads NaN as None."""
     if not isinstance(score, RewardFailure):
         return score
-    prompt, completion = (_shown(as_text(columns[key][row])) for key in ("prompts", "completions"))
-    what = f"reward function {name!r} {score.reason} for row {row} of {len(columns['completions'])}"
-    refusal = UserError(f"{plain_text(what)}, prompt {prompt}, completion {completion}. {_ADVICE[policy]}")
+    prompt = _short_repr(as_text(columns["prompts"][row]))
+    completion = _short_repr(as_text(columns["completions"][row]))
+    failed = f"reward function {name!r} {score.reason} for row {row} of {len(columns['completions'])}"
+    message = f"{plain_text(failed)}, prompt {prompt}, completion {completion}. {_ADVICE[policy]}"
     if policy == "raise":
-        raise refusal from score.error
-    faults.errors += not score.late
-    faults.timeouts += score.late
-    faults.first.setdefault(name, str(refusal))
-    return 0.0 if policy == "zero" else math.inf
+        raise UserError(message) from score.error
+    if score.late:
+        faults.timeouts += 1
+    else:
+        faults.errors += 1
+    faults.first.setdefault(name, message)
+    if policy == "zero":
+        return 0.0
+    return math.inf
 
 
 def one_row(columns: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
     """Return the arguments of a call for one row; its logs are dropped, since the first call logged them."""
-    alone = {
-        key: [values[row]] if isinstance(values, list) and len(values) == rows else values
-        for key, values in columns.items()
-    }
-    return alone | {"log_extra": lambda *_: None, "log_metric": lambda *_: None}
+    arguments: dict[str, Any] = {}
+    for key, values in columns.items():
+        is_column = isinstance(values, list) and len(values) == rows
+        arguments[key] = [values[row]] if is_column else values
+    arguments["log_extra"] = lambda *_: None
+    arguments["log_metric"] = lambda *_: None
+    return arguments
 
 
 def check_scores(returned: Any, name: str, rows: int) -> Scores:
@@ -250,7 +280,7 @@ def check_scores(returned: Any, name: str, rows: int) -> Scores:
     Takes lists, tuples and one-dimensional arrays of real numbers (`as_score`); booleans count as 0 and 1.
 
     Raises:
-        UserError: anything else, with what was given and what was expected.
+        UserError: anything else, with what the function returned and what was expected.
 
     >>> check_scores([1, None, True], "f", 3)
     [1.0, None, 1.0]
@@ -259,10 +289,10 @@ def check_scores(returned: Any, name: str, rows: int) -> Scores:
     pods_rl.errors.UserError: reward function 'f' gave '1' (str) for row 1; expected a list of 2 floats, ...
     """
 
-    def refuse(given: str) -> UserError:
+    def refuse(description: str) -> UserError:
         return UserError(
-            f"reward function {plain_text(name)!r} gave {given}; expected a list of {rows} floats, one per completion "
-            "(None if it does not apply). Nothing was trained on it: fix the function's return value"
+            f"reward function {plain_text(name)!r} gave {description}; expected a list of {rows} floats, one per "
+            "completion (None if it does not apply). Nothing was trained on it: fix the function's return value"
         )
 
     if hasattr(returned, "tolist") and hasattr(returned, "shape"):
@@ -278,17 +308,21 @@ def check_scores(returned: Any, name: str, rows: int) -> Scores:
         try:
             scores.append(value if isinstance(value, RewardFailure) else as_score(value))
         except TypeError:
-            raise refuse(f"{_shown(value)} ({type(value).__name__}) for row {row}") from None
+            raise refuse(f"{_short_repr(value)} ({type(value).__name__}) for row {row}") from None
     return scores
 
 
 def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    if value is None:
+        return "None"
+    return f"a {type(value).__name__}"
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     """Return a value for a message: short, and harmless in a terminal."""
-    return plain_text(repr(short(value, 80)) if isinstance(value, str) else short(repr(value), 80))
+    if isinstance(value, str):
+        return plain_text(repr(short(value, 80)))  # cut before its quotes are added
+    return plain_text(short(repr(value), 80))
 
 
 # -- reward functions in forked children, which are killed at a timeout -----------------------------------------------
@@ -323,7 +357,8 @@ def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scor
     if not seconds > 0:
         raise UserError(f"killable needs a limit above 0 seconds: got {seconds!r}")
 
-    name, limit = get_callable_name(function), seconds / 2
+    name = get_callable_name(function)
+    limit = seconds / 2
 
     @functools.wraps(function)
     def killed(**columns: Any) -> Scores:
@@ -332,20 +367,20 @@ def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scor
         work = Work(functools.partial(_answer, function, name, columns), prepare=lambda: torch.set_num_threads(1))
         pool = WorkerPool(AT_ONCE, work, runs_user_code=True, name=name)
         try:
-            (reply,) = replies = pool.ask([None], limit)
-            if reply.kind not in ("gave", "refused"):
+            (batch_reply,) = replies = pool.ask([None], limit)
+            if batch_reply.kind not in ("gave", "refused"):
                 replies = pool.ask(range(len(columns["completions"])), limit)
         finally:
             pool.close()
-        for each in replies:
-            if each.kind == "refused":
-                raise UserError(each.value)
-        if reply.kind != "gave":
-            return [each.value["scores"][0] if each.kind == "gave" else failure(each, limit) for each in replies]
+        for reply in replies:
+            if reply.kind == "refused":
+                raise UserError(reply.value)
+        if batch_reply.kind != "gave":
+            return [reply.value["scores"][0] if reply.kind == "gave" else failure(reply, limit) for reply in replies]
         for log in ("log_extra", "log_metric"):
-            for logged in reply.value[log]:
-                columns[log](*logged)
-        return reply.value["scores"]
+            for arguments in batch_reply.value[log]:
+                columns[log](*arguments)
+        return batch_reply.value["scores"]
 
     killed.__name__ = name  # of a partial or an object too
     return killed
@@ -354,7 +389,8 @@ def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scor
 def _answer(function: Callable[..., Any], name: str, columns: Mapping[str, Any], row: int | None) -> dict[str, Any]:
     """In the child: return the scores of one row, or (None) of all, and what was logged."""
     logged: dict[str, list[Any]] = {"log_extra": [], "log_metric": []}
-    recording = {log: lambda *values, calls=calls: calls.append(values) for log, calls in logged.items()}
-    given = columns if row is None else one_row(columns, row, len(columns["completions"]))
-    scores = function(**{**given, **recording})
-    return {"scores": check_scores(scores, name, len(given["completions"])), **logged}
+    arguments = dict(columns) if row is None else one_row(columns, row, len(columns["completions"]))
+    arguments["log_extra"] = lambda *values: logged["log_extra"].append(values)
+    arguments["log_metric"] = lambda *values: logged["log_metric"].append(values)
+    scores = function(**arguments)
+    return {"scores": check_scores(scores, name, len(arguments["completions"])), **logged}

@@ -52,25 +52,31 @@ class Stability:
 
     def take_loss(self, loss: Tensor) -> Tensor:
         """Add a micro-batch's loss, and return a finite value: a NaN would stay in transformers' running sum."""
-        self.step_loss = loss if self.step_loss is None else self.step_loss + loss
+        if self.step_loss is None:
+            self.step_loss = loss
+        else:
+            self.step_loss = self.step_loss + loss
         return loss.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
     def skip_bad_step(self) -> bool:
         """Before the optimizer step: clear the gradients of a bad step on all processes; return whether it is bad."""
-        trainer, accelerator = self._trainer, self._trainer.accelerator
+        trainer = self._trainer
+        accelerator = trainer.accelerator
         if self.step_loss is None:  # a subclass's `training_step` that does not call ours: only its gradient is known
             self.step_loss = torch.zeros((), device=accelerator.device)
         loss = accelerator.gather(self.step_loss.detach().float().reshape(1)).mean().item()
         gradient = _number(self.gradient_norm)
         self.step_loss = None
+        loss_is_finite = math.isfinite(loss)
+        gradient_is_finite = math.isfinite(gradient)
         metrics = trainer._metrics["train"]
-        metrics["pods/bad_loss"].append(float(not math.isfinite(loss)))
-        metrics["pods/bad_gradient"].append(float(not math.isfinite(gradient)))
-        if not math.isfinite(loss):
+        metrics["pods/bad_loss"].append(float(not loss_is_finite))
+        metrics["pods/bad_gradient"].append(float(not gradient_is_finite))
+        if not loss_is_finite:
             self._bad_losses.append(loss)
-        elif accelerator.scaler is not None and not math.isfinite(gradient):
+        elif accelerator.scaler is not None and not gradient_is_finite:
             return False  # with fp16 this tunes the loss scale, and the scaler skips such steps itself
-        if math.isfinite(loss) and math.isfinite(gradient):
+        if loss_is_finite and gradient_is_finite:
             self.bad_steps = []
             return False
         step = trainer.state.global_step + 1
@@ -88,15 +94,18 @@ class Stability:
     def stop_if_unstable(self, control: TrainerControl) -> None:
         """After a step: if too many were bad, save the weights, which are the last good ones, and stop."""
         if len(self.bad_steps) >= LIMIT:
-            control.should_save = control.should_training_stop = True
+            control.should_save = True
+            control.should_training_stop = True
 
     def raise_if_unstable(self) -> None:
         """After the training: raise if too many steps were bad."""
         if len(self.bad_steps) < LIMIT:
             return
-        steps, (last, loss, gradient) = [step for step, _, _ in self.bad_steps], self.bad_steps[-1]
+        steps = [step for step, _, _ in self.bad_steps]
+        last, loss, gradient = self.bad_steps[-1]
+        not_finite = "gradient" if math.isfinite(loss) else "loss"
         raise UnstableTrainingError(
-            f"the {'gradient' if math.isfinite(loss) else 'loss'} was not finite in {len(steps)} steps in a row "
+            f"the {not_finite} was not finite in {len(steps)} steps in a row "
             f"({', '.join(map(str, steps))}; last: loss {loss:g}, gradient norm {gradient:g}). Their updates were "
             f"skipped: checkpoint-{last} holds the last good weights, those of step {steps[0] - 1}. Try a lower "
             f"learning_rate (now {self._trainer.args.learning_rate:g}), bf16: false, or an earlier checkpoint, and "
@@ -131,17 +140,20 @@ class Stability:
         except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
             if not is_out_of_memory(error):
                 raise
-            what = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            lines = str(error).strip().splitlines()
+            reason = lines[0] if lines else type(error).__name__
             place, advice = _LESS_MEMORY.get(phase() or "", _OTHERS)
             step = self._trainer.state.global_step + 1
-            raise UserError(f"Out of memory in {place} of step {step} ({what}). {advice}") from error
+            raise UserError(f"Out of memory in {place} of step {step} ({reason}). {advice}") from error
 
 
 def _number(norm: Any) -> float:
     """Return a gradient norm as a number; a sharded norm is gathered, to be equal on every process."""
     if hasattr(norm, "full_tensor"):
         norm = norm.full_tensor()
-    return 0.0 if norm is None else float(norm)  # DeepSpeed may return none: its own overflow check decides
+    if norm is None:  # DeepSpeed may return none: its own overflow check decides
+        return 0.0
+    return float(norm)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -152,4 +164,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _NO_MEMORY)
+    if not isinstance(error, RuntimeError):
+        return False
+    message = str(error).lower()
+    return any(words in message for words in _NO_MEMORY)

@@ -20,18 +20,18 @@ from typing_extensions import override
 from ...errors import UserError
 from ...prefix_tree.tree import distinct_share
 from ...selection import select
-from . import compat, rollout
-from .batching import Shares
+from . import compat
+from .advantages import drop_zero_counters, gather_advantages, log_generation, set_advantages
+from .batching import BatchPlan, Shares, batch_plan
 from .checkpoints import ExactResume, load_renamed
-from .compat import Batch, Completions, TypedGRPOTrainer
+from .compat import Batch, Completions, Generated, TypedGRPOTrainer
 from .config import PAPER, PODSConfig, check_prompts, group_sizes
 from .dynamic_sampling import DynamicSampling
-from .generation import Key, Turns, check_completions, over_prefix_tree, sequences_at_once
-from .record import Rollouts
+from .generation import Generation, copies, move_rows, named, output_of, record_of, stable_seed
+from .record import Rollouts, make_table_storable, show_advantages, show_scores
 from .rewards import CheckedRewards
-from .rollout import Generation, Output
 from .stability import Stability
-from .tools import Tools
+from .turns import Key, Tools, Turns, check_completions, over_prefix_tree, sequences_at_once
 from .update import LogProbs, StepCallback, Update
 
 if TYPE_CHECKING:
@@ -62,32 +62,39 @@ class PODSTrainer(TypedGRPOTrainer):
     _generation: Generation | None = None  # while TRL's method runs in training
     _turns: Turns | None = None  # while rollouts are generated
     _drawn: list[tuple[Batch, Generation]] | None = None  # while a subclass's method runs on new prompts
-    _last_key: tuple[int, int] = (-1, 0)  # a step, and its generations so far
+    _last_key: tuple[int, int] = (-1, 0)  # the step of the latest generation, and the generations before it
+    _measured: BatchPlan | None = None  # of `measure`
     rollouts: Rollouts | None = None  # of the latest generation
 
     # -- Algorithm 1 of the paper, inside TRL's `_generate_and_score_completions` --------------------------------------
 
     @override
-    def _generate(self, prompts: list[Any]) -> Output:
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         generation = self._generation
         with self._generating(generation):
-            output = super()._generate(prompts)  # n rollouts of each prompt
+            results = super()._generate(prompts)  # n rollouts of each prompt
         if generation is None:  # an evaluation
-            return output
+            return results
+        output = Generated.of(results)
         generation.scores = self._score(generation, prompts, output)
-        generation.record = rollout.record_of(generation, self, prompts, output, generation.scores)
+        generation.record = record_of(generation, self, prompts, output, generation.scores)
         generation.record.kept = self._select(generation, generation.record.scored_rewards())
         return self._shorten(generation, generation.record, prompts, output)
 
-    def _score(self, generation: Generation, prompts: list[Any], output: Output) -> Tensor:
+    def _score(self, generation: Generation, prompts: list[Any], output: Generated) -> Tensor:
         """Return the scores of all n rollouts of all processes, `[P * n, F]`."""
         self._update.clock.enter("reward")
-        self._update.tokens["generated"] += rollout.policy_tokens(output)
-        ids, completions = [list(own) for own in output[1]], rollout.copies(output[3])
-        share = distinct_share(ids, [number // generation.shares.num_rollouts for number in generation.numbers])
-        self._metrics["train"]["pods/distinct_tokens"].append(share)
-        rollout.add_fields(generation.rollouts, output)
-        columns = (generation.rollouts, rollout.copies(prompts), completions, ids)
+        self._update.tokens["generated"] += output.policy_tokens()
+        distinct = distinct_share(output.completion_ids, generation.groups)
+        self._metrics["train"]["pods/distinct_tokens"].append(distinct)
+        generation.add_fields(output)
+        # Copies: a reward function may change what it reads, and TRL trains on the originals.
+        columns = (
+            generation.rollouts,
+            copies(prompts),
+            copies(output.completions),
+            [list(ids) for ids in output.completion_ids],
+        )
         assert generation.calculate_rewards is not None
         # A subclass that compares the rollouts of a prompt reads the size of the groups here.
         with compat.standing_in(self, num_generations=generation.shares.num_rollouts):
@@ -97,35 +104,32 @@ class PODSTrainer(TypedGRPOTrainer):
         """Return which m rollouts of each prompt the rule keeps, int64 `[P, M]`; the first process decides for all."""
         self._update.clock.enter("selection")
         n, m = group_sizes(self.args)
-        kept_PM = torch.arange(n).repeat(len(rewards_PN), 1)
         if n > m:
-            generator = torch.Generator().manual_seed(rollout.stable_seed(*generation.key))
-            kept_PM = select(rewards_PN, m, self.args.rule, generator=generator).indices.sort(dim=1).values
+            generator = torch.Generator().manual_seed(stable_seed(*generation.key))
+            selection = select(rewards_PN, m, self.args.rule, generator=generator)
+            kept_PM = selection.indices.sort(dim=1).values
+        else:
+            kept_PM = torch.arange(n).repeat(len(rewards_PN), 1)  # [N] -> [P, N]
         return broadcast(kept_PM.to(self.accelerator.device)).cpu()
 
-    def _shorten(self, generation: Generation, record: Rollouts, prompts: list[Any], output: Output) -> Output:
+    def _shorten(self, generation: Generation, record: Rollouts, prompts: list[Any], output: Generated) -> Generated:
         """Shorten TRL's lists of rows to those that this process trains, in place; return their results."""
-        shares, kept, rows = generation.shares, record.kept_numbers().tolist(), len(prompts)
-        sources = [number // shares.rollouts_each for number in kept]
-        targets = [row // shares.rows_each for row in range(len(kept))]
-        columns = rollout.columns_of(generation, prompts, output, self._pending_extra_logs)
-        columns = rollout.move_rows(
-            columns, [x % shares.rollouts_each for x in kept], sources, targets, self.accelerator
-        )
+        kept = record.kept_numbers().tolist()
+        moves = generation.moves(kept)
+        columns = generation.columns(prompts, output, self._pending_extra_logs)
+        lists = [generation.rollouts, *compat.row_lists(self, len(prompts))]
+        columns = move_rows(columns, moves, self.accelerator)
         prompts[:] = columns["prompt"]
-        self._pending_extra_logs.update(rollout.named(columns, "logged"))
+        self._pending_extra_logs.update(named(columns, "logged"))
         # A row received from another process replaces a rollout of the same prompt.
         places = [generation.place(kept[row]) for row in generation.rows]
-        held = ("environments", "_batch_environments", "_sync_tool_dicts", "_async_tool_dicts")
-        for values in (generation.rollouts, *(getattr(self, name, None) for name in held)):
-            if isinstance(values, list) and len(values) == rows:
-                values[:] = [values[place] for place in places]
-        if shares.processes > 1:
-            moved = sum(source != target for source, target in zip(sources, targets, strict=True))
-            self._metrics["train"]["pods/rows_moved"].append(float(moved))
-        generation.kept_scores = rollout.scores_of_rows(generation, kept)
+        for values in lists:
+            values[:] = [values[place] for place in places]
+        if generation.shares.processes > 1:
+            self._metrics["train"]["pods/rows_moved"].append(float(moves.changing()))
+        generation.score_kept_rows(kept)
         self._update.clock.enter("update")
-        return rollout.output_of(columns)
+        return output_of(columns)
 
     @override
     def _calculate_rewards(
@@ -138,18 +142,21 @@ class PODSTrainer(TypedGRPOTrainer):
     @override
     def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
         if not self.model.training:
-            calculate = self._calculate_rewards
-            with (
-                compat.standing_in(self, _calculate_rewards=partial(self._rewards.score, calculate)),
-                self._tools.tokenizable(),
-            ):
-                return super()._generate_and_score_completions(inputs)
+            return self._evaluate_rows(inputs)
         if self._drawn is not None:
             return self._draw(inputs, self._drawn)
+        if self._measured is not None:
+            inputs = self._measured_rows(self._measured, inputs[0])
         before = {name: len(values) for name, values in self._metrics["train"].items()}
         batch, generation = self._one_generation(inputs)
         batch = self._dynamic.fill(batch, generation, self._generation_of_new_prompts)
         return self._finish(batch, generation, before)
+
+    def _evaluate_rows(self, inputs: list[Batch]) -> Batch:
+        """Run TRL's method on rows of an evaluation, with checked rewards."""
+        score = partial(self._rewards.score, self._calculate_rewards)
+        with compat.standing_in(self, _calculate_rewards=score), self._tools.tokenizable():
+            return super()._generate_and_score_completions(inputs)
 
     def _generation_of_new_prompts(self, rows: list[Batch]) -> tuple[Batch, Generation]:
         """Generate for rows that dynamic sampling drew, which pass through a subclass's method as all rows do.
@@ -176,42 +183,54 @@ class PODSTrainer(TypedGRPOTrainer):
         batch, generation = self._one_generation(rows)
         drawn.append((batch, generation))
         record, _ = generation.result()
-        record.advantages = rollout.gather_advantages(batch, self)
+        record.advantages = gather_advantages(batch, self)
         self.rollouts = record
         return {name: value.clone() if isinstance(value, Tensor) else value for name, value in batch.items()}
 
     def _one_generation(self, inputs: list[Batch]) -> tuple[Batch, Generation]:
         """Run TRL's method on n rows of each prompt; return its batch of the m kept rows of each."""
         self._update.clock.enter("rollout")
-        (n, m), processes, step = group_sizes(self.args), self.accelerator.num_processes, self.state.global_step
+        n, m = group_sizes(self.args)
+        processes = self.accelerator.num_processes
         shares = Shares(len(inputs) * processes // m, n, m, processes)
-        last, count = self._last_key
-        self._last_key = (step, count + 1 if last == step else 0)
-        key = (self.args.seed, *self._last_key)
-        self._generation = generation = Generation(shares, self.accelerator.process_index, inputs, key)
+        generation = Generation(shares, self.accelerator.process_index, inputs, self._next_key())
         generation.calculate_rewards = self._calculate_rewards
-        scored = compat.standing_in(self, _calculate_rewards=generation.scores_of_kept_rows)
+        # TRL scores after `_generate`, which has scored and selected by then.
+        already_scored = compat.standing_in(self, _calculate_rewards=generation.scores_of_kept_rows)
+        self._generation = generation
         try:
-            with scored, self._tools.tokenizable():
+            with already_scored, self._tools.tokenizable():
                 batch = super()._generate_and_score_completions(generation.rollouts)
         finally:
             self._generation = None
         generation.check_rows(batch, type(self).__name__)
-        rollout.show_scores(self._logs["rewards"], generation)
+        show_scores(self._logs["rewards"], *generation.result())
         return batch, generation
 
+    def _next_key(self) -> tuple[int, int, int]:
+        """Return the key of the next generation's draws: seed, step, and the step's generations before it."""
+        step = self.state.global_step
+        last_step, number = self._last_key
+        if step == last_step:
+            number += 1
+        else:
+            number = 0
+        self._last_key = (step, number)
+        return (self.args.seed, step, number)
+
     def _finish(self, batch: Batch, generation: Generation, before: Mapping[str, int]) -> Batch:
-        """Put our advantages into the batch, and log the statistics of all n rollouts."""
-        (record, scores), metrics = generation.result(), self._metrics["train"]
-        shown = batch["advantages"]
-        rollout.set_advantages(batch, generation, self)
-        record.advantages = rollout.gather_advantages(batch, self)
-        if batch["advantages"] is not shown:
-            rollout.show_advantages(self._logs["advantages"], record)
-        rollout.log_selection(metrics, record)
-        rollout.add_up_counters(metrics, before)
-        if record.kept.numel() != record.rewards.numel():
-            rollout.log_all_rollouts(self, scores, before)
+        """Put our advantages into the batch, and log the statistics of all n rollouts.
+
+        Args:
+            before: the number of entries of each metric before the generation.
+        """
+        record, scores = generation.result()
+        advantages_of_trl = batch["advantages"]
+        set_advantages(batch, generation, self)
+        record.advantages = gather_advantages(batch, self)
+        if batch["advantages"] is not advantages_of_trl:
+            show_advantages(self._logs["advantages"], record)
+        log_generation(self, record, scores, before)
         self.rollouts = record
         return batch
 
@@ -225,8 +244,9 @@ class PODSTrainer(TypedGRPOTrainer):
         if generation is not None:
             self._turns = Turns(self, generation.rollout_keys)
         # FSDP2: gather the weights, so that no process waits for another's tokens. TRL gathers those of ZeRO-3.
+        gathers = self._dist.is_fsdp and not self.use_vllm
         try:
-            with self.whole_weights() if self._dist.is_fsdp and not self.use_vllm else nullcontext():
+            with self.whole_weights() if gathers else nullcontext():
                 yield
         finally:
             self._turns = None
@@ -237,21 +257,59 @@ class PODSTrainer(TypedGRPOTrainer):
         has_tool_images: bool = False,
     ) -> Completions:  # fmt: skip
         # Generate in parts of `rollout_batch_size` rows, each prefix once, and check that all have a completion.
-        sample, turns = super()._generate_single_turn, self._turns
+        sample = super()._generate_single_turn
+        turns = self._turns
         # Without pixels TRL would add token types of images, which few models take.
-        pixels = "pixel_values" in multimodal_fields
-        more = {"has_tool_images": True} if has_tool_images and pixels else {}
-        if turns and num_generations == self.num_generations:  # vLLM returns this many completions of a prompt
-            num_generations = self.args.num_rollouts or num_generations
+        has_pixels = "pixel_values" in multimodal_fields
+        options = {"has_tool_images": True} if has_tool_images and has_pixels else {}
+        if turns is not None and num_generations == self.num_generations:
+            num_generations = self.args.num_rollouts or num_generations  # vLLM returns this many for each prompt
 
         def generate(rows: slice, keys: Sequence[Key] = ()) -> Completions:
-            ids, fields = prompt_ids[rows], {name: values[rows] for name, values in multimodal_fields.items()}
+            ids = prompt_ids[rows]
+            fields = {name: values[rows] for name, values in multimodal_fields.items()}
             with self._stability.explaining_sampling(), over_prefix_tree(self, keys):
-                completion_ids, logprobs = sample(ids, images, fields, num_generations, **more)
+                completion_ids, logprobs = sample(ids, images, fields, num_generations, **options)
             check_completions(len(ids), completion_ids)
             return completion_ids, logprobs
 
-        return turns.generate(prompt_ids, pixels, generate) if turns else generate(slice(None))
+        if turns is None:
+            return generate(slice(None))
+        return turns.generate(prompt_ids, has_pixels, generate)
+
+    # -- other group sizes, for `pods plan` ----------------------------------------------------------------------------
+
+    def measure(self, num_rollouts: int, num_generations: int) -> None:
+        """Train with other group sizes from the next generation on, until the next call, to measure what they cost.
+
+        The number of rows stays. Each generation has rows / m new prompts, drawn as dynamic sampling draws them;
+        `trainer.rollouts` then holds their rollouts.
+
+        Args:
+            num_rollouts: n, the rollouts generated for each prompt.
+            num_generations: m, the rows trained of each prompt.
+
+        Raises:
+            UserError: sizes that the batch or the processes cannot hold, or prompts from a stream.
+        """
+        if not isinstance(self.train_dataset, Sized):
+            raise UserError(
+                "measure draws new prompts by their index, and a stream (IterableDataset) has none: pass a Dataset."
+            )
+        settings = {
+            **vars(self.args),
+            "num_rollouts": num_rollouts,
+            "num_generations": num_generations,
+            "generation_batch_size": None,  # TRL derives it from the steps
+        }
+        self._measured = batch_plan(settings, self.accelerator.num_processes)
+
+    def _measured_rows(self, plan: BatchPlan, example: Batch) -> list[Batch]:
+        """Set the group sizes of `measure`, and return rows of new prompts instead of TRL's."""
+        self.num_generations = plan.num_generations
+        self.args.num_generations = plan.num_generations
+        self.args.num_rollouts = plan.num_rollouts
+        return self._dynamic.new_rows(plan.prompts_per_generation, example)
 
     # -- the constructor ---------------------------------------------------------------------------------------------
 
@@ -272,19 +330,22 @@ class PODSTrainer(TypedGRPOTrainer):
         rollout_func: Callable[..., dict[str, Any]] | None = None,
         environment_factory: Callable[[], Any] | dict[str, Callable[[], Any]] | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         compat.check_overrides(PODSTrainer)
+        compat.check_row_lists()
         if args is None:
             name = model if isinstance(model, str) else compat.get_config_model_id(model.config)
-            given["args"] = args = PODSConfig(f"{name.split('/')[-1]}-PODS")
-        compat.refuse_unsupported(given)
+            args = PODSConfig(f"{name.split('/')[-1]}-PODS")
+            arguments["args"] = args
+        compat.refuse_unsupported(arguments)
         with compat.building(self, sequences_at_once(args)):
-            super().__init__(**given)
+            super().__init__(**arguments)
         compat.warn_of_lossy_cast(self)
         self._rewards = CheckedRewards(self)
         self._stability = Stability(self)
         self._update = Update(self, PODSTrainer)
-        self._tools, self._dynamic = Tools(self), DynamicSampling(self)
+        self._tools = Tools(self)
+        self._dynamic = DynamicSampling(self)
         self._resume = ExactResume(self, self._dynamic)
         self.add_callback(StepCallback(self, self._update, self._stability))
 
@@ -315,9 +376,10 @@ class PODSTrainer(TypedGRPOTrainer):
     ) -> LogProbs:  # fmt: skip
         # Compute each prompt once, and only rows with a gradient.
         compute = super()._get_per_token_logps_and_entropies
-        given = (model, input_ids, attention_mask, logits_to_keep, batch_size)
-        # TRL gives all else by keyword.
-        return compute(*given, *args, **kwargs) if args else self._update.log_probs(compute, *given, kwargs)
+        positional = (model, input_ids, attention_mask, logits_to_keep, batch_size)
+        if args:  # not from TRL, which passes all else by keyword
+            return compute(*positional, *args, **kwargs)
+        return self._update.log_probs(compute, *positional, kwargs)
 
     @override
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
@@ -329,10 +391,10 @@ class PODSTrainer(TypedGRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         # Log the original loss and no zero counters. TRL prints model output to the terminal, and saves it.
         self._stability.restore_loss(logs)
-        rollout.drop_zero_counters(self._metrics["train"])
-        rollout.drop_zero_counters(self._metrics["eval"])
+        drop_zero_counters(self._metrics["train"])
+        drop_zero_counters(self._metrics["eval"])
         if self.log_completions:
-            rollout.make_table_storable(self._logs)
+            make_table_storable(self._logs)
         with compat.escaping_printed_table():
             super().log(logs, start_time)
 

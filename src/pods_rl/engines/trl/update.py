@@ -15,15 +15,13 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ...prefix_tree.packing import Probe, TreePass, probe_trees
-from .compat import Batch, TRLTrainer, is_overridden
-from .generation import has_images, present_images
+from .. import PHASES
+from .compat import CLIP_RATIO, ENTROPY, IMAGE_INPUTS, Batch, TRLTrainer, is_overridden
 from .stability import Stability
 
 logger = logging.getLogger(__name__)
 
 LogProbs = tuple[Tensor, Tensor | None, Tensor | None]  # TRL's result: log-probabilities, entropies, auxiliary loss
-
-PHASES = ("rollout", "reward", "selection", "update")
 
 # A subclass that replaces one of these may read every row, or add a term to the loss that we do not know.
 LOSS_METHODS = (
@@ -59,7 +57,8 @@ class PhaseClock:
         now = self._now()
         if self.phase is not None:
             self.seconds[self.phase] += now - self._since
-        self.phase, self._since = phase, now
+        self.phase = phase
+        self._since = now
 
 
 @dataclass(frozen=True)
@@ -67,14 +66,14 @@ class Signal:
     """What has a gradient in a micro-batch, over all processes.
 
     Args:
-        here: whether one of its rows has a gradient.
-        later: whether a later micro-batch of the step has, as far as this is known; true if it is unknown.
+        has_gradient: whether one of its rows has a gradient.
+        has_later: whether a later micro-batch of the step has, as far as this is known; true if it is unknown.
         leaves_out: whether every process may leave out rows without a gradient.
         live_share: the share of its tokens in rows that are computed.
     """
 
-    here: bool
-    later: bool
+    has_gradient: bool
+    has_later: bool
     leaves_out: bool
     live_share: float
 
@@ -113,6 +112,7 @@ class Update:
         self._micro_batches = 0  # that reached TRL's loss
         self._passes = 0  # of these, those that were computed
         self._skipped = 0  # micro-batches skipped since the last one that was computed
+        self.is_skipped = False  # whether its gradients were cleared because all of them were 0
 
     def loss(self, batch: Batch, compute: Callable[[], Tensor]) -> Tensor:
         """Call TRL's `compute` on a micro-batch, or return 0 without a pass where it cannot change a gradient.
@@ -126,7 +126,7 @@ class Update:
         live = _live(batch)
         leaves_out = self._may_leave_out_rows(batch)
         signal = self._signal(batch, live, leaves_out)
-        self._has_signal |= signal.here
+        self._has_signal |= signal.has_gradient
         if leaves_out:
             self.rows_left_out += int((~live).sum())
         if self._can_skip(signal):
@@ -171,21 +171,22 @@ class Update:
         With a user's loss every pass is computed, and the processes need not agree: its code may not reach this line on
         all of them.
         """
-        here = self._has_other_terms or bool(live.any())
+        has_gradient = self._has_other_terms or bool(live.any())
         if self._has_user_loss:
-            return Signal(here, later=True, leaves_out=False, live_share=1.0)
-        later = not here and self._has_later_signal()
+            return Signal(has_gradient, has_later=True, leaves_out=False, live_share=1.0)
+        has_later = not has_gradient and self._has_later_signal()
         lengths = policy_tokens(batch)
         computed = lengths * live if leaves_out else lengths
-        local = [int(here), int(later), int(not leaves_out), int(computed.sum()), int(lengths.sum())]
+        # One message for all five: each is summed over the processes.
+        local = [int(has_gradient), int(has_later), int(not leaves_out), int(computed.sum()), int(lengths.sum())]
         counts = torch.tensor(local, device=lengths.device)
         sums = self._trainer.accelerator.reduce(counts, reduction="sum").tolist()
-        any_here, any_later, any_needs_all, all_computed, all_tokens = sums
+        processes_with, processes_later, processes_needing_all, computed_tokens, all_tokens = sums
         return Signal(
-            here=any_here > 0,
-            later=any_later > 0,
-            leaves_out=any_needs_all == 0,
-            live_share=all_computed / all_tokens if all_tokens else 1.0,
+            has_gradient=processes_with > 0,
+            has_later=processes_later > 0,
+            leaves_out=processes_needing_all == 0,
+            live_share=computed_tokens / all_tokens if all_tokens else 1.0,
         )
 
     def _has_later_signal(self) -> bool:
@@ -202,20 +203,21 @@ class Update:
     def _can_skip(self, signal: Signal) -> bool:
         """Return whether a micro-batch needs no pass."""
         trainer = self._trainer
-        if signal.here or self._has_user_loss:
+        if signal.has_gradient or self._has_user_loss:
             return False
         skips_steps = bool(trainer.args.skip_zero_advantage_steps) and self._passes == 0
         if trainer.accelerator.sync_gradients:
             # The last pass before an optimizer step sends the sum of the gradients to all processes, if there is one.
             return skips_steps
-        if skips_steps and not signal.later:
+        if skips_steps and not signal.has_later:
             return True
         return signal.leaves_out and not trainer.is_deepspeed_enabled  # DeepSpeed counts the passes of a step
 
     def has_no_gradient(self) -> bool:
         """Return whether the gradient of the step is exactly 0 on every process. Call this on every process."""
         accelerator = self._trainer.accelerator
-        local = torch.tensor(int(self._has_signal or self._has_gradient()), device=accelerator.device)
+        has_gradient = self._has_signal or self._has_gradient()
+        local = torch.tensor(int(has_gradient), device=accelerator.device)
         return int(accelerator.reduce(local, reduction="sum")) == 0
 
     def complete_gradients(self) -> None:
@@ -245,39 +247,51 @@ class Update:
         return False
 
     def _correct_metrics(self, live_share: float) -> None:
-        """Take the mean entropy over the computed rows, and count skipped micro-batches in the shares of clipping.
+        """Correct what TRL's loss has just logged, by what was left out of it.
 
-        Rows with advantage 0 have entropy 0 here, and are never clipped.
+        Rows with advantage 0 that are left out have entropy 0 in TRL's mean, and are never clipped.
+
+        Args:
+            live_share: the share of the tokens that were computed.
         """
         metrics = self._trainer._metrics["train"]
         if live_share < 1.0:
-            entropy = metrics["entropy"].pop()
-            if live_share:
-                metrics["entropy"].append(entropy / live_share)
-            elif not metrics["entropy"]:
-                del metrics["entropy"]  # TRL divides by the number of values
-        for name in metrics:
-            if self._skipped and "clip_ratio" in name:
-                metrics[name].extend([0.0] * self._skipped)
+            self._correct_entropy(metrics, live_share)
+        if self._skipped:
+            # TRL averages over the micro-batches of a step: a skipped one counts with a share of 0.
+            for name, values in metrics.items():
+                if CLIP_RATIO in name:
+                    values.extend([0.0] * self._skipped)
         self._skipped = 0
+
+    @staticmethod
+    def _correct_entropy(metrics: dict[str, list[float]], live_share: float) -> None:
+        """Make TRL's latest entropy, the mean over all tokens, the mean over the computed ones."""
+        entropies = metrics[ENTROPY]
+        if live_share > 0.0:
+            entropies[-1] /= live_share
+            return
+        entropies.pop()  # of no token
+        if not entropies:
+            del metrics[ENTROPY]  # TRL divides by the number of values
 
     def log_probs(
         self, compute: Callable[..., LogProbs], model: Any, ids: Tensor, mask: Tensor, keep: int,
-        batch_size: int | None, others: Mapping[str, Any],
+        batch_size: int | None, inputs: Mapping[str, Any],
     ) -> LogProbs:  # fmt: skip
         """Call TRL's `compute`; in training with `prefix_tree` over the tree of its rows.
 
         Args:
-            compute: takes the model, ids and mask `[B, T]`, columns to keep, rows a pass, and `others`.
-            others: what else TRL passes. Rows with images, and all rows of a model whose experts have an auxiliary
+            compute: takes the model, ids and mask `[B, T]`, columns to keep, rows a pass, and `inputs`.
+            inputs: what else TRL passes. Rows with images, and all rows of a model whose experts have an auxiliary
                 loss, are computed as TRL does.
         """
         trainer = self._trainer
-        images = has_images(others)
+        images = has_images(inputs)
         if images:
-            others = {**others, **present_images(others)}
+            inputs = {**inputs, **present_images(inputs)}
         if not trainer.model.training:
-            return compute(model, ids, mask, keep, batch_size, **others)
+            return compute(model, ids, mask, keep, batch_size, **inputs)
         # Old and reference log-probabilities have no gradient. A user's own loss may not pass through `loss`.
         in_loss = torch.is_grad_enabled()
         why_rows = self._why_rows(images)
@@ -296,7 +310,7 @@ class Update:
             if trainer.args.prefix_tree:
                 self._log_rows(model, why_rows)
             self.tokens["computed"] += ids.size(0) * (ids.size(1) - 1)  # a row's last token predicts nothing
-        return compute(model, ids, mask, keep, batch_size, **others)
+        return compute(model, ids, mask, keep, batch_size, **inputs)
 
     def _why_rows(self, images: bool) -> str | None:
         """Return why TRL computes rows whatever the model; None if the model decides."""
@@ -317,7 +331,9 @@ class Update:
         policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
         if self._rows_because is not None:
             return f"rows: {self._rows_because}"
-        return str(self._trees[policy]) if policy in self._trees else None
+        if policy not in self._trees:
+            return None
+        return str(self._trees[policy])
 
     def _takes_trees(self, model: Any) -> bool:
         """Return whether a model computes trees; decided at its first pass, and logged."""
@@ -334,13 +350,14 @@ class Update:
             return Probe("torch.compile would compile it for every batch")
         weights = {weight.dtype for weight in bare.parameters()}
         in_16_bits = accelerator.mixed_precision != "no" or bool(weights - {torch.float32, torch.float64})
+        tolerance = 0.1 if in_16_bits else 1e-3
 
         def on_any_process(flag: bool) -> bool:
             count = torch.tensor(int(flag), device=accelerator.device)
             return int(accelerator.reduce(count, reduction="sum")) > 0
 
         with accelerator.autocast():  # as TRL calls the model
-            return probe_trees(bare, model, tolerance=0.1 if in_16_bits else 1e-3, on_any_process=on_any_process)
+            return probe_trees(bare, model, tolerance=tolerance, on_any_process=on_any_process)
 
     def _log_probe(self, bare: Any, probe: Probe) -> None:
         """Log once how a model is computed: as a warning if it matters to memory and time, on a GPU or for rows."""
@@ -365,14 +382,33 @@ class Update:
 
 def policy_tokens(batch: Batch) -> Tensor:
     """Return how many tokens of each row the policy wrote, `[B]`: not those of tools; a masked-out row has 0."""
-    mask = batch["completion_mask"]
-    return (mask * batch["tool_mask"] if "tool_mask" in batch else mask).sum(dim=1)
+    tokens = batch["completion_mask"]
+    if "tool_mask" in batch:
+        tokens = tokens * batch["tool_mask"]
+    return tokens.sum(dim=1)  # [B, T] -> [B]
 
 
 def _live(batch: Batch) -> Tensor:
     """Return which rows have an advantage and a token of the policy, `[B]`."""
     lengths = policy_tokens(batch)
-    return (batch["advantages"] != 0).view(len(lengths), -1).any(dim=1) & (lengths > 0)
+    # An advantage for each row, `[B]`, or for each token, `[B, T]`.
+    has_advantage = (batch["advantages"] != 0).view(len(lengths), -1).any(dim=1)
+    return has_advantage & (lengths > 0)
+
+
+def has_images(inputs: Mapping[str, Any]) -> bool:
+    """Return whether a batch, or the arguments of a pass over it, have inputs of images."""
+    return any(inputs.get(name) is not None for name in IMAGE_INPUTS)
+
+
+def present_images(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return inputs of images; if no row has an image, only the token types: models fail on tensors of no image."""
+    images = {name: value for name, value in inputs.items() if name in IMAGE_INPUTS}
+    if not any(inputs.get("num_images") or [True]):
+        for name in images:
+            if not name.endswith("token_type_ids"):
+                images[name] = None
+    return images
 
 
 class StepCallback(TrainerCallback):
@@ -383,7 +419,9 @@ class StepCallback(TrainerCallback):
     """
 
     def __init__(self, trainer: TRLTrainer, update: Update, guard: Stability) -> None:
-        self._trainer, self._update, self._guard = trainer, update, guard
+        self._trainer = trainer
+        self._update = update
+        self._guard = guard
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         self._update.begin_step()
@@ -391,27 +429,34 @@ class StepCallback(TrainerCallback):
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         trainer = self._trainer
-        bad = self._guard.skip_bad_step()
-        skipped = not bad and bool(trainer.args.skip_zero_advantage_steps) and self._update.has_no_gradient()
-        if skipped:
-            trainer.model_wrapped.zero_grad(set_to_none=True)
-            self._update.tokens["trained"] = 0
-        elif not bad:
-            self._update.complete_gradients()
-        trainer._metrics["train"]["pods/skipped_step"].append(float(skipped))
+        update = self._update
+        is_bad = self._guard.skip_bad_step()
+        if not is_bad:
+            update.is_skipped = bool(trainer.args.skip_zero_advantage_steps) and update.has_no_gradient()
+            if update.is_skipped:
+                trainer.model_wrapped.zero_grad(set_to_none=True)
+                update.tokens["trained"] = 0
+            else:
+                update.complete_gradients()
+        trainer._metrics["train"]["pods/skipped_step"].append(float(update.is_skipped))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        trainer, update, metrics = self._trainer, self._update, self._trainer._metrics["train"]
+        trainer = self._trainer
         self._guard.stop_if_unstable(control)
-        skipped = metrics["pods/skipped_step"][-1]
-        if skipped and trainer.use_vllm and trainer._last_loaded_step == state.global_step - 1:
+        if self._update.is_skipped and trainer.use_vllm and trainer._last_loaded_step == state.global_step - 1:
             trainer._last_loaded_step = state.global_step  # the generator already has these weights
-        update.clock.enter(None)
-        for phase, seconds in update.clock.seconds.items():
+        self._update.clock.enter(None)
+        self._log_step()
+
+    def _log_step(self) -> None:
+        """Log the step's seconds of this process, and the tokens and rows of all processes."""
+        accelerator = self._trainer.accelerator
+        metrics = self._trainer._metrics["train"]
+        for phase, seconds in self._update.clock.seconds.items():
             metrics[f"pods/seconds/{phase}"].append(seconds)
-        counts = {f"pods/tokens/{name}": count for name, count in update.tokens.items()}
-        counts["pods/rows/left_out"] = update.rows_left_out
-        local = torch.tensor(list(counts.values()), device=trainer.accelerator.device)
-        totals = trainer.accelerator.reduce(local, reduction="sum").tolist()
+        counts = {f"pods/tokens/{name}": count for name, count in self._update.tokens.items()}
+        counts["pods/rows/left_out"] = self._update.rows_left_out
+        local = torch.tensor(list(counts.values()), device=accelerator.device)
+        totals = accelerator.reduce(local, reduction="sum").tolist()
         for name, total in zip(counts, totals, strict=True):
             metrics[name].append(float(total))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import trl
 
 from ...errors import UserError
+from .. import TESTED
 
-VERSION = "1.16"  # of TRL, whose asynchronous trainer is experimental; every 1.16.x
+# TRL's asynchronous trainer is experimental: a release may change it, a patch release does not.
+VERSION = TESTED["trl"].rpartition(".")[0]
 
 # here, before names are imported that another version may lack
 if trl.__version__.split(".")[:2] != VERSION.split("."):

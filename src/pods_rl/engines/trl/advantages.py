@@ -1,0 +1,160 @@
+"""From the scores of all n rollouts to the advantages of the m kept rows, and the metrics of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...selection import Selection, advantages, is_constant, spread
+from .compat import Batch, TRLTrainer, nanstd
+from .config import group_sizes
+from .generation import Generation
+from .record import Rollouts, total_reward
+
+
+def set_advantages(batch: Batch, generation: Generation, trainer: TRLTrainer) -> None:
+    """Put the advantages of this process's rows into TRL's batch, where TRL's own are not right.
+
+    TRL's are right for the mean of the kept rows. They are not for other baselines, nor for a batch that dynamic
+    sampling changed and that is scaled as one. Groups without a signal have advantages of exactly 0.
+    """
+    record, _ = generation.result()
+    args = trainer.args
+    m = record.kept.size(1)
+    rows_here = slice(generation.rows.start, generation.rows.stop)
+    is_plain = args.num_rollouts == args.num_generations
+    over_all_rollouts = args.advantages == "before" and not is_plain
+    joined_and_scaled_as_one = len(record.rewards) != len(record.groups) and trainer.scale_rewards == "batch"
+    advantages_B = batch["advantages"].clone()
+    silent_P = torch.zeros(len(record.groups), dtype=torch.bool)
+    if over_all_rollouts or joined_and_scaled_as_one or args.advantage_baseline != "mean":
+        settings: dict[str, Any] = {
+            "when": args.advantages,
+            "baseline": args.advantage_baseline,
+            "scale": trainer.scale_rewards,
+        }
+        advantages_PM = advantages(_single_rewards(generation, trainer), Selection(record.kept), **settings)
+        advantages_B = advantages_PM.flatten()[rows_here].to(advantages_B.device)  # [P, M] -> [P * M] -> [B]
+        if over_all_rollouts:
+            silent_P |= is_constant(record.scored_rewards()[record.groups])
+        else:
+            silent_P |= is_constant(record.kept_rewards())
+    elif not (is_plain and args.exact_trl):
+        # The mean of equal float32 rewards can differ from them by rounding: TRL's advantages are then not zero.
+        silent_P |= has_constant_rows(generation, trainer)
+    if generation.dead is not None:
+        # The named reward is equal for all of the group; others may differ, and must not train it.
+        silent_P |= generation.dead
+    silent_B = silent_P.repeat_interleave(m)[rows_here].to(advantages_B.device)  # [P] -> [P * M] -> [B]
+    advantages_B[silent_B] = 0.0
+    if not torch.equal(advantages_B, batch["advantages"]):
+        batch["advantages"] = advantages_B
+
+
+def _single_rewards(generation: Generation, trainer: TRLTrainer) -> Tensor:
+    """Return the rewards of each prompt's n rollouts in float32, as TRL adds them up, `[P, N]`."""
+    record, scores = generation.result()
+    totals_GN = total_reward(
+        scores.cpu(),
+        trainer.reward_weights,
+        record.rewards.size(1),
+        trainer.multi_objective_aggregation,
+        dtype=torch.float32,
+    )
+    if record.masked is not None:
+        totals_GN = totals_GN.masked_fill(record.masked, torch.nan)
+    return totals_GN[record.groups]
+
+
+def has_constant_rows(generation: Generation, trainer: TRLTrainer) -> Tensor:
+    """Return which prompts have kept rows of equal rewards, added up as TRL does for its advantages, bool `[P]`."""
+    record, _ = generation.result()
+    if trainer.multi_objective_aggregation == "sum_then_normalize":
+        return is_constant(record.kept_rewards())
+    # Each function is normalised over the kept rows. Dynamic sampling never joins such batches.
+    assert generation.kept_scores is not None
+    totals_PM = total_reward(
+        generation.kept_scores.cpu(), trainer.reward_weights, record.kept.size(1), trainer.multi_objective_aggregation
+    )
+    return is_constant(totals_PM)
+
+
+def gather_advantages(batch: Batch, trainer: TRLTrainer) -> Tensor:
+    """Return the advantages of the rows of all processes, `[P, M]` on the CPU. Call this on every process."""
+    _, m = group_sizes(trainer.args)
+    return trainer.accelerator.gather(batch["advantages"]).view(-1, m).cpu()  # [B] -> [P * M] -> [P, M]
+
+
+# -- metrics ---------------------------------------------------------------------------------------------------------
+
+Metrics = dict[str, list[float]]
+
+# Numbers of rollouts, rows or steps: they add up within a step, and are not logged while they are zero.
+COUNTERS = (
+    "pods/unusable_rewards", "pods/unscored_rollouts", "pods/reward_errors", "pods/reward_timeouts",
+    "pods/masked_rollouts", "pods/verifier_timeouts", "pods/verifier_crashes", "pods/rows_moved",
+    "pods/rows/left_out", "pods/skipped_step", "pods/bad_loss", "pods/bad_gradient",
+)  # fmt: skip
+
+
+def drop_zero_counters(metrics: Metrics) -> None:
+    """Remove counters that were zero in every step since the last line of the log.
+
+    >>> metrics = {"pods/bad_loss": [0.0, 0.0], "reward": [0.0]}
+    >>> drop_zero_counters(metrics); metrics
+    {'reward': [0.0]}
+    """
+    for name in COUNTERS:
+        if name in metrics and not any(metrics[name]):
+            del metrics[name]
+
+
+def log_generation(trainer: TRLTrainer, record: Rollouts, scores: Tensor, before: Mapping[str, int]) -> None:
+    """Log the statistics of a generation, of its kept rows and of all its rollouts.
+
+    Args:
+        record: of the generation, complete.
+        scores: `[G * n, F]` of the reward functions.
+        before: the number of entries of each metric before the generation.
+    """
+    metrics = trainer._metrics["train"]
+    _log_selection(metrics, record)
+    _add_up_counters(metrics, before)
+    if record.kept.numel() != record.rewards.numel():
+        _log_all_rollouts(trainer, scores, before)
+
+
+def _add_up_counters(metrics: Metrics, before: Mapping[str, int]) -> None:
+    """Add up what several generations of one step counted: TRL logs the mean of the entries."""
+    for name in COUNTERS:
+        start = before.get(name, 0)
+        if len(metrics.get(name, ())) > start + 1:
+            metrics[name][start:] = [sum(metrics[name][start:])]
+
+
+def _log_selection(metrics: Metrics, record: Rollouts) -> None:
+    """Log the kept rollouts' rewards and the groups without spread, over all processes."""
+    kept_PM = record.kept_rewards()
+    metrics["pods/selected/reward_mean"].append(kept_PM.nanmean().item())
+    metrics["pods/selected/reward_std"].append(spread(kept_PM).mean().item())
+    metrics["pods/zero_variance_share"].append(is_constant(kept_PM).float().mean().item())
+
+
+def _log_all_rollouts(trainer: TRLTrainer, scores: Tensor, before: Mapping[str, int]) -> None:
+    """Log reward statistics of all rollouts instead of those that TRL logged of the kept rows."""
+    metrics = trainer._metrics["train"]
+    n, _ = group_sizes(trainer.args)
+    totals_GN = total_reward(scores.cpu(), trainer.reward_weights, n, "sum_then_normalize")
+    statistics = {
+        "reward": totals_GN.nanmean(),
+        "reward_std": nanstd(totals_GN.flatten()),
+        "frac_reward_zero_std": is_constant(totals_GN).float().mean(),
+    }
+    for i, name in enumerate(trainer.reward_func_names):
+        statistics[f"rewards/{name}/mean"] = scores[:, i].nanmean()
+        statistics[f"rewards/{name}/std"] = nanstd(scores[:, i])
+    for name, value in statistics.items():
+        metrics[name][before.get(name, 0) :] = [value.item()]
