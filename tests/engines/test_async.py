@@ -247,8 +247,9 @@ def test_groups_without_variance_never_enter_the_queue(monkeypatch):
     watched = Watched(6, write, dynamic_sampling=True)
     samples = watched.samples()
     assert {sample.group_id for sample in samples} == {0, 2, 4}
-    passed = {sample.passed for sample in samples} - {()}
-    assert sorted([*sum(passed, ()), *watched._passed]) == [1, 3, 5], "each is reported once, with the next kept group"
+    dropped = {sample.dropped_groups for sample in samples} - {()}
+    reported = [*sum(dropped, ()), *watched._dropped_groups]
+    assert sorted(reported) == [1, 3, 5], "each is reported once, with the next kept group"
     assert (watched.counted("groups"), watched.counted("dropped_groups")) == (6, 3)
     assert len(Watched(6, write).samples()) == 24, "without dynamic sampling they are trained"
     monkeypatch.setattr(loop, "GIVE_UP_AFTER", 5)

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
@@ -98,6 +99,39 @@ def test_the_installed_torch_takes_the_call(window):
     assert out.shape == query.shape
     out.sum().backward()
     assert (query.grad.shape, key.grad.shape, value.grad.shape) == (query.shape, key.shape, value.shape)
+
+
+class IndexAdds(TorchDispatchMode):
+    """Records the data types in which several gradients are added up for one node."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "index_add" in str(function):
+            sums, _, nodes, _ = args
+            if len(nodes.unique()) < len(nodes):
+                self.dtypes.append(sums.dtype)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("version", TORCHES)
+def test_gradients_of_a_node_on_many_paths_are_added_up_in_float32(monkeypatch, version):
+    """A GPU rounds every sum of bfloat16; a CPU does not, so only the data type shows it here."""
+    put_gpu(monkeypatch, version)
+    monkeypatch.setattr(attention, "DENSE", 0)
+    ids, mask, _, keep = batch([4] * 8, [5] * 8, tokens=2)
+    tree = prefix_tree(rows_of(ids, mask), ids.size(1) - keep)
+    draw = torch.Generator().manual_seed(1)
+    query = torch.randn(1, 4, len(tree.tokens), 16, generator=draw).bfloat16()
+    states = [torch.randn(1, 2, len(tree.tokens), 16, generator=draw).bfloat16().requires_grad_() for _ in "kv"]
+    out = TreeAttention(tree.branches, ids.device)(query, *states, None)
+    with IndexAdds() as adds:
+        gradients = torch.autograd.grad(out.float().sum(), states)
+    assert adds.dtypes
+    assert set(adds.dtypes) == {torch.float32}
+    assert all(gradient.dtype == torch.bfloat16 for gradient in gradients)
 
 
 # -- its numbers ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from pods_rl.prefix_tree import attention
-from pods_rl.prefix_tree.attention import KEYWORD, TreeAttention, UnsupportedAttentionError, teach_attention_trees
+from pods_rl.prefix_tree.attention import KEYWORD, TreeAttention, UnsupportedAttentionError, register_tree_attention
 from pods_rl.prefix_tree.packing import TreePass, _is_regular, why_rows
 from pods_rl.prefix_tree.tree import prefix_tree
 from tests.numeric import FLOAT32, FLOAT64, assert_near
@@ -187,14 +187,14 @@ def test_attention_without_a_tree_is_transformers_own():
     model = build("qwen2")
     ids, mask, *_ = batch([4, 2], [3, 3])
     expected = copy.deepcopy(model)(input_ids=ids, attention_mask=mask).logits
-    teach_attention_trees()
-    teach_attention_trees()
+    register_tree_attention()
+    register_tree_attention()
     assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, expected)
 
 
 @pytest.mark.parametrize("name", ["sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"])
 def test_every_attention_of_transformers_hands_a_tree_its_arguments(name):
-    teach_attention_trees()
+    register_tree_attention()
     given = []
     tree = lambda *states, **known: given.append(known) or states[0]  # noqa: E731
     how = {"dropout": 0.0, "scaling": 0.5, "sliding_window": 4, "position_ids": None, KEYWORD: tree}

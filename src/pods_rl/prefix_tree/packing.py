@@ -25,7 +25,8 @@ from .attention import (
     UnsupportedAttentionError,
     avoid_variable_length,
     hardware,
-    teach_attention_trees,
+    move_together,
+    register_tree_attention,
 )
 from .cache import rope_types
 from .tree import prefix_tree
@@ -55,81 +56,169 @@ class TreePass:
     unread: Tensor | None = None
     tokens: Counter[str] = field(default_factory=Counter)
 
-    def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **how: Any) -> Any:
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **options: Any) -> Any:
         """Return `log_probs` and `entropy` of `[B, T]` rows, `[B, logits_to_keep]`.
 
         They are 0 without a gradient on padding and for rows that are not read. Rows with a hole between their tokens,
         or without a prompt, are computed as rows.
         """
-        rows = input_ids.masked_fill(attention_mask == 0, -1).cpu().numpy()
-        width = rows.shape[1] - self.logits_to_keep
-        read = np.array((rows[:, width:] >= 0).any(1))
+        ignored = attention_mask == 0  # [B, T]
         if self.live is not None:
-            read &= self.live.cpu().numpy()
-        chosen = np.flatnonzero(read).tolist()
-        if self.tree and chosen and _is_regular(rows, width):
-            output, nodes, attention = call_on_tree(self.model, rows, width, chosen, input_ids.device, **how)
-            self.tokens["computed"] += attention.nodes
-        else:
-            chosen = chosen or [0]  # the other processes wait for its gradient of zero
-            index = torch.tensor(chosen, device=input_ids.device)
-            ids, mask, labels = (x.index_select(0, index) for x in (input_ids, attention_mask, labels))
-            output = self.model(input_ids=ids, attention_mask=mask, labels=labels, **how)
-            nodes = np.full((len(rows), rows.shape[1] - 1), -1)  # the head shifts the labels by one
-            nodes[chosen] = np.arange(nodes[chosen].size).reshape(len(chosen), -1)
-            nodes[(rows[:, 1:] < 0) | ~read[:, None]] = -1
-            self.tokens["computed"] += output.log_probs.numel()
-        return self._of_rows(output, torch.from_numpy(nodes[:, -self.logits_to_keep :]))
+            ignored = ignored | ~self.live.unsqueeze(1)
+        # The layout of the tree is computed on the CPU. This copy is the only wait for the device.
+        rows = input_ids.masked_fill(ignored, -1).cpu().numpy()
+        prompt_width = rows.shape[1] - self.logits_to_keep
+        chosen = np.flatnonzero((rows[:, prompt_width:] >= 0).any(1))
+        if self.tree and len(chosen) and _is_regular(rows[chosen], prompt_width):
+            return self._by_tree(rows, prompt_width, chosen, input_ids.device, options)
+        return self._by_rows(rows, chosen, input_ids, attention_mask, labels, options)
 
-    def _of_rows(self, output: Any, nodes: Tensor) -> Any:
+    def _by_tree(
+        self,
+        rows: NDArray[np.int64],
+        prompt_width: int,
+        chosen: NDArray[np.int64],
+        device: torch.device,
+        options: dict[str, Any],
+    ) -> Any:
+        """Return the scores of the chosen rows, computed over their tree."""
+        inputs = lay_out_tree(rows, prompt_width, chosen.tolist(), device)
+        index = self._index(inputs.score_of_column, len(inputs.scored), device)
+        output = call_on_tree(self.model, inputs, **options)
+        self.tokens["computed"] += inputs.attention.nodes
+        return self._of_columns(output, index)
+
+    def _by_rows(
+        self,
+        rows: NDArray[np.int64],
+        chosen: NDArray[np.int64],
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        labels: Tensor,
+        options: dict[str, Any],
+    ) -> Any:
+        """Return the scores of the chosen rows, computed one by one; with none chosen the first row is computed."""
+        if len(chosen) == 0:
+            chosen = np.zeros(1, np.int64)  # the other processes wait for its gradient of zero
+        columns = rows.shape[1] - 1  # the head shifts the labels by one
+        score_of_column = np.full((len(rows), columns), -1)
+        score_of_column[chosen] = np.arange(len(chosen) * columns).reshape(len(chosen), columns)
+        score_of_column[rows[:, 1:] < 0] = -1
+        index = self._index(score_of_column, len(chosen) * columns, input_ids.device)
+        chosen_rows = torch.from_numpy(chosen).to(input_ids.device)
+        output = self.model(
+            input_ids=input_ids.index_select(0, chosen_rows),
+            attention_mask=attention_mask.index_select(0, chosen_rows),
+            labels=labels.index_select(0, chosen_rows),
+            **options,
+        )
+        self.tokens["computed"] += output.log_probs.numel()
+        return self._of_columns(output, index)
+
+    def _index(self, score_of_column: NDArray[np.int64], count: int, device: torch.device) -> Tensor:
+        """Return the number of the score of each column of the completions, `[B, logits_to_keep]`.
+
+        Args:
+            score_of_column: `[B, T - 1]`, -1 where there is none.
+            count: the number of scores; it stands for the 0 that is appended to them.
+            device: of the result. Copied before the model is called, since a copy waits for all that was started.
+        """
+        completions = score_of_column[:, -self.logits_to_keep :]
+        return torch.from_numpy(np.where(completions < 0, count, completions)).to(device)
+
+    def _of_columns(self, output: Any, index: Tensor) -> Any:
         """Gather the scores `[B, logits_to_keep]`; a node serves all its rows, and receives the gradients of all."""
-        index = nodes.masked_fill(nodes < 0, output.log_probs.numel()).flatten().to(output.log_probs.device)
-
-        def of_rows(values: Tensor) -> Tensor:
-            return pad(values.flatten(), (0, 1)).index_select(0, index).view(nodes.shape)
-
-        log_probs = of_rows(output.log_probs)
+        index = index.to(output.log_probs.device)  # a model over several devices may end on another one
+        log_probs = _select(output.log_probs, index)
+        entropy = None
+        if output.entropy is not None:
+            entropy = _select(output.entropy, index)
         if self.unread is not None and self.live is not None:
-            unread = self.unread[:, : nodes.shape[1]].to(log_probs.dtype)
+            unread = self.unread[:, : index.shape[1]].to(log_probs.dtype)
             log_probs = torch.where(self.live.unsqueeze(1), log_probs, unread)
-        return type(output)(log_probs=log_probs, entropy=None if output.entropy is None else of_rows(output.entropy))
+        return type(output)(log_probs=log_probs, entropy=entropy)
 
 
-def call_on_tree(
-    model: nn.Module, rows: NDArray[np.int64], width: int, chosen: list[int], device: torch.device, **how: Any
-) -> tuple[Any, NDArray[np.int64], TreeAttention]:
-    """Call a model on the tree of the chosen rows, whose prompts have `width` columns.
+def _select(scores: Tensor, index: Tensor) -> Tensor:
+    """Return the scores with these numbers; the number after the last is that of a 0."""
+    # TRL's head returns float32, in which the gradients of the rows of a node are added up.
+    with_zero = pad(scores.flatten(), (0, 1))
+    return with_zero.index_select(0, index.flatten()).view(index.shape)
 
-    The model is given the attention of the tree, and a mask of four dimensions, which keeps transformers from building
-    one of its own.
 
-    Returns:
-        The model's output for the tokens of completions; which of them are the columns of each row; the attention.
+@dataclass(frozen=True)
+class TreeInputs:
+    """A tree of rows as a model computes it. Its S scored nodes predict the tokens of completions.
+
+    Args:
+        ids: `[1, L]`, the tokens of the nodes.
+        positions: `[1, L]`, their columns in the batch of rows.
+        labels: `[1, S]`, the tokens that the scored nodes predict.
+        scored: `[S]`, the numbers of the scored nodes.
+        score_of_column: `[B, T - 1]`, the number of the score of each column of each row; -1 where there is none.
+        attention: of the tree.
     """
-    tree = prefix_tree(rows, width, chosen)
-    scored = np.flatnonzero(tree.columns >= width - 1)
-    inputs = (tree.tokens, tree.columns, tree.labels[scored], scored)
-    ids, positions, labels, index = (torch.from_numpy(x).unsqueeze(0).to(device) for x in inputs)
-    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
-    how[KEYWORD] = attention = TreeAttention(tree.branches, device)
+
+    ids: Tensor
+    positions: Tensor
+    labels: Tensor
+    scored: Tensor
+    score_of_column: NDArray[np.int64]
+    attention: TreeAttention
+
+
+def lay_out_tree(rows: NDArray[np.int64], prompt_width: int, chosen: list[int], device: torch.device) -> TreeInputs:
+    """Return the tree of the chosen rows, whose prompts have `prompt_width` columns, on the device of the model."""
+    tree = prefix_tree(rows, prompt_width, chosen)
+    scored = np.flatnonzero(tree.columns >= prompt_width - 1)
+    score_of_node = np.full(len(tree.tokens) + 1, -1)  # the last entry is that of columns without a node
+    score_of_node[scored] = np.arange(len(scored))
+    ids, positions, labels, scored_nodes = move_together(
+        [tree.tokens, tree.columns, tree.labels[scored], scored], device
+    )
+    return TreeInputs(
+        ids=ids.unsqueeze(0),
+        positions=positions.unsqueeze(0),
+        labels=labels.unsqueeze(0),
+        scored=scored_nodes,
+        score_of_column=score_of_node[tree.nodes],
+        attention=TreeAttention(tree.branches, device),
+    )
+
+
+def call_on_tree(model: nn.Module, inputs: TreeInputs, **options: Any) -> Any:
+    """Call a model on a tree; return its output for the scored nodes."""
 
     def leave_scored(module: nn.Module, given: Any, output: Any) -> None:
-        output.last_hidden_state = output.last_hidden_state.index_select(1, index[0])
+        output.last_hidden_state = output.last_hidden_state.index_select(1, inputs.scored)  # [1, S, hidden size]
 
     backbone = next(part for part in model.modules() if isinstance(part, PreTrainedModel)).base_model
+    # A mask of four dimensions keeps transformers from building one of its own.
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs.ids.device)
+    options[KEYWORD] = inputs.attention
     with backbone.register_forward_hook(leave_scored):
-        output = model(input_ids=ids, position_ids=positions, shift_labels=labels, attention_mask=mask, **how)
-    place = np.full(len(tree.tokens) + 1, -1)  # the last entry is that of columns without a node
-    place[scored] = np.arange(len(scored))
-    return output, place[tree.nodes], attention
+        return model(
+            input_ids=inputs.ids,
+            position_ids=inputs.positions,
+            shift_labels=inputs.labels,
+            attention_mask=mask,
+            **options,
+        )
 
 
-def _is_regular(rows: NDArray[np.int64], width: int) -> bool:
+def _is_regular(rows: NDArray[np.int64], prompt_width: int) -> bool:
     """Return whether each row has a prompt that ends, and a completion that begins, at the border between them."""
-    real = rows >= 0
-    prompts, completions = real[:, :width], real[:, width:]
-    rises = (prompts[:, 1:] >= prompts[:, :-1]).all() and prompts[:, -1:].all(1).all()
-    return bool(width and rises and (completions[:, 1:] <= completions[:, :-1]).all())
+    if prompt_width == 0:
+        return False
+    is_token = rows >= 0
+    prompts = is_token[:, :prompt_width]
+    completions = is_token[:, prompt_width:]
+    if not prompts[:, -1].all():
+        return False
+    # Padding comes before the tokens of a prompt, and after those of a completion.
+    prompts_rise = (prompts[:, 1:] >= prompts[:, :-1]).all()
+    completions_fall = (completions[:, 1:] <= completions[:, :-1]).all()
+    return bool(prompts_rise and completions_fall)
 
 
 @dataclass(frozen=True)
@@ -197,13 +286,14 @@ def probe_trees(
 def _why_not_probed(model: Any) -> str | None:
     """Return why a model cannot compute trees if its configuration says so."""
     config = model.config.get_text_config()
-    other = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    unsupported = layer_types - {"full_attention", "sliding_attention"}
     if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()):
         return "its adapter adds tokens to the prompt"
     if rope_types(config) & {"dynamic", "longrope"}:
         return "its rotary frequencies depend on the length of the batch"
-    if other:
-        return f"it has layers of {', '.join(sorted(other))}"
+    if unsupported:
+        return f"it has layers of {', '.join(sorted(unsupported))}"
     if _draws_noise(model):
         return "it has dropout or other noise"
     if getattr(config, "output_router_logits", False):
@@ -213,44 +303,70 @@ def _why_not_probed(model: Any) -> str | None:
 
 def _draws_noise(model: Any) -> bool:
     """Return whether a model in training draws random numbers: equal rows then differ."""
+    for part in model.modules():
+        if isinstance(part, nn.Dropout) and part.p > 0 and part.training:
+            return True
+    if not model.training:
+        return False
+    # These are not modules: functions receive their values.
     config = model.config.get_text_config().to_dict()
-    named = any(value for name, value in config.items() if name == "attention_dropout" or "jitter" in name)
-    dropout = any(isinstance(part, nn.Dropout) and part.p > 0 and part.training for part in model.modules())
-    return dropout or (named and model.training)
+    return any(value and (name == "attention_dropout" or "jitter" in name) for name, value in config.items())
+
+
+_PROBE_WIDTH = 5  # columns of the prompts of the probe
+
+
+def _probe_batch(vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Return tokens and mask `[4, 9]` of two prompts with two completions each, with and without padding."""
+    prompt_lengths = torch.tensor([[5], [5], [2], [2]])
+    completion_lengths = torch.tensor([[4], [4], [1], [4]])
+    columns = torch.arange(9)
+    is_token = (columns >= _PROBE_WIDTH - prompt_lengths) & (columns < _PROBE_WIDTH + completion_lengths)
+    ids = (torch.arange(36).view(4, 9) * 7 + 3) % min(vocabulary, 97)
+    ids[1, :7] = ids[0, :7]  # the first two part after two tokens of the completion
+    ids[3, :5] = ids[2, :5]
+    return ids, is_token.long()
 
 
 def _compare(call: nn.Module, device: torch.device, config: Any, tolerance: float) -> Probe:
     """Compare a small tree with its rows, without a gradient."""
-    teach_attention_trees()
-    prompts, completions = torch.tensor([[5], [5], [2], [2]]), torch.tensor([[4], [4], [1], [4]])
-    place = torch.arange(9)
-    mask = ((place >= 5 - prompts) & (place < 5 + completions)).long()
-    ids = (torch.arange(36).view(4, 9) * 7 + 3) % min(config.vocab_size, 97)
-    ids[1, :7], ids[3, :5] = ids[0, :7], ids[2, :5]  # the first two part after two tokens of the completion
+    register_tree_attention()
+    ids, mask = _probe_batch(config.vocab_size)
+    keep = ids.shape[1] - _PROBE_WIDTH
     rows = ids.masked_fill(mask == 0, -1).numpy()
-    ids, mask = ids.to(device), mask.to(device)
+    inputs = lay_out_tree(rows, _PROBE_WIDTH, [0, 1, 2, 3], device)
+    ids = ids.to(device)
+    mask = mask.to(device)
     labels = ids.masked_fill(mask == 0, IGNORED)
-    labels[:, :5] = IGNORED
+    labels[:, :_PROBE_WIDTH] = IGNORED
     with torch.no_grad(), torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of gradient checkpointing without a gradient
-        expected = call(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -4:]
+        expected = call(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -keep:]
         try:
-            output, nodes, attention = call_on_tree(call, rows, 5, [0, 1, 2, 3], device, fused_lm_head=True)
+            output = call_on_tree(call, inputs, fused_lm_head=True)
         except UnsupportedAttentionError as error:
             return Probe(str(error))
         except Exception as error:  # a model, or a kernel, may raise anything
             return Probe(f"a pass over a tree failed: {type(error).__name__}: {error}", failed=True)
+    attention = inputs.attention
     if not attention.windows:
         return Probe(f"its attention ({config._attn_implementation}) takes no trees")
-    kinds = getattr(config, "layer_types", None) or ()
-    windowed = "sliding_attention" in kinds or (not kinds and getattr(config, "sliding_window", None))
-    if windowed and attention.windows == {0}:
+    if _has_windows(config) and attention.windows == {0}:
         return Probe("its attention does not state its sliding window")
-    real = labels[:, -4:] >= 0
-    got = output.log_probs.flatten()[torch.from_numpy(nodes[:, -4:]).to(device)[real]].float()
-    other = expected[real].float()
-    apart = ((got - other).norm() / (other - other.mean()).norm()).item()
-    if not apart <= tolerance:
-        return Probe(f"its log-probabilities differ in a tree, by {apart:.1g} of their spread", failed=True)
+    is_scored = labels[:, -keep:] >= 0
+    score_of_column = torch.from_numpy(inputs.score_of_column[:, -keep:]).to(device)
+    log_probs = output.log_probs.flatten()[score_of_column[is_scored]].float()
+    expected = expected[is_scored].float()
+    distance = ((log_probs - expected).norm() / (expected - expected.mean()).norm()).item()
+    if not distance <= tolerance:  # also NaN
+        return Probe(f"its log-probabilities differ in a tree, by {distance:.1g} of their spread", failed=True)
     kernels = [str(kernel) for kernel in attention.kernels.values()]
     return Probe(None, tuple(dict.fromkeys(kernels)))
+
+
+def _has_windows(config: Any) -> bool:
+    """Return whether a layer has a sliding window by the model's configuration."""
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types:
+        return "sliding_attention" in layer_types
+    return bool(getattr(config, "sliding_window", None))

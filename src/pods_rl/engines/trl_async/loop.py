@@ -1,4 +1,8 @@
-"""The loop in the worker's process: request n rollouts of a prompt, score them, and queue the m that are kept."""
+"""The loop in the worker's process: request n rollouts of a prompt, score them, and queue the m that are kept.
+
+Axes: N rollouts of a group, M of them kept. A rollout has one row, or several if its conversation was rewritten
+between turns.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ import numpy as np
 import torch
 from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, RolloutSample, _AsyncRolloutLoop
 
-from ...selection import REWARD_LIMIT, Rule, is_constant, select
+from ...selection import REWARD_LIMIT, Rule, Selection, is_constant, select
 from ...selection import advantages as pods_advantages
 
 GIVE_UP_AFTER = 256  # groups dropped in a row, and at least one pass over the prompts
@@ -25,7 +29,7 @@ class KeptSample(RolloutSample):
     """A row of a kept rollout."""
 
     group_metrics: dict[str, float] = field(default_factory=dict)  # means over the n rollouts of its group
-    passed: tuple[int, ...] = ()  # ids of the groups that were dropped since the last kept group
+    dropped_groups: tuple[int, ...] = ()  # ids of the groups that were dropped since the last kept group
 
 
 class PODSRolloutLoop(_AsyncRolloutLoop):
@@ -43,85 +47,137 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
         **settings: Any,
     ) -> None:
         super().__init__(dataset_start_index=dataset_start_index, **settings)
-        self.num_kept, self.rule, self.when = num_kept, rule, advantages
-        self.dynamic_sampling, self.seed, self.first_prompt = dynamic_sampling, seed, dataset_start_index
-        self._numbers = itertools.count()
+        self.num_kept = num_kept
+        self.rule = rule
+        self.when = advantages
+        self.dynamic_sampling = dynamic_sampling
+        self.seed = seed
+        self.first_prompt = dataset_start_index
+        self._numbers = itertools.count()  # of the requests
         self._requested: dict[int, tuple[int, int]] = {}  # number and policy of a rollout, by id() of its tokens
-        self._passed: list[int] = []
-        if parent := multiprocessing.parent_process():
+        self._dropped_groups: list[int] = []  # since the last kept group
+        parent = multiprocessing.parent_process()
+        if parent is not None:
             threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
             self.rollout_buffer.cancel_join_thread()  # at its end the process does not wait until all is read
 
     async def _generate_one(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        number, version = next(self._numbers), self.model_version  # tasks start in the order of their requests
-        result: tuple[Any, ...] = await super()._generate_one(*args, **kwargs)
-        self._requested[id(result[1])] = (number, version)
-        return result
+        # Tasks start in the order of their requests, so this number and this policy are those of the request.
+        number = next(self._numbers)
+        version = self.model_version
+        rollout: tuple[Any, ...] = await super()._generate_one(*args, **kwargs)
+        _, completion_ids, *_ = rollout
+        # TRL puts this list into its group, where `_in_order_of_request` finds it.
+        self._requested[id(completion_ids)] = (number, version)
+        return rollout
 
     async def _score_group(self, group: RolloutGroup) -> list[RolloutSample]:
         versions_N = self._in_order_of_request(group)
-        samples = iter(await super()._score_group(group))
-        rows_N = [[next(samples) for _ in sequences] for sequences in group.completions_sequences]
-        # A rollout without a trained token counts as unscored.
-        rewards_N = [rows[0].metrics["reward"] if rows else math.nan for rows in rows_N]
-        rewards_1N = torch.tensor([rewards_N], dtype=torch.float64)
-        rewards_1N.masked_fill_(rewards_1N.abs() > REWARD_LIMIT, math.nan)
-        seed = np.random.SeedSequence([self.seed, self.first_prompt + group.group_id]).generate_state(1)
-        selection = select(rewards_1N, self.num_kept, self.rule, torch.Generator().manual_seed(int(seed[0])))
+        samples = await super()._score_group(group)
+        rows_N = _rows_of_rollouts(group, samples)
+        rewards_1N = _rewards(rows_N)
+        selection = select(rewards_1N, self.num_kept, self.rule, self._generator(group))
         kept_M = selection.indices[0].tolist()
         advantages_M = pods_advantages(rewards_1N, selection, when=self.when)[0].tolist()
-        is_silent = bool(is_constant(selection.take(rewards_1N)))
-        dropped = not any(rows_N[i] for i in kept_M) or (self.dynamic_sampling and not any(advantages_M))
+
+        is_dropped = not any(rows_N[i] for i in kept_M)  # no kept rollout has a trained token
+        if self.dynamic_sampling and not any(advantages_M):
+            is_dropped = True
         self._counters["pods/groups_total"] += 1
-        self._counters["pods/dropped_groups_total"] += dropped
+        self._counters["pods/dropped_groups_total"] += int(is_dropped)
         self._counters["pods/rollouts_total"] += len(rows_N)
-        self._counters["pods/kept_rollouts_total"] += 0 if dropped else len(kept_M)
+        self._counters["pods/kept_rollouts_total"] += 0 if is_dropped else len(kept_M)
         self._counters["pods/unscored_rollouts_total"] += int(rewards_1N.isnan().sum())
-        if dropped:
+        if is_dropped:
             self._drop(group.group_id)
             return []
-        means, passed, self._passed = _means(rows_N), tuple(self._passed), []
-        kept: list[RolloutSample] = []
-        for i, advantage in zip(kept_M, advantages_M, strict=True):
+
+        # With n = m TRL's advantages stay, but rounding of a constant group must not become one.
+        if self.num_kept < len(rows_N) or _is_silent(rewards_1N, selection):
+            for i, advantage in zip(kept_M, advantages_M, strict=True):
+                for row in rows_N[i]:
+                    row.advantage = advantage
+        group_metrics = _means(rows_N)
+        dropped_groups = tuple(self._dropped_groups)
+        self._dropped_groups = []
+        kept_samples: list[RolloutSample] = []
+        for i in kept_M:
             for row in rows_N[i]:
                 row.model_version = versions_N[i]
-                # With n = m TRL's advantages stay, but rounding of a constant group must not become one.
-                if self.num_kept < len(rows_N) or is_silent:
-                    row.advantage = advantage
-                kept.append(KeptSample(*(getattr(row, each.name) for each in fields(RolloutSample)), means, passed))
-        return kept
+                kept_samples.append(_kept_sample(row, group_metrics, dropped_groups))
+        return kept_samples
+
+    def _generator(self, group: RolloutGroup) -> torch.Generator:
+        """Return the generator of a rule that draws, which depends on the seed and on the place of the prompt alone."""
+        place = self.first_prompt + group.group_id
+        seed = np.random.SeedSequence([self.seed, place]).generate_state(1)
+        return torch.Generator().manual_seed(int(seed[0]))
 
     def _in_order_of_request(self, group: RolloutGroup) -> list[int]:
         """Sort the group's rollouts, which are in the order in which they ended, and return their policies.
 
         Among equal rewards a rule keeps the first rollouts. In the order of their ends these would be the short ones.
         """
-        requested = [self._requested.pop(id(ids)) for ids in group.completions_ids]
-        order = sorted(range(len(requested)), key=requested.__getitem__)
-        for each in fields(group):
-            values = getattr(group, each.name)
+        requests = [self._requested.pop(id(ids)) for ids in group.completions_ids]
+        order = sorted(range(len(requests)), key=requests.__getitem__)
+        for group_field in fields(group):
+            values = getattr(group, group_field.name)
             if isinstance(values, list) and len(values) == len(order):
-                setattr(group, each.name, [values[i] for i in order])
-        return [requested[i][1] for i in order]
+                setattr(group, group_field.name, [values[i] for i in order])
+        versions = [version for _, version in requests]
+        return [versions[i] for i in order]
 
     def _drop(self, group: int) -> None:
-        self._passed.append(group)
+        self._dropped_groups.append(group)
         prompts = len(self.dataset) if hasattr(self.dataset, "__len__") else 0
-        if len(self._passed) >= max(prompts, GIVE_UP_AFTER):
+        if len(self._dropped_groups) >= max(prompts, GIVE_UP_AFTER):
             raise RuntimeError(
-                f"the last {len(self._passed)} groups were dropped, because the rewards within each were equal: use "
-                "other prompts, another reward or more rollouts"
+                f"the last {len(self._dropped_groups)} groups were dropped, because the rewards within each were "
+                "equal: use other prompts, another reward or more rollouts"
             )
 
 
+def _rows_of_rollouts(group: RolloutGroup, samples: list[RolloutSample]) -> list[list[RolloutSample]]:
+    """Return the rows of each rollout; TRL returns those of a group one after the other."""
+    rows_N: list[list[RolloutSample]] = []
+    start = 0
+    for sequences in group.completions_sequences:
+        end = start + len(sequences)
+        rows_N.append(samples[start:end])
+        start = end
+    return rows_N
+
+
+def _rewards(rows_N: list[list[RolloutSample]]) -> torch.Tensor:
+    """Return the reward of each rollout, `[1, N]`; NaN counts as unscored."""
+    # A rollout without a trained token has no row, and so no reward.
+    rewards_N = [rows[0].metrics["reward"] if rows else math.nan for rows in rows_N]
+    rewards_1N = torch.tensor([rewards_N], dtype=torch.float64)
+    return rewards_1N.masked_fill_(rewards_1N.abs() > REWARD_LIMIT, math.nan)
+
+
+def _is_silent(rewards_1N: torch.Tensor, selection: Selection) -> bool:
+    """Return whether the kept rewards are equal up to rounding."""
+    return bool(is_constant(selection.take(rewards_1N)))
+
+
+def _kept_sample(row: RolloutSample, group_metrics: dict[str, float], dropped_groups: tuple[int, ...]) -> KeptSample:
+    values = {row_field.name: getattr(row, row_field.name) for row_field in fields(RolloutSample)}
+    return KeptSample(**values, group_metrics=group_metrics, dropped_groups=dropped_groups)
+
+
 def _means(rows_N: list[list[RolloutSample]]) -> dict[str, float]:
-    """The mean of each metric over the group's rollouts without NaN; NaN if there are none."""
-    metrics = [rows[0].metrics for rows in rows_N if rows]
-    values = {name: [one[name] for one in metrics if not math.isnan(one[name])] for name in metrics[0]}
-    return {name: sum(some) / len(some) if some else math.nan for name, some in values.items()}
+    """Return the mean of each metric over the group's rollouts without NaN; NaN if there are none."""
+    metrics_of_rollouts = [rows[0].metrics for rows in rows_N if rows]
+    means = {}
+    for name in metrics_of_rollouts[0]:
+        values = [metrics[name] for metrics in metrics_of_rollouts]
+        numbers = [value for value in values if not math.isnan(value)]
+        means[name] = sum(numbers) / len(numbers) if numbers else math.nan
+    return means
 
 
 def _end_with(parent: Any) -> None:
-    """End this process when the trainer's has ended, however it did."""
+    """End this process when the trainer's has ended, for whatever reason."""
     parent.join()
     os._exit(1)

@@ -65,7 +65,8 @@ class AsyncPODSConfig(AsyncGRPOConfig):
         if self.advantages not in ("after", "before"):
             raise UserError(f"advantages must be after or before: got {self.advantages!r}.")
         check_rule(self.rule)
-        if "<" in (name := rule_name(self.rule)):  # a lambda, or a function within another
+        name = rule_name(self.rule)
+        if "<" in name:  # a lambda, or a function within another
             raise UserError(f"the rule {name!r} is sent to another process: define it with def at the top of a module.")
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,7 +93,7 @@ class AsyncPODSTrainer(AsyncGRPOTrainer):
     _name = "AsyncPODS"
 
     def __init__(
-        self, model: str, reward_funcs: Any = None, args: AsyncPODSConfig | None = None, *others: Any, **named: Any
+        self, model: str, reward_funcs: Any = None, args: AsyncPODSConfig | None = None, *rest: Any, **options: Any
     ) -> None:
         if args is None:
             args = AsyncPODSConfig(f"{model.split('/')[-1]}-AsyncPODS")
@@ -101,29 +102,38 @@ class AsyncPODSTrainer(AsyncGRPOTrainer):
                 f"AsyncPODSTrainer needs args of type AsyncPODSConfig, got {type(args).__name__}: it takes the same "
                 "fields, plus num_rollouts"
             )
-        automatic = args.max_inflight_tasks < 0
-        super().__init__(model, reward_funcs, args, *others, **named)
-        if automatic:
-            self.args.max_inflight_tasks = -(-self.args.max_inflight_tasks * args.num_rollouts // args.num_generations)
+        is_automatic = args.max_inflight_tasks < 0
+        super().__init__(model, reward_funcs, args, *rest, **options)
+        if is_automatic:
+            # TRL has counted m requests for each prompt. Rounded up.
+            requests = self.args.max_inflight_tasks * args.num_rollouts
+            self.args.max_inflight_tasks = -(-requests // args.num_generations)
         if self.accelerator.is_main_process:
-            if type(self.rollout_worker) is not AsyncRolloutWorker:
-                raise UserError("AsyncPODSTrainer has a rollout worker of its own: pass no rollout_worker.")
-            ours = {
-                "num_generations": args.num_rollouts,
-                "num_kept": args.num_generations,
-                "max_inflight_tasks": self.args.max_inflight_tasks,
-                **{name: getattr(args, name) for name in ("rule", "advantages", "dynamic_sampling", "seed")},
-            }
-            # TRL's worker was not started: ours has its settings.
-            self.rollout_worker = PODSRolloutWorker(**self.rollout_worker._loop_kwargs | ours)
-            self.rollout_worker.passed = self._trained_groups
-            self.rollout_queue = self.rollout_worker
+            self._replace_worker(args)
+
+    def _replace_worker(self, args: AsyncPODSConfig) -> None:
+        """Put our worker in the place of TRL's, which was not started, with its settings."""
+        if type(self.rollout_worker) is not AsyncRolloutWorker:
+            raise UserError("AsyncPODSTrainer has a rollout worker of its own: pass no rollout_worker.")
+        settings = {
+            **self.rollout_worker._loop_kwargs,
+            "num_generations": args.num_rollouts,
+            "num_kept": args.num_generations,
+            "max_inflight_tasks": self.args.max_inflight_tasks,
+            "rule": args.rule,
+            "advantages": args.advantages,
+            "dynamic_sampling": args.dynamic_sampling,
+            "seed": args.seed,
+        }
+        self.rollout_worker = PODSRolloutWorker(**settings)
+        self.rollout_worker.finished_groups = self._trained_groups
+        self.rollout_queue = self.rollout_worker
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super()._inner_training_loop(*args, **kwargs)
         except Exception:
-            # Whatever failed first: if the rollouts are lost, that is the reason, in one line.
+            # Lost rollouts can fail the step in many ways. They are the reason that the user reads, in one line.
             if self.rollout_worker is not None and self.rollout_worker.lost:
                 raise LostRolloutsError(self.rollout_worker.lost) from None
             raise

@@ -32,7 +32,7 @@ class PODSRolloutWorker(AsyncRolloutWorker):
     _loop_cls = PODSRolloutLoop
     lost: str | None = None  # why there are no more rollouts
     _process: Any
-    passed: set[int]  # ids of the groups that were read or dropped, by which the trainer counts epochs
+    finished_groups: set[int]  # ids of the groups that were read or dropped, by which the trainer counts epochs
     _next_check = 0.0
 
     def start(self) -> None:
@@ -53,7 +53,9 @@ class PODSRolloutWorker(AsyncRolloutWorker):
             self.check_health(math.inf)  # TRL checks for a worker that hangs
             self._next_check = time.monotonic() + CHECK_EVERY
         sample: KeptSample = self.rollout_buffer.get(timeout=timeout)
-        self.passed.update((sample.group_id, *sample.passed))  # also if the trainer drops it, because it is too old
+        # A group counts also if the trainer drops this sample, because it is too old.
+        self.finished_groups.add(sample.group_id)
+        self.finished_groups.update(sample.dropped_groups)
         sample.metrics = sample.group_metrics | {"pods/selected/reward_mean": sample.metrics["reward"]}
         return sample
 
@@ -78,6 +80,7 @@ class PODSRolloutWorker(AsyncRolloutWorker):
         self.metrics_queue: Any = queue.Queue()  # the trainer reads it whenever it logs
 
     def _find_loss(self) -> str | None:
+        """Return why there are no more rollouts; None if the worker and the server run."""
         if self._process is None:
             return None
         if self._failed_event.is_set():
@@ -87,13 +90,19 @@ class PODSRolloutWorker(AsyncRolloutWorker):
         if not self._process.is_alive():
             return f"the rollout worker ended with exit code {self._process.exitcode}"
         url = self._loop_kwargs["vllm_server_url"]
-        for pause in (1, 0):
-            try:
-                if requests.get(f"{url}/health", timeout=5).ok:
-                    return None
-            except requests.ReadTimeout:
-                return None  # it is slow
-            except requests.RequestException:
-                pass
-            time.sleep(pause)
-        return f"the vLLM server at {url} cannot be reached or reports that it has failed"
+        # A busy server can refuse one connection, so it is asked again.
+        if not _is_healthy(url):
+            time.sleep(1)
+            if not _is_healthy(url):
+                return f"the vLLM server at {url} cannot be reached or reports that it has failed"
+        return None
+
+
+def _is_healthy(url: str) -> bool:
+    """Return whether a vLLM server reports that it runs; a slow one counts as running."""
+    try:
+        return bool(requests.get(f"{url}/health", timeout=5).ok)
+    except requests.ReadTimeout:
+        return True
+    except requests.RequestException:
+        return False
