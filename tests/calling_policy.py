@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.pretrain import EOS, IGNORED, Example, build_tokenizer
 from tokenizers import AddedToken
+from tools.pretrain import EOS, IGNORED, Example, build_tokenizer
 from transformers import Qwen2Tokenizer
 
 MARKS = ("<assistant>", "<tool>", "</tool>", "<result>", "</result>")

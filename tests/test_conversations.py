@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 import torch
-from benchmarks.pretrain import EOS, build_model
 from datasets import Dataset
+from tools.pretrain import EOS, build_model
 from trl import GRPOTrainer
 from trl.chat_template_utils import parse_response
 
@@ -29,8 +29,8 @@ from pods_rl.training.run import train
 from pods_rl.yaml_files import Origin
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from benchmarks.pretrain import batches_of, save
 from calculator import calculator, make_task
+from tools.pretrain import batches_of, save
 
 from .calling_policy import build_policy_tokenizer, encode
 

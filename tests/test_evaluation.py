@@ -11,8 +11,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from benchmarks.pretrain import build_model, build_tokenizer
 from datasets import Dataset
+from tools.pretrain import build_model, build_tokenizer
 
 from pods_rl.errors import UserError
 from pods_rl.evaluation import Answer, Completion, GenerateSampler, Sampling, evaluate, pass_at_k, summarise

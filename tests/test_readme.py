@@ -123,12 +123,12 @@ def test_links_and_named_files_exist(page):
     for target in re.findall(r"\]\(([^)#]+)", text):
         if not target.startswith("http"):
             assert ((ROOT / page).parent / target).exists(), target
-    for path in re.findall(r"`(?:python )?((?:benchmarks|tests|examples)/[\w/]+\.\w+)", text):
+    for path in re.findall(r"`(?:python )?((?:benchmarks|tools|tests|examples)/[\w/]+\.\w+)", text):
         assert (ROOT / path).is_file(), path
 
 
 def test_pages_that_the_source_names_exist():
-    sources = [path for room in ("src", "benchmarks", "examples") for path in (ROOT / room).rglob("*.py")]
+    sources = [path for room in ("src", "benchmarks", "tools", "examples") for path in (ROOT / room).rglob("*.py")]
     named = {(page, path.name) for path in sources for page in re.findall(r"docs/[\w-]+\.md", path.read_text("utf-8"))}
     assert named
     assert [each for each in named if not (ROOT / each[0]).is_file()] == []

@@ -186,7 +186,7 @@ QUESTIONS = {
 def policies(tmp_path_factory) -> dict[str, Path]:
     """Random weights of the settings' architectures, some 25,000 parameters each, with the byte tokenizer."""
     import torch
-    from benchmarks.pretrain import build_tokenizer
+    from tools.pretrain import build_tokenizer
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = build_tokenizer()

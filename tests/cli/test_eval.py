@@ -202,7 +202,7 @@ def test_an_evaluation_that_cannot_be_written_is_printed(tmp_path, capsys, monke
 
 
 def test_the_template_and_the_system_prompt_are_in_the_result_even_if_the_policy_is_gone_by_then(place, monkeypatch):  # noqa: F811
-    from benchmarks.pretrain import build_tokenizer
+    from tools.pretrain import build_tokenizer
 
     evaluate = checkpoint.evaluate
 

@@ -32,7 +32,7 @@ RECIPE = {
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """A directory with a policy in ``policy/`` and a recipe for it in ``r.yaml``."""
-    from benchmarks.pretrain import build_model, build_tokenizer
+    from tools.pretrain import build_model, build_tokenizer
 
     monkeypatch.chdir(tmp_path)
     tokenizer = build_tokenizer()

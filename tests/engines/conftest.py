@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.pretrain import build_model, build_tokenizer
 from datasets import Dataset
+from tools.pretrain import build_model, build_tokenizer
 from transformers import TrainerCallback, set_seed
 
 from pods_rl import PODSConfig, PODSTrainer

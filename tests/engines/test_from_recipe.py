@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import pytest
-from benchmarks.pretrain import EOS, build_tokenizer
 from datasets import Dataset
+from tools.pretrain import EOS, build_tokenizer
 from trl.chat_template_utils import parse_response
 
 from pods_rl import rewards

@@ -6,15 +6,11 @@ from itertools import islice
 
 import pytest
 import torch
+from tools import pretrain
+from tools.pretrain import IGNORED, LESSONS, RIGHT, Mixture, build_tokenizer, completion_batches, sum_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pods_rl.tasks.generated import is_held_out
-
-from ..benchmarks import module
-
-pretrain = module("pretrain")
-IGNORED, LESSONS, RIGHT, Mixture = pretrain.IGNORED, pretrain.LESSONS, pretrain.RIGHT, pretrain.Mixture
-completion_batches, build_tokenizer, sum_of = pretrain.completion_batches, pretrain.build_tokenizer, pretrain.sum_of
 
 
 def labelled(tokenizer, labels):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from benchmarks.pretrain import TAGS
+from tools.pretrain import TAGS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pods_rl.policies import policy_path, tiny_policy_path

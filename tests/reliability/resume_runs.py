@@ -68,7 +68,7 @@ def letters(text, gold):
 
 def prepare(folder: Path, configuration: str, **settings: Any) -> None:
     """A random policy, a reward of the user's own and a recipe, in a folder."""
-    from benchmarks.pretrain import build_model, build_tokenizer
+    from tools.pretrain import build_model, build_tokenizer
     from transformers import set_seed
 
     tokenizer = build_tokenizer()

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.pretrain import build_model, build_tokenizer
+from tools.pretrain import build_model, build_tokenizer
 
 from pods_rl.errors import UserError
 from pods_rl.recipe import Origin, build_recipe

@@ -414,7 +414,7 @@ def _collate(examples: list[Example], pad: int) -> Batch:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python benchmarks/pretrain.py",
+        prog="python tools/pretrain.py",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
