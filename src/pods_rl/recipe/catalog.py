@@ -45,7 +45,8 @@ def looks_like_path(name: str) -> bool:
 
 def shipped_recipes() -> dict[str, Path]:
     """Return the recipes and experiments in the package, by name: quick ones first, then the paper's."""
-    return {path.stem: path for folder in (_RECIPES, _RECIPES / "paper") for path in sorted(folder.glob("*.yaml"))}
+    files = sorted(_RECIPES.glob("*.yaml")) + sorted((_RECIPES / "paper").glob("*.yaml"))
+    return {path.stem: path for path in files}
 
 
 @cache
@@ -55,26 +56,38 @@ def shipped_arms() -> dict[str, tuple[Path, str]]:
     >>> shipped_arms()["quickstart-pods"][1]
     'pods'
     """
-    arms = {name: (path, read_yaml(path)[0].get("arms", {})) for name, path in shipped_recipes().items()}
-    return {f"{name}-{arm}": (path, arm) for name, (path, found) in arms.items() for arm in found}
+    places: dict[str, tuple[Path, str]] = {}
+    for name, path in shipped_recipes().items():
+        values, _ = read_yaml(path)
+        for arm in values.get("arms", {}):  # a single recipe has none
+            places[f"{name}-{arm}"] = (path, arm)
+    return places
 
 
 def find_recipe(path_or_name: str | Path) -> Path:
     """Return the file of a recipe or experiment; raise UserError with the nearest name if there is none."""
     shipped = shipped_recipes()
-    return _find(path_or_name, "recipe", shipped, shipped_arms(), "a name that `pods recipes` lists")
+    return _find(path_or_name, "recipe", shipped, [*shipped, *shipped_arms()], "a name that `pods recipes` lists")
 
 
-def _find(path_or_name: str | Path, kind: str, shipped: Mapping[str, Path], more: Iterable[str], known: str) -> Path:
-    """Return a user's file, or a shipped one by name; ``more`` are other names to suggest."""
+def _find(
+    path_or_name: str | Path, kind: str, shipped: Mapping[str, Path], suggestions: Iterable[str], expected_name: str
+) -> Path:
+    """Return a user's file, or a shipped one by name.
+
+    Args:
+        kind: recipe or accelerate configuration, for messages.
+        suggestions: the names that a message may suggest.
+        expected_name: the accepted names, in words, for messages.
+    """
     path = local_path(path_or_name)
     if path.is_file():
         return path
     if str(path_or_name) in shipped:
         return shipped[str(path_or_name)]
-    what = "is a directory" if path.is_dir() else f"is neither a file nor a shipped {kind}"
-    near = suggest(path.name.removesuffix(".yaml"), [*shipped, *more])
-    raise UserError(f"{path_or_name} {what}.{near} Expected a YAML file, or {known}.")
+    problem = "is a directory" if path.is_dir() else f"is neither a file nor a shipped {kind}"
+    near = suggest(path.name.removesuffix(".yaml"), suggestions)
+    raise UserError(f"{path_or_name} {problem}.{near} Expected a YAML file, or {expected_name}.")
 
 
 def read_recipe(path_or_name: str | Path) -> tuple[dict[str, Any], Origin]:
@@ -82,10 +95,11 @@ def read_recipe(path_or_name: str | Path) -> tuple[dict[str, Any], Origin]:
 
     Raises UserError if there is none, and for an experiment without an arm.
     """
-    arms = {} if local_path(path_or_name).is_file() else shipped_arms()
-    if str(path_or_name) in arms:
-        path, arm = arms[str(path_or_name)]
-        return read_arm(path, arm), Origin(str(path_or_name))
+    name = str(path_or_name)
+    # A local file hides the shipped arm of the same name.
+    if not local_path(path_or_name).is_file() and name in shipped_arms():
+        path, arm = shipped_arms()[name]
+        return read_arm(path, arm), Origin(name)
     values, origin = read_yaml(find_recipe(path_or_name))
     if "arms" in values:
         raise UserError(
@@ -113,15 +127,8 @@ def split_experiment(
     Raises:
         UserError: arms without names or keys, a name that cannot be a directory, a base that is neither, a seed.
     """
-    arms, base, where = values.get("arms"), values.get("base", {}), origin.where("arms")
-    if not isinstance(arms, dict) or not arms or not all(isinstance(keys or {}, dict) for keys in arms.values()):
-        raise UserError(f"{where}arms: expected names with the keys each sets, as in `pods: {{num_rollouts: 64}}`.")
-    for name in arms:
-        if not isinstance(name, str) or not _ARM_NAME.fullmatch(name) or name in _TAKEN:
-            raise UserError(
-                f"{where}arms: {describe(name)} cannot name a directory of runs: use letters, digits, '-', '_' and "
-                f"'.', and none of {', '.join(_TAKEN)}."
-            )
+    arms = _read_arms(values.get("arms"), origin.where("arms"))
+    base = values.get("base", {})
     if isinstance(base, str):
         base = _read_base(base, Path(origin.name).parent, above)
     elif not isinstance(base, dict):
@@ -129,9 +136,27 @@ def split_experiment(
             f"{origin.where('base')}base: got {describe(base)}, expected a recipe's name or path, or its keys."
         )
     shared = base | {key: value for key, value in values.items() if key not in EXPERIMENT_KEYS}
-    if any("seed" in (keys or {}) for keys in (shared, *arms.values())):
+    if any("seed" in keys for keys in (shared, *arms.values())):
         raise UserError(f"{origin.where('seed')}seed: an experiment and its arms have seeds: a count or a list.")
-    return shared, {name: dict(keys or {}) for name, keys in arms.items()}
+    return shared, arms
+
+
+def _read_arms(arms: Any, where: str) -> dict[str, dict[str, Any]]:
+    """Return the keys of each arm; raise UserError for arms without names or keys, and for a wrong name."""
+    expected = f"{where}arms: expected names with the keys each sets, as in `pods: {{num_rollouts: 64}}`."
+    if not isinstance(arms, dict) or not arms:
+        raise UserError(expected)
+    for keys in arms.values():
+        if keys and not isinstance(keys, dict):
+            raise UserError(expected)
+    for name in arms:
+        if not isinstance(name, str) or not _ARM_NAME.fullmatch(name) or name in _TAKEN:
+            raise UserError(
+                f"{where}arms: {describe(name)} cannot name a directory of runs: use letters, digits, '-', '_' and "
+                f"'.', and none of {', '.join(_TAKEN)}."
+            )
+    # `grpo:` without keys is null in YAML.
+    return {name: dict(keys or {}) for name, keys in arms.items()}
 
 
 def _read_base(name: str, folder: Path, above: tuple[Path, ...]) -> dict[str, Any]:
@@ -146,7 +171,10 @@ def _read_base(name: str, folder: Path, above: tuple[Path, ...]) -> dict[str, An
     if path.resolve() in above:
         raise UserError(f"{path}: is its own base: name another recipe as base, or give its keys.")
     values, origin = read_yaml(path)
-    return split_experiment(values, origin, (*above, path.resolve()))[0] if "arms" in values else values
+    if "arms" not in values:
+        return values
+    shared, _ = split_experiment(values, origin, (*above, path.resolve()))
+    return shared
 
 
 def accelerate_configs() -> dict[str, Path]:
@@ -157,12 +185,13 @@ def accelerate_configs() -> dict[str, Path]:
 def find_accelerate_config(path_or_name: str) -> Path:
     """Return the file of an accelerate configuration; raise UserError with the nearest name if there is none."""
     shipped = accelerate_configs()
-    return _find(path_or_name, "accelerate configuration", shipped, (), f"one of {', '.join(shipped)}").resolve()
+    return _find(path_or_name, "accelerate configuration", shipped, shipped, f"one of {', '.join(shipped)}").resolve()
 
 
 def accelerate_processes(config: Path) -> int:
     """Return how many processes an accelerate configuration starts; raise UserError if the number is wrong."""
-    count = read_yaml(config)[0].get("num_processes", 1)
+    values, _ = read_yaml(config)
+    count = values.get("num_processes", 1)
     if not isinstance(count, int) or count < 1:
         raise UserError(f"{config}: num_processes: got {describe(count)}, expected a whole number of at least 1.")
     return count
