@@ -202,10 +202,8 @@ class Recorder(TrainerCallback):
             control.should_save = True
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        last_evaluated = None
-        if self._evaluated:
-            last_evaluated, _ = self._evaluated[-1]
-        if not self.stopped_by and self.step != last_evaluated:
+        evaluated_steps = [step for step, _due in self._evaluated]
+        if not self.stopped_by and self.step not in evaluated_steps[-1:]:
             self._run_evaluation(due=self._due_at_the_end())
 
     def write_status(self, state: str, reason: str | None = None) -> None:
