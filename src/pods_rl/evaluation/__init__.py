@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from ..distributed.processes import gather, own_rows
 from ..policies.loading import encode, render, tool_options
@@ -22,8 +23,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-_ACCURACIES = {"accuracy", "format_accuracy", "both_accuracy"}
-_ACCURACIES |= {f"{name}_se" for name in _ACCURACIES}
+_ACCURACIES = {
+    "accuracy", "accuracy_se", "format_accuracy", "format_accuracy_se", "both_accuracy", "both_accuracy_se",
+}  # fmt: skip
 
 
 def evaluate(
@@ -35,6 +37,7 @@ def evaluate(
     repeats: int = 1,
     done: RowsDone = lambda rows, of: None,
     loop: asyncio.AbstractEventLoop | None = None,
+    tools: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """Sample `repeats` completions of each of the first `prompts` test prompts and grade them.
 
@@ -49,6 +52,7 @@ def evaluate(
         repeats: completions per prompt; pass@k is measured for k in powers of two up to it.
         done: called with the number of finished rows, to show progress.
         loop: runs the coroutines of tools and environments (see `converse`).
+        tools: what `tool_options` returned for the task. If None, it is called, which makes an environment.
 
     Raises:
         UserError: the task's prompts cannot be rendered for this policy, or it cannot call the task's tools.
@@ -57,16 +61,20 @@ def evaluate(
     count = len(task.test) if prompts is None else min(prompts, len(task.test))
     rows = own_rows(count * repeats)  # row r is repeat r % repeats of prompt r // repeats
     picked = task.test.select([row // repeats for row in rows])
-    options = {**sampling.chat_template_kwargs, **tool_options(sampler.tokenizer, task)}
+    if tools is None:
+        tools = tool_options(sampler.tokenizer, task)
+    options = {**sampling.chat_template_kwargs, **tools}
     turns = TurnReader(sampler.tokenizer, options)
     if task.converses:
         with_options = replace(sampling, chat_template_kwargs=options)
         conversations = converse(sampler, task, list(picked), rows, with_options, done, loop)
         sampled = [_from_conversation(conversation, turns) for conversation in conversations]
     else:
-        prompts_text = [render(sampler.tokenizer, prompt, **options) for prompt in picked["prompt"]]
+        prompts_text = []
         prompts_ids = []
-        for prompt, text in zip(picked["prompt"], prompts_text, strict=True):
+        for prompt in picked["prompt"]:
+            text = render(sampler.tokenizer, prompt, **options)
+            prompts_text.append(text)
             prompts_ids.append(encode(sampler.tokenizer, prompt, text))
         completions = sampler.sample(prompts_ids, rows, sampling, done)
         sampled = []
@@ -210,26 +218,34 @@ class Evaluation:
         dropped = {"pass_at", "answers", "rewards"}
         if self.rewards:
             dropped |= _ACCURACIES
-        row = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in dropped}
-        for k, (value, error) in self.pass_at.items():
-            row |= {f"pass@{k}": value, f"pass@{k}_se": error}
-        means: dict[str, float] = {}
-        for name, (value, error) in self.rewards.items():
-            means |= {name: value, f"{name}_se": error}
-        return means | row
+        row: dict[str, float] = {}
+        for name, (mean, error) in self.rewards.items():
+            row[name] = mean
+            row[f"{name}_se"] = error
+        for column in fields(self):
+            if column.name not in dropped:
+                row[column.name] = getattr(self, column.name)
+        for k, (estimate, error) in self.pass_at.items():
+            row[f"pass@{k}"] = estimate
+            row[f"pass@{k}_se"] = error
+        return row
 
     def columns(self) -> dict[str, list[object]]:
         """Return the graded completions as columns of a table, named as the fields of `Answer`.
 
         There is a column `messages` only if there are conversations.
         """
-        columns = {f.name: [getattr(answer, f.name) for answer in self.answers] for f in fields(Answer)}
-        if not any(columns["messages"]):
-            del columns["messages"]
-        del columns["rewards"]
+        dropped = {"rewards"}
         if self.rewards:
-            del columns["answer_right"], columns["format_kept"]
-            columns |= {name: [answer.rewards[name] for answer in self.answers] for name in self.rewards}
+            dropped |= {"answer_right", "format_kept"}
+        if not any(answer.messages for answer in self.answers):
+            dropped.add("messages")
+        columns: dict[str, list[object]] = {}
+        for column in fields(Answer):
+            if column.name not in dropped:
+                columns[column.name] = [getattr(answer, column.name) for answer in self.answers]
+        for name in self.rewards:
+            columns[name] = [answer.rewards[name] for answer in self.answers]
         return columns
 
 
@@ -254,36 +270,50 @@ def pass_at_k(repeats: int, right: int, k: int) -> float:
 def summarise(answers: Sequence[Answer], *, repeats: int, temperature: float, seconds: float) -> Evaluation:
     """Return the means and standard errors of graded completions, `repeats` per prompt, sorted by prompt."""
     groups = [answers[start : start + repeats] for start in range(0, len(answers), repeats)]
-    right = [sum(answer.answer_right for answer in group) for group in groups]
-    formed = [sum(answer.format_kept for answer in group) for group in groups]
-    both = [sum(answer.answer_right and answer.format_kept for answer in group) for group in groups]
-    means, errors = zip(*(mean_and_error([k / repeats for k in some]) for some in (right, formed, both)), strict=True)
-    ks = [2**i for i in range(1, repeats.bit_length())]
-    names = list(answers[0].rewards)
-    rewards = {name: mean_and_error([_mean_of(name, group) for group in groups]) for name in names}
+    rewards = {}
+    for name in answers[0].rewards:
+        rewards[name] = mean_and_error([_mean_reward(name, group) for group in groups])
     if rewards:  # nothing says which answers are right
-        means = errors = (math.nan, math.nan, math.nan)
-        ks = []
+        accuracy = format_accuracy = both_accuracy = (math.nan, math.nan)
+        pass_at = {}
+    else:
+        right_counts = [sum(answer.answer_right for answer in group) for group in groups]
+        format_counts = [sum(answer.format_kept for answer in group) for group in groups]
+        both_counts = [sum(answer.answer_right and answer.format_kept for answer in group) for group in groups]
+        accuracy = mean_and_error([count / repeats for count in right_counts])
+        format_accuracy = mean_and_error([count / repeats for count in format_counts])
+        both_accuracy = mean_and_error([count / repeats for count in both_counts])
+        pass_at = _pass_at_powers_of_two(repeats, right_counts)
     return Evaluation(
-        accuracy=means[0],
-        accuracy_se=errors[0],
-        format_accuracy=means[1],
-        both_accuracy=means[2],
+        accuracy=accuracy[0],
+        accuracy_se=accuracy[1],
+        format_accuracy=format_accuracy[0],
+        both_accuracy=both_accuracy[0],
         mean_completion_tokens=sum(answer.completion_tokens for answer in answers) / len(answers),
         truncated_share=sum(not answer.ended for answer in answers) / len(answers),
         prompts=len(groups),
         repeats=repeats,
         temperature=temperature,
         eval_seconds=seconds,
-        format_accuracy_se=errors[1],
-        both_accuracy_se=errors[2],
-        pass_at={k: mean_and_error([pass_at_k(repeats, count, k) for count in right]) for k in ks},
+        format_accuracy_se=format_accuracy[1],
+        both_accuracy_se=both_accuracy[1],
+        pass_at=pass_at,
         answers=answers,
         rewards=rewards,
     )
 
 
-def _mean_of(name: str, group: Sequence[Answer]) -> float:
+def _pass_at_powers_of_two(repeats: int, right_counts: Sequence[int]) -> dict[int, tuple[float, float]]:
+    """Map k = 2, 4, 8 and so on, up to `repeats`, to pass@k and its standard error over prompts."""
+    pass_at = {}
+    k = 2
+    while k <= repeats:
+        pass_at[k] = mean_and_error([pass_at_k(repeats, right, k) for right in right_counts])
+        k *= 2
+    return pass_at
+
+
+def _mean_reward(name: str, group: Sequence[Answer]) -> float:
     return statistics.fmean(answer.rewards[name] for answer in group)
 
 
@@ -293,5 +323,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     >>> mean_and_error([0.0, 1.0])
     (0.5, 0.5)
     """
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    error = math.nan
+    if len(values) > 1:
+        error = statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values), error

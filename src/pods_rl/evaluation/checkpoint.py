@@ -30,10 +30,12 @@ from ..recipe import Recipe
 from ..runs import to_json, write_parquet
 from ..runs.files import encoded, open_own
 from ..tasks import Task, fit_prompts, load_task
+from ..tasks.task import Messages
 from . import Evaluation, evaluate
 from .sampling import GenerateSampler, RowsDone, Sampler, Sampling, VLLMSampler, sampling_of
 
 RESULTS = "results.jsonl"
+_HIGHER_IS_BETTER = {"mean_completion_tokens": None, "truncated_share": False}  # all other scores: True
 
 
 def evaluate_checkpoint(
@@ -61,7 +63,7 @@ def evaluate_checkpoint(
     """
     quiet_libraries()
     settings = recipe.run_settings()
-    prompts, repeats = settings["eval_prompts"], settings["eval_repeats"]
+    prompts = settings["eval_prompts"]
     if prompts == 0:
         raise UserError("eval_prompts = 0 evaluates nothing: set a number, or null for all test prompts.")
     set_threads(settings["threads"])
@@ -70,7 +72,7 @@ def evaluate_checkpoint(
         task = load_task(recipe.task_settings(), reward_errors=recipe.values["reward_errors"])
         backend = choose_backend(backend, on_cpu=bool(recipe.values.get("use_cpu")), task=task)
         tokenizer = load_tokenizer(policy.tokenizer)
-        tool_options(tokenizer, task)  # refuse before the policy is loaded
+        tools = tool_options(tokenizer, task)  # refuses a policy without tools before its weights are loaded
         sampler: Sampler
         if backend == "vllm":
             sampler = VLLMSampler(policy, recipe, tokenizer)
@@ -84,17 +86,22 @@ def evaluate_checkpoint(
         )
         # Described before the evaluation: an error here loses no result.
         line = _describe(recipe, policy, sampler, sampling, task) | {"date": time.time()}
-        found = evaluate(sampler, task, sampling, prompts=prompts, repeats=repeats, done=done)
-    return found, line | _scores(task, found)
+        evaluation = evaluate(
+            sampler, task, sampling, prompts=prompts, repeats=settings["eval_repeats"], done=done, tools=tools
+        )
+    return evaluation, line | _scores(task, evaluation)
 
 
 def choose_backend(wanted: str, *, on_cpu: bool = False, task: Task | None = None) -> str:
     """Return `generate` or `vllm`; raises UserError for another name, and for vLLM with processes or tools."""
     if wanted not in ("auto", "generate", "vllm"):
         raise UserError(f"--backend {wanted}: expected one of auto, generate, vllm.")
-    several, converses = get_world_size() > 1, task is not None and task.converses
+    several = get_world_size() > 1
+    converses = task is not None and task.converses
     if wanted == "auto":
-        usable = find_spec("vllm") and torch.cuda.is_available() and not (on_cpu or several or converses)
+        if on_cpu or several or converses:
+            return "generate"
+        usable = find_spec("vllm") and torch.cuda.is_available()
         return "vllm" if usable else "generate"
     if wanted == "vllm" and several:
         raise UserError("--backend vllm runs as one process: start it alone, with --vllm_tensor_parallel_size GPUS.")
@@ -103,36 +110,46 @@ def choose_backend(wanted: str, *, on_cpu: bool = False, task: Task | None = Non
     return wanted
 
 
-def write_results(found: Evaluation, line: dict[str, Any], folder: Path) -> tuple[Path, Path]:
+def write_results(evaluation: Evaluation, line: dict[str, Any], folder: Path) -> tuple[Path, Path]:
     """Append a line to `results.jsonl` of a folder, and write the completions next to it; return both files.
 
-    A line truncated by a kill is terminated first.
+    If a kill truncated the last line of the file, it is ended with a line break first.
     """
     (task,) = line["results"]
     when = datetime.fromtimestamp(line["date"], UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")
     name = re.sub(r"[^\w.-]", "_", task, flags=re.ASCII)[:100]  # file names have at most 255 bytes
-    completions = write_parquet(folder / f"completions-{name}-{when}.parquet", found.columns())
+    completions = write_parquet(folder / f"completions-{name}-{when}.parquet", evaluation.columns())
     text = encoded(to_json(line | {"completions": completions.name}) + "\n")
     with open_own(folder / RESULTS, "a+b") as file:
         file.seek(max(0, file.tell() - 1))
-        file.write(text if file.read() in (b"", b"\n") else b"\n" + text)
+        last_byte = file.read()
+        if last_byte not in (b"", b"\n"):
+            file.write(b"\n")
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     return folder / RESULTS, completions
 
 
-def _scores(task: Task, found: Evaluation) -> dict[str, Any]:
+def _scores(task: Task, evaluation: Evaluation) -> dict[str, Any]:
     """Return the scores of a line in lm-eval's names, each with `_stderr` if it has a standard error."""
-    settings = ("prompts", "repeats", "temperature", "eval_seconds")
-    row = {name: value for name, value in found.row().items() if name not in settings}
-    if not found.rewards:
-        row |= {"pass@1": found.accuracy, "pass@1_se": found.accuracy_se}
-    better = {"mean_completion_tokens": None, "truncated_share": False}
+    scores = evaluation.row()
+    for setting in ("prompts", "repeats", "temperature", "eval_seconds"):
+        del scores[setting]
+    if not evaluation.rewards:
+        scores["pass@1"] = evaluation.accuracy
+        scores["pass@1_se"] = evaluation.accuracy_se
+    results = {}
+    higher_is_better: dict[str, bool | None] = {}
+    for name, score in scores.items():
+        results[name.replace("_se", "_stderr")] = score
+        if not name.endswith("_se"):
+            higher_is_better[name] = _HIGHER_IS_BETTER.get(name, True)
     return {
-        "results": {task.name: {name.replace("_se", "_stderr"): value for name, value in row.items()}},
-        "higher_is_better": {task.name: {k: better.get(k, True) for k in row if not k.endswith("_se")}},
-        "n-samples": {task.name: {"original": len(task.test), "effective": found.prompts}},
-        "total_evaluation_time_seconds": found.eval_seconds,
+        "results": {task.name: results},
+        "higher_is_better": {task.name: higher_is_better},
+        "n-samples": {task.name: {"original": len(task.test), "effective": evaluation.prompts}},
+        "total_evaluation_time_seconds": evaluation.eval_seconds,
     }
 
 
@@ -143,7 +160,8 @@ def _device(recipe: Recipe) -> Iterator[torch.device]:
     Inside, the launcher's processes form a `torch.distributed` group.
     """
     on_cpu = bool(recipe.values.get("use_cpu")) or not torch.cuda.is_available()
-    device, state = torch.device("cpu" if on_cpu else "cuda"), None
+    device = torch.device("cpu" if on_cpu else "cuda")
+    state = None
     if get_world_size() > 1:
         from accelerate import PartialState
 
@@ -163,23 +181,34 @@ def _device(recipe: Recipe) -> Iterator[torch.device]:
 def _describe(recipe: Recipe, policy: Policy, sampler: Sampler, sampling: Sampling, task: Task) -> dict[str, Any]:
     """Return a line of `results.jsonl` without scores: policy, machine, sampling, prompts and versions."""
     settings = recipe.run_settings()
-    prompts = task.test.select(range(min(settings["eval_prompts"] or len(task.test), len(task.test))))
+    limit = settings["eval_prompts"]
+    count = len(task.test) if limit is None else min(limit, len(task.test))
+    prompts = task.test.select(range(count))
     rows = json.dumps([[row["prompt"], row["answer"]] for row in prompts], sort_keys=True)
-    first = prompts[0]["prompt"]
-    messages = [] if isinstance(first, str) else first
+    first_prompt = prompts[0]["prompt"]
+    chat_template = None
+    system_prompt = None
+    if not isinstance(first_prompt, str):
+        chat_template = sampler.tokenizer.chat_template
+        system_prompt = _system_prompt(first_prompt)
     on_cpu = recipe.values.get("use_cpu") or not torch.cuda.is_available()
+    device = "cpu" if on_cpu else torch.cuda.get_device_name()
+    autocast = torch.is_autocast_enabled("cpu" if on_cpu else "cuda")
+    packages = versions()
+    if sampler.backend == "vllm":
+        packages["vllm"] = version("vllm")
     config = {
         "model": policy.name,
         "adapter": policy.adapter_name,
         **policy.hashes(),
         "backend": sampler.backend,
-        "device": "cpu" if on_cpu else torch.cuda.get_device_name(),
+        "device": device,
         "dtype": str(sampler.dtype),
-        "autocast": "bfloat16" if torch.is_autocast_enabled("cpu" if on_cpu else "cuda") else None,
+        "autocast": "bfloat16" if autocast else None,
         **asdict(sampling),
         "repeats": settings["eval_repeats"],
-        "limit": settings["eval_prompts"],
-        "versions": versions() | ({"vllm": version("vllm")} if sampler.backend == "vllm" else {}),
+        "limit": limit,
+        "versions": packages,
     }
     return {
         "model_name": policy.name,
@@ -187,8 +216,16 @@ def _describe(recipe: Recipe, policy: Policy, sampler: Sampler, sampling: Sampli
         "n-shot": {task.name: 0},
         "configs": {task.name: recipe.task_settings()},
         "config": config,
-        "chat_template": sampler.tokenizer.chat_template if messages else None,
-        "system_instruction": next((str(m["content"]) for m in messages if m.get("role") == "system"), None),
+        "chat_template": chat_template,
+        "system_instruction": system_prompt,
         "task_hashes": {task.name: hashlib.sha256(rows.encode()).hexdigest()},
         "git_hash": git_commit(),
     }
+
+
+def _system_prompt(messages: Messages) -> str | None:
+    """Return the content of the first system message; None if there is none."""
+    for message in messages:
+        if message.get("role") == "system":
+            return str(message["content"])
+    return None

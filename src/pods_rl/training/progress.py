@@ -30,14 +30,15 @@ class LiveLine(RichProgress):
     """
 
     def __init__(self, out: Console, *, every: float = 10.0) -> None:
-        column = Column(no_wrap=True, overflow="ellipsis")  # one line, truncated if the terminal is too narrow
-        cells = (
-            SpinnerColumn("line" if out.options.ascii_only else "dots"),
-            TextColumn("{task.description}", markup=False, table_column=column),
+        spinner = SpinnerColumn("line" if out.options.ascii_only else "dots")
+        one_line = Column(no_wrap=True, overflow="ellipsis")  # truncated if the terminal is too narrow
+        text = TextColumn("{task.description}", markup=False, table_column=one_line)
+        super().__init__(
+            spinner, text, console=out, refresh_per_second=4, transient=True, speed_estimate_period=_RECENT
         )
-        super().__init__(*cells, console=out, refresh_per_second=4, transient=True, speed_estimate_period=_RECENT)
         self._row = self.add_task("", total=1.0)
-        self._every, self._due = every, 0.0
+        self._every = every
+        self._due = 0.0  # when a log gets its next line
 
     @property
     def redraws(self) -> bool:
@@ -67,7 +68,9 @@ class LiveLine(RichProgress):
         """Return the time left, which rich estimates from the share that is done; empty while it is unknown."""
         self.update(self._row, completed=done)
         seconds = self.tasks[0].time_remaining
-        return "" if seconds is None else f"{timedelta(seconds=int(seconds))} left"
+        if seconds is None:
+            return ""
+        return f"{timedelta(seconds=int(seconds))} left"
 
 
 class Progress(LiveLine):
@@ -91,18 +94,20 @@ class Progress(LiveLine):
         out: Console | None = None,
     ) -> None:
         super().__init__(out or console(), every=every)
-        self._label, self._max_seconds, self._max_steps = label, max_seconds, max_steps
+        self._label = label
+        self._max_seconds = max_seconds
+        self._max_steps = max_steps
         self._trains = False
 
     def begin(self, what: str) -> None:
-        """Show what begins: loading, an evaluation. A log has it at once, and no more once the run trains."""
+        """Show what begins: loading, an evaluation. A log shows it at once, until the run makes its first step."""
         if self.redraws:
             self.show_part(what)
         elif not self._trains:
             self.say(f"{self._label}: {what}")
 
     def show_part(self, doing: str) -> None:
-        """Show how far an evaluation is."""
+        """Show the progress of an evaluation."""
         self.show(f"{self._label}: {doing}")
 
     def evaluation(self, row: Mapping[str, Any]) -> None:
@@ -112,25 +117,35 @@ class Progress(LiveLine):
     def step(self, row: Mapping[str, Any]) -> None:
         """Show a training step, with its mean reward and its seconds; a narrow terminal cuts the last parts."""
         self._trains = True
+        parts = [self._start(row)]
         left = self.left(share_done(row["seconds"], row["step"], self._max_seconds, self._max_steps))
-        reward = "-" if row.get("reward") is None else f"{row['reward']:.2f}"
-        phases = "/".join(f"{value or 0.0:.2f}" for key, value in row.items() if key.startswith(_PHASE))
-        parts = (self._start(row), left, f"reward {reward}", f"gen/rew/sel/upd {phases} s")
-        self.show("  ".join(filter(None, parts)))
+        if left:
+            parts.append(left)
+        reward = "-"
+        if row.get("reward") is not None:
+            reward = f"{row['reward']:.2f}"
+        parts.append(f"reward {reward}")
+        phases = [f"{seconds or 0.0:.2f}" for key, seconds in row.items() if key.startswith(_PHASE)]
+        parts.append(f"gen/rew/sel/upd {'/'.join(phases)} s")
+        self.show("  ".join(parts))
 
     def _start(self, row: Mapping[str, Any]) -> str:
-        of = f" of {self._max_steps}" if self._max_steps and self._max_steps > 0 else ""
-        return f"{self._label:<18} {row['seconds']:6.0f} s  step {row['step']:>5}{of}"
+        line = f"{self._label:<18} {row['seconds']:6.0f} s  step {row['step']:>5}"
+        if self._max_steps is not None and self._max_steps > 0:
+            line += f" of {self._max_steps}"
+        return line
 
 
 def label_of(output: Path) -> str:
-    """Return the name of a run in each line that it prints; of a run of an experiment with its arm.
+    """Return the name of a run in each line that it prints; a run of an experiment has its arm's name too.
 
     >>> label_of(Path("runs/mine")), label_of(Path("runs/quickstart/pods/seed-1"))
     ('mine', 'pods seed-1')
     """
     path = output.resolve()
-    return f"{path.parent.name} {path.name}" if path.name.startswith("seed-") else path.name
+    if path.name.startswith("seed-"):
+        return f"{path.parent.name} {path.name}"
+    return path.name
 
 
 def share_done(seconds: float, step: float, max_seconds: float | None, max_steps: int | None) -> float:
@@ -139,8 +154,12 @@ def share_done(seconds: float, step: float, max_seconds: float | None, max_steps
     >>> share_done(40.0, 10, 100.0, 20), share_done(40.0, 10, None, -1)
     (0.5, 0.0)
     """
-    budgets = ((seconds, max_seconds), (step, max_steps))
-    return max((used / most for used, most in budgets if most and most > 0), default=0.0)
+    share = 0.0
+    if max_seconds is not None and max_seconds > 0:
+        share = seconds / max_seconds
+    if max_steps is not None and max_steps > 0:
+        share = max(share, step / max_steps)
+    return share
 
 
 def scores_of(row: Mapping[str, Any]) -> str:
@@ -155,19 +174,24 @@ def scores_of(row: Mapping[str, Any]) -> str:
     """
     if "accuracy" in row:
         return f"accuracy {_number(row['accuracy'])}  format {_number(row.get('format_accuracy'))}"
-    parts = [name for name in row if name.startswith("reward/") and not name.endswith("_se")]
-    shown = [f"reward {_number(row.get('reward'))}"]
-    if len(parts) > 1:  # one reward alone is the sum
-        shown += [f"{name.removeprefix('reward/')} {_number(row[name])}" for name in parts]
-    return "  ".join(shown)
+    parts = []
+    for name, score in row.items():
+        if name.startswith("reward/") and not name.endswith("_se"):
+            parts.append(f"{name.removeprefix('reward/')} {_number(score)}")
+    total = f"reward {_number(row.get('reward'))}"
+    if len(parts) == 1:  # one reward alone is the sum
+        return total
+    return "  ".join([total, *parts])
 
 
 def _number(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, (int, float)) else "-"
+    if isinstance(value, (int, float)):
+        return f"{value:.3f}"
+    return "-"
 
 
 class Watcher:
-    """Passes method calls to an object that only watches a run. It drops the object after its first exception.
+    """A wrapper that passes method calls to an object that only watches a run, until its first exception.
 
     >>> class Display:
     ...     def show(self, text): raise OSError("no terminal")
@@ -176,7 +200,7 @@ class Watcher:
     (True, True)
 
     Args:
-        name: what to call it in the warning.
+        name: the object's name in the warning.
         target: the object. If None, only `attempt` is used.
         raises: exceptions that end the run.
         on_drop: called when this is dropped.
@@ -191,22 +215,29 @@ class Watcher:
         on_drop: Callable[[], object] = lambda: None,
     ) -> None:
         self.dropped = False
-        self._name, self._target, self._raises, self._on_drop = name, target, raises, on_drop
+        self._name = name
+        self._target = target
+        self._raises = raises
+        self._on_drop = on_drop
 
     def __getattr__(self, name: str) -> Any:
         return partial(self.attempt, getattr(self._target, name))
 
     def attempt(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return what the call returns; None once the object is dropped, with a warning."""
+        """Return what the call returns. If it raises, print a warning and return None, now and at every later call."""
+        if self.dropped:
+            return None
         try:
-            return None if self.dropped else call(*args, **kwargs)
+            return call(*args, **kwargs)
         except self._raises:
             raise
         except Exception as error:
             self.dropped = True
             self._on_drop()
             if get_rank() == 0:
-                reason = safe_text(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+                message = " ".join(str(error).split())[:300]
+                reason = safe_text(f"{type(error).__name__}: {message}")
                 console(stderr=True).print(
                     f"[yellow]Warning:[/yellow] {safe_text(self._name)} raised {reason}. The run continues without it."
                 )
+            return None

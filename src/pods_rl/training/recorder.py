@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -78,7 +79,7 @@ class Recorder(TrainerCallback):
 
     started: float = field(default_factory=lambda: time.perf_counter(), init=False)
     seconds: float = field(default=0.0, init=False)  # the training clock at the last step
-    _since: float | None = field(default=None, init=False)  # since when it runs; None while it is paused
+    _clock_since: float | None = field(default=None, init=False)  # when it was last started; None while it is paused
     step: int = field(default=0, init=False)
     stop_reason: str | None = field(default=None, init=False)
     stopped_by: str | None = field(default=None, init=False)
@@ -99,8 +100,10 @@ class Recorder(TrainerCallback):
         return {"seconds": self.seconds, "elapsed": time.perf_counter() - self.started}
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.step = self.saved_step = state.global_step
-        if saved := state.stateful_callbacks.get(_STATE):
+        self.step = state.global_step
+        self.saved_step = state.global_step
+        saved = state.stateful_callbacks.get(_STATE)
+        if saved:
             self.seconds = saved["seconds"]
             self.started -= saved["elapsed"]
             self._evaluated = [(step, due) for step, due in saved["evaluated"]]
@@ -108,31 +111,36 @@ class Recorder(TrainerCallback):
         if self.writer:
             self.writer.rewind(self.step, len(self._evaluated))
         self.stop_reason = self._budget_spent()
-        control.should_training_stop |= self.stop_reason is not None
-        due = self.seconds // self.eval_seconds * self.eval_seconds if self.eval_seconds else 0.0
-        # at the start, or the one that a stop interrupted
-        if not self.stop_reason and due > max((before for _, before in self._evaluated), default=-1.0):
-            self._run_evaluation(due)
+        if self.stop_reason:
+            control.should_training_stop = True
+        else:
+            self._evaluate_before_steps()
         self._begun = True
+
+    def _evaluate_before_steps(self) -> None:
+        """Run the evaluation at the start of a run, or the one that a stop interrupted."""
+        due = 0.0
+        if self.eval_seconds:
+            due = self.seconds // self.eval_seconds * self.eval_seconds
+        last_due = max((evaluated_due for _, evaluated_due in self._evaluated), default=-1.0)
+        if due > last_due:
+            self._run_evaluation(due)
 
     # The order of an epoch's prompts, which takes seconds for a million of them, is not on the clock.
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
-        self._since = None
+        self._clock_since = None
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        if self._since is None:
-            self._since = self._now()
+        if self._clock_since is None:
+            self._clock_since = self._now()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.writer:
             self.writer.check()
-        before, self.step = self.seconds, state.global_step
-        assert self._since is not None
-        seconds = before + self._now() - self._since
-        all_ranks = gather([(seconds, self.stop.reason)])  # a signal may reach one process of several
-        self.seconds, self.stopped_by = all_ranks[0][0], next((reason for _, reason in all_ranks if reason), None)
-        self._since = None
+        before = self.seconds
+        self.step = state.global_step
+        self._read_clock_and_signals()
         self._write_attention()
         self._write_ledger()
         if not self.stopped_by and not self._budget_spent() and self._passed(self.eval_seconds, before):
@@ -145,11 +153,26 @@ class Recorder(TrainerCallback):
         state.stateful_callbacks[_STATE] = self._clocks() | {"evaluated": self._evaluated}
         if self.stopped_by or self._passed(self.save_seconds, before):
             control.should_save = True
-        if not control.should_save:
-            self._since = self._now()
+        if not control.should_save:  # else `on_save` restarts the clock
+            self._clock_since = self._now()
+
+    def _read_clock_and_signals(self) -> None:
+        """Pause the clock, and take its time from the first process and a signal from any of them."""
+        assert self._clock_since is not None
+        seconds = self.seconds + self._now() - self._clock_since
+        self._clock_since = None
+        self.stopped_by = None
+        # a signal may reach one process of several
+        of_processes = gather([(seconds, self.stop.reason)])
+        self.seconds, _ = of_processes[0]
+        for _, reason in of_processes:
+            if reason:
+                self.stopped_by = reason
+                break
 
     def on_save(self, *_: Any, **__: Any) -> None:
-        self.saved_step, self._since = self.step, self._now()
+        self.saved_step = self.step
+        self._clock_since = self._now()
 
     def _passed(self, period: float | None, before: float) -> bool:
         """Return whether the clock has passed a multiple of `period` since the time `before`."""
@@ -165,7 +188,7 @@ class Recorder(TrainerCallback):
     ) -> None:
         if logs is None or _NOT_A_STEP in logs or _EVALUATION in logs:
             return
-        # metrics.jsonl has all of it; TRL's own list would grow in memory and in every checkpoint.
+        # metrics.jsonl has every row; TRL's own list would grow in memory and in every checkpoint.
         del state.log_history[:-1]
         logs |= self._clocks()  # the trackers, which come next, get them too
         row = {"step": self.step, **self._clocks(), **logs}
@@ -173,11 +196,14 @@ class Recorder(TrainerCallback):
             self.writer.append_metrics(row)
         self.progress.step(row)
         if self.stop.reason and not self.stopped_by and alone():  # the signal came after the step: start no new one
-            self.stop_reason = self.stopped_by = self.stop.reason
-            control.should_training_stop = control.should_save = True
+            self.stopped_by = self.stop.reason
+            self.stop_reason = self.stop.reason
+            control.should_training_stop = True
+            control.should_save = True
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        if not self.stopped_by and self.step not in [step for step, _ in self._evaluated[-1:]]:
+        evaluated_steps = [step for step, _due in self._evaluated]
+        if not self.stopped_by and self.step not in evaluated_steps[-1:]:
             self._run_evaluation(due=self._due_at_the_end())
 
     def write_status(self, state: str, reason: str | None = None) -> None:
@@ -245,17 +271,18 @@ def add_trackers(trainer: Trainer, name: str) -> None:
         name: what trackers call the run, unless the recipe names it.
     """
     trainer.args.run_name = trainer.args.run_name or name
-    handler, kinds = trainer.callback_handler, {kind: name for name, kind in INTEGRATION_TO_CALLBACK.items()}
-    found = [each for each in handler.callbacks if isinstance(each, (*kinds, ProgressCallback))]
-    for callback in found:
-        tracker = kinds.get(type(callback))
-        handler.callbacks.remove(callback)
-        drop = partial(_forget, trainer, tracker)
-        handler.callbacks.append(Watcher(tracker or "the progress display", callback, on_drop=drop))
+    trackers = {kind: tracker for tracker, kind in INTEGRATION_TO_CALLBACK.items()}
+    callbacks = trainer.callback_handler.callbacks
+    watching = [callback for callback in callbacks if isinstance(callback, (*trackers, ProgressCallback))]
+    for callback in watching:
+        tracker = trackers.get(type(callback))
+        forget = partial(_forget, trainer, tracker)
+        callbacks.remove(callback)
+        callbacks.append(Watcher(tracker or "the progress display", callback, on_drop=forget))
 
 
 def _forget(trainer: Trainer, tracker: str | None) -> None:
-    """Take a tracker out of `report_to`, where TRL looks it up for its own tables."""
+    """Remove a tracker from `report_to`, where TRL looks it up for its own tables."""
     trainer.args.report_to = [name for name in trainer.args.report_to if name != tracker]
 
 
@@ -265,29 +292,38 @@ def track_evaluation(trainer: Trainer, row: Mapping[str, Any]) -> None:
     `eval_train_seconds` is the training clock; `eval_seconds` is how long the evaluation took. TRL's own `log` would
     also log and clear the metrics of a step that still runs.
     """
-    names = {name: name if name.startswith("eval_") else f"eval_{name}" for name in row if name != "step"}
-    names["seconds"] = "eval_train_seconds"
-    numbers = {name: row[name] for name in names if isinstance(row[name], (int, float)) and math.isfinite(row[name])}
+    numbers = {}
+    for name, value in row.items():
+        if name == "step" or not isinstance(value, (int, float)) or not math.isfinite(value):
+            continue
+        if name == "seconds":
+            numbers["eval_train_seconds"] = value
+        elif name.startswith("eval_"):
+            numbers[name] = value
+        else:
+            numbers[f"eval_{name}"] = value
     logs_next = trainer.control.should_log  # `log` resets it, and this may come before the log of a step
-    Trainer.log(trainer, {names[name]: value for name, value in numbers.items()})
+    Trainer.log(trainer, numbers)
     trainer.control.should_log = logs_next
 
 
 @contextmanager
 def trackers_inside(output: Path, report_to: object) -> Iterator[None]:
-    """Inside, trackers write their local files to ``tracking/`` of a run, unless the user has chosen another place."""
+    """Inside, trackers write their local files to ``tracking/`` of a run, unless the user has set another place."""
     if report_to in (None, "none", []):
         yield
         return
-    place = (output / TRACKING).absolute()
-    ours = {name: str(place / folder) for name, folder in _FOLDERS.items()} | {"MLFLOW_TRACKING_URI": place.as_uri()}
-    ours = {name: value for name, value in ours.items() if name not in os.environ}
-    place.mkdir(exist_ok=True)  # wandb uses the system's temporary folder if it is missing
-    os.environ.update(ours)
+    tracking = (output / TRACKING).absolute()
+    variables = {"MLFLOW_TRACKING_URI": tracking.as_uri()}
+    for name, folder in _FOLDERS.items():
+        variables[name] = str(tracking / folder)
+    unset = {name: value for name, value in variables.items() if name not in os.environ}
+    tracking.mkdir(exist_ok=True)  # wandb uses the system's temporary folder if it is missing
+    os.environ.update(unset)
     try:
         yield
     finally:
-        for name in ours:
+        for name in unset:
             os.environ.pop(name, None)
 
 
@@ -302,12 +338,14 @@ def push(trainer: Trainer, folder: Path, name: str) -> None:
         name: the repository, if the recipe does not name it.
     """
     args = trainer.args
-    args.hub_model_id = args.hub_model_id or "".join(c if c.isascii() and c.isalnum() else "-" for c in name).strip("-")
-    before, args.output_dir = args.output_dir, str(folder)
+    if not args.hub_model_id:
+        args.hub_model_id = re.sub("[^0-9A-Za-z]", "-", name).strip("-")
+    output_dir = args.output_dir
+    args.output_dir = str(folder)  # `push_to_hub` pushes this folder
     try:
         trainer.push_to_hub()
     except Exception as error:  # the network, the hub, its client
         reason = " ".join(str(error).split()) or type(error).__name__
         console(stderr=True).print(f"[yellow]Not pushed to the hub:[/yellow] {safe_text(reason)} The run is complete.")
     finally:
-        args.output_dir = before
+        args.output_dir = output_dir

@@ -12,6 +12,7 @@ from ..recipe.recipe import changed_keys
 from ..runs import Run, is_run
 from ..runs.checkpoints import MANIFEST, last_good
 from ..runs.files import CHECKPOINTS, read_mapping
+from ..text import counted
 
 CHANGED = "--allow_changed_recipe"
 
@@ -29,9 +30,15 @@ class Start(NamedTuple):
 
     def describe(self) -> list[str]:
         """Return lines to display."""
-        origin = f"from {self.checkpoint.name}" if self.checkpoint else "from the beginning: it had made no step"
-        lines = [f"resumes {origin}", *(f"skipped {line}" for line in self.skipped)]
-        return lines + [f"changed recipe, allowed by {CHANGED}: {line}" for line in self.changed]
+        if self.checkpoint:
+            lines = [f"resumes from {self.checkpoint.name}"]
+        else:
+            lines = ["resumes from the beginning: it had made no step"]
+        for damaged in self.skipped:
+            lines.append(f"skipped {damaged}")
+        for difference in self.changed:
+            lines.append(f"changed recipe, allowed by {CHANGED}: {difference}")
+        return lines
 
 
 def find_start(recipe: Recipe, output: Path, *, processes: int, changed: bool = False, hashes: bool = True) -> Start:
@@ -52,32 +59,47 @@ def find_start(recipe: Recipe, output: Path, *, processes: int, changed: bool = 
         raise UserError(f"--resume: {output} holds no run to resume.")
     checkpoint, skipped = last_good(output / CHECKPOINTS, hashes=hashes)
     if checkpoint is None:
-        run = Run(output)
-        if run.metrics or skipped:
-            damaged = "".join(f"\n  skipped {line}" for line in skipped)
-            raise UserError(
-                f"--resume: {output} ({run.state}) has no {'complete ' if skipped else ''}checkpoint to resume from, "
-                "and its results would be lost. Start again in another --output, with save_steps or save_seconds low "
-                f"enough.{damaged}"
-            )
+        _refuse_to_lose(Run(output), skipped)
         return Start(None, skipped, [])
     manifest = read_mapping(checkpoint / MANIFEST)
-    saved = manifest.get("processes") or processes
-    if saved != processes:
-        option = f"with --num_processes {saved}" if saved > 1 else "without --num_processes"
+    _check_processes(checkpoint, manifest.get("processes") or processes, processes)
+    saved_recipe = manifest.get("recipe") or {}  # absent if the trainer was used without a recipe
+    saved_keys = saved_recipe.get("keys")
+    changes: list[str] = []
+    if saved_keys:
+        changes = changed_keys(saved_keys, recipe.values)
+    if changes and not changed:
         raise UserError(
-            f"--resume: {checkpoint} was made by {saved} process{'es' * (saved > 1)}, and {processes} would resume it: "
-            f"each process saves its own random state and rows. Resume {option}."
-        )
-    keys = (manifest.get("recipe") or {}).get("keys")  # absent if the trainer was used without a recipe
-    differ = changed_keys(keys, recipe.values) if keys else []
-    if differ and not changed:
-        raise UserError(
-            f"--resume: {checkpoint} was made with another recipe: {', '.join(differ)}. Resume with its own recipe "
+            f"--resume: {checkpoint} was made with another recipe: {', '.join(changes)}. Resume with its own recipe "
             f"(pods train --output {output} --resume), start another run in a new --output, or add {CHANGED} to resume "
             "with the changes."
         )
-    return Start(checkpoint, skipped, differ)
+    return Start(checkpoint, skipped, changes)
+
+
+def _refuse_to_lose(run: Run, skipped: list[str]) -> None:
+    """Raise UserError if a run without a complete checkpoint has made steps, which starting again would delete."""
+    if not run.metrics and not skipped:
+        return
+    missing = "complete checkpoint" if skipped else "checkpoint"
+    damaged = "".join(f"\n  skipped {line}" for line in skipped)
+    raise UserError(
+        f"--resume: {run.path} ({run.state}) has no {missing} to resume from, and its results would be lost. Start "
+        f"again in another --output, with save_steps or save_seconds low enough.{damaged}"
+    )
+
+
+def _check_processes(checkpoint: Path, saved: int, processes: int) -> None:
+    """Raise UserError if another number of processes made the checkpoint."""
+    if saved == processes:
+        return
+    option = "without --num_processes"
+    if saved > 1:
+        option = f"with --num_processes {saved}"
+    raise UserError(
+        f"--resume: {checkpoint} was made by {counted(saved, 'process', 'es')}, and {processes} would resume it: "
+        f"each process saves its own random state and rows. Resume {option}."
+    )
 
 
 def last_lines(output: Path, launch: str = "", *, shown_as: Path | None = None) -> list[str]:
@@ -95,15 +117,16 @@ def last_lines(output: Path, launch: str = "", *, shown_as: Path | None = None) 
     place = quote(str(shown_as))
     if run.state == "unknown" or (run.state == "failed" and not run.metrics):
         return []
-    good, _ = last_good(output / CHECKPOINTS, hashes=False)
-    resume = f"pods train --output {place}{launch} --resume"
+    finished = run.state == "finished"
+    last_checkpoint, _ = last_good(output / CHECKPOINTS, hashes=False)
+    policy = run.final_checkpoint if finished else last_checkpoint
     rows = [("run", f"{shown_as} ({run.state} at step {run.step})")]
-    policy = good if run.state != "finished" else run.final_checkpoint
     if policy:
         rows.append(("checkpoint", str(shown_as / policy.relative_to(output))))
-    if run.state != "finished" and (good or not run.metrics):
+    resume = f"pods train --output {place}{launch} --resume"
+    if not finished and (last_checkpoint or not run.metrics):
         rows.append(("resume", resume))
-    elif run.state == "finished" and good:
+    elif finished and last_checkpoint:
         longer = "max_seconds" if run.config.get("max_seconds") else "max_steps"
         rows.append(("longer", f"{resume} --{longer} N"))
     if run.evals:
