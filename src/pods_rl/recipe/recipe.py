@@ -24,10 +24,13 @@ from .catalog import SHIPPED, local_path, looks_like_path, read_recipe
 from .schema import GYM, REWARDS, TASKS, UNSUPPORTED, defaults, fields
 
 _SAVING = frozenset(("save_seconds", "save_steps", "save_strategy"))
-_SAVE_SECONDS, _SAVES_KEPT = 1800.0, 2  # if no key sets when to save: at most half an hour is lost
+# if no key sets when to save: at most half an hour is lost
+_SAVE_SECONDS = 1800.0
+_SAVES_KEPT = 2
 _MOST_GENERATED = 10**6  # prompts that a task may generate; more would take minutes and gigabytes before the first step
 _WEIGHTS = (1e-6, 1e6)  # magnitudes of a reward's weight; beyond them float32 loses the other rewards
 _ENDLESS = 10**9  # steps if only the clock stops the run; TRL would stop after 3 epochs
+_EXTRAS = {"vllm": "vllm", "bitsandbytes": "quant", "deepspeed": "deepspeed"}  # libraries, and the extra with each
 _TITLES = {"model": "the policy", "engine": "training", "task": "the task", "run": "this run"}
 _IMPORT_PATH = re.compile(r"[^\W\d][\w.]*[.:][^\W\d]\w*")  # package.module:function
 _DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
@@ -39,6 +42,7 @@ _READERS = {  # the tasks that read each of these keys; the others generate thei
 _GENERATED = ("arithmetic", "words", "countdown")  # tasks without data; so are those of reasoning_gym
 _ENDLESS_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt", None)  # schedules without a last step
 DATA_KEYS = ("dataset_name", "dataset_test_name", "task")  # the keys that may name data on the hub
+_UNAUTHORISED = 401  # the hub's status for a wrong token
 _HUB_TIMEOUT = 1.5  # seconds; a slow hub may still answer the loaders
 
 # What may change between a checkpoint and the run that resumes from it: how long, what is logged and kept, where data
@@ -64,7 +68,13 @@ FREE = frozenset((
 
 @dataclass(frozen=True)
 class Recipe:
-    """``values``: every key that decides the run, resolved; ``given``: what the user set; ``source``: its file."""
+    """The settings of a run.
+
+    Args:
+        values: every key that decides the run, resolved.
+        given: the keys that the user set.
+        source: the recipe's file, or its name.
+    """
 
     values: Mapping[str, Any]
     given: Mapping[str, Any]
@@ -100,10 +110,10 @@ class Recipe:
 
     def without(self, key: str) -> Recipe:
         """Return the recipe without a key that the user set; other checks than those of values are not repeated."""
-        given = {name: value for name, value in self.given.items() if name != key}
-        values = defaults() | given
-        _resolve(values, given)
-        return Recipe(MappingProxyType(values), MappingProxyType(given), self.source)
+        user_values = {name: value for name, value in self.given.items() if name != key}
+        values = defaults() | user_values
+        _resolve(values, user_values)
+        return Recipe(MappingProxyType(values), MappingProxyType(user_values), self.source)
 
     def every_value(self) -> dict[str, Any]:
         """Return ``values``, and the default of every other key."""
@@ -119,15 +129,25 @@ class Recipe:
 
         Reading the recipe or evaluating needs none of them. transformers and TRL name any other missing library.
         """
-        quantised = self.values.get("load_in_4bit") or self.values.get("load_in_8bit")
-        needed = {
-            "vllm": ("vllm", self.values.get("use_vllm")),
-            "bitsandbytes": ("quant", quantised or re.search("8bit|bnb|paged", str(self.values.get("optim") or ""))),
-            "deepspeed": ("deepspeed", self.values.get("deepspeed")),
-        }
-        missing = {name: extra for name, (extra, wanted) in needed.items() if wanted and find_spec(name) is None}
-        how = f"pip install '.[{','.join(missing.values())}]' in a checkout"
-        return f"This recipe needs {' and '.join(missing)}, not installed here: {how}." if missing else None
+        missing = [name for name in self._needed_libraries() if find_spec(name) is None]
+        if not missing:
+            return None
+        extras = ",".join(_EXTRAS[name] for name in missing)
+        return (
+            f"This recipe needs {' and '.join(missing)}, not installed here: pip install '.[{extras}]' in a checkout."
+        )
+
+    def _needed_libraries(self) -> list[str]:
+        """Return the libraries of `_EXTRAS` that training needs."""
+        needed = []
+        if self.values.get("use_vllm"):
+            needed.append("vllm")
+        # optimizers of bitsandbytes are named adamw_8bit, adamw_bnb_8bit, paged_adamw_32bit and the like
+        if _is_quantised(self.values) or re.search("8bit|bnb|paged", str(self.values.get("optim") or "")):
+            needed.append("bitsandbytes")
+        if self.values.get("deepspeed"):
+            needed.append("deepspeed")
+        return needed
 
     def check_installed(self) -> None:
         """Raise UserError if a library that training needs is missing."""
@@ -147,7 +167,9 @@ class Recipe:
             if self._needs_hub(key):
                 _check_hub(f"{key} = {self.values[key]}")
         for key in ("push_to_hub", "log_completions_hub_repo"):
-            if self.values.get(key) and (get_token() is None or _check_hub(key) == 401):
+            if not self.values.get(key):
+                continue
+            if get_token() is None or _check_hub(key) == _UNAUTHORISED:
                 raise UserError(f"{key} needs a token that the hub accepts: set HF_TOKEN, or run `hf auth login`.")
 
     def hub_problem(self, keys: Iterable[str]) -> str | None:
@@ -169,13 +191,16 @@ class Recipe:
             return False
         if key == "dataset_test_name" and "/" not in value:  # a split
             return False
-        kind, file = ("model", "config.json") if key == "model_name_or_path" else ("dataset", "README.md")
-        revision = self.values.get("model_revision") if kind == "model" else None
-        return not _is_cached(str(value), kind, file, revision)
+        if key == "model_name_or_path":
+            return not _is_cached(str(value), "model", "config.json", self.values.get("model_revision"))
+        return not _is_cached(str(value), "dataset", "README.md", None)
 
     def to_yaml(self) -> str:
         """Return the resolved recipe, by section; loading it gives equal values."""
-        return "".join(f"# {title}\n{dump_yaml(self._section(section))}" for section, title in _TITLES.items())
+        text = ""
+        for section, title in _TITLES.items():
+            text += f"# {title}\n{dump_yaml(self._section(section))}"
+        return text
 
     def _section(self, section: str) -> dict[str, Any]:
         return {key: value for key, value in self.values.items() if fields()[key].section == section}
@@ -214,20 +239,23 @@ def build_recipe(
 ) -> Recipe:
     """Like load_recipe, from a mapping; ``origin`` names its source in messages."""
     overrides = overrides or {}
-    given = convert(values, origin) | convert(overrides, None)
-    for key in [key for key in UNSUPPORTED if key in given]:
-        if given.pop(key) != fields()[key].default:
+    user_values = convert(values, origin) | convert(overrides, None)
+    for key in UNSUPPORTED:
+        if key not in user_values:
+            continue
+        # TRL's default changes nothing, so it is only removed.
+        if user_values.pop(key) != fields()[key].default:
             where = "command line: " if key in overrides else origin.where(key)
             raise UserError(f"{where}{key} cannot be set in a recipe: {UNSUPPORTED[key]}.")
-    resolved = defaults() | given
-    _resolve(resolved, given)
+    resolved = defaults() | user_values
+    _resolve(resolved, user_values)
     try:
         check_values(resolved)
         if trains:
             batch_plan(resolved, processes)
     except UserError as error:
         raise UserError(f"{origin.name}: {error}") from None
-    return Recipe(MappingProxyType(resolved), MappingProxyType(given), origin.name)
+    return Recipe(MappingProxyType(resolved), MappingProxyType(user_values), origin.name)
 
 
 def convert(values: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]:
@@ -237,38 +265,42 @@ def convert(values: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]:
     """
     converted: dict[str, Any] = {}
     problems: list[str] = []
-    known = fields()
+    recipe_keys = fields()
     for key, value in values.items():
         if key == "scale_rewards" and isinstance(value, bool):
             value = "group" if value else "none"  # as TRL reads it
         try:
-            if key not in known:
-                raise ValueError(f"unknown key.{suggest(key, known) or ' Neither pods-rl nor TRL has such a key.'}")
+            if key not in recipe_keys:
+                near = suggest(key, recipe_keys) or " Neither pods-rl nor TRL has such a key."
+                raise ValueError(f"unknown key.{near}")
             is_word = origin is None and isinstance(value, str)
-            converted[key] = known[key].parse(value) if is_word else known[key].convert(value)
+            converted[key] = recipe_keys[key].parse(value) if is_word else recipe_keys[key].convert(value)
         except ValueError as error:
-            problems.append(f"{'--' if origin is None else origin.where(key)}{short(key)}: {error}")
+            place = "--" if origin is None else origin.where(key)
+            problems.append(f"{place}{short(key)}: {error}")
     if problems:
         raise UserError("\n".join(problems))
     return converted
 
 
-def _resolve(values: dict[str, Any], given: Mapping[str, Any]) -> None:
+def _resolve(values: dict[str, Any], user_values: Mapping[str, Any]) -> None:
     """Fill in the keys that follow from other keys."""
     if values["num_rollouts"] is None:
         values["num_rollouts"] = values["num_generations"]
     if values["eval_temperature"] is None:
         values["eval_temperature"] = values["temperature"]
-    if "task" not in given and values["dataset_name"]:
+    if "task" not in user_values and values["dataset_name"]:
         values["task"] = "dataset"
     if values["model_name_or_path"] is None:
-        values["model_name_or_path"] = next((name for name, task in SHIPPED.items() if task == values["task"]), None)
+        for policy, task in SHIPPED.items():
+            if task == values["task"]:
+                values["model_name_or_path"] = policy
     if values["model_name_or_path"] in SHIPPED:  # these policies continue the question alone
         values["prompt_style"] = values["prompt_style"] or "plain"
         values["system_prompt"] = values["system_prompt"] or ""
-    if not _SAVING & given.keys():
+    if not _SAVING & user_values.keys():
         values["save_seconds"] = _SAVE_SECONDS
-        if "save_total_limit" not in given:
+        if "save_total_limit" not in user_values:
             values["save_total_limit"] = _SAVES_KEPT
 
 
@@ -287,8 +319,8 @@ def changed_keys(saved: Mapping[str, Any], values: Mapping[str, Any]) -> list[st
     >>> changed_keys({"seed": 1, "max_steps": 9}, {"seed": 2, "max_steps": 4})
     ['seed (saved 1, now 2)']
     """
-    found = differences(checkpoint_keys(saved), checkpoint_keys(values))
-    return [f"{key} (saved {was}, now {now})" for key, (was, now) in found.items()]
+    changes = differences(checkpoint_keys(saved), checkpoint_keys(values))
+    return [f"{key} (saved {was}, now {now})" for key, (was, now) in changes.items()]
 
 
 def differences(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -297,15 +329,21 @@ def differences(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str
     >>> differences({"seed": 1, "num_generations": 8}, {"seed": 1, "num_rollouts": 16})
     {'num_rollouts': (8, 16)}
     """
-    was, now = _completed(saved), _completed(values)
-    keys = [key for key in {**saved, **values} if key in fields()]
-    return {key: (was[key], now[key]) for key in keys if was[key] != now[key]}
+    was = _completed(saved)
+    now = _completed(values)
+    changes = {}
+    for key in {**saved, **values}:
+        if key not in fields():  # of another version of this library
+            continue
+        if was[key] != now[key]:
+            changes[key] = (was[key], now[key])
+    return changes
 
 
-def _completed(given: Mapping[str, Any]) -> dict[str, Any]:
+def _completed(user_values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe with every key: absent ones get their default, or a value that follows from others."""
-    values = {key: field.default for key, field in fields().items()} | dict(given)
-    _resolve(values, given)
+    values = {key: field.default for key, field in fields().items()} | dict(user_values)
+    _resolve(values, user_values)
     return values
 
 
@@ -317,11 +355,11 @@ def check_values(values: Mapping[str, Any]) -> None:
     _check_task(values)
     name = values["model_name_or_path"]
     if name is None:
-        shipped = (f"{policy} (shipped, for task {task})" for policy, task in SHIPPED.items())
+        shipped = [f"{policy} (shipped, for task {task})" for policy, task in SHIPPED.items()]
         raise UserError(f"model_name_or_path is not set: give a local path, a hub id, or {' or '.join(shipped)}.")
     if looks_like_path(name) and not local_path(name).is_dir():
         raise UserError(f"model_name_or_path = {name}: there is no such directory (looked in {Path.cwd()}).")
-    schedule, quantised = values.get("lr_scheduler_type"), values.get("load_in_4bit") or values.get("load_in_8bit")
+    schedule = values.get("lr_scheduler_type")
     endless = values.get("max_steps", -1) <= 0 and values.get("num_train_epochs") is None
     if endless and values.get("max_seconds") is None:
         raise UserError("No limit is set: set max_seconds (training clock), max_steps or both.")
@@ -332,7 +370,7 @@ def check_values(values: Mapping[str, Any]) -> None:
         )
     if values["max_completion_length"] is None:
         raise UserError("max_completion_length = null: expected a whole number of at least 1.")
-    if quantised and values.get("use_vllm"):
+    if _is_quantised(values) and values.get("use_vllm"):
         raise UserError(
             "load_in_4bit or load_in_8bit with use_vllm: TRL would merge the adapter into the quantised weights before "
             "each generation, which rounds most of it away and damages the base (huggingface/trl issues 3466 and "
@@ -340,41 +378,52 @@ def check_values(values: Mapping[str, Any]) -> None:
         )
 
 
-def _check_name(key: str, name: Any, known: tuple[str, ...]) -> None:
-    if name not in known and not _IMPORT_PATH.fullmatch(str(name)):
+def _is_quantised(values: Mapping[str, Any]) -> bool:
+    return bool(values.get("load_in_4bit") or values.get("load_in_8bit"))
+
+
+def _check_name(key: str, name: Any, shipped: tuple[str, ...]) -> None:
+    """Raise UserError unless a name is a shipped one or an import path."""
+    if name not in shipped and not _IMPORT_PATH.fullmatch(str(name)):
         raise UserError(
-            f"{key}: unknown name {name}.{suggest(str(name), known)} Expected one of {', '.join(known)}, or your own "
-            "as package.module:function."
+            f"{key}: unknown name {name}.{suggest(str(name), shipped)} Expected one of {', '.join(shipped)}, or your "
+            "own as package.module:function."
         )
 
 
 def _check_task(values: Mapping[str, Any]) -> None:
     """Raise UserError for an unknown task or reward, and for data that are missing or that the task does not read."""
     task = values["task"]
-    library = GYM if task.startswith(f"{GYM}:") else None
-    if library is None:
+    rewards: tuple[str, ...] = REWARDS
+    # A task of reasoning_gym is named reasoning_gym:NAME, and only its library is checked here.
+    family = GYM if task.startswith(f"{GYM}:") else task
+    if family == GYM:
+        rewards = (*REWARDS, GYM)
+    else:
         _check_name("task", task, TASKS)
     if values["task_rewards"] is not None:
-        _check_rewards(values["task_rewards"], REWARDS if library is None else (*REWARDS, library))
-    if library or task in _GENERATED:
+        _check_rewards(values["task_rewards"], rewards)
+    if family == GYM or task in _GENERATED:
         for key in ("task_train_size", "task_test_size"):
             if (values[key] or 0) > _MOST_GENERATED:
                 raise UserError(f"{key}: got {values[key]}, expected at most {_MOST_GENERATED:,} generated prompts.")
-    for key, readers in _READERS.items():
-        if values[key] is not None and (library or task in TASKS) and (library or task) not in readers:
-            raise UserError(f"task = {task} does not read {key}: unset one of them.")
+    if family == GYM or task in TASKS:  # a task of the user's own may read any key
+        for key, readers in _READERS.items():
+            if values[key] is not None and family not in readers:
+                raise UserError(f"task = {task} does not read {key}: unset one of them.")
     for key in ("dataset_name", "dataset_test_name"):
         name = values[key]
-        missing = name is not None and not local_path(name).exists()
-        if missing and (looks_like_path(name) or Path(name).suffix in _DATA_FILES):
+        if name is None or local_path(name).exists():
+            continue
+        if looks_like_path(name) or Path(name).suffix in _DATA_FILES:  # otherwise it is on the hub
             raise UserError(f"{key} = {name}: there is no such file or directory (looked in {Path.cwd()}).")
 
 
-def _check_rewards(weights: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def _check_rewards(weights: Mapping[str, Any], shipped: tuple[str, ...]) -> None:
     """Raise UserError unless the weights of rewards can train something."""
     low, high = _WEIGHTS
     for name, weight in weights.items():
-        _check_name("task_rewards", name, known)
+        _check_name("task_rewards", name, shipped)
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise UserError(f"task_rewards: {name}: got {describe(weight)}, expected a weight, such as 1.0.")
         if weight != 0 and not low <= abs(weight) <= high:
@@ -393,23 +442,31 @@ def _is_cached(name: str, kind: str, file: str, revision: str | None) -> bool:
     from huggingface_hub import constants, try_to_load_from_cache
 
     prepared = Path(constants.HF_HOME) / "datasets" / name.replace("/", "___")
-    return prepared.is_dir() or isinstance(try_to_load_from_cache(name, file, revision=revision, repo_type=kind), str)
+    if prepared.is_dir():
+        return True
+    # A path; None or a mark of the library's if the file is not in the cache.
+    cached = try_to_load_from_cache(name, file, revision=revision, repo_type=kind)
+    return isinstance(cached, str)
 
 
 @cache
-def _check_hub(what: str) -> int | None:
-    """Return the status of a request to the hub, None if it is slow. Cached, since most arms share their model."""
+def _check_hub(setting: str) -> int | None:
+    """Return the status of a request to the hub, None if it is slow. Cached, since most arms share their model.
+
+    Raises UserError, which names the setting that needs the hub, if the hub cannot be reached.
+    """
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, get_session
 
     if constants.HF_HUB_OFFLINE:
-        raise UserError(f"{what} needs the hub, and HF_HUB_OFFLINE is set: unset it, or name local files.")
+        raise UserError(f"{setting} needs the hub, and HF_HUB_OFFLINE is set: unset it, or name local files.")
     try:
         url = f"{constants.ENDPOINT}/api/whoami-v2"
         return int(get_session().get(url, headers=build_hf_headers(), timeout=_HUB_TIMEOUT).status_code)
     except Exception as error:  # its class differs between versions of the library
-        if "Connect" not in type(error).__name__ or "Timeout" in type(error).__name__:
+        name = type(error).__name__
+        if "Connect" not in name or "Timeout" in name:
             return None
         raise UserError(
-            f"{what} needs the hub, which cannot be reached ({error}): check the network, or name local files."
+            f"{setting} needs the hub, which cannot be reached ({error}): check the network, or name local files."
         ) from error

@@ -75,8 +75,13 @@ class Field:
         'a number or null'
         """
         if self.choices and self.kinds <= {"str", "list", "None"}:
-            return f"one of {', '.join(self.choices)}{' or null' if 'None' in self.kinds else ''}"
-        return "anything" if "Any" in self.kinds else " or ".join(KINDS[kind] for kind in KINDS if kind in self.kinds)
+            choices = f"one of {', '.join(self.choices)}"
+            if "None" in self.kinds:
+                return f"{choices} or null"
+            return choices
+        if "Any" in self.kinds:
+            return "anything"
+        return " or ".join(KINDS[kind] for kind in KINDS if kind in self.kinds)
 
     def convert(self, value: Any) -> Any:
         """Return the value as this key's type; raise ValueError (what was given, what was expected) if it has another.
@@ -123,34 +128,47 @@ def _convert(value: Any, kinds: frozenset[str]) -> Any:
         value = float(value)
     if isinstance(value, float) and value.is_integer() and "float" not in kinds:
         value = int(value)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        in_range = abs(value) <= _LARGEST if isinstance(value, int) else math.isfinite(value) and "float" in kinds
-        if in_range and kinds & _NUMBERS:
-            return value if "int" in kinds else float(value)  # transformers refuses `repetition_penalty: 1`
+    if _is_number(value, kinds):
+        return value if "int" in kinds else float(value)  # transformers refuses `repetition_penalty: 1`
     for kind, its_type in _TYPES.items():
         if kind in kinds and isinstance(value, its_type):
             return value
-    if "list" in kinds and isinstance(value, (str, tuple)):
-        return [value] if isinstance(value, str) else list(value)  # `lora_target_modules: all-linear`
+    if "list" in kinds and isinstance(value, str):  # `lora_target_modules: all-linear`
+        return [value]
+    if "list" in kinds and isinstance(value, tuple):
+        return list(value)
     if value is False and "str" in kinds:  # YAML 1.1 reads a bare `no` as false
         return "no"
     raise TypeError
 
 
+def _is_number(value: Any, kinds: frozenset[str]) -> bool:
+    """Return whether a value is a number that a key of these types can hold. A boolean is not a number here."""
+    if isinstance(value, bool) or not kinds & _NUMBERS:
+        return False
+    if isinstance(value, int):
+        return abs(value) <= _LARGEST
+    return isinstance(value, float) and "float" in kinds and math.isfinite(value)
+
+
 def _is_plain(value: Any) -> bool:
     """Return whether the files of a run can hold a value: a list or mapping of finite numbers and text."""
+    if value is None or isinstance(value, float):  # the checks of numbers refuse infinity, with a better message
+        return True
     try:
-        return isinstance(value, (float, type(None))) or json.loads(json.dumps(value, allow_nan=False)) == value
-    except (TypeError, ValueError, RecursionError):  # a date, infinity, itself
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+    except (TypeError, ValueError, RecursionError):  # a date, infinity, a list that contains itself
         return False
 
 
 def _inside(value: float, interval: str) -> bool:
     """Return whether a number lies in an interval; a bracket includes its end, a parenthesis does not."""
     low, high = map(float, interval[1:-1].split(","))
-    above = value >= low if interval[0] == "[" else value > low
-    below = value <= high if interval[-1] == "]" else value < high
-    return above and below
+    if value == low:
+        return interval.startswith("[")
+    if value == high:
+        return interval.endswith("]")
+    return low < value < high
 
 
 def parse_overrides(words: list[str], stray: list[str] | None = None) -> dict[str, str | bool]:
@@ -173,15 +191,21 @@ def parse_overrides(words: list[str], stray: list[str] | None = None) -> dict[st
             stray.append(word)
         elif equals:
             overrides[key] = value
-        else:
-            overrides[key] = rest.pop(0) if rest and not rest[0].startswith("--") else True
+        elif rest and not rest[0].startswith("--"):
+            overrides[key] = rest.pop(0)
+        else:  # a flag alone
+            overrides[key] = True
     return overrides
 
 
 @cache
 def trl_fields() -> dict[str, Field]:
     """Return every field of GRPOConfig (with its bases) and ModelConfig, by name."""
-    return {field.name: field for place in _CLASSES for field in _read_class(*place)}
+    keys: dict[str, Field] = {}
+    for package, file, class_name, section in _CLASSES:
+        for field in _read_class(package, file, class_name, section):
+            keys[field.name] = field
+    return keys
 
 
 def parse_annotation(annotation: str) -> frozenset[str]:
@@ -190,44 +214,57 @@ def parse_annotation(annotation: str) -> frozenset[str]:
     >>> sorted(parse_annotation("list[float] | None"))
     ['None', 'list']
     """
-    parts = [part.strip().replace("Literal[False]", "bool") for part in annotation.split("|")]
-    names = [part.partition("[")[0] for part in parts]
-    return frozenset(name if name in (*KINDS, "Any") else "str" for name in names)
+    kinds = set()
+    for part in annotation.replace("Literal[False]", "bool").split("|"):
+        name, _, _ = part.strip().partition("[")  # list[float] is a list
+        if name in KINDS or name == "Any":
+            kinds.add(name)
+        else:
+            kinds.add("str")
+    return frozenset(kinds)
 
 
 def _read_class(package: str, file: str, name: str, section: str) -> Iterator[Field]:
+    """Read the fields of a dataclass from its source: their types, defaults and help."""
     spec = find_spec(package)
     assert spec is not None
     assert spec.submodule_search_locations
     tree = ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
-    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-    documented = documented_arguments(ast.get_docstring(found) or "")
-    for node in found.body:
+    class_node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    documented = documented_arguments(ast.get_docstring(class_node) or "")
+    for node in class_node.body:
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
+        key = node.target.id
         options = {"default": _literal(node.value)}
         if isinstance(node.value, ast.Call):  # field(...)
             options = {word.arg or "": _literal(word.value) for word in node.value.keywords}
-        if node.target.id.startswith("_") or options.get("init") is False:
+        if key.startswith("_") or options.get("init") is False:
             continue
         metadata = options.get("metadata") or {}
+        help = str(metadata.get("help", documented.get(key, "")))
         choices = metadata.get("choices") or ()
+        if not isinstance(choices, (list, tuple)):  # computed
+            choices = ()
         yield Field(
-            name=node.target.id,
+            name=key,
             kinds=parse_annotation(ast.unparse(node.annotation)),
             default=options.get("default", COMPUTED),
-            help=" ".join(str(metadata.get("help", documented.get(node.target.id, ""))).replace("%%", "%").split()),
+            help=" ".join(help.replace("%%", "%").split()),  # argparse writes %% for a percent sign
             section=section,
             source=name,
-            choices=tuple(choices) if isinstance(choices, (list, tuple)) else (),
+            choices=tuple(choices),
         )
 
 
 def _literal(node: ast.expr | None) -> Any:
+    """Return the value of a literal; COMPUTED for any other expression, also inside a dictionary."""
+    if node is None:
+        return COMPUTED
     if isinstance(node, ast.Dict):
-        return {_literal(k): _literal(v) for k, v in zip(node.keys, node.values, strict=True)}
+        return {_literal(key): _literal(value) for key, value in zip(node.keys, node.values, strict=True)}
     try:
-        return ast.literal_eval(node) if node is not None else COMPUTED
+        return ast.literal_eval(node)
     except ValueError:
         return COMPUTED
 
@@ -244,7 +281,7 @@ GYM = "reasoning_gym"  # tasks of this library are reasoning_gym:NAME
 
 
 def _key(default: Any, help: str, *, source: str = "", within: str = "", choices: tuple[str, ...] = ()) -> Any:
-    """A key: ``source`` is the origin of its default, ``within`` its interval (`Field.within`)."""
+    """Return the dataclass field of a key; `Field` describes the arguments."""
     return dataclasses.field(
         default=default, metadata={"help": help, "source": source, "within": within, "choices": choices}
     )
@@ -412,20 +449,21 @@ def fields() -> dict[str, Field]:
     >>> fields()["num_rollouts"].source, fields()["temperature"].source
     ('PODSConfig', 'GRPOConfig')
     """
-    known = {field.name: field for field in _read_class("pods_rl", "engines/trl/config.py", "PODSConfig", "engine")}
-    for section, keys in (("task", TaskKeys), ("run", RunKeys)):
-        for key in dataclasses.fields(keys):
+    keys = {field.name: field for field in _read_class("pods_rl", "engines/trl/config.py", "PODSConfig", "engine")}
+    for section, dataclass_of_keys in (("task", TaskKeys), ("run", RunKeys)):
+        for key in dataclasses.fields(dataclass_of_keys):
             kinds = parse_annotation(str(key.type))
-            known[key.name] = Field(key.name, kinds, key.default, section=section, **key.metadata)
-    known |= trl_fields()  # which has none of these names
+            keys[key.name] = Field(key.name, kinds, key.default, section=section, **key.metadata)
+    keys |= trl_fields()  # which has none of these names
     for name, (default, why) in _DEFAULTS.items():
-        known[name] = replace(known[name], default=default, source=why)
+        keys[name] = replace(keys[name], default=default, source=why)
     for name, choices in _UNCHECKED_CHOICES.items():
-        known[name] = replace(known[name], choices=choices)
+        keys[name] = replace(keys[name], choices=choices)
     for interval, names in _UNCHECKED_RANGES.items():
-        known |= {name: replace(known[name], within=interval) for name in names.split()}
-    known["fsdp"] = replace(known["fsdp"], kinds=known["fsdp"].kinds | {"bool"})  # its help allows True
-    return known
+        for name in names.split():
+            keys[name] = replace(keys[name], within=interval)
+    keys["fsdp"] = replace(keys["fsdp"], kinds=keys["fsdp"].kinds | {"bool"})  # its help allows True
+    return keys
 
 
 def defaults() -> dict[str, Any]:
@@ -438,10 +476,13 @@ def explain(name: str) -> str:
     """Return type, default and help of a key, for ``pods train --explain KEY``."""
     field = fields()[name]
     default = "null" if field.default is None else str(field.default)
+    if field.source:
+        default += f" ({field.source})"
+    library = "transformers / TRL" if name in trl_fields() else "pods-rl"
     lines = [
         f"{name}: {field.expected}",
-        f"  default  {default}{f' ({field.source})' if field.source else ''}",
-        f"  from     {'transformers / TRL' if name in trl_fields() else 'pods-rl'}, part: {field.section}",
+        f"  default  {default}",
+        f"  from     {library}, part: {field.section}",
         f"  {field.help}",
     ]
     if name in UNSUPPORTED:
