@@ -16,9 +16,11 @@ from pods_rl.recipe import Origin, build_recipe
 from pods_rl.rewards import REWARDS, VerifierPool
 from pods_rl.sandbox import RewardFailure
 from pods_rl.sandbox.worker import Reply
-from pods_rl.tasks import Task, load_task
+from pods_rl.tasks import Task
 from pods_rl.training import trainer as build
-from pods_rl.training.trainer import reward_functions, trl_reward
+from pods_rl.training.checks import as_recipe_errors, check_engine
+from pods_rl.training.prepare import prepare
+from pods_rl.training.rewards import reward_functions, trl_reward
 
 RIGHT, WRONG = "<answer>3</answer>", "<answer>4</answer>"
 HANGS = r"<answer>\sum_{n=1}^{10^9} \frac{1}{n^n}</answer>"
@@ -40,7 +42,7 @@ def test_what_a_library_rejects_is_one_line_before_a_policy_loads(monkeypatch, t
     monkeypatch.setattr(build, "RunTrainer", None)
     recipe = build_recipe({**RECIPE, **keys}, Origin("r.yaml"))
     with pytest.raises(UserError) as raised:
-        build.build_trainer(recipe, load_task(recipe.task_settings()), tmp_path)
+        build.build_trainer(recipe, prepare(recipe), tmp_path)
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
     assert isinstance(raised.value.__cause__, cause)
@@ -71,7 +73,7 @@ def test_a_rejection_names_the_key_that_the_user_set_and_the_reason(keys, words)
         pytest.skip("this machine has one of the packages whose absence is tested")
     recipe = build_recipe({**RECIPE, **keys}, Origin("r.yaml"))
     with pytest.raises(UserError) as raised:
-        build.check_engine(recipe)
+        check_engine(recipe)
     message = str(raised.value)
     assert words in message
     assert "\n" not in message
@@ -82,7 +84,7 @@ def test_a_rejection_names_the_key_that_the_user_set_and_the_reason(keys, words)
 def test_a_policy_that_does_not_fit_into_memory_is_one_line():
     recipe = build_recipe(RECIPE, Origin("r.yaml"))
     with pytest.raises(UserError, match=r"r\.yaml: out of memory while the policy loads"):  # noqa: SIM117
-        with build.as_recipe_errors(recipe):
+        with as_recipe_errors(recipe):
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 640000000000 bytes.")
 
 
@@ -176,7 +178,7 @@ def test_text_prompts_open_thoughts_too_unless_the_tokenizer_drops_the_tags():
 
 def test_timeouts_of_the_verifier_are_logged_in_each_step(make_trainer, monkeypatch):
     pool = VerifierPool(size=1, limit=0.2)
-    for module in ("rewards.answers", "training.trainer"):
+    for module in ("rewards.answers", "training.rewards"):
         monkeypatch.setattr(f"pods_rl.{module}.default_pool", lambda: pool)
     verify = trl_reward(REWARDS["accuracy"], limit=12)
 

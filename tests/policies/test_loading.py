@@ -13,7 +13,7 @@ from pods_rl.errors import UserError
 from pods_rl.policies import tiny_policy_path
 from pods_rl.policies.loading import check_policy, has_bf16, load_tokenizer
 from pods_rl.recipe import load_recipe
-from pods_rl.training.trainer import engine_arguments
+from pods_rl.training.prepare import engine_arguments
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from pods_rl import PODSTrainer
 from pods_rl.cli import main as pods
 from pods_rl.engines.trl.turns import describe_vllm
 from pods_rl.recipe import build_recipe
-from pods_rl.tasks import load_task
 from pods_rl.training import trainer as build
+from pods_rl.training.prepare import prepare
 from pods_rl.yaml_files import Origin
 from tests import DEADLINE
 from tests.engines.conftest import letter_reward
@@ -51,7 +51,7 @@ class Watched:
         """Rewards are by `letter_reward`, so that every group has a gradient."""
         recipe = build_recipe(RECIPE | keys, Origin("test"))
         build.reward_functions = lambda recipe, task, turns: [letters_as(name) for name in task.rewards]
-        self.trainer: PODSTrainer = build.build_trainer(recipe, load_task(recipe.task_settings()), folder / "out")
+        self.trainer: PODSTrainer = build.build_trainer(recipe, prepare(recipe), folder / "out")
         self.initial = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
         self.asked: list[int] = []  # rollouts of each request since the last generation began
         self.steps: list[dict[str, Any]] = []

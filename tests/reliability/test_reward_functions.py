@@ -18,7 +18,7 @@ from pods_rl.engines.trl import killable
 from pods_rl.engines.trl.rewards import check_scores
 from pods_rl.errors import UserError
 from pods_rl.rewards import get_reward
-from pods_rl.training.trainer import trl_reward
+from pods_rl.training.rewards import trl_reward
 
 from .. import DEADLINE
 from ..engines.conftest import letter_reward

@@ -14,7 +14,7 @@ from datasets import Dataset
 from pods_rl.engines.trl import killable
 from pods_rl.errors import UserError
 from pods_rl.rewards import accuracy_batch, get_reward, user_pool
-from pods_rl.training.trainer import trl_reward
+from pods_rl.training.rewards import trl_reward
 
 from .. import DEADLINE, until, with_time
 from ..engines.conftest import letter_reward

@@ -10,8 +10,8 @@ from tools.pretrain import build_model, build_tokenizer
 
 from pods_rl.errors import UserError
 from pods_rl.recipe import Origin, build_recipe
+from pods_rl.training.prepare import prepare
 from pods_rl.training.run import train
-from pods_rl.training.trainer import fitted_task
 
 from .conftest import write_jsonl
 
@@ -55,18 +55,19 @@ def recipe(**values):
 
 
 def test_prompts_are_counted_in_the_policys_tokens_with_its_template(policy):
-    plain, _ = fitted_task(recipe())
+    plain = prepare(recipe()).task
     shortest = min(len(prompt.encode()) for prompt in plain.train["prompt"])
-    kept, found = fitted_task(recipe(max_prompt_length=shortest))
+    prepared = prepare(recipe(max_prompt_length=shortest))
+    kept = prepared.task
     assert {len(prompt.encode()) for prompt in kept.train["prompt"]} == {shortest}
-    assert len(kept.train) + found.train_left_out == 40
+    assert len(kept.train) + prepared.fitted.train_left_out == 40
     policy(TEMPLATE)
     with pytest.raises(UserError, match=f"max_prompt_length = {shortest}: .*the shortest has {shortest + 6} tokens"):
-        fitted_task(recipe(max_prompt_length=shortest))  # <user> and > for the line break at the end
+        prepare(recipe(max_prompt_length=shortest))  # <user> and > for the line break at the end
 
 
 def test_a_run_says_and_records_what_it_left_out(policy, capsys):
-    limit = sorted(len(prompt.encode()) for prompt in fitted_task(recipe())[0].train["prompt"])[20]
+    limit = sorted(len(prompt.encode()) for prompt in prepare(recipe()).task.train["prompt"])[20]
     run = train(recipe(max_prompt_length=limit), Path("run"))
     environment = json.loads(Path("run/environment.json").read_text())
     assert environment["attention"].startswith("prefix trees, with attention by scaled_dot_product_attention")
@@ -82,4 +83,4 @@ def test_a_run_says_and_records_what_it_left_out(policy, capsys):
 def test_a_task_without_training_prompts_can_only_be_evaluated(policy, tmp_path):
     write_jsonl(tmp_path / "math500" / "test.jsonl", [{"problem": "1+1?", "answer": "2"}])
     with pytest.raises(UserError, match=r"task math has 1 prompt to test and none to train on: data_dir = \. holds no"):
-        fitted_task(recipe(task="math", data_dir="."))
+        prepare(recipe(task="math", data_dir="."))

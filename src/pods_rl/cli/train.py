@@ -157,7 +157,7 @@ def show_plan(plan: BatchPlan) -> None:
 def check_engine(recipe: Recipe, processes: int | None = None) -> None:
     """Raise UserError if TRL, transformers, PEFT or torch reject the recipe. Does nothing if it needs a missing one."""
     if recipe.missing_library is None:
-        from ..training.trainer import check_engine as check
+        from ..training.checks import check_engine as check
 
         check(recipe, processes or 1)
 
@@ -168,7 +168,7 @@ def check_recipe(recipe: Recipe, processes: int | None = None, loaded: dict[str,
     Does not load the weights of the policy. `loaded` keeps tasks between the recipes of an experiment. Raises UserError
     for what a run would refuse.
     """
-    from ..training.trainer import check_engine, check_task
+    from ..training.checks import check_engine, check_task
 
     config = None if recipe.missing_library else check_engine(recipe, processes or 1)
     return check_task(recipe, config, loaded)

@@ -17,8 +17,9 @@ from ..distributed import get_world_size
 from ..distributed.processes import quiet_libraries, set_threads
 from ..errors import UserError
 from ..recipe import Recipe
+from ..training.prepare import prepare
 from ..training.run import device_line
-from ..training.trainer import build_trainer, fitted_task
+from ..training.trainer import build_trainer
 from .plan import Plan, decide, describe
 from .prices import Setting, Step, StepWork, fit_prices, settings_to_compare, to_measure
 from .signal import Candidate, Pool, simulate
@@ -61,11 +62,11 @@ def plan_recipe(recipe: Recipe, seconds: float, *, show: Callable[[str], None] =
     with TemporaryDirectory(prefix="pods-plan-") as folder:
         # Built for the most rollouts, so that what their memory needs shows at once.
         still = standing_still(recipe, max(settings, key=lambda setting: setting.n))
-        task, _ = fitted_task(still)
-        trainer = build_trainer(still, task, Path(folder))
+        prepared = prepare(still)
+        trainer = build_trainer(still, prepared, Path(folder))
         meter = Meter(trainer, values.get("num_iterations") or 1, show)
         device = device_line(trainer).partition(";")[0]
-        facts = {"plan": f"{recipe.name}: {task.name} {task.version}, {device}"}
+        facts = {"plan": f"{recipe.name}: {prepared.task.name} {prepared.task.version}, {device}"}
         simulated = partial(simulate, rows=rows, rule=trainer.args.rule)
         plan: Plan = meter.run(_survey(meter, settings, seconds, simulated, facts))
     return plan

@@ -1,7 +1,7 @@
 """A recipe: the resolved and checked settings of a run, and their comparison with stored ones.
 
 Does not import torch. The checks here are those of values, task and policy, libraries and the hub. TRL, transformers,
-PEFT and torch check the rest themselves: `training.trainer` constructs their objects before a policy loads.
+PEFT and torch check the rest themselves: `training.checks` constructs their objects before a policy loads.
 """
 
 from __future__ import annotations

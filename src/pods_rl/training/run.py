@@ -1,4 +1,4 @@
-"""One training run, from top to bottom: recipe -> task -> trainer -> run directory, which describes it."""
+"""One training run, from top to bottom: recipe -> prepared task -> trainer -> run directory, which describes it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -31,13 +31,13 @@ from ..recipe import Recipe
 from ..runs import Run, RunWriter, last_clocks, place_of
 from ..runs.checkpoints import clean, last_good
 from ..runs.files import CHECKPOINTS, LOG, write_failure
-from ..tasks import Fitted, Task
 from ..text import counted
 from .progress import Progress, Watcher, label_of
 from .resume import Start, find_start
 
 if TYPE_CHECKING:
     from ..engines.trl import PODSTrainer
+    from .prepare import Prepared
     from .recorder import Recorder
     from .trainer import RunTrainer
 
@@ -79,21 +79,26 @@ def train(
     output = place_of(output)
     with ExitStack() as stack:
         stop = stop or stack.enter_context(stop_on_signals())
-        find = partial(find_start, output=output, processes=get_world_size(), changed=allow_changed_recipe)
+        find = partial(find_start, recipe, output, processes=get_world_size(), changed=allow_changed_recipe)
         if resume:
-            find(recipe, hashes=False)  # refuse before anything is written
-        writer = stack.enter_context(RunWriter(output, resume=resume)) if get_rank() == 0 else None
+            find(hashes=False)  # refuse before anything is written
+        writer = None
+        if get_rank() == 0:
+            writer = stack.enter_context(RunWriter(output, resume=resume))
         stack.enter_context(outlive_output(output / LOG if writer else None))
-        limits = {"max_seconds": recipe.run_settings()["max_seconds"], "max_steps": recipe.values.get("max_steps")}
-        out = None if progress and writer else Console(quiet=True)
+        shows = progress and writer is not None
         label = label_of(shown_as)
-        shown = Watcher("the progress display", stack.enter_context(Progress(label, out=out, **limits)))
+        display = stack.enter_context(_display(recipe, label, shows=shows))
+        shown = Watcher("the progress display", display)
         shown.begin("importing TRL")
         quiet_libraries()
         from .recorder import trackers_inside
 
-        stack.enter_context(trackers_inside(output, recipe.values.get("report_to") if writer else None))
-        notice = _ON_SIGNAL if writer and LAUNCHED not in os.environ else ""  # our launcher prints its own
+        if writer:
+            stack.enter_context(trackers_inside(output, recipe.values.get("report_to")))
+        notice = ""
+        if writer and LAUNCHED not in os.environ:  # our launcher prints its own
+            notice = _ON_SIGNAL
         stack.enter_context(stop.later(notice))  # a signal that raises anywhere could prevent the last status
         records = _Records(recipe, output, writer)
         stack.enter_context(_status_at_end(records, stop))
@@ -101,15 +106,35 @@ def train(
             records.begin()
         with stop.at_once():
             set_threads(recipe.run_settings()["threads"])
-            task, skipped, trainer = _load(recipe, output, shown)
-            start = gather([find(recipe) if writer else None])[0] if resume else None
-            print_start(shown, shown_as, label, trainer, task, skipped, start)
-            records.environment = describe(trainer, task, skipped, start)
-            recorder = _add_recorder(recipe, task, trainer, output, records, shown, stop)
+            prepared, trainer = _load(recipe, output, shown)
+            start = None
+            if resume:
+                start = _start_of_first_process(find, writer)
+            print_start(shown, shown_as, label, trainer, prepared, start)
+            records.environment = describe(trainer, prepared, start)
+            recorder = _add_recorder(recipe, prepared, trainer, output, records, shown, stop)
         _train(trainer, recorder, start)
         shown.begin("saving the policy")
         _finish(trainer, recorder, recipe, output, stop)
     return Run.open(output)
+
+
+def _display(recipe: Recipe, label: str, *, shows: bool) -> Progress:
+    """Return the display of a run's steps and evaluations."""
+    out = None
+    if not shows:
+        out = Console(quiet=True)
+    max_seconds = recipe.run_settings()["max_seconds"]
+    return Progress(label, max_seconds=max_seconds, max_steps=recipe.values.get("max_steps"), out=out)
+
+
+def _start_of_first_process(find: Callable[[], Start], writer: RunWriter | None) -> Start | None:
+    """Return the checkpoint to resume from, which the first process finds; call it on every process."""
+    start = None
+    if writer:
+        start = find()
+    starts = gather([start])
+    return starts[0]
 
 
 class _Records:
@@ -163,56 +188,97 @@ def _status_at_end(records: _Records, stop: Stop) -> Iterator[None]:
         yield
     except BaseException as error:
         stop.over()
-        ended = error
-        if full := write_failure(error):
-            good, _ = last_good(output / CHECKPOINTS, hashes=False)
-            then = f"resume from {good.name} with: pods train --output {output} --resume" if good else "start again"
-            ended = UserError(f"Cannot write to {output}: {full}. Free some space, then {then}")
-        elif isinstance(error, SystemExit):
-            ended = UserError(exit_reason(error))
-        reason = str(ended) if isinstance(ended, Interrupted) else f"{type(ended).__name__}: {ended}"
-        records.end("stopped" if isinstance(ended, KeyboardInterrupt) else "failed", reason)
-        if ended is error:
+        shown_error = _plain_error(error, output)
+        state = "failed"
+        if isinstance(shown_error, KeyboardInterrupt):
+            state = "stopped"
+        reason = f"{type(shown_error).__name__}: {shown_error}"
+        if isinstance(shown_error, Interrupted):
+            reason = str(shown_error)
+        records.end(state, reason)
+        if shown_error is error:
             raise
-        raise ended from error
+        raise shown_error from error
 
 
-def _load(recipe: Recipe, output: Path, shown: Watcher) -> tuple[Task, Fitted | None, RunTrainer]:
-    """Return the task, which of its prompts are too long, and the trainer."""
-    from .trainer import build_trainer, fitted_task
+def _plain_error(error: BaseException, output: Path) -> BaseException:
+    """Return the error of one line that a run shows for a full disk or an exit, and any other error unchanged."""
+    full = write_failure(error)
+    if full:
+        checkpoint, _ = last_good(output / CHECKPOINTS, hashes=False)
+        advice = "start again"
+        if checkpoint:
+            advice = f"resume from {checkpoint.name} with: pods train --output {output} --resume"
+        return UserError(f"Cannot write to {output}: {full}. Free some space, then {advice}")
+    if isinstance(error, SystemExit):
+        return UserError(exit_reason(error))
+    return error
+
+
+def _load(recipe: Recipe, output: Path, shown: Watcher) -> tuple[Prepared, RunTrainer]:
+    """Return the prepared task and the trainer."""
+    from .prepare import prepare
+    from .trainer import build_trainer
 
     shown.begin(f"loading the task {recipe.values['task']}")
-    task, skipped = fitted_task(recipe)
+    prepared = prepare(recipe)
     shown.begin(f"loading the policy {recipe.values['model_name_or_path']}")
-    trainer = build_trainer(recipe, task, output / CHECKPOINTS)
+    trainer = build_trainer(recipe, prepared, output / CHECKPOINTS)
     if trainer.args.use_cpu and get_world_size() > 1:  # transformers passes ddp_timeout on for GPUs only
         distributed_c10d._set_pg_timeout(timedelta(seconds=trainer.args.ddp_timeout))
-    return task, skipped, trainer
+    return prepared, trainer
 
 
 def _precision(trainer: PODSTrainer) -> str:
-    args = trainer.args
-    return "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
+    if trainer.args.bf16:
+        return "bf16"
+    if trainer.args.fp16:
+        return "fp16"
+    return "float32"
 
 
 def device_line(trainer: PODSTrainer) -> str:
     """Return device, precision and method as one line to display."""
+    n = trainer.args.num_rollouts or 0
+    m = trainer.args.num_generations
+    rule = "all trained"
+    if n != m:
+        rule = f"{m} kept by {trainer.args.rule}"
+    return f"{_device_name(trainer)}, {_precision(trainer)}; {counted(n, 'rollout')} a prompt, {rule}"
+
+
+def _device_name(trainer: PODSTrainer) -> str:
     device = trainer.accelerator.device
-    on_cpu = device.type != "cuda"
-    name = counted(torch.get_num_threads(), "CPU thread") if on_cpu else torch.cuda.get_device_name(device)
-    n, m = trainer.args.num_rollouts, trainer.args.num_generations
-    rule = "all trained" if n == m else f"{m} kept by {trainer.args.rule}"
-    return f"{name}, {_precision(trainer)}; {counted(n or 0, 'rollout')} a prompt, {rule}"
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return counted(torch.get_num_threads(), "CPU thread")
 
 
-def describe(trainer: PODSTrainer, task: Task, skipped: Fitted | None, resumed: Start | None) -> dict[str, Any]:
-    """Return the content of `environment.json`; ``skipped``: the number of training prompts that are too long."""
+def describe(trainer: PODSTrainer, prepared: Prepared, start: Start | None) -> dict[str, Any]:
+    """Return the content of `environment.json`.
+
+    Args:
+        trainer: of the run.
+        prepared: its task.
+        start: where it resumes. If None, it is a new run.
+    """
     from ..engines.trl.turns import describe_vllm
 
-    return {
+    parameters = list(trainer.model.parameters())
+    trained_parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    task = prepared.task
+    task_facts: dict[str, Any] = {
+        "name": task.name,
+        "version": task.version,
+        "train": len(task.train),
+        "test": len(task.test),
+    }
+    if prepared.fitted:
+        task_facts["too_long"] = asdict(prepared.fitted)
+    environment = {
         "versions": versions(),
         "device": str(trainer.accelerator.device),
-        "device_name": device_line(trainer).split(",")[0],
+        "device_name": _device_name(trainer),
         "processor": processor_name(),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
@@ -220,21 +286,17 @@ def describe(trainer: PODSTrainer, task: Task, skipped: Fitted | None, resumed: 
         "layout": trainer.layout,
         "precision": _precision(trainer),
         **describe_vllm(trainer),
-        "parameters": sum(p.numel() for p in trainer.model.parameters()),
-        "trained_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "trained_parameters": sum(parameter.numel() for parameter in trained_parameters),
         "seed": trainer.args.seed,
-        "task": {
-            "name": task.name,
-            "version": task.version,
-            "train": len(task.train),
-            "test": len(task.test),
-            **({"too_long": asdict(skipped)} if skipped else {}),
-        },
+        "task": task_facts,
         "git_commit": git_commit(),
         "command": sys.argv,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        **({"resumed": resumed.describe()} if resumed else {}),
     }
+    if start:
+        environment["resumed"] = start.describe()
+    return environment
 
 
 def print_start(
@@ -242,22 +304,26 @@ def print_start(
     output: Path,
     label: str,
     trainer: PODSTrainer,
-    task: Task,
-    skipped: Fitted | None,
+    prepared: Prepared,
     start: Start | None,
 ) -> None:
     """Print what a run trains, where it resumes, and how to watch it."""
-    lines = [device_line(trainer), f"{task.name}: {counted(len(task.train), 'prompt')}"]  # each fits 80 columns
+    task = prepared.task
+    lines = [device_line(trainer)]  # each line fits 80 columns
+    lines.append(f"{task.name}: {counted(len(task.train), 'prompt')}")
     lines += [f"Note: {note}" for note in task.notes]
-    lines += [str(skipped)] if skipped else []
-    lines += start.describe() if start else []
-    for line in [*lines, f"live in a browser: pods watch {quote(str(output))}"]:
+    if prepared.fitted:
+        lines.append(str(prepared.fitted))
+    if start:
+        lines += start.describe()
+    lines.append(f"live in a browser: pods watch {quote(str(output))}")
+    for line in lines:
         shown.say(f"{label}: {line}")
 
 
 def _add_recorder(
     recipe: Recipe,
-    task: Task,
+    prepared: Prepared,
     trainer: RunTrainer,
     output: Path,
     records: _Records,
@@ -268,86 +334,114 @@ def _add_recorder(
     from .recorder import Recorder, add_trackers, track_evaluation
 
     settings = recipe.run_settings()
-    names = ("max_seconds", "eval_seconds", "ledger_every", "save_seconds")
+    evaluate_policy = None
+    if settings["eval_prompts"] != 0:
+        evaluate_policy = _evaluator(trainer, prepared, recipe, shown)
     recorder = Recorder(
         records.writer,
         shown,
         begin=records.begin_training,
-        evaluate=_evaluator(trainer, task, recipe, shown) if settings["eval_prompts"] != 0 else None,
-        ledger=partial(_ledger, trainer, task),
+        evaluate=evaluate_policy,
+        ledger=partial(_ledger, trainer, prepared),
         stop=stop,
+        max_seconds=settings["max_seconds"],
+        eval_seconds=settings["eval_seconds"],
+        ledger_every=settings["ledger_every"],
+        save_seconds=settings["save_seconds"],
         cpu_clock=trainer.args.clock == "cpu",
         track=partial(track_evaluation, trainer),
-        attention=lambda: trainer._update.attention,
-        **{name: settings[name] for name in names},
+        attention=trainer.attention,
     )
     trainer.add_callback(recorder)
     add_trackers(trainer, Run(output).name)
     return recorder
 
 
-def _evaluator(trainer: RunTrainer, task: Task, recipe: Recipe, shown: Watcher) -> Callable[[int], Evaluation]:
-    settings, sampling = recipe.run_settings(), sampling_of(recipe)
+def _evaluator(trainer: RunTrainer, prepared: Prepared, recipe: Recipe, shown: Watcher) -> Callable[[int], Evaluation]:
+    """Return a function that evaluates the policy as it is; it is called with the number of evaluations before."""
+    settings = recipe.run_settings()
+    sampling = sampling_of(recipe)
 
     def run(index: int) -> Evaluation:
-        what = "evaluating" if index else "evaluating before training"
-        shown.begin(what)
-        sampler = GenerateSampler(trainer.model, trainer.processing_class)
+        label = "evaluating" if index else "evaluating before training"
+        shown.begin(label)
+
+        def show_rows(rows: int, all_rows: int) -> None:
+            if rows < all_rows:
+                shown.show_part(f"{label} {rows} of {all_rows}")
+
+        sampler = GenerateSampler(trainer.model, prepared.tokenizer)
         with trainer.whole_weights():
-            found = evaluate(
+            evaluation = evaluate(
                 sampler,
-                task,
+                prepared.task,
                 replace(sampling, seed=10_007 * sampling.seed + index),  # the same draws for every arm of a seed
                 prompts=settings["eval_prompts"],
                 repeats=settings["eval_repeats"],
-                done=lambda rows, of: shown.show_part(f"{what} {rows} of {of}") if rows < of else None,
-                loop=getattr(trainer, "async_loop", None),
+                done=show_rows,
+                loop=getattr(trainer, "async_loop", None),  # a trainer has one only for tools that are coroutines
+                tools=prepared.tools,
             )
-        if index == 0 and found.accuracy == found.format_accuracy == 0:
+        if index == 0 and evaluation.accuracy == evaluation.format_accuracy == 0:
             shown.say(
                 "Warning: no completion of the first evaluation is right, and none has the form <think>...</think>"
                 "<answer>...</answer>. A policy that is never rewarded learns nothing. Check prompt_style, "
                 "system_prompt and max_completion_length."
             )
-        return found
+        return evaluation
 
     return run
 
 
-def _ledger(trainer: RunTrainer, task: Task) -> dict[str, list[Any]] | None:
+def _ledger(trainer: RunTrainer, prepared: Prepared) -> dict[str, list[Any]] | None:
     """Return the columns of the latest generation, of all processes, ordered by group and rollout.
 
     Each process must call it.
     """
-    from ..policies.loading import render, tool_options
-
-    # the prompt as the policy continued it, as in the files of evaluations
-    options = {**trainer.chat_template_kwargs, **tool_options(trainer.processing_class, task)}
-    write = partial(render, trainer.processing_class, **options)
-    own, problem = [], ""
+    rows_here: list[dict[str, Any]] = []
+    problem = ""
     try:
-        columns = trainer.rollouts.columns(write) if trainer.rollouts else {}
-        own = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        if trainer.rollouts:
+            # the prompt as the policy continued it, as in the files of evaluations
+            rows_here = _rows(trainer.rollouts.columns(prepared.render))
     except Exception as error:  # each process must reach `gather`
         problem = f"{type(error).__name__}: {error}"
-    parts = gather([(own, problem)])
-    if problem := next((problem for _, problem in parts if problem), ""):
-        raise RuntimeError(problem)
-    rows = sorted((row for part, _ in parts for row in part), key=lambda row: (row["group"], row["rollout"]))
-    names = dict.fromkeys(name for row in rows for name in row)  # the rows of one process alone may have turns
-    return {name: [row.get(name) for row in rows] for name in names} or None
+    rows: list[dict[str, Any]] = []
+    for process_rows, process_problem in gather([(rows_here, problem)]):
+        if process_problem:
+            raise RuntimeError(process_problem)
+        rows += process_rows
+    rows.sort(key=lambda row: (row["group"], row["rollout"]))
+    return _columns(rows) or None
+
+
+def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """Return the rows of a table of columns."""
+    rows = []
+    for values in zip(*columns.values(), strict=True):
+        rows.append(dict(zip(columns, values, strict=True)))
+    return rows
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return the columns of rows, some of which may lack a column: the rows of one process alone may have turns."""
+    names: dict[str, None] = {}  # a set that keeps its order
+    for row in rows:
+        names |= dict.fromkeys(row)
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def _train(trainer: RunTrainer, recorder: Recorder, start: Start | None) -> None:
     """Train until the last step, the end of the budget or a signal, and save a checkpoint after a stop."""
-    checkpoint = start.checkpoint if start else None
-    trainer._resume.verified = checkpoint
+    checkpoint = None
+    if start:
+        checkpoint = start.checkpoint
     try:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        trainer.train_from(checkpoint)
     except ImportError as error:  # transformers imports some packages when training begins
         raise UserError(f"A package is missing: {' '.join(str(error).split())}") from error
     if recorder.stopped_by and recorder.saved_step != recorder.step:  # stopped in the last evaluation
-        trainer._save_checkpoint(trainer.model, None)
+        trainer.save_checkpoint()
 
 
 def _finish(trainer: RunTrainer, recorder: Recorder, recipe: Recipe, output: Path, stop: Stop) -> None:

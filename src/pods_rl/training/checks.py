@@ -1,0 +1,272 @@
+"""Check a recipe as a run does before its first step, without loading its policy, and name the keys that are wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+
+import torch
+from accelerate.utils import DynamoBackend, TorchDynamoPlugin
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Trainer, get_scheduler
+from transformers.generation import logits_process as processors
+from transformers.integrations import get_reporting_integration_callbacks
+from transformers.utils import is_liger_kernel_available
+from trl import ModelConfig, get_peft_config
+
+from ..distributed.processes import quiet_libraries
+from ..engines.trl.config import PODSConfig, check_prompts
+from ..engines.trl.stability import is_out_of_memory
+from ..errors import UserError
+from ..recipe import Recipe
+from ..recipe.recipe import DATA_KEYS
+from ..tasks import Fitted, Task
+from ..text import describe, short, suggest
+from .prepare import engine_arguments, prepare, training_task
+
+_MAPPINGS = (  # keys that are a mapping, or its JSON; transformers would fail on other text when training begins
+    "model_init_kwargs", "generation_kwargs", "chat_template_kwargs", "gradient_checkpointing_kwargs",
+    "activation_checkpointing_kwargs", "lr_scheduler_kwargs", "transformers_continuous_batching_config",
+)  # fmt: skip
+_STEPS = 100  # of a schedule without a number of steps
+_SAMPLING = {  # what `generate` makes of each setting, and the value that turns it off
+    "temperature": (processors.TemperatureLogitsWarper, 1.0),
+    "top_k": (processors.TopKLogitsWarper, 0),
+    "top_p": (processors.TopPLogitsWarper, 1.0),
+    "min_p": (processors.MinPLogitsWarper, None),
+    "repetition_penalty": (processors.RepetitionPenaltyLogitsProcessor, 1.0),
+}
+_WRONG_VALUE = (ValueError, TypeError, AttributeError, LookupError, ImportError, NotImplementedError)
+
+
+@contextmanager
+def as_recipe_errors(recipe: Recipe, kinds: tuple[type[Exception], ...] = _WRONG_VALUE) -> Iterator[None]:
+    """Turn an error of TRL, transformers or peft about a value into a UserError of one line, with the cause.
+
+    The line names the keys that are wrong, if they can be found (`_wrong_keys`).
+
+    Args:
+        recipe: a loaded recipe.
+        kinds: the exceptions that mean a wrong value.
+    """
+    try:
+        yield
+    except UserError as error:
+        if str(error).startswith(recipe.source):
+            raise
+        raise UserError(f"{recipe.source}: {error}") from error
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if is_out_of_memory(error):
+            raise UserError(
+                f"{recipe.source}: out of memory while the policy loads ({short(reason, 200)}). Use a smaller model, "
+                "dtype: bfloat16, or an adapter (use_peft: true) with a lower lora_r."
+            ) from error
+        if not isinstance(error, kinds):
+            raise
+        settings = [f"{key} = {_as_written(recipe.given[key])}" for key in _wrong_keys(recipe, reason)]
+        rejected = " with ".join(settings) or "this recipe"
+        raise UserError(f"{recipe.source}: the trainer rejects {rejected}: {short(reason, 400)}") from error
+
+
+def _as_written(value: object) -> str:
+    if isinstance(value, str):
+        return short(value)
+    return describe(value)
+
+
+def _wrong_keys(recipe: Recipe, reason: str) -> list[str]:
+    """Return the keys of a recipe that an error is about; empty if they cannot be found.
+
+    A key counts if the recipe is accepted without it. If no single key decides, these are the keys that the error
+    names, or whose value it quotes.
+
+    Args:
+        recipe: a recipe that was rejected.
+        reason: the error's text.
+    """
+    if _is_rejected(recipe):
+        deciding_keys = [key for key in recipe.given if not _is_rejected(recipe.without(key))]
+        if deciding_keys:
+            return deciding_keys
+    words = reason.lower().replace(" ", "_")
+    named_keys = [key for key in recipe.given if re.search(rf"(?<![a-z_]){key}(?![a-z_])", words)]
+    if named_keys:
+        return named_keys
+    return [key for key, value in recipe.given.items() if _quotes(reason, value)]
+
+
+def _is_rejected(recipe: Recipe) -> bool:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            _construct(recipe, processes=1)
+    except Exception:
+        return True
+    return False
+
+
+def _quotes(reason: str, value: object) -> bool:
+    """Return whether an error quotes a text of a recipe, or one in a list or a mapping."""
+    if isinstance(value, Mapping):
+        entries = [*value.keys(), *value.values()]
+    elif isinstance(value, list):
+        entries = value
+    else:
+        entries = [value]
+    texts = [entry for entry in entries if isinstance(entry, str)]
+    return any(len(text) > 1 and text in reason for text in texts)
+
+
+def check_task(
+    recipe: Recipe, config: PODSConfig | None, loaded: dict[str, tuple[Task, Fitted | None]] | None = None
+) -> tuple[str, ...]:
+    """Load the prompts, gold answers, rewards and tokenizer of a recipe as a run does; return what the run would note.
+
+    What is on a hub that cannot be reached is not checked, and a note says so.
+
+    Args:
+        recipe: a loaded recipe.
+        config: from `check_engine`. If None, the number of prompts is not compared with the batch.
+        loaded: tasks that earlier calls have loaded, to which this one adds its own; arms mostly share theirs.
+
+    Raises:
+        UserError: what a run would raise before its first step.
+    """
+    quiet_libraries()
+    data_problem = recipe.hub_problem(DATA_KEYS)
+    if data_problem:
+        return (f"The data are not checked: {data_problem}",)
+    policy_problem = recipe.hub_problem(("model_name_or_path",))
+    if loaded is None:
+        loaded = {}
+    key = repr((recipe.task_settings(), recipe.model_arguments(), recipe.values.get("chat_template_kwargs")))
+    if key not in loaded:
+        if policy_problem:
+            loaded[key] = (training_task(recipe), None)
+        else:
+            prepared = prepare(recipe)
+            loaded[key] = (prepared.task, prepared.fitted)
+    task, fitted = loaded[key]
+    if config is not None:
+        with as_recipe_errors(recipe):
+            check_prompts(config, len(task.train))
+    notes = list(task.notes)
+    if fitted:
+        notes.append(str(fitted))
+    if policy_problem:
+        notes.append(f"The policy is not checked: {policy_problem}")
+    return tuple(notes)
+
+
+def check_engine(recipe: Recipe, processes: int = 1) -> PODSConfig:
+    """Construct the configurations, sampling, optimizer, schedule and trackers of a recipe, without its policy.
+
+    Returns the configuration, for one process that trains the rows of all.
+
+    Args:
+        recipe: a loaded recipe.
+        processes: the number of processes that train it.
+
+    Raises:
+        UserError: whatever one of them raises, as one line.
+    """
+    # the trainer shows the warnings again
+    with warnings.catch_warnings(action="ignore"), as_recipe_errors(recipe, (Exception,)):
+        return _construct(recipe, processes)
+
+
+def _construct(recipe: Recipe, processes: int) -> PODSConfig:
+    """Construct what the settings of a recipe configure, without its policy; raise what rejects them."""
+    arguments = engine_arguments(recipe)
+    arguments["per_device_train_batch_size"] *= processes  # the batch of all of them, in this one
+    for key in _MAPPINGS:
+        if isinstance(arguments.get(key), str):  # JSON, as on TRL's command line
+            with suppress(ValueError):
+                arguments[key] = json.loads(arguments[key])
+        if not isinstance(arguments.get(key), (dict, type(None))):
+            raise UserError(f"{key}: expected a mapping, as in {{a: 1}}, or its JSON.")
+    model = ModelConfig(**recipe.model_arguments())
+    get_peft_config(model)
+    config = PODSConfig("unused", **arguments)
+    _check_sampling(config)
+    _check_optimizer(config)
+    _check_packages(config)
+    _check_attention(model.attn_implementation)
+    DataLoader(
+        TensorDataset(torch.zeros(1)),
+        num_workers=config.dataloader_num_workers,
+        prefetch_factor=config.dataloader_prefetch_factor,
+        persistent_workers=config.dataloader_persistent_workers,
+        multiprocessing_context=config.dataloader_multiprocessing_context,
+    )
+    for callback in get_reporting_integration_callbacks(recipe.values.get("report_to") or []):
+        callback()
+    return config
+
+
+def _check_optimizer(config: PODSConfig) -> None:
+    layer = torch.nn.Linear(1, 1)
+    kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)
+    optimizer = kind(**{"params": layer.parameters(), **options})
+    steps = config.max_steps if config.max_steps > 0 else _STEPS
+    get_scheduler(
+        config.lr_scheduler_type,
+        optimizer,
+        num_warmup_steps=config.get_warmup_steps(steps),
+        num_training_steps=steps,
+        scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
+    )
+
+
+def _check_packages(config: PODSConfig) -> None:
+    """Raise for what transformers and accelerate look up only when training begins."""
+    if config.use_liger_kernel and not is_liger_kernel_available():
+        raise UserError("use_liger_kernel needs liger-kernel, not installed here: pip install liger-kernel")
+    if config.torch_compile:
+        plugin = TorchDynamoPlugin(backend=config.torch_compile_backend or "inductor")
+        mode = config.torch_compile_mode
+        if mode is not None and plugin.backend == DynamoBackend.INDUCTOR:
+            modes = list(torch._inductor.list_mode_options())
+            if mode not in modes:
+                raise UserError(f"torch_compile_mode: got {mode!r}, expected one of {', '.join(modes)}.")
+
+
+def _check_attention(name: str | None) -> None:
+    """Raise what transformers raises for an unknown attention, or one whose package is missing.
+
+    A model of one small layer stands for the policy.
+    """
+    if name is None:
+        return
+    if "/" in name and find_spec("kernels") is None:
+        raise UserError(f"attn_implementation: {name} needs kernels, not installed here: pip install kernels")
+    if "/" not in name:
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "vocab_size": 8}
+        with torch.device("meta"):
+            LlamaForCausalLM._from_config(LlamaConfig(num_hidden_layers=1, **sizes), attn_implementation=name)
+
+
+def _check_sampling(config: PODSConfig) -> None:
+    """Raise what `generate` raises for the settings of sampling."""
+    arguments = dict(config.generation_kwargs or {})
+    known_arguments = GenerationConfig().to_dict()
+    for name in arguments:
+        if name not in known_arguments and not config.use_vllm:
+            hint = suggest(name, known_arguments)
+            raise UserError(f"generation_kwargs: {name}: `generate` has no such argument.{hint}")
+    if arguments.get("num_return_sequences", 1) != 1:
+        raise UserError("generation_kwargs: num_return_sequences must be 1: num_rollouts sets how many are generated.")
+    settings = {
+        "max_new_tokens": config.max_completion_length,
+        "cache_implementation": config.cache_implementation,
+    }
+    for name, (processor, off) in _SAMPLING.items():
+        value = arguments.get(name, getattr(config, name))
+        if value != off and value is not None:
+            processor(value)  # checks its value
+        settings[name] = value
+    GenerationConfig(do_sample=True, **settings | arguments).validate()

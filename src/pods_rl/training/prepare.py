@@ -1,0 +1,111 @@
+"""What a recipe resolves to on this machine: task, tokenizer, template options, tools, and the trainer's keywords."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import UserError
+from ..policies import policy_path
+from ..policies.loading import check_policy, encode, has_bf16, load_tokenizer, render, template_options, tool_options
+from ..recipe import Recipe
+from ..tasks import Fitted, Prompt, Task, fit_prompts, load_task
+from ..text import counted
+
+# A run writes its own files; TRL writes only what the recipe sets.
+_QUIET = {"report_to": "none", "disable_tqdm": True}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A task as the policy of a recipe reads it, and how the policy reads it.
+
+    Args:
+        task: plain text if the policy has no chat template, and without training prompts that are too long.
+        fitted: how many prompts are too long. If None, the recipe sets no limit.
+        tokenizer: of the policy.
+        tools: what `tool_options` returned, which makes an environment only to list its tools.
+        render_options: all arguments of the chat template: the recipe's `chat_template_kwargs`, and `tools`.
+    """
+
+    task: Task
+    fitted: Fitted | None
+    tokenizer: PreTrainedTokenizerBase
+    tools: Mapping[str, Any]
+    render_options: Mapping[str, Any]
+
+    def render(self, prompt: Prompt) -> str:
+        """Return the text that the policy continues."""
+        return render(self.tokenizer, prompt, **self.render_options)
+
+
+def prepare(recipe: Recipe) -> Prepared:
+    """Resolve the task of a recipe, its policy's tokenizer and the arguments of the chat template, once for a run.
+
+    Raises UserError if the task cannot be made, has no training prompts, or has tools that the policy cannot call.
+    """
+    settings = recipe.task_settings()
+    model = recipe.model_arguments()
+    task = training_task(recipe)
+    path = policy_path(str(model["model_name_or_path"]))
+    revision = model.get("model_revision") or "main"
+    check_policy(path, revision)
+    tokenizer = load_tokenizer(path, revision)
+    tools = tool_options(tokenizer, task)
+    render_options = {**template_options(recipe), **tools}
+
+    def render_prompt(prompt: Prompt) -> str:
+        return render(tokenizer, prompt, **render_options)
+
+    task, fitted = fit_prompts(
+        task,
+        chat=tokenizer.chat_template is not None,
+        limit=settings["max_prompt_length"],
+        count_tokens=lambda prompt: len(encode(tokenizer, prompt, render_prompt(prompt))),
+        render=render_prompt,
+    )
+    return Prepared(task, fitted, tokenizer, tools, render_options)
+
+
+def training_task(recipe: Recipe) -> Task:
+    """Return the recipe's task; raise UserError if it cannot be made, or has no training prompts."""
+    settings = recipe.task_settings()
+    task = load_task(settings, reward_errors=recipe.values["reward_errors"])
+    if len(task.train) == 0:
+        raise UserError(
+            f"task {task.name} has {counted(len(task.test), 'prompt')} to test and none to train on: data_dir = "
+            f"{settings['data_dir']} holds no training file. Put its train.jsonl there, or remove data_dir from the "
+            "recipe"
+        )
+    return task
+
+
+def engine_arguments(recipe: Recipe) -> dict[str, Any]:
+    """Return the keywords of PODSConfig, with those that depend on the machine: use_cpu and bf16."""
+    arguments: dict[str, Any] = dict(_QUIET)
+    if "save_steps" not in recipe.given and "save_strategy" not in recipe.given:
+        arguments["save_strategy"] = "no"
+    arguments |= recipe.engine_arguments()
+    arguments["push_to_hub"] = False  # the run pushes its final policy itself, after training
+    # Every parameter is used in each pass, so DDP need not search the graph for unused ones.
+    arguments.setdefault("ddp_find_unused_parameters", False)
+    if not torch.cuda.is_available():
+        arguments.setdefault("use_cpu", True)
+    if arguments.get("bf16") is None:
+        arguments["bf16"] = _trains_in_bf16(recipe, arguments)
+    return arguments
+
+
+def _trains_in_bf16(recipe: Recipe, arguments: Mapping[str, Any]) -> bool:
+    """Return whether a run that does not set bf16 uses it."""
+    if arguments.get("fp16"):
+        return False
+    # With continuous batching TRL would permanently convert float32 weights to bf16.
+    converts = arguments.get("use_transformers_continuous_batching")
+    if converts and recipe.values.get("dtype") != "bfloat16":
+        return False
+    return has_bf16(bool(arguments.get("use_cpu")))
