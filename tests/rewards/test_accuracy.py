@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pods_rl.rewards import accuracy, accuracy_batch, answers, extract_gold, get_reward
-from pods_rl.rewards.numeric import MAX_LENGTH, read_number
+from pods_rl.rewards.mathematics import MAX_LENGTH, read_number
 
 from .data import rows
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pods_rl.rewards import countdown
-from pods_rl.rewards.numeric import read_expression
+from pods_rl.rewards.mathematics import read_expression
 
 GOLD = "6 * (5 - 1)"  # 24 from 1, 5 and 6
 VALUES = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pods_rl.rewards import REWARDS, VerifierPool, accuracy_batch, answers, verifier
-from pods_rl.rewards.answers import _too_large
+from pods_rl.rewards.mathematics.comparison import is_too_large
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "verification.py"
 GOLDS = {
@@ -78,8 +78,8 @@ def benchmark_module():
 
 
 def test_what_is_obviously_too_large_is_refused_and_nothing_else():
-    assert [answer for answer in ABSURD if not _too_large(answer)] == []
-    assert [answer for answer in HONEST if _too_large(answer)] == []
+    assert [answer for answer in ABSURD if not is_too_large(answer)] == []
+    assert [answer for answer in HONEST if is_too_large(answer)] == []
 
 
 def test_sixty_four_hostile_and_sixty_four_good_answers(benchmark_module, monkeypatch):

@@ -18,8 +18,8 @@ from datasets import Dataset
 from pods_rl.distributed.signals import SIGNALS
 from pods_rl.engines.trl import killable
 from pods_rl.errors import UserError
-from pods_rl.rewards import Reward, score, user_pool
-from pods_rl.sandbox import RewardFailure, attempt
+from pods_rl.rewards import Reward, attempt, score, user_pool
+from pods_rl.sandbox import RewardFailure
 from pods_rl.sandbox import pool as pool_module
 from pods_rl.tasks import Task, load_task
 

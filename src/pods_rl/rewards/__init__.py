@@ -14,31 +14,39 @@ from functools import lru_cache
 from inspect import iscoroutinefunction, signature
 from typing import Any, Literal
 
-from ..errors import UserError
-from ..sandbox import Scores, as_score, attempt, failure
+from ..errors import UserError, raised
+from ..sandbox import RewardFailure, Scores, as_score, failure
 from ..sandbox.pool import WorkerPool
-from ..sandbox.worker import Work
+from ..sandbox.worker import Work, no_copies
 from ..text import find
-from .answers import accuracy, accuracy_batch, extract_answer, extract_gold
+from .answers import accuracy, accuracy_batch
 from .chemistry import chemistry, choice, equation
+from .extraction import extract_answer, extract_gold
 from .graded import countdown, format_reward, overlong, tag_count
 from .thinking import graded_text
 from .verifier import VerifierPool, default_pool
 
 # Raise it whenever some completion would be scored differently: tasks carry it in their version.
 GRADER_VERSION = "8"
-SECONDS = 60.0  # that a library's scorer may take for a completion, if nothing else is set
+LIBRARY_SECONDS = 60.0  # that a library's scorer may take for a completion, if nothing else is set
 
 
 @dataclass(frozen=True)
 class Reward:
     """A named reward: call it with a completion's text and the gold answer.
 
-    `range` is its minimum and maximum; None: not known. `score_many`, if given, scores a batch
-    faster than one by one. With `reads="tokens"` the function takes `(tokens, limit)` and is called
-    through `of_lengths` instead. `verifies`: it uses the verifier processes. `maker`, of a library's scorer: the path
-    of the function that makes the `Work` of its processes, and the function's arguments. `gold` returns the answer
-    alone of a gold answer that holds more (None: not known). A score may be NaN: unknown.
+    A score may be NaN, if it is not known.
+
+    Attributes:
+        name: its key in `REWARDS`, or the path of a user's function.
+        score: the function of a text and its gold answer.
+        score_many: scores a batch faster than one by one. If None, `score` is called for each.
+        range: its minimum and maximum, or None if they are not known.
+        reads: with "tokens" the function takes `(tokens, limit)` and is called through `of_lengths`.
+        verifies: whether it uses the verifier processes.
+        maker: of a library's scorer, the path of the function that makes the `Work` of its processes, and the
+            function's arguments.
+        gold: returns the answer in a gold answer that holds more, or None if it is not known.
 
     >>> Reward("length", lambda text, gold: len(text))("abc", "")
     3.0
@@ -72,10 +80,12 @@ class Reward:
         return [self._number(self.score(count, limit)) for count in tokens]
 
     def _number(self, score: object) -> float:
+        number = None
         with suppress(TypeError):
-            if (number := as_score(score)) is not None:
-                return number
-        raise TypeError(f"reward {self.name!r} returned {score!r} of type {type(score).__name__}; expected a float")
+            number = as_score(score)
+        if number is None:
+            raise TypeError(f"reward {self.name!r} returned {score!r} of type {type(score).__name__}; expected a float")
+        return number
 
 
 _BUILT_IN = (
@@ -99,54 +109,66 @@ def get_reward(name: str) -> Reward:
     >>> get_reward("accuracy").name, get_reward("operator:eq").name
     ('accuracy', 'operator:eq')
     """
-    found = find("reward", name, REWARDS)
-    if isinstance(found, Reward):
-        return found
-    if isinstance(found, type) or iscoroutinefunction(found):
-        raise UserError(
-            f"the reward '{name}' is {'a class' if isinstance(found, type) else 'async'}: give a plain function of "
-            "(text, gold), or a callable object"
-        )
-    _check_signature(name, found)
-    return Reward(name, found, range=getattr(found, "range", None))
+    reward = find("reward", name, REWARDS)
+    if isinstance(reward, Reward):
+        return reward
+    kind = None
+    if isinstance(reward, type):
+        kind = "a class"
+    elif iscoroutinefunction(reward):
+        kind = "async"
+    if kind:
+        raise UserError(f"the reward '{name}' is {kind}: give a plain function of (text, gold), or a callable object")
+    _check_signature(name, reward)
+    return Reward(name, reward, range=getattr(reward, "range", None))
 
 
 def _check_signature(name: str, function: Callable[..., Any]) -> None:
     """Raise UserError for a function that cannot be called with a completion and its gold answer, such as TRL's."""
     try:
-        given = signature(function)
+        parameters = signature(function)
     except ValueError:  # some functions of C have none
         return
     with suppress(TypeError):
-        given.bind("text", "gold")
-        if next(iter(given.parameters)) not in ("completions", "prompts", "self"):
+        parameters.bind("text", "gold")
+        first_name = next(iter(parameters.parameters))
+        if first_name not in ("completions", "prompts", "self"):
             return
     raise UserError(
-        f"the reward '{name}' takes {given}: a reward of a recipe scores one completion, as in `def reward(text: str, "
-        "gold: str) -> float`. TRL's form, (completions, **kwargs) -> list, is for PODSTrainer in a script"
+        f"the reward '{name}' takes {parameters}: a reward of a recipe scores one completion, as in "
+        "`def reward(text: str, gold: str) -> float`. TRL's form, (completions, **kwargs) -> list, is for PODSTrainer "
+        "in a script"
     )
 
 
 def check_reward(name: str, seconds: float | None) -> None:
     """Raise like `get_reward`. A user's own module is imported in a worker first, since it may do anything.
 
-    With `seconds` None the function is called in this process (`score`), and imported here alone.
+    With `seconds` None the function is called in this process (`score`), so it is imported here only.
 
     Raises:
         UserError: also if its module ends the process that imports it, or takes too long.
 
     >>> check_reward("accuracy", seconds=60)
     """
-    if seconds is not None and isinstance(name, str) and name not in REWARDS and (":" in name or "." in name):
+    if seconds is not None and _is_path(name):
         user_pool(name).start()
     get_reward(name)
 
 
+def _is_path(name: object) -> bool:
+    """Whether a name is the path of a user's function."""
+    return isinstance(name, str) and name not in REWARDS and (":" in name or "." in name)
+
+
 def check_rewards(values: Mapping[str, Any]) -> None:
-    """Do `check_reward` for each reward that a recipe's values name, but that of a library's task (`library:NAME`)."""
-    library, colon, _ = str(values.get("task")).partition(":")
+    """Check each reward that a recipe's values name, except that of a library's task (`library:NAME`)."""
+    library = None
+    task = str(values.get("task"))
+    if ":" in task:
+        library, _, _ = task.partition(":")
     for name in values["task_rewards"] or ():
-        if not (colon and name == library):
+        if name != library:
             check_reward(name, values["reward_seconds"])
 
 
@@ -157,16 +179,19 @@ def user_pool(name: str, maker: tuple[str, ...] = ()) -> WorkerPool:
     Its workers import the reward at the path `name`, or call `maker` (as in `Reward`), once each.
     """
     return WorkerPool(
-        None, maker or ["pods_rl.rewards:scoring", name], runs_user_code=True, name=f"the reward {name!r}",
+        None,
+        maker or ["pods_rl.rewards:scoring", name],
+        runs_user_code=True,
+        name=f"the reward {name!r}",
         advice="Fix its module, or set reward_seconds: null to import it in the training process alone",
-    )  # fmt: skip
+    )
 
 
 os.register_at_fork(after_in_child=user_pool.cache_clear)
 
 
 def scoring(name: str) -> Work:
-    """The work of a `user_pool`'s worker: import the reward once, then score texts against gold answers."""
+    """Return the work of a `user_pool`'s worker: import the reward once, then score texts against gold answers."""
     reward = get_reward(name)
     return Work(lambda pair: reward(*pair))
 
@@ -185,10 +210,23 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
     pairs = list(zip(texts, golds, strict=True))
     if seconds is None and not reward.maker:
         return [attempt(reward, *pair) for pair in pairs]
-    limit = seconds or SECONDS
+    limit = seconds or LIBRARY_SECONDS
     pool = user_pool(reward.name, reward.maker) if reward.maker else user_pool(reward.name)
     replies = pool.ask(pairs, limit)
     return [reply.value if reply.kind == "gave" else failure(reply, limit) for reply in replies]
+
+
+def attempt(reward: Callable[[str, str], float], text: str, gold: str) -> float | RewardFailure:
+    """Return the score of one completion, or a RewardFailure if the reward raised.
+
+    >>> attempt(lambda text, gold: float(text), "1", "")
+    1.0
+    """
+    try:
+        with no_copies():
+            return reward(text, gold)
+    except (Exception, SystemExit) as error:
+        return RewardFailure(f"raised {raised(error)}", error=error)
 
 
 __all__ = [

@@ -6,16 +6,13 @@ Formulas may have brackets, hydrates and charges; all common arrows are accepted
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
-from .answers import extract_answer, same_text
-from .choices import VERDICTS, read_letter, read_verdict
-from .molecules import is_formula
-from .notation import plain
-from .numeric import MAX_LENGTH
+from .extraction import extract_answer
+from .mathematics import MAX_LENGTH, VERDICTS, is_formula, plain, read_letter, read_verdict, same_text
 
 MAX_DEPTH = 16  # brackets within brackets
 CHARGE = "charge"  # counted as if it were an element, so that one balance covers both
@@ -23,30 +20,40 @@ Species = frozenset[tuple[str, int]]  # how many atoms of each element, and the 
 Side = Mapping[Species, Fraction]
 
 _ARROW = re.compile(
-    r"\\x(?:left|right)+(?:arrow|harpoon)s?\s*(?:\[[^\[\]]*\]\s*)?(?:\{[^{}]*\})?"
-    r"|\\(?:long)?(?:left|right)+(?:arrow|harpoon)s?|\\to(?![a-z])"
-    r"|<?[-=]{1,8}>|={1,8}|[→⟶⇒⟹⇌⇋⇄⇆⟷↔⇔⟺➝➞➔]",
+    r"\\x(?:left|right)+(?:arrow|harpoon)s?\s*(?:\[[^\[\]]*\]\s*)?(?:\{[^{}]*\})?"  # \xrightarrow[heat]{Pt}
+    r"|\\(?:long)?(?:left|right)+(?:arrow|harpoon)s?|\\to(?![a-z])"  # \rightarrow, \to
+    r"|<?[-=]{1,8}>|={1,8}"  # ->, <=>, =
+    r"|[→⟶⇒⟹⇌⇋⇄⇆⟷↔⇔⟺➝➞➔]",
     re.IGNORECASE,
 )
-_SMALL = str.maketrans("₀₁₂₃₄₅₆₇₈₉−–·•⋅∙×", "0123456789--*****")
-_SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹]{0,2}[⁺⁻][⁰¹²³⁴-⁹]{0,2}")
+_ASCII = str.maketrans("₀₁₂₃₄₅₆₇₈₉−–·•⋅∙×", "0123456789--*****")
+_SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹]{0,2}[⁺⁻][⁰¹²³⁴-⁹]{0,2}")  # ²⁺
 _NORMAL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
-_DOT = re.compile(r"\\(?:cdot|bullet|times|ast)(?![a-z])")
-_HALF = re.compile(r"\\[dt]?frac\s*\{?([0-9]{1,6})\}?\s*\{?([0-9]{1,6})\}?")
-_DRESS = re.compile(
-    r"\\(?:ce|text|textbf|mathrm|mathbf|bf|rm|left|right|displaystyle|uparrow|downarrow|quad)(?![a-z])"
+_DOT = re.compile(r"\\(?:cdot|bullet|times|ast)(?![a-z])")  # CuSO4 \cdot 5H2O
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{?([0-9]{1,6})\}?\s*\{?([0-9]{1,6})\}?")  # \frac{1}{2}, \frac12
+_STYLES = re.compile(
+    r"\\(?:ce|text|textbf|mathrm|mathbf|bf|rm|left|right|displaystyle|uparrow|downarrow|quad)(?![a-z])"  # \ce
     r"|\\[,;:! ]|\*\*|[$`~↑↓]"
 )
 _CHARGE = re.compile(
-    r"\^?\s?\{\s?([0-9]{0,2}\s?[+-]|[+-]\s?[0-9]{1,2})\s?\}|\^\s?\(?([0-9]{0,2}[+-]|[+-][0-9]{1,2})\)?"
+    r"\^?\s?\{\s?([0-9]{0,2}\s?[+-]|[+-]\s?[0-9]{1,2})\s?\}"  # ^{2+}, {2+}
+    r"|\^\s?\(?([0-9]{0,2}[+-]|[+-][0-9]{1,2})\)?"  # ^2+, ^(2+)
 )
 _SIGN_FIRST = re.compile(r"(?<=[A-Za-z0-9)\]])([+-][0-9]{1,2})(?=\s?(?:$|[+=]))")  # Mg+2
-_STATE = re.compile(r"\((?:aq|s|l|g|cr|am|conc|dil)?\)")
+_STATE = re.compile(r"\((?:aq|s|l|g|cr|am|conc|dil)?\)")  # (aq)
 _BARE_PLUS = re.compile(r"(?<=\S)\+(?=\s?(?:\+|=|$))")  # of an ion: no term follows it
 
 _PLUS = re.compile(r"\+(?![0-9]*>)")  # between terms, not in a charge
-_COEFFICIENT = re.compile(r"\(([0-9]{1,6}/[0-9]{1,6})\)|([0-9]{1,6}(?:[./][0-9]{1,6})?)(?![0-9])\*?")
-_TOKEN = re.compile(r"([A-Z][a-z]?)|([(\[])|([)\]])|<([0-9]{0,2})([+-])([0-9]{0,2})>|([0-9]{1,6})")
+_COEFFICIENT = re.compile(
+    r"\(([0-9]{1,6}/[0-9]{1,6})\)"  # (1/2)O2
+    r"|([0-9]{1,6}(?:[./][0-9]{1,6})?)(?![0-9])\*?"  # 2O2, 0.5O2, 1/2O2
+)
+_TOKEN = re.compile(
+    r"(?P<element>[A-Z][a-z]?)"
+    r"|(?P<opening>[(\[])|(?P<closing>[)\]])"
+    r"|<(?P<before>[0-9]{0,2})(?P<sign>[+-])(?P<after>[0-9]{0,2})>"  # <2+>, <+2>
+    r"|(?P<subscript>[0-9]{1,6})"
+)
 _ION = re.compile(r"[A-Z][a-z]?")
 _LEAD = re.compile(r".*(?:\bis\b|\bequation\b|[a-z]:)\s*:?", re.DOTALL)  # "The balanced equation is:"
 
@@ -67,20 +74,24 @@ def equation(text: str, gold: str) -> float:
     >>> equation("<answer>H2 + O2 -> H2O2</answer>", "2H2 + O2 = 2H2O")
     0.0
     """
-    answer, gold = extract_answer(text), gold.strip()
+    answer = extract_answer(text)
+    gold = gold.strip()
     if answer is None or not gold:
         return 0.0
     if answer == gold:
         return 1.0
     if len(answer) > MAX_LENGTH or len(gold) > MAX_LENGTH:
         return 0.0
-    answer, wanted = _statement(answer), read_equation(gold)
-    if wanted is None:
+    answer = _statement(answer)
+    gold_equation = read_equation(gold)
+    if gold_equation is None:
         return float("".join(normalise(answer).split()) == "".join(normalise(gold).split()))
-    found = read_equation(answer, like=wanted)
-    if found is None or found.left.keys() != wanted.left.keys() or found.right.keys() != wanted.right.keys():
+    answer_equation = read_equation(answer, like=gold_equation)
+    if answer_equation is None or not answer_equation.has_species_of(gold_equation):
         return 0.0
-    return float(found.balanced if wanted.balanced else found.proportional(wanted))
+    if gold_equation.balanced:
+        return float(answer_equation.balanced)
+    return float(answer_equation.proportional(gold_equation))
 
 
 def chemistry(text: str, gold: str) -> float:
@@ -97,10 +108,16 @@ def chemistry(text: str, gold: str) -> float:
 
 
 def _statement(answer: str) -> str:
-    """The last line that holds an arrow, without the words before it and the full stop."""
-    line = next((line for line in reversed(answer.splitlines()) if _ARROW.search(line)), answer)
-    lead = _LEAD.match(line)
-    return line[lead.end() if lead else 0 :].partition(", ")[0].strip().removesuffix(".")
+    """Return the last line that holds an arrow, without the words before it and the full stop."""
+    statement = answer
+    for line in answer.splitlines():
+        if _ARROW.search(line):
+            statement = line
+    lead = _LEAD.match(statement)
+    if lead:
+        statement = statement[lead.end() :]
+    statement, _, _ = statement.partition(", ")
+    return statement.strip().removesuffix(".")
 
 
 # -- formulas ---------------------------------------------------------------------------------------------------------
@@ -115,19 +132,27 @@ class Equation(NamedTuple):
     @property
     def balanced(self) -> bool:
         """Whether every element and the charge balance, with positive coefficients."""
-        amounts: Counter[str] = Counter()
+        amounts: dict[str, Fraction] = defaultdict(Fraction)
         for side, sign in ((self.left, 1), (self.right, -1)):
             for species, coefficient in side.items():
                 for element, count in species:
-                    amounts[element] += sign * count * coefficient  # type: ignore[assignment]
-        positive = all(coefficient > 0 for side in self for coefficient in side.values())
-        return positive and not any(amounts.values())
+                    amounts[element] += sign * count * coefficient
+                if coefficient <= 0:
+                    return False
+        return not any(amounts.values())
+
+    def has_species_of(self, other: Equation) -> bool:
+        """Whether both have the same species on each side."""
+        return self.left.keys() == other.left.keys() and self.right.keys() == other.right.keys()
 
     def proportional(self, other: Equation) -> bool:
         """Whether the coefficients are equal up to one positive factor; the species must be the same."""
         ratios = set()
-        for mine, theirs in zip(self, other, strict=True):
-            ratios |= {mine[key] / theirs[key] if theirs[key] else Fraction(0) for key in mine}
+        for side, other_side in zip(self, other, strict=True):
+            for species, coefficient in side.items():
+                if other_side[species] == 0:
+                    return False
+                ratios.add(coefficient / other_side[species])
         return len(ratios) == 1 and ratios.pop() > 0
 
 
@@ -146,9 +171,11 @@ def read_equation(text: str, like: Equation | None = None) -> Equation | None:
     sides = _BARE_PLUS.sub("^", normalise(text)).split("=")
     if len(sides) != 2:
         return None
-    left = _side(sides[0], like.left if like else {})
-    right = _side(sides[1], like.right if like else {})
-    return Equation(left, right) if left and right else None
+    left = _read_side(sides[0], like.left if like else {})
+    right = _read_side(sides[1], like.right if like else {})
+    if not left or not right:
+        return None
+    return Equation(left, right)
 
 
 def read_formula(text: str) -> Species | None:
@@ -164,7 +191,8 @@ def read_formula(text: str) -> Species | None:
     total: Counter[str] = Counter()
     for part in re.split(r"[*.]", text):
         atoms = part.lstrip("0123456789")
-        factor, counts = part[: len(part) - len(atoms)], _atoms(atoms)
+        factor = part.removesuffix(atoms)  # 5 of 5H2O
+        counts = _count_atoms(atoms)
         if counts is None or len(factor) > 6:
             return None
         _add(total, counts, int(factor or 1))
@@ -177,49 +205,78 @@ def normalise(text: str) -> str:
     >>> normalise(r"\ce{Fe^{3+} + 3 OH^- -> Fe(OH)_3(s)}")
     'Fe<3+> + 3 OH<-> = Fe(OH)3'
     """
-    text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(_NORMAL)}}}", text.translate(_SMALL))
-    text = _DOT.sub("*", _HALF.sub(r"\1/\2 ", " ".join(text.split())))
-    text = _DRESS.sub("", _ARROW.sub(" = ", text))
-    text = _CHARGE.sub(lambda match: f"<{(match[1] or match[2]).replace(' ', '')}>", text)
-    text = _STATE.sub("", re.sub("[{}_]", "", text))
-    return " ".join(_SIGN_FIRST.sub(r"<\1>", text).split())
+    text = text.translate(_ASCII)
+    text = _SUPERSCRIPT.sub(lambda charge: f"^{{{charge[0].translate(_NORMAL)}}}", text)
+    text = " ".join(text.split())
+    text = _FRACTION.sub(r"\1/\2 ", text)
+    text = _DOT.sub("*", text)
+    text = _ARROW.sub(" = ", text)
+    text = _STYLES.sub("", text)
+    text = _CHARGE.sub(lambda charge: f"<{(charge[1] or charge[2]).replace(' ', '')}>", text)
+    text = re.sub("[{}_]", "", text)
+    text = _STATE.sub("", text)
+    text = _SIGN_FIRST.sub(r"<\1>", text)
+    return " ".join(text.split())
 
 
-def _side(text: str, like: Side) -> Side | None:
+def _read_side(text: str, like: Side) -> Side | None:
+    """Read the terms of one side of an equation, preferring species in `like`."""
     side: dict[Species, Fraction] = {}
     for term in _PLUS.split(text):
-        term = "".join(term.split())
-        number = _COEFFICIENT.match(term)
-        formula = term[number.end() :] if number else term
-        readings = [species for species in _readings(formula) if species is not None]
-        if not readings:
+        formula = "".join(term.split())
+        coefficient = Fraction(1)
+        number = _COEFFICIENT.match(formula)
+        if number:
+            formula = formula[number.end() :]
+            try:
+                coefficient = Fraction(number[1] or number[2])
+            except ZeroDivisionError:
+                return None
+        species = _likeliest(_readings(formula), like)
+        if species is None:
             return None
-        try:
-            coefficient = Fraction(next(filter(None, number.groups()))) if number else Fraction(1)
-        except ZeroDivisionError:
-            return None
-        species = next((reading for reading in readings if reading in like), readings[0])
         side[species] = side.get(species, Fraction(0)) + coefficient
     return side
 
 
-def _readings(formula: str) -> list[Species | None]:
-    """The possible readings of a formula, the likeliest first; several where a plain sign follows a digit."""
-    if not formula.endswith(("^", "-")):
-        return [read_formula(formula)]
-    formula, sign = formula[:-1], "-" if formula[-1] == "-" else "+"
+def _likeliest(readings: list[Species], like: Side) -> Species | None:
+    for species in readings:
+        if species in like:
+            return species
+    if not readings:
+        return None
+    return readings[0]
+
+
+def _readings(formula: str) -> list[Species]:
+    """Return the possible readings of a formula, the likeliest first; several where a plain sign follows a digit."""
+    readings = [read_formula(spelling) for spelling in _spellings(formula)]
+    return [species for species in readings if species is not None]
+
+
+def _spellings(formula: str) -> list[str]:
+    """Return a formula with its charge in angle brackets, in each way that a plain sign can be meant."""
+    if formula.endswith("^"):  # a bare plus
+        sign = "+"
+    elif formula.endswith("-"):
+        sign = "-"
+    else:
+        return [formula]
+    formula = formula[:-1]
+    single = f"{formula}<{sign}>"
     bare = formula.rstrip("0123456789")
-    digits = formula[len(bare) :]
-    readings = [read_formula(f"{formula}<{sign}>")]
-    if digits:  # the last digit belongs to the sign: Fe3+, SO42-
-        charged = read_formula(f"{formula[:-1]}<{digits[-1]}{sign}>")
-        likely = len(digits) > 1 or _ION.fullmatch(bare)
-        readings.insert(0 if likely else 1, charged)
-    return readings
+    digits = formula.removeprefix(bare)
+    if not digits:
+        return [single]
+    multiple = f"{formula[:-1]}<{digits[-1]}{sign}>"  # the last digit belongs to the sign: Fe3+, SO42-
+    if len(digits) > 1 or _ION.fullmatch(bare):
+        return [multiple, single]
+    return [single, multiple]
 
 
-def _atoms(text: str) -> Counter[str] | None:
-    groups: list[Counter[str]] = [Counter()]
+def _count_atoms(text: str) -> Counter[str] | None:
+    """Count the elements of a formula without dots, and its charge; None if it is not a formula."""
+    groups: list[Counter[str]] = [Counter()]  # of the open brackets, the innermost last
     pending: Counter[str] = Counter()  # what a subscript would multiply
     position = 0
     while position < len(text):
@@ -227,27 +284,30 @@ def _atoms(text: str) -> Counter[str] | None:
         if token is None:
             return None
         position = token.end()
-        element, opening, closing, before, sign, after, subscript = token.groups()
-        if subscript:
+        if token["subscript"]:
             if not pending:
                 return None
-            _add(groups[-1], pending, int(subscript))
+            _add(groups[-1], pending, int(token["subscript"]))
             pending = Counter()
             continue
         _add(groups[-1], pending, 1)
-        pending = Counter([element]) if element else Counter()
-        if opening:
+        pending = Counter()
+        if token["element"]:
+            pending[token["element"]] = 1
+        elif token["opening"]:
             groups.append(Counter())
-        elif closing and len(groups) > 1:
+            if len(groups) > MAX_DEPTH:
+                return None
+        elif token["closing"]:
+            if len(groups) == 1:
+                return None
             pending = groups.pop()
-        elif sign:
-            groups[-1][CHARGE] += int(f"{sign}{before or after or 1}")
-        elif closing:
-            return None
-        if len(groups) > MAX_DEPTH:
-            return None
+        else:
+            groups[-1][CHARGE] += int(token["sign"] + (token["before"] or token["after"] or "1"))
     _add(groups[-1], pending, 1)
-    return groups[0] if len(groups) == 1 and groups[0] else None
+    if len(groups) > 1 or not groups[0]:
+        return None
+    return groups[0]
 
 
 def _add(total: Counter[str], counts: Counter[str], factor: int) -> None:
@@ -274,12 +334,14 @@ def choice(text: str, gold: str) -> float:
     >>> choice("<answer>A or B</answer>", "B"), choice("<answer>True</answer>", "Yes")
     (0.0, 1.0)
     """
-    answer, gold = extract_answer(text), gold.strip()
+    answer = extract_answer(text)
+    gold = gold.strip()
     if not answer or not gold or len(answer) > MAX_LENGTH:
         return 0.0
     answer = plain(answer)
-    if gold.casefold() in VERDICTS:
-        return float(read_verdict(answer) == VERDICTS[gold.casefold()])
+    verdict = VERDICTS.get(gold.casefold())
+    if verdict:
+        return float(read_verdict(answer) == verdict)
     if len(gold) == 1 and gold.isalpha():
         return float(read_letter(answer) == gold.upper())
     gold = plain(gold)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from .answers import extract_answer
-from .numeric import read_expression
+from .extraction import extract_answer
+from .mathematics import read_expression
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 PENALTY_PER_CHARACTER = 0.01
@@ -29,14 +29,16 @@ def format_reward(text: str, gold: str = "") -> float:
     >>> format_reward("Sure: <think>9*2=18</think><answer>18</answer>")
     0.95
     """
-    outside, rest = "", text
+    outside = ""
+    rest = text
     for opening, closing in (TAGS[:2], TAGS[2:]):
         before, _, block = rest.partition(opening)
         _, closed, rest = block.partition(closing)
         if not closed:
             return 0.0
         outside += before
-    stray = sum(len(part) for part in (outside + rest).split())
+    outside += rest
+    stray = len("".join(outside.split()))
     return max(0.0, round(1.0 - PENALTY_PER_CHARACTER * stray, 2))
 
 
@@ -48,7 +50,8 @@ def tag_count(text: str, gold: str = "") -> float:
     >>> tag_count("<think>a</think><answer>1</answer><answer>2</answer>")
     0.05
     """
-    return round(REWARD_PER_TAG * sum(text.count(tag) == 1 for tag in TAGS), 3)
+    single = [tag for tag in TAGS if text.count(tag) == 1]
+    return round(REWARD_PER_TAG * len(single), 3)
 
 
 def overlong(tokens: int, limit: int) -> float:
@@ -83,8 +86,14 @@ def countdown(text: str, gold: str) -> float:
     answer = extract_answer(text)
     if answer is None or len(answer) > MAX_EXPRESSION:
         return 0.0
-    wanted, found = read_expression(gold), read_expression(answer)
-    if wanted is None or found is None or wanted[1] != found[1]:
+    gold_expression = read_expression(gold)
+    answer_expression = read_expression(answer)
+    if gold_expression is None or answer_expression is None:
         return 0.0
-    miss = abs(found[0] - wanted[0])
-    return 1.0 if miss == 0 else round(float(USES_THE_NUMBERS + CLOSENESS / (1 + miss)), 4)
+    target, numbers = gold_expression
+    value, numbers_used = answer_expression
+    if numbers_used != numbers:
+        return 0.0
+    if value == target:
+        return 1.0
+    return round(float(USES_THE_NUMBERS + CLOSENESS / (1 + abs(value - target))), 4)

@@ -14,9 +14,10 @@ from importlib import import_module
 
 from ..errors import UserError
 from ..sandbox.worker import Work
-from .answers import extract_answer
+from .extraction import extract_answer
 
-_NUMBERED = re.compile(r"(.*) \(problem (\d+)\)", re.DOTALL)
+_NUMBERED = re.compile(r"(.*) \(problem (\d+)\)", re.DOTALL)  # 292 (problem 7)
+_KEPT_PROBLEMS = 1024
 
 
 def numbered(answer: object, row: int) -> str:
@@ -25,49 +26,58 @@ def numbered(answer: object, row: int) -> str:
     >>> unnumbered(numbered("292", 7))
     ('292', 7)
     """
-    return f"{'' if answer is None else answer} (problem {row})"
+    if answer is None:
+        answer = ""
+    return f"{answer} (problem {row})"
 
 
 def unnumbered(gold: str) -> tuple[str, int]:
     """Return the answer and the problem's number in a gold answer; raise UserError if there is no number."""
-    found = _NUMBERED.fullmatch(gold)
-    if found is None:
+    match = _NUMBERED.fullmatch(gold)
+    if match is None:
         raise UserError(f"the gold answer {gold[:80]!r} names no problem; expected one such as '292 (problem 7)'")
-    return found[1], int(found[2])
+    return match[1], int(match[2])
 
 
-def scoring(given: str) -> Work:
+def scoring(data_set: str) -> Work:
     """Return the work of a process: score the extracted answer of a text with the scorer of the gold answer's problem.
 
     While it scores, no text can be run as code: a scorer that calls `eval` on an answer fails, and the answer scores 0,
     as does every other one that makes the scorer raise.
 
     Args:
-        given: JSON of the data set's name and the keywords that make it.
+        data_set: JSON of the data set's name and the keywords that make it.
     """
-    name, keywords = json.loads(given)
+    name, keywords = json.loads(data_set)
     source = import_module("reasoning_gym").create_dataset(name, **keywords)
-    first, locked = source[0], False
-    source.score_answer(first["answer"], first)  # what the scorer imports when first called is imported here
+    first_problem = source[0]
+    source.score_answer(first_problem["answer"], first_problem)  # so that it imports now what it needs
+    is_scoring = False
 
-    def forbid_code(event: str, given: tuple[object, ...]) -> None:
-        if locked and event == "exec" and str(getattr(given[0], "co_filename", "<")).startswith("<"):
+    def forbid_code(event: str, arguments: tuple[object, ...]) -> None:
+        if not is_scoring or event != "exec":
+            return
+        file_name = str(getattr(arguments[0], "co_filename", "<"))
+        if file_name.startswith("<"):  # <string>: code that was not read from a file
             raise RuntimeError("a scorer must not run an answer as code")
 
-    problem_at = lru_cache(1024)(source.__getitem__)  # rollouts of a group share theirs, and some take seconds to make
+    # rollouts of a group share their problem, and some take seconds to make
+    problem_at = lru_cache(_KEPT_PROBLEMS)(source.__getitem__)
 
-    def mark(pair: tuple[str, str]) -> float:
-        nonlocal locked
-        answer, (_, row) = extract_answer(pair[0]), unnumbered(pair[1])
+    def score(pair: tuple[str, str]) -> float:
+        nonlocal is_scoring
+        text, gold = pair
+        answer = extract_answer(text)
+        _, row = unnumbered(gold)
         if answer is None:
             return 0.0
-        problem = deepcopy(problem_at(row))
-        locked = True
+        problem = deepcopy(problem_at(row))  # a scorer may change it
+        is_scoring = True
         try:
             return float(source.score_answer(answer, problem))
         except Exception:
             return 0.0
         finally:
-            locked = False
+            is_scoring = False
 
-    return Work(mark, prepare=lambda: sys.addaudithook(forbid_code))
+    return Work(score, prepare=lambda: sys.addaudithook(forbid_code))

@@ -17,14 +17,18 @@ from typing import Any
 
 from ..sandbox.pool import WorkerPool
 from ..sandbox.worker import Reply, Work
+from .mathematics import Pair, equal
 
 DEFAULT_LIMIT = 5.0  # seconds an answer: math-verify's own default (its parsing_timeout and timeout_seconds)
 FIRST_LIMIT = 0.25  # seconds an answer gets at first: 500 gold answers of MATH-500 took 0.15 at most, most 0.002
 BATCH_SECONDS = 4.0  # of a batch, for a second try of slower answers
 PATIENCE = 10.0  # wall seconds for a second of work, on a busy machine, before a process counts as dead
 MEMORY_BYTES = 3 << 30  # a tower of powers fills any memory within seconds; past this the process ends
-
-Pair = tuple[str, str]
+_WARM_UP = (  # pairs whose comparison imports all that later ones need
+    (r"( 3, \frac{\pi}{2} )", r"(3, \pi/2)"),
+    ("x^2-1", "(x+1)(x-1)"),
+    ("x<3", r"(-\infty, 3)"),
+)
 
 
 class VerifierPool(WorkerPool):
@@ -41,9 +45,12 @@ class VerifierPool(WorkerPool):
 
     def __init__(self, size: int | None = None, limit: float = DEFAULT_LIMIT) -> None:
         super().__init__(
-            size, ["pods_rl.rewards.verifier:verification"], runs_user_code=False, name="the answer verifier",
+            size,
+            ["pods_rl.rewards.verifier:verification"],
+            runs_user_code=False,
+            name="the answer verifier",
             advice="Check that `python -c 'import latex2sympy2_extended'` works",
-        )  # fmt: skip
+        )
         self.limit = limit
         self.timeouts = 0
         self.crashes = 0
@@ -59,33 +66,35 @@ class VerifierPool(WorkerPool):
         [True, False]
         >>> pool.close()
         """
-        first = min(self.limit, FIRST_LIMIT)
-        replies = self.ask(pairs, first * PATIENCE, first)
+        limit = min(self.limit, FIRST_LIMIT)
+        replies = self.ask(pairs, limit * PATIENCE, limit)
         late = [i for i, reply in enumerate(replies) if reply.kind == "timeout"]
         share = min(self.limit, BATCH_SECONDS * self.size / max(1, len(late)))
-        if share > first:
-            for i, reply in zip(late, self.ask([pairs[i] for i in late], share * PATIENCE, share), strict=True):
+        if share > limit:
+            second_replies = self.ask([pairs[i] for i in late], share * PATIENCE, share)
+            for i, reply in zip(late, second_replies, strict=True):
                 replies[i] = reply
+        kinds = [reply.kind for reply in replies]
         with self._lock:
-            self.timeouts += sum(reply.kind == "timeout" for reply in replies)
-            self.crashes += sum(reply.kind == "crash" for reply in replies)
+            self.timeouts += kinds.count("timeout")
+            self.crashes += kinds.count("crash")
         return [reply == Reply("gave", True) for reply in replies]
 
 
 def verification() -> Work:
     """The work of a verifier process; imports happen before the first answer, outside its time limit."""
     logging.disable(logging.CRITICAL)
-    for pair in ((r"( 3, \frac{\pi}{2} )", r"(3, \pi/2)"), ("x^2-1", "(x+1)(x-1)"), ("x<3", r"(-\infty, 3)")):
-        _equal(pair)
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    wanted = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+    for gold, answer in _WARM_UP:
+        equal(gold, answer)  # not `_equal`, which would hide that a library is missing
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MEMORY_BYTES
+    if hard_limit != resource.RLIM_INFINITY:
+        limit = min(limit, hard_limit)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
     return Work(_equal, prepare=bar_process)
 
 
 def _equal(pair: Pair) -> bool:
-    from .equality import equal  # here, since only verifier processes load SymPy
-
     try:
         return equal(*pair)
     except MemoryError:
@@ -106,7 +115,10 @@ def default_pool() -> VerifierPool:
 
 os.register_at_fork(after_in_child=default_pool.cache_clear)
 
-_HARMLESS = re.compile(r"\s*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\s*|[A-Za-z][A-Za-z0-9]*")
+_HARMLESS = re.compile(
+    r"\s*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\s*"  # -1.5e3
+    r"|[A-Za-z][A-Za-z0-9]*"  # x1
+)
 _BARRED = (
     "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "os.kill", "os.startfile",
     "subprocess.Popen", "pty.spawn", "socket.", "urllib.", "http.", "ftplib.", "smtplib.", "webbrowser.",
@@ -140,7 +152,8 @@ def bar_process() -> None:
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open":
         _, mode, flags = arguments
-        if ((flags or 0) & _WRITING) or (isinstance(mode, str) and set(mode) & set("wax+")):
+        writes = isinstance(mode, str) and not set(mode).isdisjoint("wax+")
+        if writes or (flags or 0) & _WRITING:
             raise PermissionError("a verifier process must not write a file")
     elif event.startswith(_BARRED):
         raise PermissionError(f"a verifier process must not use {event}")

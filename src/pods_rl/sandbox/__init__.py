@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from numbers import Real
 
-from ..errors import raised
-from .worker import Reply, no_copies
+from .worker import Reply
 
 
 @dataclass(frozen=True)
@@ -48,19 +46,6 @@ def as_score(value: object) -> float | None:
         return float(value)
     except (OverflowError, ValueError):  # a signalling NaN of Decimal
         return math.nan
-
-
-def attempt(reward: Callable[[str, str], float], text: str, gold: str) -> float | RewardFailure:
-    """Return the score of one completion, or a RewardFailure if the reward raised.
-
-    >>> attempt(lambda text, gold: float(text), "1", "")
-    1.0
-    """
-    try:
-        with no_copies():
-            return reward(text, gold)
-    except (Exception, SystemExit) as error:
-        return RewardFailure(f"raised {raised(error)}", error=error)
 
 
 def failure(reply: Reply, limit: float) -> RewardFailure:

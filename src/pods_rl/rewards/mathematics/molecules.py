@@ -24,17 +24,19 @@ _WORDS_WITHOUT_O = (
 )
 _SHORT_WORDS = frozenset(_WORDS_WITHOUT_O.split())
 
-# Elements with their counts (CN, HCl, H2O, H_2O), or one element of two letters (Co, which is not CO).
-_FORMULA = re.compile(rf"[0-9]*(?:(?:(?:{'|'.join(_SYMBOLS)})[0-9]{{0,3}}){{2,}}|(?P<one>[A-Z][a-z]))")
-_COUNT = re.compile(r"(?<=[A-Za-z)])_(?:\{\s*([0-9]{1,3})\s*\}|([0-9]))")
-_CODON = re.compile(r"[ACGTU]{3}")
-_ROMAN = re.compile(r"(?=.*[IVX])[IVXLCDM]{2,15}")
+_FORMULA = re.compile(
+    rf"[0-9]*(?:(?:(?:{'|'.join(_SYMBOLS)})[0-9]{{0,3}}){{2,}}"  # CN, HCl, H2O
+    r"|(?P<element>[A-Z][a-z]))"  # Co, which is not CO
+)
+_COUNT = re.compile(r"(?<=[A-Za-z)])_(?:\{\s*([0-9]{1,3})\s*\}|([0-9]))")  # H_{12}, H_2
+_CODON = re.compile(r"[ACGTU]{3}")  # AUG
+_ROMAN = re.compile(r"(?=.*[IVX])[IVXLCDM]{2,15}")  # IX
 
 # SMILES with brackets, bonds or rings. Spaces and LaTeX never occur in it.
-_ATOM = r"(?:Cl|Br|[BCNOPSFI]|[bcnops]|\[[0-9]{0,3}[A-Za-z][A-Za-z0-9@+-]{0,10}\])"
+_ATOM = r"(?:Cl|Br|[BCNOPSFI]|[bcnops]|\[[0-9]{0,3}[A-Za-z][A-Za-z0-9@+-]{0,10}\])"  # C, [Na+]
 _SMILES = re.compile(rf"{_ATOM}(?:{_ATOM}|[()]|[=#$:~/\\.-]|%[0-9]{{2}}|[0-9])*(?<![=#$:~/\\.(-])")
 _RING = re.compile(r"%[0-9]{2}|[0-9]")  # the digits of a ring's two ends, so each occurs an even number of times
-_BRACKETED_ATOM = re.compile(r"\[[^\[\]]*\]")
+_BRACKETED_ATOM = re.compile(r"\[[^\[\]]*\]")  # [Na+]
 _CARBON = re.compile(r"c|C(?!l)")
 _MAX_LENGTH = 400  # of a SMILES that is read: bounds the time of its pattern
 
@@ -53,13 +55,15 @@ def is_formula(text: str) -> bool:
         return False
     if "_" in text:
         text = "".join(text.split())
-    counts = [first or second for first, second in _COUNT.findall(text)]
-    if "1" in counts or (len(counts) > 1 and len(set(counts)) == 1) or counts in (["16"], ["12"]):
-        return False  # P_1V_1 and P_2V_2 are products, FB_{16} is a numeral
+    counts = [braced or bare for braced, bare in _COUNT.findall(text)]
+    if "1" in counts or (len(counts) > 1 and len(set(counts)) == 1):
+        return False  # P_1V_1 and P_2V_2 are products
+    if counts in (["16"], ["12"]):
+        return False  # FB_{16} is a numeral
     written = _COUNT.sub(r"\1\2", text)
     letters = _FORMULA.fullmatch(written)
     if letters:
-        return letters["one"] is None or letters["one"] in _SYMBOLS
+        return letters["element"] is None or letters["element"] in _SYMBOLS
     return _is_smiles(written)
 
 

@@ -15,43 +15,55 @@ _UP_TO = "".join(f"(?<!{verb} )" for verb in _SUMMING) + "up to"
 
 # In order: "no less than" is read before "less than".
 _BEFORE = {
-    ">=": rf"at (?:the )?(?:very )?least|at (?:a )?minimum(?: of)?|minimum of|(?:no|not|never) {_LOW}(?: than)?"
-    rf"|{_HIGH} than or equal to|as (?:few|little|low|short) as",
-    "<=": rf"at (?:the )?(?:very )?most|at (?:a )?maximum(?: of)?|maximum of|{_UP_TO}|{_LOW} than or equal to"
-    rf"|(?:no|not|never) {_HIGH}(?: than)?|not exceeding|as (?:many|much|high|long|large) as",
+    ">=": (
+        r"at (?:the )?(?:very )?least|at (?:a )?minimum(?: of)?|minimum of"  # at the very least
+        rf"|(?:no|not|never) {_LOW}(?: than)?|{_HIGH} than or equal to"  # no less than
+        r"|as (?:few|little|low|short) as"
+    ),
+    "<=": (
+        rf"at (?:the )?(?:very )?most|at (?:a )?maximum(?: of)?|maximum of|{_UP_TO}"  # at most
+        rf"|{_LOW} than or equal to|(?:no|not|never) {_HIGH}(?: than)?|not exceeding"  # no more than
+        r"|as (?:many|much|high|long|large) as"
+    ),
     ">": rf"{_HIGH} than|above|over|exceed(?:s|ed|ing)?|upwards? of|in excess of|beyond",
     "<": rf"{_LOW} than|below|under|beneath|short of",
 }
 _AFTER = {
-    ">=": rf"or (?:{_HIGH}|up|upwards?|better)|and (?:above|over|up|upwards?|older)"
-    r"|at (?:the )?(?:very )?least\W*$|at (?:a )?minimum\W*$|^\W*(?:[a-z]+\s+)?minimum\W*$",
-    "<=": rf"or {_LOW}|and (?:below|under|younger)"
-    r"|at (?:the )?(?:very )?most\W*$|at (?:a )?maximum\W*$|^\W*(?:[a-z]+\s+)?max(?:imum)?\W*$|tops\W*$",
+    ">=": (
+        rf"or (?:{_HIGH}|up|upwards?|better)|and (?:above|over|up|upwards?|older)"  # or more, and above
+        r"|at (?:the )?(?:very )?least\W*$|at (?:a )?minimum\W*$|^\W*(?:[a-z]+\s+)?minimum\W*$"  # eggs minimum
+    ),
+    "<=": (
+        rf"or {_LOW}|and (?:below|under|younger)"  # or less, and below
+        r"|at (?:the )?(?:very )?most\W*$|at (?:a )?maximum\W*$|^\W*(?:[a-z]+\s+)?max(?:imum)?\W*$|tops\W*$"
+    ),
 }
 _EXCLUDED = (
     r"except(?:ing)?(?: for)?|excluding|but|besides|(?:apart|aside|different) from|other than|rather than"
     r"|instead of|unequal to|without|unlike|outside(?: of)?|within|nearly|almost|close to|near|between|non-?"
     r"|(?:divisible|divided|multiplied) by|modulo|factorial of"
     r"|(?:multiple|factor|divisor|square|cube|power|reciprocal|opposite|inverse|negation|negative|complement|fraction"
-    rf"|portion|part|logarithm)s? of|{_COMPARED} than"
+    r"|portion|part|logarithm)s? of"  # the square of
+    rf"|{_COMPARED} than"  # older than
 )
 _LINK = (
     r"(?:\s+(?:exactly|about|approximately|a total of|a value of|(?:the )?(?:number|value|integer|total)s?(?: of)?))?"
 )
 
-_BOUNDS_BEFORE = {
-    bound: re.compile(rf"(?<![A-Za-z])(?:an?\s+|the\s+)?(?:{phrase}){_LINK}[\s:]*$", re.IGNORECASE)
-    for bound, phrase in _BEFORE.items()
-}
-_BOUNDS_AFTER = {
-    bound: re.compile(rf"(?<![A-Za-z])(?:{phrase})(?![A-Za-z])", re.IGNORECASE) for bound, phrase in _AFTER.items()
-}
+
+def _patterns(phrases: dict[str, str], before: str, after: str) -> dict[str, re.Pattern[str]]:
+    """Return by bound the pattern of its phrases, with what must be before and after them."""
+    patterns = {}
+    for bound, phrase in phrases.items():
+        patterns[bound] = re.compile(f"{before}(?:{phrase}){after}", re.IGNORECASE)
+    return patterns
+
+
+_BOUNDS_BEFORE = _patterns(_BEFORE, r"(?<![A-Za-z])(?:an?\s+|the\s+)?", rf"{_LINK}[\s:]*$")  # at least a total of
+_BOUNDS_AFTER = _patterns(_AFTER, r"(?<![A-Za-z])", r"(?![A-Za-z])")
+_BOUNDS_AT_START = _patterns(_BEFORE, r"\s*(?:an?\s+|the\s+)?", rf"{_LINK}\s+")
 _EXCLUDED_AFTER = re.compile(r"^\W*(?:(?:is|are) )?(?:excluded|excepted|omitted)(?![A-Za-z])", re.IGNORECASE)
 _EXCLUDED_BEFORE = re.compile(rf"(?<![A-Za-z])(?:{_EXCLUDED}){_LINK}[\s:]*$", re.IGNORECASE)
-_OPENING = {
-    bound: re.compile(rf"\s*(?:an?\s+|the\s+)?(?:{phrase}){_LINK}\s+", re.IGNORECASE)
-    for bound, phrase in _BEFORE.items()
-}
 
 
 def split_bound(before: str, after: str) -> tuple[str, str, str] | None:
@@ -83,7 +95,7 @@ def split_bound_in_words(text: str) -> tuple[str, str]:
     >>> split_bound_in_words("at least twelve"), split_bound_in_words("twelve eggs or more")
     (('>=', 'twelve'), ('>=', 'twelve eggs '))
     """
-    for bound, pattern in _OPENING.items():
+    for bound, pattern in _BOUNDS_AT_START.items():
         phrase = pattern.match(text)
         if phrase:
             return bound, text[phrase.end() :]

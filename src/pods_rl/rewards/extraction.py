@@ -1,0 +1,168 @@
+"""Find the final answer of a completion: in answer tags, in a box or after a marker."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from .mathematics import plain, read_number
+from .thinking import after_thought
+
+MARKER = "####"
+MAX_BETWEEN = 60  # characters between two boxes that are one answer
+MAX_FORMS = 8  # in which one value is written
+
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])")
+_BRACES = re.compile(
+    r"\\{1,2}(?:boxed|fbox|framebox)\s*\{"  # \boxed{
+    r"|\\."  # an escaped brace, \{
+    r"|[{}]",
+    re.DOTALL,
+)
+_ESCAPED = 2  # characters of an escaped one
+_TEXT = r"\\(?:text|textbf|textrm|mathrm|mbox)\s*\{"
+_AND = (
+    r"(?:(?:and|or)(?: maybe| perhaps| possibly| also)?"  # or maybe
+    r"|[&/|]|\\(?:land|lor|wedge|vee)(?![a-z])"
+    rf"|{_TEXT}[^{{}}0-9]{{0,30}}?(?:,|(?<![A-Za-z])(?:and|or))\s*\}})"  # \text{ and }
+)
+_SIGNS = r"(?:[\s$~*]|\\[,;:! ]|\\\\(?![A-Za-z])|\\[()\[\]]|\\q?quad)*"  # $, \quad
+_NAME = r"[A-Za-z](?:_\{?[0-9a-z]\}?)?\s*=\s*"  # y =
+_BETWEEN = re.compile(  # 1 and 2; 1 papers and 2 bins; x = 1 and y = 2
+    rf"\}}?{_SIGNS}(?:(?:[A-Za-z]+ ){{0,2}}{_AND}|[,;]{_SIGNS}{_AND}?)?{_SIGNS}(?:{_NAME})?\{{?"
+)
+
+
+class _Box(NamedTuple):
+    """Where a box starts in a text, and where its content starts and ends."""
+
+    start: int
+    content: int
+    end: int
+
+
+def extract_answer(text: str) -> str | None:
+    r"""Return the final answer of a text, or None if there is none.
+
+    Only what follows the last `</think>` counts, and a text that ends within a thought has no answer.
+    Searched in this order: the last complete `<answer>...</answer>`; the last balanced `\boxed{...}` or
+    `\fbox{...}`; what follows the last `####` on its line. Within answer tags, a box or a marker is unwrapped too.
+    Boxes with nothing but commas, `and`, `or` or two words such as a unit between them are one answer, a list. An
+    empty answer is None, and empty answer tags are not replaced by a box elsewhere.
+
+    The time taken is linear in the length of the text. No evaluation of any kind.
+
+    >>> extract_answer("<think>9*2</think><answer>18</answer>")
+    '18'
+    >>> extract_answer(r"So it is \boxed{\frac{1}{2}}.")
+    '\\frac{1}{2}'
+    >>> extract_answer(r"\boxed{-1} and $\boxed{2}$.")
+    '-1, 2'
+    >>> extract_answer("She makes 9 * 2 = 18.\n#### 18")
+    '18'
+    >>> extract_answer("eighteen") is None, extract_answer(r"<think>so \boxed{18}") is None
+    (True, True)
+    """
+    text = after_thought(text) or ""
+    tagged = _last_tagged(text)
+    if tagged is None:
+        return _unwrap(text)
+    return _unwrap(tagged) or tagged.strip() or None
+
+
+def extract_gold(text: str) -> str | None:
+    """Return the gold answer in a data set's answer column, or None if it is empty.
+
+    The column is read like a completion (`extract_answer`). A text without any mark is the answer itself.
+
+    >>> extract_gold("9*2 = <<9*2=18>>18\\n#### 1,800"), extract_gold(" 42 ")
+    ('1,800', '42')
+    """
+    answer = extract_answer(text)
+    if answer is not None or MARKER in text:
+        return answer
+    return (after_thought(text) or "").strip() or None
+
+
+def _unwrap(text: str) -> str | None:
+    """Return the answer in the last box, or else after the last marker."""
+    boxed = _last_boxed(text)
+    if boxed is not None:
+        return boxed.strip() or None
+    _, marker, following = text.rpartition(MARKER)
+    if not marker:
+        return None
+    line, _, _ = following.lstrip().partition("\n")
+    return line.strip() or None
+
+
+def _last_tagged(text: str) -> str | None:
+    last_closing = text.rfind("</answer>")
+    if last_closing < 0:
+        return None
+    opening = text.rfind("<answer>", 0, last_closing)
+    if opening < 0:
+        return None
+    start = opening + len("<answer>")
+    return text[start : text.find("</answer>", start)]
+
+
+def _last_boxed(text: str) -> str | None:
+    if not _BOX.search(text):
+        return None
+    boxes = _closed_boxes(text)
+    if not boxes:
+        return None
+    return _joined(text, boxes)
+
+
+def _closed_boxes(text: str) -> list[_Box]:
+    """Return the boxes whose braces are balanced, in the order of their starts."""
+    boxes = []
+    openers: list[tuple[int, int] | None] = []  # of each open box, where it and its content start; None: other braces
+    for match in _BRACES.finditer(text):
+        token = match[0]
+        if token == "{":
+            openers.append(None)
+        elif token == "}":
+            opener = openers.pop() if openers else None
+            if opener:
+                boxes.append(_Box(*opener, match.start()))
+        elif len(token) > _ESCAPED:
+            openers.append(match.span())
+    return sorted(boxes)
+
+
+def _joined(text: str, boxes: list[_Box]) -> str:
+    """Return the content of the last box, after those of the boxes before it that belong to the same answer."""
+    contents: list[str] = []
+    following = len(text)  # where the next box starts
+    for box in reversed(boxes):
+        if contents and not _is_list(text, box.end, following):
+            break
+        contents.append(text[box.content : box.end].strip())
+        following = box.start
+    items = [content for content in reversed(contents) if content]
+    if _are_one_value(items):
+        return items[-1]
+    return ", ".join(items)
+
+
+def _is_list(text: str, end: int, following: int) -> bool:
+    """Whether the text between two boxes only joins them."""
+    if not 0 < following - end <= MAX_BETWEEN:
+        return False
+    return _BETWEEN.fullmatch(text, end + 1, following) is not None
+
+
+def _are_one_value(items: list[str]) -> bool:
+    r"""Whether all items are forms of one value: `15\frac{39}{40}` and `\frac{639}{40}`."""
+    texts = set(items)
+    if len(texts) > MAX_FORMS:
+        return False
+    values: set[object] = set()
+    for text in texts:
+        number = read_number(plain(text))
+        value = number.fraction if number else None
+        values.add(value or text)  # a zero as its text
+    return len(values) == 1

@@ -1,0 +1,204 @@
+"""Write an answer in one notation: ASCII and LaTeX, without styles, delimiters and currency."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+# -- Unicode -----------------------------------------------------------------------------------------------------------
+
+GREEK = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega "
+    "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
+)
+_COMMANDS = {
+    "π": "pi", "∞": "infty", "×": "times", "·": "cdot", "⋅": "cdot", "∙": "cdot", "÷": "div", "≤": "le", "⩽": "le",
+    "≥": "ge", "⩾": "ge", "≠": "ne", "≈": "approx", "±": "pm", "∓": "mp", "∪": "cup", "∩": "cap", "∈": "in",
+    "√": "sqrt", "∅": "emptyset", "∖": "setminus", "∠": "angle", "⟨": "langle", "⟩": "rangle", "⌊": "lfloor",
+    "⌋": "rfloor", "⌈": "lceil", "⌉": "rceil", "∴": "therefore", "⇒": "Rightarrow", "℃": "degree C", "℉": "degree F",
+    **dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨΩ", GREEK.split(), strict=True)),
+}  # fmt: skip
+_SIGNS = str.maketrans(
+    {sign: rf"\{name} " for sign, name in _COMMANDS.items()}
+    | {sign: rf"\mathbb{{{letter}}}" for sign, letter in zip("ℝℤℕℚℂ", "RZNQC", strict=True)}
+    | dict.fromkeys("−‐‑‒–—―˗➖", "-")
+    | dict.fromkeys("“”„‟", '"')
+    | dict.fromkeys("‘’‚‛", "'")
+    | {"∛": r"\sqrt[3]", "٫": ".", "٬": ",", "٪": "%", "⁄": "/", "∕": "/", "∶": ":", "∣": "|"}
+)
+_RAISED = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿ]+")
+_LOWERED = re.compile("[₀-₉]+")
+_RAISED_MINUS = re.compile(r"(?<![^\s$(\[{,;=])⁻(?=\s*[0-9.])")  # ⁻5, not x⁻
+_ONE_FRACTION = re.compile("[¼-¾⅐-⅞↉]")
+_HIDDEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")  # soft hyphens, marks of direction
+
+# -- LaTeX commands ----------------------------------------------------------------------------------------------------
+
+UPRIGHT = re.compile(
+    r"\\(?:text(?:normal|bf|it|rm|sf|tt|up|sl|md|sc)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|emph|bm|bold|boldsymbol)"
+    r"(?![A-Za-z])\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"  # \text{ cm}
+    r"|\\operatorname\*?\s*\{(?!lcm|gcd|a?r?c?(?:sin|cos|tan|cot|sec|csc)h?\})([^{}]*)\}"  # \operatorname{cm}
+)
+_DECORATED = re.compile(  # \underline{7}, \textcolor{red}{7}, {\large 7}
+    r"\\(?:underline|fbox|uline|smash|(?:text)?color\s*\{[^{}]*\})\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"
+)
+_SIZED = re.compile(r"\\m?(?:left|right)(?![A-Za-z])")  # \left(
+_DROPPED = re.compile(
+    r"\\m?(?:left|right)(?![a-zA-Z])\.?"  # \left.
+    r"|\\(?:displaystyle|textstyle|[bB]ig{1,2}[lr]?|rm|bf|it|large|Large|LARGE|huge|Huge"
+    r"|small|normalsize|checkmark|blacksquare|square|limits|nolimits|ldotp|pounds)(?![a-zA-Z])"  # \displaystyle
+    r"|\\color\s*\{[^{}]*\}"  # \color{red}
+    r"|\\(?:[hv]space|[hv]?phantom)\*?\s*\{[^{}]*\}"  # \hspace{1em}
+    r"|(?<!\\)\\!\s*"  # 1,\!000
+    r"|\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-z])"  # 90^\circ
+)
+DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")  # \( and \]
+_DASH = re.compile(r"\\text(?:minus|endash|emdash)(?![A-Za-z])\s*(?:\{\s*\})?")  # \textminus{}
+_ESCAPED_TWICE = re.compile(r"\\\\(?=[A-Za-z])")  # \\frac, where it is not the end of a row
+_NEGATED = re.compile(r"\\not\s*=")
+_DEGREES = re.compile(  # of an angle: \cos 60^\circ, \sin(30^\circ)
+    r"(\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\^\s*\{?\s*[0-9]\s*\}?\s*)?)(\(|\{|)\s*([0-9]+(?:\.[0-9]+)?)\s*"
+    r"(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-z])|°)\s*([)}]?)"
+)
+
+# -- spaces, signs and digits ------------------------------------------------------------------------------------------
+
+_LEADING = re.compile(  # \therefore 7, = 7
+    r"^(?:\s|:|\\(?:therefore|Rightarrow|rightarrow|implies|Longrightarrow|to)(?![a-z])|=(?!=))+"
+)
+_BOLD = re.compile(r"(?<![\w)\]}])(\*\*|__)([^*_\s](?:[^*]*?[^*\s])?)\1(?![\w(\[{])")  # **7**
+_SPACE = re.compile(
+    r"(?<!\\)\\[,;:> ]"  # 5\,cm
+    r"|\\q?quad"
+    r"|\\(?:(?:neg)?(?:thin|med|thick)|en)space(?![A-Za-z])|\\enskip(?![A-Za-z])"
+    r"|~|\s+"
+)
+# A sign belongs to the number after it only where no term can be before it: "5 - 3" and "Answer - 3" stay as they are.
+_NO_TERM_BEFORE = (
+    r"(^|[(\[{,;:=<>&]|(?<![A-Za-z])(?:is|are|was|were|be|it's|equals?|to|or|and|of|at|by|about|approximately"
+    r"|least|most|than)(?= ))( *)"
+)
+_NUMBER_AHEAD = r"\.?[0-9]|\\[dtc]?frac(?![a-z])"
+_BRACED_SIGN = re.compile(r"(?<![\^_])\{ *([+-]) *\}")  # {-}3, not 0^{-}
+_SIGN_APART = re.compile(rf"{_NO_TERM_BEFORE}([+-]) +(?={_NUMBER_AHEAD})", re.IGNORECASE)  # x = - 3
+_SIGN_IN_WORDS = re.compile(  # negative 3, minus \pi
+    rf"{_NO_TERM_BEFORE}(?:(?:an? )?negative|minus|neg\.?) *(?={_NUMBER_AHEAD}|\\(?:sqrt|pi|infty)(?![a-z]))",
+    re.IGNORECASE,
+)
+_GROUPED = re.compile(  # 1 200 000, 1'200
+    r"(?<![\w.,'])(?<![0-9] )[1-9][0-9]{0,2}(?:(?: [0-9]{3})+|(?:'[0-9]{3})+)(?![\w,']|\.[0-9]{3} |\s*/| [0-9])"
+)
+_REPEATING = re.compile(
+    r"(?<![\w.])([0-9]*)\.([0-9]*)(?:\\(?:overline|bar|dot)\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))"  # 0.\overline{3}
+    r"|\(([0-9]+)\)"  # 0.(3)
+    r"|([0-9])\6\6+(?:\.\.\.+|\\[lc]?dots(?![a-z])))"  # 0.333...
+)
+_BRACED_MARK = re.compile(r"\{([,.:])\}")  # 1{,}200
+_UNWRITTEN = str.maketrans("", "", "$`°€£¥₹¢")
+_QUOTED = re.compile(r"(['\"])(.*)\1", re.DOTALL)
+_IN_WORDS = {
+    "no solution": r"\emptyset", "no solutions": r"\emptyset", "no real solutions": r"\emptyset",
+    "empty set": r"\emptyset", "the empty set": r"\emptyset", "all real numbers": r"\mathbb{R}",
+    "all reals": r"\mathbb{R}", "dne": "does not exist", "infinity": r"\infty", "-infinity": r"-\infty",
+    "negative infinity": r"-\infty", "minus infinity": r"-\infty",
+    r"\mathbb{r}^+": r"(0, \infty)", r"\mathbb{r}^{+}": r"(0, \infty)",
+}  # fmt: skip
+
+
+def plain(text: str) -> str:
+    r"""Write an answer in ASCII and LaTeX, without delimiters, styles and currency.
+
+    >>> plain(r"$\text{about }\$1{,}200$."), plain("90^\\circ"), plain(r"\therefore \underline{7}"), plain("½x²")
+    ('about 1,200', '90', '7', '\\frac{1}{2}x^{2}')
+    >>> plain("- 3"), plain(r"x = -\,\$3"), plain("negative 3"), plain("5 - 3")
+    ('-3', 'x = -3', '-3', '5 - 3')
+    """
+    if not text.isascii():
+        text = to_ascii(text)
+    if "\\" in text:
+        text = _without_commands(text)
+    text = _BRACED_MARK.sub(r"\1", text).translate(_UNWRITTEN)
+    text = _BOLD.sub(r"\2", text).replace("**", "^")
+    text = _LEADING.sub("", _SPACE.sub(" ", text))
+    text = _without_end(text)
+    quoted = _QUOTED.fullmatch(text)
+    if quoted:
+        text = quoted[2].strip()
+    in_symbols = _IN_WORDS.get(text.lower())
+    if in_symbols:
+        return in_symbols
+    text = _with_signs(text)
+    text = _REPEATING.sub(_as_fraction, text)
+    return _GROUPED.sub(lambda number: re.sub("[ ']", "", number[0]), text)
+
+
+def to_ascii(text: str) -> str:
+    """Write the signs and digits of Unicode in ASCII and LaTeX.
+
+    >>> to_ascii("√x₁ ≤ ½"), to_ascii("10⁻³")
+    ('\\\\sqrt x_{1} \\\\le  \\\\frac{1}{2}', '10^{-3}')
+    """
+    text = _HIDDEN.sub("", text)
+    text = _RAISED_MINUS.sub("-", text)
+    text = _RAISED.sub(lambda raised: f"^{{{_compatible(raised[0]).translate(_SIGNS)}}}", text)
+    text = _LOWERED.sub(lambda lowered: f"_{{{_compatible(lowered[0])}}}", text)
+    text = _ONE_FRACTION.sub(_in_latex, text)
+    # twice: the normal form of a sign may be another sign
+    text = _compatible(text.translate(_SIGNS)).translate(_SIGNS)
+    return "".join(str(unicodedata.decimal(sign)) if sign.isdecimal() else sign for sign in text)
+
+
+def _compatible(text: str) -> str:
+    return unicodedata.normalize("NFKC", text)
+
+
+def _in_latex(fraction: re.Match[str]) -> str:
+    top, bottom = _compatible(fraction[0]).split("⁄")
+    return rf"\frac{{{top}}}{{{bottom}}}"
+
+
+def _without_commands(text: str) -> str:
+    if "matrix" not in text and "array" not in text and "cases" not in text:
+        text = _ESCAPED_TWICE.sub(r"\\", text)
+    text = text.replace(r"\$", "").replace(r"\%", "%")
+    text = _DASH.sub("-", text)
+    text = DELIMITERS.sub("", text)
+    text = _NEGATED.sub(r"\\ne ", text)
+    for _ in range(2):  # a style within a style
+        text = UPRIGHT.sub(_styled_text, text)
+        text = _DECORATED.sub(r"\1", text)
+    text = _DEGREES.sub(r"\1\2\\frac{\3\\pi}{180}\4", _SIZED.sub("", text))
+    return _DROPPED.sub("", text)
+
+
+def _styled_text(styled: re.Match[str]) -> str:
+    content = styled[1] or styled[2] or ""
+    if content in (",", ".", ":"):
+        return content
+    return f" {content} "
+
+
+def _without_end(text: str) -> str:
+    """Drop spaces, backslashes of a line break and the mark that ends a sentence; dots (`0.333...`) stay."""
+    text = text.strip().rstrip("\\").strip()
+    if text.endswith((".", ",", ";", ":")) and not text.endswith(".."):
+        text = text[:-1].rstrip()
+    return text
+
+
+def _with_signs(text: str) -> str:
+    """Write the sign of a number next to it: `- 3`, `{-}3` and `negative 3` are `-3`."""
+    if "{" in text:
+        text = _BRACED_SIGN.sub(r"\1", text)
+    text = _SIGN_IN_WORDS.sub(r"\1\2-", text)
+    return _SIGN_APART.sub(r"\1\2\3", text)
+
+
+def _as_fraction(repeating: re.Match[str]) -> str:
+    """Write a repeating decimal as its fraction; the last digits before dots repeat if there are three copies."""
+    units = repeating[1]
+    once = repeating[2]
+    period = repeating[3] or repeating[4] or repeating[5] or repeating[6]
+    bottom = (10 ** len(period) - 1) * 10 ** len(once)
+    top = int(units + once + period) - int(units + once or 0)
+    return rf"\frac{{{top}}}{{{bottom}}}"

@@ -1,0 +1,116 @@
+r"""Compare answers as sets of real numbers: `x < 3` is `(-\infty, 3)`. Runs in a verifier process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import sympy
+
+from .structure import BRACKETS, Node, named
+from .values import value, values_of
+
+_SETS = {
+    r"\mathbb{R}": sympy.S.Reals, r"\mathbb{Z}": sympy.S.Integers, r"\mathbb{N}": sympy.S.Naturals,
+    r"\mathbb{Q}": sympy.S.Rationals, r"\emptyset": sympy.S.EmptySet, r"\varnothing": sympy.S.EmptySet,
+    r"\{\}": sympy.S.EmptySet,
+}  # fmt: skip
+_RELATIONS: dict[str, Callable[..., Any]] = {
+    "<": sympy.Lt, "<=": sympy.Le, ">": sympy.Gt, ">=": sympy.Ge, "!=": sympy.Ne, "=": sympy.Eq,
+}  # fmt: skip
+
+
+def same_set(gold: Node, answer: Node) -> bool:
+    """Whether two answers are the same set of real numbers, if both are more than a list."""
+    if not is_region(gold) or not is_region(answer) or len(_variables(gold) | _variables(answer)) > 1:
+        return False
+    gold_set = _set(gold)
+    answer_set = _set(answer)
+    if gold_set is None or answer_set is None:
+        return False
+    return bool(gold_set == answer_set or gold_set.symmetric_difference(answer_set).is_empty)
+
+
+def is_region(node: Node) -> bool:
+    """Whether an answer stands for a set: an interval, an inequality, a union, not a number or a list of numbers."""
+    if node.kind == "value":
+        return "".join(node.text.split()) in _SETS
+    if node.kind == "relation":
+        return not node.equation or "in" in node.signs
+    if node.kind in (*BRACKETS, "set", "union", "minus", "cap"):
+        return True
+    return any(item.kind != "()" and is_region(item) for item in node.items)  # (1,4), (2,3) are two points
+
+
+def _variables(node: Node) -> set[str]:
+    """Return the names of the variables that a region restricts."""
+    names: set[str] = set()
+    if node.kind != "relation":
+        for item in node.items:
+            names |= _variables(item)
+        return names
+    name = named(node)
+    if name is not None:
+        return {name}
+    for side in values_of(node.items) or ():
+        names.update(map(str, side.free_symbols))
+    return names
+
+
+def _set(node: Node) -> Any:
+    """Return the set of SymPy that an answer stands for, or None."""
+    if node.kind == "relation":
+        return _of_relation(node)
+    if node.kind == "value":
+        return _of_value(node.text)
+    if node.kind in BRACKETS:
+        return _of_interval(node) if len(node.items) == 2 else None
+    if node.kind == "set" and any(map(is_region, node.items)):
+        return None
+    parts = [_set(item) for item in node.items]
+    if any(part is None for part in parts):
+        return None
+    if node.kind == "minus":
+        return sympy.Complement(*parts)
+    if node.kind == "cap":
+        return sympy.Intersection(*parts)
+    if node.kind in ("and", "list") and all(item.kind == "relation" for item in node.items):
+        together = sympy.Intersection(*parts)
+        # x < 1, x > 2 means either, since no number is both
+        if node.kind == "and" or not together.is_empty:
+            return together
+    return sympy.Union(*parts)
+
+
+def _of_relation(node: Node) -> Any:
+    if node.equation and named(node) is not None:
+        return _set(node.items[-1])
+    sides = values_of(node.items)
+    if sides is None or "in" in node.signs:
+        return None
+    parts = []
+    for sign, (left, right) in zip(node.signs, pairwise(sides), strict=True):
+        relation = _RELATIONS[sign](left, right)
+        parts.append(relation.doit().as_set())
+    return sympy.Intersection(*parts)
+
+
+def _of_value(text: str) -> Any:
+    standard_set = _SETS.get("".join(text.split()))
+    if standard_set is not None:
+        return standard_set
+    number = value(text)
+    if number is None:
+        return None
+    return sympy.FiniteSet(number)
+
+
+def _of_interval(node: Node) -> Any:
+    ends = values_of(node.items)
+    if ends is None:
+        return None
+    left, right = ends
+    if (left < right) != True:  # noqa: E712 - SymPy's answer may be neither
+        return None
+    return sympy.Interval(left, right, left_open=node.kind.startswith("("), right_open=node.kind.endswith(")"))

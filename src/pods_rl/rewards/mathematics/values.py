@@ -1,0 +1,175 @@
+"""Parse an expression into an exact SymPy expression. Runs in a verifier process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from math import gcd, lcm
+from typing import Any
+
+import sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy, normalize_latex
+from sympy.core.function import AppliedUndef
+
+from .numerals import Number, read_number
+from .structure import Node
+from .words import read_number_in_words
+
+_SYMBOLS = ConversionConfig(lowercase_symbols=False)
+_REPAIRS = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none")
+
+# -- what the parser misreads ------------------------------------------------------------------------------------------
+
+_OF_INTEGERS: dict[str, Callable[..., int]] = {"gcd": gcd, "lcm": lcm, "min": min, "max": max}
+
+
+def _braced(parts: Iterable[str | None]) -> str:
+    r"""Write parts as arguments of a command: `{1}{\pi}`."""
+    arguments = []
+    for part in parts:
+        if part:
+            arguments.append(part if part[0] == "{" else f"{{{part}}}")
+    return "".join(arguments)
+
+
+def _primes(primed: re.Match[str]) -> str:
+    return f"{primed[1]}_{{{'p' * len(primed[2])}}}"
+
+
+def _of_integers(call: re.Match[str]) -> str:
+    numbers = [int(number) for number in call[2].split(",")]
+    return str(_OF_INTEGERS[call[1]](*numbers))
+
+
+def _binomial(choose: re.Match[str]) -> str:
+    return r"\binom" + _braced(choose.groups())
+
+
+def _two_arguments(command: re.Match[str]) -> str:
+    return rf"\{command[1]}" + _braced((command[2], command[3]))
+
+
+_PART = r"(\{[^{}]*\}|\\[A-Za-z]+|[0-9A-Za-z])"  # an argument with or without braces
+_REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+    (r"([A-Za-z}])('+)", _primes),  # f'
+    (r"\\?(?:operatorname\{)?(gcd|lcm|min|max)\}?\s*\(([-0-9,\s]+)\)", _of_integers),  # gcd(12, 18)
+    (
+        r"(?:\{\s*\})?[_^]\{?(\w+)\}?\s*C_\{?(\w+)\}?"  # {}_5C_2, ^5C_2
+        r"|(?<![A-Za-z])C\((\w+),\s*(\w+)\)"  # C(5, 2)
+        r"|\{?([^{}]*)\\choose([^{}]*)\}?",  # {5 \choose 2}
+        _binomial,
+    ),
+    (r"\\lg(?![A-Za-z])", r"\\log_{10} "),
+    (r"\\sqrt\s*(\[[^\]]*\])\s*([A-Za-z0-9])(?![A-Za-z0-9.])", r"\\sqrt\1{\2}"),  # \sqrt[3]2
+    (
+        r"(?<![A-Za-z\\])\\?sqrt\s*(\[[^\]]*\]|)\s*(?:\(([^()]*)\)|([0-9.]+|\\?[A-Za-z]+))",  # sqrt(2), sqrt 2
+        r"\\sqrt\1{\2\3}",
+    ),
+    (rf"\\[dtc]?(frac|binom)\s*{_PART}\s*{_PART}", _two_arguments),  # \frac12, \dfrac{1}2
+    (r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)", r"\\cdot "),  # 3 x 10^8
+    (r"(?<=[_^])\s*([0-9A-Za-z])(?=[ _^\\])", r"{\1}"),  # x^2 y
+    (
+        r"(?<![\\A-Za-z])(a?r?c?(?:sin|cos|tan)h?|cot|sec|csc|log|ln|exp|sqrt|pi|infty|inf)(?![A-Za-z])",  # sin x
+        r"\\\1",
+    ),
+]
+_DECIMAL = re.compile(
+    r"(?<![\w.])([0-9]*)\.([0-9]+)"  # 0.5, .5
+    r"|(?<![\w.])([0-9]+)\.(?![0-9])"  # 5.
+)
+_MIXED = re.compile(
+    r"(?<![\w.)}^/_])([0-9]+)(?:\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9.])"  # 2 1/2
+    r"|\s*\\frac\{\s*([0-9]+)\s*\}\{\s*([0-9]+)\s*\})"  # 2\frac{1}{2}
+)
+_HALF = re.compile(r"(?<![\w.)}/^])(?<!\^ )([0-9]+)\s*/\s*([0-9]+)(?=\s*(?:[A-Za-z(]|\\[a-z]))")  # 1/2x is half of x
+_UNREADABLE = re.compile(
+    r"[0-9]\s+[0-9]"  # 1 2
+    r"|[-+]\s*[-+]"  # 1 +- 2
+    r"|[0-9}]\s*_"  # 2_x
+    r"|[%:,;]"
+    r"|^\s*$"
+    r"|[-+*/^=]\s*$"  # 1 +
+    r"|^\s*[*/^=]"  # * 1
+)
+_UNFINISHED = re.compile(r"\.\.|\\[lc]?dots|\\not(?![a-z])")  # 1 + 2 + \dots
+_MAY_BE_WORDS = re.compile(r"\s[A-Za-z]{2}|^[A-Za-z]{3}")  # 5 cm, twelve
+
+
+def number(text: str) -> Number | None:
+    """Return the number that a text is in digits, in words or with words around it, or None."""
+    in_digits = read_number(text)
+    if in_digits:
+        return in_digits
+    if _MAY_BE_WORDS.search(text):
+        return read_number_in_words(text)
+    return None
+
+
+@lru_cache(maxsize=256)
+def value(text: str) -> Any:
+    """Parse an expression into an exact SymPy expression or matrix, with `i` as the imaginary unit, or None."""
+    as_number = number(text)
+    if as_number:
+        if as_number.bound:
+            return None
+        return sympy.Rational(as_number.fraction.numerator, as_number.fraction.denominator)
+    if _UNFINISHED.search(text):
+        return None
+    for pattern, replacement in _REWRITES:
+        text = re.sub(pattern, replacement, text)
+    text = normalize_latex(text, _REPAIRS)
+    if _UNREADABLE.search(_MIXED.sub("1", text)):
+        return None
+    text = _MIXED.sub(_improper, text)
+    text = _HALF.sub(r"\\frac{\1}{\2}", text)
+    try:
+        # exact decimals, since the parser reads them as floats
+        exact = _DECIMAL.sub(_exact_decimal, text)
+        return _settled(latex2sympy(exact, is_real=True, normalization_config=None, conversion_config=_SYMBOLS))
+    except MemoryError:
+        raise
+    except Exception:  # the parser raises many kinds
+        return None
+
+
+def values_of(nodes: Sequence[Node]) -> list[Any] | None:
+    """Return the value of each node, or None if one of them has none or is not an expression."""
+    values = []
+    for node in nodes:
+        parsed = value(node.text) if node.kind == "value" else None
+        if parsed is None:
+            return None
+        values.append(parsed)
+    return values
+
+
+def _improper(mixed: re.Match[str]) -> str:
+    units, top, bottom = (int(part) for part in mixed.groups() if part)
+    return rf"{{\frac{{{units * bottom + top}}}{{{bottom}}}}}"
+
+
+def _exact_decimal(decimal: re.Match[str]) -> str:
+    exact = Fraction(decimal[0].removesuffix("."))
+    return rf"{{\frac{{{exact.numerator}}}{{{exact.denominator}}}}}"
+
+
+def _settled(parsed: Any) -> Any:
+    """Resolve what the parser leaves open: the imaginary unit, undefined functions, sums and integrals."""
+    if getattr(parsed, "is_Matrix", False):
+        matrix = parsed.doit()
+        if not isinstance(matrix, sympy.MatrixBase):
+            return None
+        return matrix.as_immutable().applyfunc(_settled)
+    if not isinstance(parsed, sympy.Expr):
+        return None
+    imaginary = [symbol for symbol in parsed.free_symbols if symbol.name in ("i", "imath")]
+    expression = parsed.xreplace(dict.fromkeys(imaginary, sympy.I))
+    expression = sympy.real_root(expression)  # as in textbooks: the cube root of -8 is -2
+    applied = sorted(expression.atoms(AppliedUndef), key=str)  # f(2)
+    expression = expression.xreplace({call: sympy.Symbol(str(call.doit()), real=True) for call in applied})
+    expression = expression.doit()
+    if expression.has(sympy.nan, sympy.zoo):
+        return None
+    return expression
