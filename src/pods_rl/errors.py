@@ -7,6 +7,8 @@ import sysconfig
 import traceback
 from pathlib import Path
 
+_LONGEST = 200  # characters of an exception's own message
+
 
 class UserError(ValueError):
     """A mistake in the input: the message names what was given, what was expected and what to do.
@@ -24,10 +26,17 @@ def raised(error: BaseException) -> str:
     ...     raised(error).startswith("ValueError: could not convert string to float: 'a' (")
     True
     """
-    text = " ".join(str(error).split())
-    said = f"{type(error).__name__}: {text if len(text) <= 200 else text[:197] + '...'}".removesuffix(": ")
-    places = traceback.extract_tb(error.__traceback__)
-    return f"{said} ({Path(places[-1].filename).name}, line {places[-1].lineno})" if places else said
+    message = " ".join(str(error).split())
+    if len(message) > _LONGEST:
+        message = message[: _LONGEST - 3] + "..."
+    description = type(error).__name__
+    if message:
+        description += f": {message}"
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return description
+    innermost = frames[-1]
+    return f"{description} ({Path(innermost.filename).name}, line {innermost.lineno})"
 
 
 def exit_reason(error: SystemExit) -> str:
@@ -45,8 +54,10 @@ def exit_reason(error: SystemExit) -> str:
     packages = sysconfig.get_path("purelib")
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
-        in_library = frame.filename.startswith((library, "<frozen")) and not frame.filename.startswith(packages)
-        if not in_library:
+        # the folder of installed packages lies inside that of Python's own library
+        in_packages = frame.filename.startswith(packages)
+        in_library = frame.filename.startswith((library, "<frozen"))
+        if in_packages or not in_library:
             place = f" in {frame.name} ({Path(frame.filename).name}, line {frame.lineno})"
     return f"Your code called sys.exit({error.code!r}){place}. Remove the call, or raise an exception that says why."
 

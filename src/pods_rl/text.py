@@ -23,7 +23,8 @@ DEEPEST = 200
 TOO_DEEP = "nested too deeply"
 
 _SHORT = Repr()
-_SHORT.maxstring = _SHORT.maxother = 60
+_SHORT.maxstring = 60
+_SHORT.maxother = 60
 
 # C0 and C1 controls except newline and tab, and marks that change the direction of text
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -65,17 +66,17 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     return function
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
-    """Return `` Did you mean ...?``, or nothing if no known word is near.
+def suggest(word: str, names: Iterable[str]) -> str:
+    """Return `` Did you mean ...?`` with the nearest name, or nothing if none is near.
 
     >>> suggest("num_rolouts", ["num_rollouts", "seed"])
     ' Did you mean num_rollouts?'
     """
-    plain = {name.replace("-", "_"): name for name in known}
-    near = difflib.get_close_matches(word.replace("-", "_"), plain, n=1, cutoff=0.7)
+    with_underscores = {name.replace("-", "_"): name for name in names}
+    near = difflib.get_close_matches(word.replace("-", "_"), with_underscores, n=1, cutoff=0.7)
     if not near:
         return ""
-    return f" Did you mean {plain[near[0]]}?"
+    return f" Did you mean {with_underscores[near[0]]}?"
 
 
 def short(text: str, most: int = 60) -> str:
@@ -84,7 +85,9 @@ def short(text: str, most: int = 60) -> str:
     >>> short("a" * 100, most=8)
     'aaaaa...'
     """
-    return text if len(text) <= most else text[: most - 3] + "..."
+    if len(text) <= most:
+        return text
+    return text[: most - 3] + "..."
 
 
 def counted(number: float, noun: str, plural: str = "s") -> str:
@@ -93,7 +96,9 @@ def counted(number: float, noun: str, plural: str = "s") -> str:
     >>> counted(1, "CPU thread"), counted(2, "batch", "es")
     ('1 CPU thread', '2 batches')
     """
-    return f"{number:,.10g} {noun}{'' if number == 1 else plural}"
+    if number != 1:
+        noun += plural
+    return f"{number:,.10g} {noun}"
 
 
 def documented_arguments(docstring: str) -> dict[str, str]:
@@ -176,10 +181,12 @@ def content_text(content: object) -> str:
     """
     if content is None or isinstance(content, str):
         return content or ""
-    if not isinstance(content, list) or not all(_is_part(part) for part in content):
+    if not isinstance(content, list):
         return _json(content)
     lines = []
     for part in content:
+        if not _is_part(part):  # not a message of parts, but any other list
+            return _json(content)
         text = part.get("text")
         lines.append(text if isinstance(text, str) else f"[{part['type']}]")
     return "\n".join(lines)
@@ -210,9 +217,11 @@ def _json(value: object) -> str:
     """Return a value as JSON, or as text where JSON has no form for it."""
     if depth(value) > DEEPEST:
         return TOO_DEEP
-    return json.dumps(
-        value, ensure_ascii=False, default=lambda other: f"[{type(other).__name__.lower()}]", skipkeys=True
-    )
+    return json.dumps(value, ensure_ascii=False, default=_type_in_brackets, skipkeys=True)
+
+
+def _type_in_brackets(value: object) -> str:
+    return f"[{type(value).__name__.lower()}]"
 
 
 def depth(value: object) -> int:
@@ -222,7 +231,7 @@ def depth(value: object) -> int:
     (0, 1, 2)
     """
     depth = 0
-    level = [value]
+    level = [value]  # all values of one depth
     while True:
         containers = [item for item in level if isinstance(item, (dict, list))]
         if not containers:
@@ -230,7 +239,10 @@ def depth(value: object) -> int:
         depth += 1
         level = []
         for container in containers:
-            level.extend(container.values() if isinstance(container, dict) else container)
+            if isinstance(container, dict):
+                level.extend(container.values())
+            else:
+                level.extend(container)
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -58,9 +58,11 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Origin]:
     try:
         values, node = _load(text)
     except yaml.MarkedYAMLError as error:
+        place = name
         mark = error.problem_mark or error.context_mark
-        line = f":{mark.line + 1}" if mark else ""
-        raise UserError(f"{name}{line}: {error.problem}. Expected `key: value` on each line.") from error
+        if mark:
+            place = f"{name}:{mark.line + 1}"
+        raise UserError(f"{place}: {error.problem}. Expected `key: value` on each line.") from error
     except YAMLError as error:
         raise UserError(f"{name}: not valid YAML: {str(error).splitlines()[0]}") from error
     if not isinstance(values, dict) or not isinstance(node, yaml.MappingNode):
@@ -78,7 +80,8 @@ def parse_value(text: str) -> Any:
     >>> parse_value("[1, 2.5]")
     [1, 2.5]
     """
-    return _load(text)[0]
+    value, _ = _load(text)
+    return value
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
@@ -104,10 +107,12 @@ def _load(text: str) -> tuple[Any, yaml.Node | None]:
 
 
 def _check(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Return the number of nodes below one, with each alias expanded; `sizes` holds those known, 0 for open ones.
+    """Return the number of nodes in one, with each alias expanded.
 
-    Raises for too many nodes, an alias that contains itself, and duplicate keys, of which PyYAML silently keeps the
-    last one.
+    `sizes` has the number of each node that was counted, by its identity, and 0 while it is being counted.
+
+    Raises MarkedYAMLError for too many nodes, an alias that contains itself, and duplicate keys, of which PyYAML
+    silently keeps the last one.
     """
     if id(node) in sizes:
         if not sizes[id(node)]:
@@ -116,13 +121,8 @@ def _check(node: yaml.Node, sizes: dict[int, int]) -> int:
     sizes[id(node)] = 0
     children: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
-        lines: dict[str, int] = {}
+        _check_keys(node)
         for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                if key.value in lines:
-                    first = f"first on line {lines[key.value]}"
-                    raise _refused(f"{short(key.value)} is a duplicate key ({first}): keep one", key)
-                lines[key.value] = key.start_mark.line + 1
             children += (key, value)
     elif isinstance(node, yaml.SequenceNode):
         children = node.value
@@ -133,6 +133,18 @@ def _check(node: yaml.Node, sizes: dict[int, int]) -> int:
             raise _refused(f"holds more than {_MOST_NODES:,} keys and values, with each alias expanded", node)
     sizes[id(node)] = size
     return size
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    """Raise MarkedYAMLError for a duplicate key. `<<`, which merges another mapping, may be repeated."""
+    lines: dict[str, int] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+            continue
+        if key.value in lines:
+            first = f"first on line {lines[key.value]}"
+            raise _refused(f"{short(key.value)} is a duplicate key ({first}): keep one", key)
+        lines[key.value] = key.start_mark.line + 1
 
 
 def _refused(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:

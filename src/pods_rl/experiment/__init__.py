@@ -68,12 +68,15 @@ class Experiment:
     @property
     def processes(self) -> int:
         """Processes of each run: 1, or as many as its accelerate configuration starts."""
-        return accelerate_processes(find_accelerate_config(self.accelerate)) if self.accelerate else 1
+        if self.accelerate is None:
+            return 1
+        return accelerate_processes(find_accelerate_config(self.accelerate))
 
     def plan(self) -> list[PlannedRun]:
         """Return every run in order: all arms with the first seed, then all with the next. So the arms of a seed train
         close in time, under the same load of the machine. Raises UserError if any recipe is wrong."""
-        runs, processes = [], self.processes
+        runs = []
+        processes = self.processes
         for seed in self.seeds:
             for arm, keys in self.arms.items():
                 origin = Origin(f"{self.source}, arm {arm}")
@@ -83,9 +86,11 @@ class Experiment:
 
     def to_yaml(self) -> str:
         """Return the text of ``experiment.yaml``; loading it gives an equal experiment."""
-        settings = {"name": self.name, "baseline": self.baseline, "accelerate": self.accelerate}
-        given = {key: value for key, value in settings.items() if value is not None}
-        return HEAD + dump_yaml({**given, "arms": self.arms, "seeds": list(self.seeds), "base": self.base})
+        settings: dict[str, Any] = {"name": self.name, "baseline": self.baseline}
+        if self.accelerate is not None:
+            settings["accelerate"] = self.accelerate
+        settings |= {"arms": self.arms, "seeds": list(self.seeds), "base": self.base}
+        return HEAD + dump_yaml(settings)
 
 
 def load_experiment(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
@@ -109,7 +114,10 @@ def build_experiment(
 ) -> Experiment:
     """Build an experiment from a mapping, as `load_experiment` does from a file."""
     overrides = dict(overrides or {})
-    values = {**values, **{key: overrides.pop(key) for key in _OVERRIDES if key in overrides}}
+    values = dict(values)
+    for key in _OVERRIDES:
+        if key in overrides:
+            values[key] = overrides.pop(key)
     base, arms = split_experiment(values, source)
     for arm, keys in arms.items():
         for key in keys:
@@ -137,13 +145,22 @@ def _seeds(seeds: Any, source: Origin) -> tuple[int, ...]:
             seeds = parse_value(seeds)
     if type(seeds) is int and 1 <= seeds <= _MOST_SEEDS:
         return tuple(range(1, seeds + 1))
-    good = isinstance(seeds, list) and 0 < len(seeds) <= _MOST_SEEDS
-    if not good or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds) or len({*seeds}) < len(seeds):
+    if not _are_seeds(seeds):
         raise UserError(
             f"{source.where('seeds')}seeds: got {describe(seeds)}, expected their number (5 gives 1 to 5, at most "
             f"{_MOST_SEEDS:,}), or a list of different whole numbers from 0 to 4294967295."
         )
     return tuple(seeds)
+
+
+def _are_seeds(seeds: Any) -> bool:
+    """Return whether a value is a list of different seeds."""
+    if not isinstance(seeds, list) or not 0 < len(seeds) <= _MOST_SEEDS:
+        return False
+    for seed in seeds:
+        if type(seed) is not int or not 0 <= seed < 2**32:  # true and false are of a type below int
+            return False
+    return len(set(seeds)) == len(seeds)
 
 
 # -- making the runs ---------------------------------------------------------------------------------------------------
@@ -185,7 +202,8 @@ def run_experiment(
             no run has started then.
         KeyboardInterrupt: a signal arrived, and the runs in progress have saved themselves.
     """
-    output, plan = Path(output), experiment.plan()
+    output = Path(output)
+    plan = experiment.plan()
     _check(experiment, plan, output, parallel)
     try:
         holder = RunWriter(output, resume=True)  # the system releases its lock when this process ends
@@ -202,7 +220,9 @@ def run_experiment(
         with ThreadPoolExecutor(parallel) as pool, stop_on_signals() as stop:
             futures: list[Future[None]] = []
             try:
-                futures.extend(pool.submit(runner.make, position, run) for position, run in enumerate(plan, start=1))
+                # into the list one by one: a signal in between must find those that were submitted
+                for position, run in enumerate(plan, start=1):
+                    futures.append(pool.submit(runner.make, position, run))
                 for future in as_completed(futures):
                     future.result()
             except BaseException:
@@ -234,13 +254,14 @@ def _is_finished(path: Path, run: PlannedRun, *, force: bool) -> bool:
     """Return whether a run is finished; raise UserError if it finished with another recipe."""
     if not is_run(path) or Run(path).state != "finished":
         return False
-    changed = differences(Run(path).config, run.recipe.values)
-    if changed and not force:
-        was = ", ".join(f"{key} (was {was}, now {now})" for key, (was, now) in changed.items())
+    changes = differences(Run(path).config, run.recipe.values)
+    if changes and not force:
+        changed_keys = ", ".join(f"{key} (was {was}, now {now})" for key, (was, now) in changes.items())
         raise UserError(
-            f"{path} is finished, with another recipe: {was}. Choose another --output, or --force to make it again."
+            f"{path} is finished, with another recipe: {changed_keys}. Choose another --output, or --force to make it "
+            "again."
         )
-    return not changed
+    return not changes
 
 
 class _Runner:
@@ -254,13 +275,22 @@ class _Runner:
         parallel: int,
         finished: set[Path],
     ) -> None:
-        self._output, self._on_event, self._finished = output, on_event, finished
+        self._output = output
+        self._on_event = on_event
+        self._finished = finished
         self._total = len(experiment.arms) * len(experiment.seeds)
-        self._accelerate = find_accelerate_config(experiment.accelerate) if experiment.accelerate else None
-        gpus = visible_gpus() if self._accelerate is None else []
-        self._places: SimpleQueue[dict[str, str]] = SimpleQueue()  # the environment of each run in progress
+        self._accelerate: Path | None = None
+        gpus: list[str] = []
+        if experiment.accelerate is None:
+            gpus = visible_gpus()
+        else:  # each run takes all GPUs
+            self._accelerate = find_accelerate_config(experiment.accelerate)
+        self._environments: SimpleQueue[dict[str, str]] = SimpleQueue()  # those that no run in progress has
         for place in range(parallel):
-            self._places.put({"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} if gpus else {})
+            environment = {}
+            if gpus:
+                environment["CUDA_VISIBLE_DEVICES"] = gpus[place % len(gpus)]
+            self._environments.put(environment)
         self._reporting = Lock()
         self.counts: Counter[Kind] = Counter()
         self.stopping = False
@@ -276,40 +306,52 @@ class _Runner:
         if run.path in self._finished:
             self._report("skipped", position, run)
             return
-        place, path = self._places.get(), self._output / run.path
+        path = self._output / run.path
+        environment = self._environments.get()
+        kind: Kind
+        reason: str | None
         try:
             if is_run(path):
                 RunWriter(path, resume=True).close()  # raises if another process makes it
             _set_aside(path, self._output / ".attempts")
             self._report("started", position, run)
-            kind, reason = self._train(run, path, place)
+            kind, reason = self._train(run, path, environment)
         except OSError as error:
-            kind, reason = "failed", f"cannot write {error.filename or self._output}: {error.strerror or error}"
+            kind = "failed"
+            reason = f"cannot write {error.filename or self._output}: {error.strerror or error}"
         except UserError as error:
-            kind, reason = "failed", str(error)
+            kind = "failed"
+            reason = str(error)
         finally:
-            self._places.put(place)
+            self._environments.put(environment)
         self._report(kind, position, run, reason)
 
     def _train(self, run: PlannedRun, path: Path, environment: dict[str, str]) -> tuple[Kind, str | None]:
         config = self._output / "configs" / f"{run.arm}-seed-{run.seed}.yaml"
         write_atomic(config, run.recipe.to_yaml())
         code = train_in_process(config, path, self._accelerate, environment)
-        ended = ("stopped", "interrupted") if self.stopping else ("failed", _why(code, path / LOG))
-        end_run(path, *ended)  # unless it has written how it ended
+        # `end_run` changes nothing if the run has written how it ended.
+        if self.stopping:
+            end_run(path, "stopped", "interrupted")
+        else:
+            end_run(path, "failed", _why(code, path / LOG))
         status = Run(path).status
         kind: Kind = status["state"]
-        return kind, status.get("reason") if kind != "finished" else None
+        if kind == "finished":
+            return kind, None
+        return kind, status.get("reason")
 
 
 def _set_aside(path: Path, attempts: Path) -> None:
     """Move the files of an earlier attempt aside, under the first free number."""
-    if path.exists():
-        attempts.mkdir(exist_ok=True)
-        number = 1
-        while (kept := attempts / f"{path.parent.name}-{path.name}-{number}").exists():
-            number += 1
-        os.replace(path, kept)
+    if not path.exists():
+        return
+    attempts.mkdir(exist_ok=True)
+    name = f"{path.parent.name}-{path.name}"  # the arm and the seed
+    number = 1
+    while (attempts / f"{name}-{number}").exists():
+        number += 1
+    os.replace(path, attempts / f"{name}-{number}")
 
 
 def train_in_process(config: Path, output: Path, accelerate: Path | None, environment: Mapping[str, str]) -> int:
@@ -322,7 +364,8 @@ def train_in_process(config: Path, output: Path, accelerate: Path | None, enviro
         environment: variables to add to those of this process.
     """
     words = ["train", "--config", str(config), "--output", str(output)]
-    words += [] if accelerate is None else ["--accelerate_config", str(accelerate)]
+    if accelerate is not None:
+        words += ["--accelerate_config", str(accelerate)]
     output.mkdir(parents=True, exist_ok=True)
     with open_own(output / LOG, "wb") as log:
         process = subprocess.Popen(
@@ -348,7 +391,7 @@ def _end(futures: Sequence[Future[None]], stop: Stop) -> None:
 
     for future in futures:
         future.cancel()
-    asked: set[object] = set()
+    terminated: set[object] = set()  # the processes that were asked to end
     if _in_progress:
         print_notice(_ON_SIGNAL)
 
@@ -357,8 +400,8 @@ def _end(futures: Sequence[Future[None]], stop: Stop) -> None:
             if again and number == signal.SIGINT:
                 with suppress(psutil.NoSuchProcess):
                     end_leader(psutil.Process(process.pid))
-            elif again or process not in asked:
-                asked.add(process)
+            elif again or process not in terminated:
+                terminated.add(process)
                 process.terminate()  # not SIGINT: a terminal has already sent it to the run, and a second one kills
 
     with stop.passed_to(pass_on):
@@ -370,20 +413,24 @@ def _why(code: int, log: Path) -> str:
     """Return why a run without a reason in its status failed: its exit code, and the last line it printed."""
     if code in (-9, 137):
         return "killed by the system, perhaps out of memory"
-    lines: list[str] = []
+    text = ""
     with suppress(OSError):
-        lines = log.read_bytes()[-4096:].decode("utf-8", "replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f"exit code {code}: {last[:300]}" if last else f"exit code {code}"
+        text = log.read_bytes()[-4096:].decode("utf-8", "replace").strip()
+    if not text:
+        return f"exit code {code}"
+    last_line = text.split("\n")[-1].strip()
+    return f"exit code {code}: {last_line[:300]}"
 
 
 def visible_gpus() -> list[str]:
     """Return the usable GPUs, named as in CUDA_VISIBLE_DEVICES; empty if there are none or it hides them."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
+        names = [name.strip() for name in chosen.split(",")]
+        return [name for name in names if name not in ("", "-1")]
     try:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [str(index) for index, _ in enumerate(line for line in done.stdout.splitlines() if line.startswith("GPU "))]
+    gpus = [line for line in done.stdout.splitlines() if line.startswith("GPU ")]
+    return [str(index) for index in range(len(gpus))]
