@@ -65,7 +65,7 @@ class Generation:
 
     def __post_init__(self) -> None:
         # Each rollout has its own objects, as TRL's rows have: a tool or a reward may change its arguments.
-        self.rollouts = copies([self.row_of(number) for number in self.numbers])
+        self.rollouts = copies(self.data_rows())
 
     @property
     def numbers(self) -> range:
@@ -86,6 +86,10 @@ class Generation:
     def rollout_keys(self) -> list[tuple[int, ...]]:
         """The key of each rollout's random draws: they do not depend on the process that generates it."""
         return [(*self.key, *divmod(number, self.shares.num_rollouts)) for number in self.numbers]
+
+    def data_rows(self) -> list[Batch]:
+        """Return TRL's row of the prompt of each rollout of this process."""
+        return [self.row_of(number) for number in self.numbers]
 
     def row_of(self, number: int) -> Batch:
         """Return TRL's row of a rollout's prompt; this process trains rows of every prompt that it generates for."""
@@ -194,7 +198,7 @@ def record_of(
     numbers = list(generation.numbers)
     return Rollouts(
         step=trainer.state.global_step + 1,
-        inputs=[generation.row_of(number) for number in numbers],
+        inputs=generation.data_rows(),
         prompts=list(prompts),
         completions=list(output.completions),
         completion_tokens=[len(ids) for ids in output.completion_ids],
@@ -329,9 +333,10 @@ def move_rows(columns: Columns, moves: Moves, accelerator: Accelerator) -> Colum
     if moves.changing():
         leaving = [(row, values) for row, values in rows_here.items() if moves.targets[row] != process]
         rows_here |= dict(gather_object(leaving))
-    trained = [rows_here[row] for row, target in enumerate(moves.targets) if target == process]
-    # Another process may have columns of its own: a reward function may log one for some rows only.
-    names: dict[Any, None] = {}
-    for values in trained:
-        names |= dict.fromkeys(values)
+    trained: list[Batch] = []
+    names: dict[Any, None] = {}  # another process may have columns of its own, logged for some rows only
+    for row, target in enumerate(moves.targets):
+        if target == process:
+            trained.append(rows_here[row])
+            names |= dict.fromkeys(rows_here[row])
     return {name: [values.get(name) for values in trained] for name in names}

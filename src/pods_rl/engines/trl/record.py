@@ -47,13 +47,13 @@ class Rollouts:
         assert self.advantages is not None
         G, N = self.rewards.shape
         kept = self.kept_numbers()
-        numbers = torch.tensor(self.numbers)
+        numbers = torch.tensor(self.numbers, dtype=torch.int64)  # also if this process has none
         advantages = torch.full((G * N,), torch.nan).index_copy_(0, kept, self.advantages.float().flatten())
         selected = torch.zeros(G * N, dtype=torch.bool).index_fill_(0, kept, True)
         columns: dict[str, list[Any]] = {
             "step": [self.step] * len(self.prompts),
-            "group": [number // N for number in self.numbers],
-            "rollout": [number % N for number in self.numbers],
+            "group": (numbers // N).tolist(),
+            "rollout": (numbers % N).tolist(),
             "prompt": _each_once(self.prompts, write or as_text),
             "completion": [as_text(completion) for completion in self.completions],
             "answer": [_answer(row) for row in self.inputs],
@@ -214,7 +214,7 @@ def _messages_json(completion: Any) -> str | None:
 
     if not _has_turns(completion):
         return None
-    return to_json([_written(message) for message in completion])
+    return to_json(_written_completion(completion))
 
 
 def _written_completion(completion: Any) -> Any:
