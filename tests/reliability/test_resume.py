@@ -16,6 +16,7 @@ from .commands import differences, outcome
 from .resume_runs import CONFIGURATIONS, prepare, train, train_and_kill
 
 STEPS = range(1, 9, 2)
+CALLS_OF_AN_EVALUATION = 4  # before the first step: the display shows the reward that is trained
 CALLS_A_STEP = 8  # two prompts, four rollouts each: what a step of the plain configuration scores
 FRESH = ("--config", "r.yaml", "--output")
 RESUMED = ("--resume", "--output")
@@ -39,7 +40,7 @@ def test_steps_since_the_last_checkpoint_are_made_again(tmp_path):
     """A checkpoint every third step; the reward function kills the run while step 5 is scored."""
     prepare(tmp_path, "plain", save_steps=3, max_steps=5)
     whole = train(tmp_path, *FRESH, "whole")
-    (tmp_path / "kill-at-call").write_text(str(4 * CALLS_A_STEP + 3))
+    (tmp_path / "kill-at-call").write_text(str(CALLS_OF_AN_EVALUATION + 4 * CALLS_A_STEP + 3))
     killed = train(tmp_path, *FRESH, "killed", code=-signal.SIGKILL)
     assert [row["step"] for row in killed.metrics] == [1, 2, 3, 4]
     (tmp_path / "kill-at-call").unlink()

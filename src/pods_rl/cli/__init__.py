@@ -104,7 +104,8 @@ def _main() -> None:
         if not getattr(sys.stdout, "lost", None):  # otherwise the command continued without its output
             sys.stdout.flush()
     except (Exception, SystemExit) as error:
-        if isinstance(error, SystemExit):  # ours is `typer.Exit`
+        # Ours is `typer.Exit`. typer itself calls sys.exit if the reader of the output has gone.
+        if isinstance(error, SystemExit) and lost_output(error) is None:
             error = UserError(exit_reason(error)).with_traceback(error.__traceback__)
         code, message = _verdict(error)
         if message and is_launched() and _reported(error, int(code or 1)):
@@ -127,7 +128,7 @@ def _reported(error: BaseException, code: int) -> bool:
     return report_failure(reason, details, code)
 
 
-def _verdict(error: Exception) -> tuple[Any, str]:
+def _verdict(error: BaseException) -> tuple[Any, str]:
     """The exit code for an error, and the message to print."""
     lost = lost_output(error)
     if isinstance(lost, BrokenPipeError):  # the reader closed the pipe: exit as SIGPIPE would

@@ -173,11 +173,15 @@ class Recipe:
                 raise UserError(f"{key} needs a token that the hub accepts: set HF_TOKEN, or run `hf auth login`.")
 
     def hub_problem(self, keys: Iterable[str]) -> str | None:
-        """Return why what these keys name cannot be read from the hub; None if it can, or if the hub is not needed."""
+        """Return why what these keys name cannot be read from the hub; None if it can, or if the hub is not needed.
+
+        Raises UserError for a name that no repository can have.
+        """
         for key in keys:
+            if not self._needs_hub(key):
+                continue
             try:
-                if self._needs_hub(key):
-                    _check_hub(f"{key} = {self.values[key]}")
+                _check_hub(f"{key} = {self.values[key]}")
             except UserError as error:
                 return str(error)
         return None
@@ -191,9 +195,17 @@ class Recipe:
             return False
         if key == "dataset_test_name" and "/" not in value:  # a split
             return False
-        if key == "model_name_or_path":
-            return not _is_cached(str(value), "model", "config.json", self.values.get("model_revision"))
-        return not _is_cached(str(value), "dataset", "README.md", None)
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            if key == "model_name_or_path":
+                return not _is_cached(str(value), "model", "config.json", self.values.get("model_revision"))
+            return not _is_cached(str(value), "dataset", "README.md", None)
+        except HFValidationError as error:
+            raise UserError(
+                f"{key} = {short(str(value))}: there is no such local path, and no repository on the hub can have this "
+                f"name ({short(str(error), 200)})."
+            ) from error
 
     def to_yaml(self) -> str:
         """Return the resolved recipe, by section; loading it gives equal values."""
