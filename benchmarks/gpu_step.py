@@ -24,12 +24,12 @@ import subprocess
 import sys
 import tempfile
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import resident
+from measuring import command_line, peak_memory, quiet, reset_peak_memory, spread, write_json
 from pods_rl.engines import PHASES
-from quiet import quiet
 
 QWEN_3B = {
     "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
@@ -45,7 +45,7 @@ GIB = 2**30
 
 
 def memory_clock(device: Any) -> Any:
-    """The trainer's own clock, which also records each phase's peak memory."""
+    """Return the trainer's own clock, which also records each phase's peak memory."""
     import torch
 
     from pods_rl.engines.trl.update import PhaseClock
@@ -58,15 +58,15 @@ def memory_clock(device: Any) -> Any:
             self.peaks: dict[str, int] = {}
 
         def enter(self, phase: str | None) -> None:
-            left = self.phase
+            left_phase = self.phase
             super().enter(phase)
-            if left is not None:
-                seen = torch.cuda.max_memory_allocated(device) if cuda else resident.peak()
-                self.peaks[left] = max(seen, self.peaks.get(left, 0))
+            if left_phase is not None:
+                peak = torch.cuda.max_memory_allocated(device) if cuda else peak_memory()
+                self.peaks[left_phase] = max(peak, self.peaks.get(left_phase, 0))
             if cuda:
                 torch.cuda.reset_peak_memory_stats(device)
             else:
-                resident.reset_peak()
+                reset_peak_memory()
 
     return MemoryClock()
 
@@ -86,7 +86,8 @@ def build(options: argparse.Namespace) -> Any:
     from pods_rl import PODSConfig, PODSTrainer
     from pods_rl.policies import tiny_policy_path
 
-    tokenizer, cuda = AutoTokenizer.from_pretrained(tiny_policy_path()), options.device == "cuda"
+    cuda = options.device == "cuda"
+    tokenizer = AutoTokenizer.from_pretrained(tiny_policy_path())
     tokenizer.model_max_length = options.prompt_tokens + options.completion_tokens
     set_seed(0)
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
@@ -105,10 +106,13 @@ def build(options: argparse.Namespace) -> Any:
         "learning_rate": 5e-6, "lr_scheduler_type": "constant", "optim": options.optim, "bf16": cuda,
         "use_cpu": not cuda, "report_to": "none", "save_strategy": "no", "disable_tqdm": True, "logging_steps": 1,
     }  # fmt: skip
+    trainer_class: type[GRPOTrainer] = GRPOTrainer
+    config_class: type[GRPOConfig] = GRPOConfig
     if pods:
         settings |= {"num_rollouts": options.n[0], "rollout_batch_size": options.rollout_batch_size}
         settings |= {"exact_trl": options.arm == "rows"}
-    trainer_class, config_class = (PODSTrainer, PODSConfig) if pods else (GRPOTrainer, GRPOConfig)
+        trainer_class = PODSTrainer
+        config_class = PODSConfig
     return trainer_class(
         model=model,
         reward_funcs=reward,
@@ -170,7 +174,10 @@ def run_cell(options: argparse.Namespace) -> dict[str, Any]:
         cause = error.__cause__ or error  # PODSTrainer adds advice to torch's error
         if not is_out_of_memory(cause):
             raise
-        return {"out_of_memory": (clock and clock.phase) or "loading", "message": str(cause).splitlines()[0]}
+        phase = "loading"
+        if clock is not None and clock.phase is not None:
+            phase = clock.phase
+        return {"out_of_memory": phase, "message": str(cause).splitlines()[0]}
     rows = [row for row in trainer.state.log_history if "pods/seconds/update" in row]
     lengths = [row["completions/mean_length"] for row in rows]
     assert min(lengths) == options.completion_tokens, f"completions of {min(lengths):g} tokens"
@@ -181,21 +188,17 @@ def run_cell(options: argparse.Namespace) -> dict[str, Any]:
 def in_a_process(arm: str, n: int, words: list[str], limit: float) -> dict[str, Any]:
     """Run a cell in a child process; if it fails, the failure is its result."""
     with tempfile.TemporaryDirectory(prefix="pods-bench-") as folder:
-        answer = Path(folder) / "cell.json"
-        command = [sys.executable, __file__, *words, "--arm", arm, "--n", str(n), "--cell", str(answer)]
+        result_file = Path(folder) / "cell.json"
+        command = [sys.executable, __file__, *words, "--arm", arm, "--n", str(n), "--cell", str(result_file)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
         except subprocess.TimeoutExpired:
             return {"failed": f"not done after {limit:g} s"}
-        if answer.is_file():
-            return json.loads(answer.read_text())
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return {"failed": f"exit code {done.returncode}: {last[:200]}"}
-
-
-def summary(seconds: list[float]) -> list[float]:
-    """Return median, minimum and maximum."""
-    return [statistics.median(seconds), min(seconds), max(seconds)]
+        if result_file.is_file():
+            return json.loads(result_file.read_text())
+    message = done.stderr.strip() or "no message"
+    last_line = message.splitlines()[-1]
+    return {"failed": f"exit code {done.returncode}: {last_line[:200]}"}
 
 
 def row(cell: dict[str, Any]) -> list[str]:
@@ -203,24 +206,25 @@ def row(cell: dict[str, Any]) -> list[str]:
     pods = f"PODS {cell['n']} -> {cell['m']}"
     name = {"tree": pods, "rows": f"{pods}, rows", "trl": f"TRL {cell['n']}"}[cell["arm"]]
     if "steps" not in cell:
-        where = cell.get("out_of_memory")
-        why = f"out of memory in {where}" if where else cell["failed"]
-        return [name, why.replace("|", "/"), *[""] * 6]
-    whole = summary([sum(step.values()) for step in cell["steps"]])
-    phases = [f"{statistics.median(step[phase] for step in cell['steps']):.3g}" for phase in PHASES]
+        reason = f"out of memory in {cell['out_of_memory']}" if "out_of_memory" in cell else cell["failed"]
+        return [name, reason.replace("|", "/"), *[""] * 6]
+    step_seconds = spread([sum(step.values()) for step in cell["steps"]], ".3g")
+    medians = {phase: statistics.median(step[phase] for step in cell["steps"]) for phase in PHASES}
+    phases = [f"{seconds:.3g}" for seconds in medians.values()]
     peaks = [f"{cell['peaks'][phase] / GIB:.2f}" for phase in ("rollout", "update")]
-    return [name, "{:.3g} ({:.3g}-{:.3g})".format(*whole), *phases, *peaks]
+    return [name, step_seconds, *phases, *peaks]
 
 
 def table(results: dict[str, Any]) -> str:
     """Return the Markdown table below a description of the run."""
-    held = "allocated on the device" if results["device"] != results["processor"] else "resident in the process"
+    on_gpu = results["device"] != results["processor"]
+    memory = "allocated on the device" if on_gpu else "resident in the process"
     header = ["arm", "step, s (range)", *PHASES, "peak rollout, GiB", "peak update, GiB"]
     lines = [
         f"{results['size']}-shaped, random weights, LoRA 64; {results['device']}; torch {results['torch']}, TRL "
         f"{results['trl']}.",
         f"Prompts of {results['prompt_tokens']} tokens, every completion {results['completion_tokens']}; micro-batches "
-        f"of {results['micro_batch']} rows; medians of {results['steps'] - 1} steps; memory {held}.",
+        f"of {results['micro_batch']} rows; medians of {results['steps'] - 1} steps; memory {memory}.",
         "",
         "| " + " | ".join(header) + " |",
         "|" + "---|" * len(header),
@@ -238,7 +242,7 @@ def device_name(device: str) -> str:
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--size", choices=list(SIZES), default="qwen2.5-3b")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--n", type=int, nargs="+", default=[16, 32, 64, 128, 256])
@@ -260,7 +264,8 @@ def parse(words: list[str]) -> argparse.Namespace:
 def cells(options: argparse.Namespace) -> list[tuple[str, int]]:
     """TRL on m, then each arm for each n (TRL only once at n = m)."""
     first = ("trl", options.m)
-    return [first, *((arm, n) for n in options.n for arm in ("tree", "rows", "trl") if (arm, n) != first)]
+    later = [(arm, n) for n, arm in product(options.n, ("tree", "rows", "trl"))]
+    return [first, *(cell for cell in later if cell != first)]
 
 
 def main() -> None:
@@ -275,7 +280,7 @@ def main() -> None:
         cell = {"arm": arm, "n": n, "m": options.m, **in_a_process(arm, n, sys.argv[1:], options.limit)}
         results["cells"].append(cell)
         print("| " + " | ".join(row(cell)) + " |", flush=True)
-        (options.output / "gpu_step.json").write_text(json.dumps(results, indent=1) + "\n")
+        write_json(options.output / "gpu_step.json", results)
         (options.output / "gpu_step.md").write_text(table(results))
 
 

@@ -8,7 +8,6 @@ logits dominate. Each generation runs in a process of its own, on a CPU with one
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -16,19 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from quiet import quiet
+from measuring import command_line, peak_memory, quiet, reset_peak_memory, resident_memory, write_json
 
-M, PROMPT = 16, "12+34-56+78-9="
+M = 16
+PROMPT = "12+34-56+78-9="
+MEGABYTE = 2**20
 
 
 class _GeneratedError(Exception):
     """Raised once the rollouts are generated: the update is not measured."""
-
-
-def resident(name: str) -> float:
-    """Return megabytes: `VmRSS` (resident now) or `VmHWM` (peak since its last reset)."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith(name))
 
 
 def generation_peak(n: int, at_once: int | None, tokens: int) -> float:
@@ -66,10 +61,10 @@ def generation_peak(n: int, at_once: int | None, tokens: int) -> float:
     generate = trainer._generate_single_turn
 
     def measured(*args: Any, **kwargs: Any) -> Any:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets VmHWM
-        before = resident("VmRSS")
+        assert reset_peak_memory()
+        before = resident_memory()
         completion_ids, _ = generate(*args, **kwargs)
-        added.append(resident("VmHWM") - before)
+        added.append((peak_memory() - before) / MEGABYTE)
         assert [len(ids) for ids in completion_ids] == [tokens] * n
         raise _GeneratedError
 
@@ -80,15 +75,13 @@ def generation_peak(n: int, at_once: int | None, tokens: int) -> float:
 
 
 def in_a_process(n: int, at_once: int | None, tokens: int) -> float:
-    one = [str(n), str(at_once or 0), str(tokens)]
-    done = subprocess.run(
-        [sys.executable, __file__, "--one", *one], stdout=subprocess.PIPE, text=True, check=True, timeout=3600
-    )
+    command = [sys.executable, __file__, "--one", str(n), str(at_once or 0), str(tokens)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=3600)
     return float(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--n", type=int, nargs="+", default=[16, 32, 64, 128, 256], help="rollouts of the prompt")
     parser.add_argument("--at_once", type=int, default=16, help="rollout_batch_size of the second column")
     parser.add_argument("--tokens", type=int, default=256)
@@ -102,12 +95,12 @@ def main() -> None:
     rows = []
     print(f"peak memory of a generation, MB | n | all at once | {options.at_once} at a time | ratio", flush=True)
     for n in options.n:
-        whole, parts = (in_a_process(n, at_once, options.tokens) for at_once in (None, options.at_once))
-        rows.append({"n": n, "all_at_once_mb": whole, "in_parts_mb": parts, "ratio": whole / parts})
-        print(f"{n:5d} {whole:8.0f} {parts:8.0f} {whole / parts:6.2f}", flush=True)
-    if options.json:
-        figures = {"at_once": options.at_once, "tokens": options.tokens, "rows": rows}
-        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        all_at_once = in_a_process(n, None, options.tokens)
+        in_parts = in_a_process(n, options.at_once, options.tokens)
+        ratio = all_at_once / in_parts
+        rows.append({"n": n, "all_at_once_mb": all_at_once, "in_parts_mb": in_parts, "ratio": ratio})
+        print(f"{n:5d} {all_at_once:8.0f} {in_parts:8.0f} {ratio:6.2f}", flush=True)
+    write_json(options.json, {"at_once": options.at_once, "tokens": options.tokens, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -10,21 +10,23 @@ faster.
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from measuring import alternate, command_line, write_json
 from pods_rl.selection import RULES, select
 
 SETTINGS = [(256, 512, 128), (1, 64, 16), (4096, 64, 16)]
-GOAL_SETTING, GOAL_LOOP, GOAL_SORT = (256, 512, 128), 100.0, 2.0
+GOAL_SETTING = (256, 512, 128)
+GOAL_LOOP = 100.0
+GOAL_SORT = 2.0
 KINDS: dict[str, Callable[[Tensor], Tensor]] = {"normal": lambda x_PN: x_PN, "binary": lambda x_PN: (x_PN > 0).float()}
 
 
@@ -35,9 +37,9 @@ def algorithm_2(rewards_PN: Tensor, m: int) -> Tensor:
         order_N = rewards_N.argsort()
         answer_M = order_N[:m]
         for k in range(1, m + 1):
-            this_M = torch.cat([order_N[: m - k], order_N[len(order_N) - k :]])
-            if rewards_N[this_M].var() > rewards_N[answer_M].var():
-                answer_M = this_M
+            candidate_M = torch.cat([order_N[: m - k], order_N[len(order_N) - k :]])
+            if rewards_N[candidate_M].var() > rewards_N[answer_M].var():
+                answer_M = candidate_M
         chosen.append(answer_M)
     return torch.stack(chosen)
 
@@ -49,17 +51,20 @@ def measure(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[st
     """
     calls = {}
     for name, contender in contenders.items():
-        start = time.process_time()
+        calls[name] = max(1, round(5e-4 / mean_seconds(contender, 1)))
+    timed = alternate(
+        {name: (contenders[name], calls[name]) for name in contenders},
+        rounds,
+        lambda contender_and_calls, _: mean_seconds(*contender_and_calls),
+    )
+    return {name: np.array(seconds) for name, seconds in timed.items()}
+
+
+def mean_seconds(contender: Callable[[], object], calls: int) -> float:
+    started = time.process_time()
+    for _ in range(calls):
         contender()
-        calls[name] = max(1, round(5e-4 / (time.process_time() - start)))
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, contender in contenders.items():
-            start = time.process_time()
-            for _ in range(calls[name]):
-                contender()
-            seconds[name].append((time.process_time() - start) / calls[name])
-    return {name: np.array(values) for name, values in seconds.items()}
+    return (time.process_time() - started) / calls
 
 
 def quartiles(values: np.ndarray) -> list[float]:
@@ -73,8 +78,9 @@ def compare(prompts: int, n: int, m: int, kind: str, repeats: int, loop_repeats:
     rewards_PN = KINDS[kind](normal_PN)
     double_PN = rewards_PN.double()
     max_variance = RULES["max_variance"]
-    kept, looped = rewards_PN.gather(1, max_variance(rewards_PN, m)), rewards_PN.gather(1, algorithm_2(rewards_PN, m))
-    torch.testing.assert_close(kept.var(dim=1), looped.var(dim=1), rtol=1e-5, atol=0)
+    kept_PM = rewards_PN.gather(1, max_variance(rewards_PN, m))
+    looped_PM = rewards_PN.gather(1, algorithm_2(rewards_PN, m))
+    torch.testing.assert_close(kept_PM.var(dim=1), looped_PM.var(dim=1), rtol=1e-5, atol=0)
 
     contenders: dict[str, Callable[[], object]] = {
         "rule": lambda: max_variance(rewards_PN, m),
@@ -84,13 +90,13 @@ def compare(prompts: int, n: int, m: int, kind: str, repeats: int, loop_repeats:
         "sort_float64": lambda: double_PN.sort(dim=1),
     }
     seconds = measure(contenders, repeats)
-    loop = {"rule": contenders["rule"], "loop": lambda: algorithm_2(rewards_PN, m)}
-    beside_loop = measure(loop, loop_repeats)
+    with_loop = {"rule": contenders["rule"], "loop": lambda: algorithm_2(rewards_PN, m)}
+    loop_seconds = measure(with_loop, loop_repeats)
     return {
         "setting": [prompts, n, m],
         "rewards": kind,
-        "seconds": {name: quartiles(v) for name, v in {**beside_loop, **seconds}.items()},
-        "times_faster_than_loop": quartiles(beside_loop["loop"] / beside_loop["rule"]),
+        "seconds": {name: quartiles(values) for name, values in (loop_seconds | seconds).items()},
+        "times_faster_than_loop": quartiles(loop_seconds["loop"] / loop_seconds["rule"]),
         "times_sort_float32": quartiles(seconds["rule"] / seconds["sort_float32"]),
         "times_sort_float64": quartiles(seconds["rule_float64"] / seconds["sort_float64"]),
     }
@@ -98,24 +104,21 @@ def compare(prompts: int, n: int, m: int, kind: str, repeats: int, loop_repeats:
 
 def table(results: list[dict]) -> str:
     """Return a line per setting, within 80 columns: medians in ms, ratios with quartiles."""
-
-    def ratio(values: list[float]) -> str:
-        low, middle, high = (f"{v:.3g}" for v in values)
-        return f"{middle} ({low}-{high})"
-
     header = f"{'P x n -> m':17}{'rewards':7}{'rule ms':>9}{'sort ms':>9}{'loop / rule':>18}{'rule / sort':>18}"
     lines = [header, "-" * len(header)]
     for result in results:
         prompts, n, m = result["setting"]
-        rule, sort = (result["seconds"][name][1] * 1e3 for name in ("rule", "sort_float32"))
-        loop, limit = ratio(result["times_faster_than_loop"]), ratio(result["times_sort_float32"])
-        name = f"{prompts} x {n} -> {m}"
-        lines.append(f"{name:17}{result['rewards']:7}{rule:9.3f}{sort:9.3f}{loop:>18}{limit:>18}")
+        setting = f"{prompts} x {n} -> {m}"
+        rule = 1e3 * result["seconds"]["rule"][1]
+        sort = 1e3 * result["seconds"]["sort_float32"][1]
+        to_loop = "{1:.3g} ({0:.3g}-{2:.3g})".format(*result["times_faster_than_loop"])
+        to_sort = "{1:.3g} ({0:.3g}-{2:.3g})".format(*result["times_sort_float32"])
+        lines.append(f"{setting:17}{result['rewards']:7}{rule:9.3f}{sort:9.3f}{to_loop:>18}{to_sort:>18}")
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Time the max-variance rule next to Algorithm 2 and torch.sort.")
+    parser = command_line(__doc__)
     parser.add_argument("--repeats", type=int, default=31, help="rounds next to the sorts (default: %(default)s)")
     parser.add_argument("--loop-repeats", type=int, default=3, help="rounds next to the loop (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
@@ -124,20 +127,19 @@ def main() -> None:
     torch.set_num_threads(1)
     # After freeing a large block glibc keeps freed memory, as in a training process; otherwise each call faults it in.
     torch.zeros(16 << 20, dtype=torch.uint8)
-    results = [
-        compare(*setting, kind, arguments.repeats, arguments.loop_repeats) for setting in SETTINGS for kind in KINDS
-    ]
+    results = []
+    for setting, kind in product(SETTINGS, KINDS):
+        results.append(compare(*setting, kind, arguments.repeats, arguments.loop_repeats))
     print(table(results))
     print("float32 rewards, one thread; medians, and quartiles of the ratios within rounds.")
     in_float64 = ", ".join(f"{result['times_sort_float64'][1]:.2f}" for result in results)
     print(f"The same in float64, rule / sort: {in_float64}")
-    goal = next(r for r in results if tuple(r["setting"]) == GOAL_SETTING)
-    met = goal["times_faster_than_loop"][1] >= GOAL_LOOP and goal["times_sort_float32"][1] <= GOAL_SORT
+    judged = next(result for result in results if tuple(result["setting"]) == GOAL_SETTING)
+    met = judged["times_faster_than_loop"][1] >= GOAL_LOOP and judged["times_sort_float32"][1] <= GOAL_SORT
     setting = "{} x {} -> {}".format(*GOAL_SETTING)
     print(f"Goal at {setting}: >= {GOAL_LOOP:.0f} x the loop, <= {GOAL_SORT:.0f} sorts: {'met' if met else 'MISSED'}")
-    if arguments.json:
-        environment = {"torch": torch.__version__, "processor": platform.processor(), "threads": 1}
-        arguments.json.write_text(json.dumps({"environment": environment, "results": results}, indent=2) + "\n")
+    environment = {"torch": torch.__version__, "processor": platform.processor(), "threads": 1}
+    write_json(arguments.json, {"environment": environment, "results": results})
 
 
 if __name__ == "__main__":

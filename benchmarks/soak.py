@@ -9,8 +9,6 @@ core.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -24,12 +22,15 @@ from typing import Any
 
 import yaml
 
-import resident
+import measuring
+from measuring import command_line, ratios, write_json
 from pods_rl.recipe import shipped_recipes
 from pods_rl.runs import Run
 
-SAVE_STEPS, KEPT = 50, 2
+SAVE_STEPS = 50
+KEPT = 2
 MEMORY_LIMIT = 0.02
+LIMITS = {"memory": MEMORY_LIMIT, "workers": MEMORY_LIMIT, "files": 0.0}  # the growth allowed of each
 TIME_LIMIT = 1.05  # slower than this in every block is more than noise
 MIB = 2**20
 
@@ -56,14 +57,16 @@ def recipe(steps: int) -> dict[str, Any]:
     return shipped | checkpoints | {"max_steps": steps, "eval_seconds": 20, "eval_prompts": 64}
 
 
-def look(pid: int, step: int) -> Sample | None:
+def take_sample(pid: int, step: int) -> Sample | None:
     """Take one sample; None if the process has just ended."""
     try:
-        workers = sum(resident.memory(child) for child in resident.children(pid))
-        seen = Sample(step, resident.memory(pid), workers, resident.open_files(pid))
+        workers = sum(measuring.resident_memory(worker) for worker in measuring.descendants(pid))
+        sample = Sample(step, measuring.resident_memory(pid), workers, measuring.open_files(pid))
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return seen if seen.memory else None
+    if sample.memory == 0:  # a process that has ended, and has not been waited for
+        return None
+    return sample
 
 
 def steps_done(metrics: Path) -> int:
@@ -82,8 +85,9 @@ def watch(folder: Path, steps: int, every: float) -> tuple[list[Sample], Path]:
         try:
             while child.poll() is None:
                 time.sleep(every)
-                seen = look(child.pid, steps_done(run / "metrics.jsonl"))
-                samples += [seen] if seen else []
+                sample = take_sample(child.pid, steps_done(run / "metrics.jsonl"))
+                if sample is not None:
+                    samples.append(sample)
         finally:
             child.kill()
             child.wait()
@@ -92,9 +96,9 @@ def watch(folder: Path, steps: int, every: float) -> tuple[list[Sample], Path]:
     return samples, run
 
 
-def quarter(values: list[tuple[int, Any]], steps: int, which: int) -> list[Any]:
-    """Return the values of a quarter of the steps, 1 to 4."""
-    return [value for step, value in values if (which - 1) * steps < 4 * step <= which * steps]
+def quarter(values: list[tuple[int, Any]], steps: int, number: int) -> list[Any]:
+    """Return the values of a quarter of the steps, 1 to 4; each value comes with its step."""
+    return [value for step, value in values if (number - 1) * steps < 4 * step <= number * steps]
 
 
 def judge(samples: list[Sample], seconds: list[float]) -> dict[str, Any]:
@@ -108,22 +112,26 @@ def judge(samples: list[Sample], seconds: list[float]) -> dict[str, Any]:
     >>> {name: row["holds"] for name, row in judge(flat, [0.5] * 40).items()}
     {'memory': True, 'workers': True, 'files': True, 'step time': True}
     """
-    steps, rows = len(seconds), {}
-    for name, field, allowed in (
-        ("memory", "memory", MEMORY_LIMIT), ("workers", "workers", MEMORY_LIMIT), ("files", "files", 0.0)
-    ):  # fmt: skip
-        pairs = [(sample.step, getattr(sample, field)) for sample in samples]
-        second, last = (statistics.median(quarter(pairs, steps, which)) for which in (2, 4))
-        rows[name] = {"second": second, "last": last, "holds": last <= second * (1 + allowed)}
-    timed = list(enumerate(seconds, 1))
-    second, last = (quarter(timed, steps, which) for which in (2, 4))
-    ratios = [a / b for a, b in zip(blocks(last), blocks(second), strict=True)]
-    low, high = min(ratios), max(ratios)
-    ratio = statistics.median(last) / statistics.median(second)
+    steps = len(seconds)
+    rows: dict[str, Any] = {}
+    for name, allowed_growth in LIMITS.items():
+        values = [(sample.step, getattr(sample, name)) for sample in samples]
+        second = statistics.median(quarter(values, steps, 2))
+        last = statistics.median(quarter(values, steps, 4))
+        rows[name] = {"second": second, "last": last, "holds": last <= second * (1 + allowed_growth)}
+    timed = list(enumerate(seconds, start=1))
+    second_seconds = quarter(timed, steps, 2)
+    last_seconds = quarter(timed, steps, 4)
+    block_ratios = ratios(blocks(last_seconds), blocks(second_seconds))
+    second = statistics.median(second_seconds)
+    last = statistics.median(last_seconds)
     rows["step time"] = {
-        "second": statistics.median(second), "last": statistics.median(last), "ratio": ratio, "range": [low, high],
-        "holds": low <= 1.0 or ratio <= TIME_LIMIT,
-    }  # fmt: skip
+        "second": second,
+        "last": last,
+        "ratio": last / second,
+        "range": [min(block_ratios), max(block_ratios)],
+        "holds": min(block_ratios) <= 1.0 or last / second <= TIME_LIMIT,
+    }
     return rows
 
 
@@ -140,8 +148,22 @@ def state_bytes(run: Run) -> float:
     return (last / "trainer_state.json").stat().st_size / int(last.name.rsplit("-", 1)[1])
 
 
+def table(rows: dict[str, Any]) -> str:
+    """Return a line for each of what `judge` compares."""
+    lines = [f"{'':12}{'2nd quarter':>14}{'last quarter':>14}{'ratio':>9}"]
+    for name, row in rows.items():
+        unit = MIB if name in ("memory", "workers") else 1
+        ratio = f"{row['last'] / row['second']:.4f}" if row["second"] else "-"
+        verdict = "holds" if row["holds"] else "FAILS"
+        line = f"{name:12}{row['second'] / unit:>14.3f}{row['last'] / unit:>14.3f}{ratio:>9}  {verdict}"
+        if "range" in row:
+            line += " ({:.3f}-{:.3f})".format(*row["range"])
+        lines.append(line)
+    return "\n".join(lines)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--every", type=float, default=1.0, help="seconds between samples (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
@@ -149,23 +171,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="pods-bench-") as folder:
         samples, path = watch(Path(folder), options.steps, options.every)
         run = Run.open(path)
-        seconds = [
-            sum(row[f"pods/seconds/{p}"] for p in ("rollout", "reward", "selection", "update")) for row in run.metrics
-        ]
+        seconds = [sum(row[f"pods/seconds/{phase}"] for phase in PHASES) for row in run.metrics]
         rows = judge(samples, seconds)
         done = f"{len(seconds)} steps, {len(run.evals)} evaluations, {len(run.checkpoints())} checkpoints kept"
         state = state_bytes(run)
     print(f"{done}; {len(samples)} samples; trainer_state.json {state:.0f} B a step")
-    print(f"{'':12}{'2nd quarter':>14}{'last quarter':>14}{'ratio':>9}")
-    for name, row in rows.items():
-        unit = MIB if name in ("memory", "workers") else 1
-        ratio = f"{row['last'] / row['second']:.4f}" if row["second"] else "-"
-        spread = " ({:.3f}-{:.3f})".format(*row["range"]) if "range" in row else ""
-        verdict = "holds" if row["holds"] else "FAILS"
-        print(f"{name:12}{row['second'] / unit:>14.3f}{row['last'] / unit:>14.3f}{ratio:>9}  {verdict}{spread}")
-    if options.json:
-        figures = {"rows": rows, "samples": [asdict(s) for s in samples], "seconds": seconds, "state_bytes": state}
-        options.json.write_text(json.dumps(figures) + "\n")
+    print(table(rows))
+    figures = {"rows": rows, "samples": [asdict(s) for s in samples], "seconds": seconds, "state_bytes": state}
+    write_json(options.json, figures)
     sys.exit(not all(row["holds"] for row in rows.values()))
 
 

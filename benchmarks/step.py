@@ -20,13 +20,12 @@ One thread unless --threads says more.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +39,17 @@ from transformers import (
     Qwen2ForCausalLM,
     TrainerCallback,
 )
-from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
+from measuring import alternate, command_line, quiet, ratios, set_up_torch, spread, write_json
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.policies import tiny_policy_path
 from pods_rl.tasks import load_task
-from quiet import quiet
 
-M, N, WARM_UP = 16, 64, 1
+M = 16
+N = 64
+WARM_UP = 1  # steps of each arm that are not timed
+PHASES = {"generate": 9, "rest": 8, "step": 8}  # and the width of its column
 GOALS = {
     "embedded policy, prompt of 200 tokens, completions of 30": (0.35, 0.24),
     "embedded policy, prompt of 60 tokens, completions of 30": (0.70, 0.50),
@@ -67,6 +68,10 @@ class Arm:
     n: int
     settings: dict[str, bool] | None = None
 
+    @property
+    def is_trl(self) -> bool:
+        return self.settings is None
+
 
 ARMS = (
     Arm("TRL's GRPO 16", M),
@@ -75,7 +80,9 @@ ARMS = (
     Arm("PODS 64 -> 16", N, {}),
     Arm("PODS 16 -> 16", M, {}),
 )
-BASE, ALL, EQUAL = ARMS[0].name, ARMS[-2].name, ARMS[-1].name
+BASE = "TRL's GRPO 16"
+ALL = "PODS 64 -> 16"
+EQUAL = "PODS 16 -> 16"
 
 
 def embedded() -> PreTrainedModel:
@@ -111,11 +118,12 @@ class Stopwatch(TrainerCallback):
     steps: list[dict[str, float]] = field(default_factory=list)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.generating, self.started = 0.0, time.process_time()
+        self.generating = 0.0
+        self.started = time.process_time()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        whole = time.process_time() - self.started
-        self.steps.append({"generate": self.generating, "rest": whole - self.generating, "step": whole})
+        total = time.process_time() - self.started
+        self.steps.append({"generate": self.generating, "rest": total - self.generating, "step": total})
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -129,7 +137,7 @@ class Stopwatch(TrainerCallback):
 
 
 def prompt_of(tokens: int) -> str:
-    """Return a prompt of so many tokens: the embedded tokenizer has one for each byte."""
+    """Return a prompt of this many tokens: the embedded tokenizer has one for each byte."""
     return ("12+34-56+78-9=" * (tokens // 14 + 1))[-tokens:]
 
 
@@ -160,8 +168,11 @@ def word_problems(name: str, policy: str) -> Case:
     task = load_task({"task": "words", "task_difficulty": "mixed", "task_train_size": 256, "task_test_size": 1})
 
     def graded(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-        parts = [[weight * x for x in task.scores(name, completions, answer)] for name, weight in task.rewards.items()]
-        return [sum(values) for values in zip(*parts, strict=True)]
+        totals = [0.0] * len(completions)
+        for name, weight in task.rewards.items():
+            scores = task.scores(name, completions, answer)
+            totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
+        return totals
 
     return Case(
         name=f"word problems, {name} policy",
@@ -175,16 +186,19 @@ def word_problems(name: str, policy: str) -> Case:
 
 def steps_of(arm: Arm, case: Case, steps: int) -> dict[str, float]:
     """Train a few steps; return the mean seconds of the parts of a step."""
-    rows = arm.n if arm.settings is None else M
+    rows = arm.n if arm.is_trl else M
     settings: dict[str, Any] = case.settings | {
         "num_generations": rows, "per_device_train_batch_size": M, "gradient_accumulation_steps": rows // M,
         "max_steps": WARM_UP + steps, "loss_type": "grpo", "learning_rate": 1e-6, "gradient_checkpointing": False,
         "bf16": False, "use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
         "logging_steps": 1000,
     }  # fmt: skip
+    trainer_class: type[GRPOTrainer] = GRPOTrainer
+    config_class: type[GRPOConfig] = GRPOConfig
     if arm.settings is not None:
         settings |= {"num_rollouts": arm.n} | arm.settings
-    trainer_class, config_class = (GRPOTrainer, GRPOConfig) if arm.settings is None else (PODSTrainer, PODSConfig)
+        trainer_class = PODSTrainer
+        config_class = PODSConfig
     with tempfile.TemporaryDirectory(prefix="pods-bench-") as folder:
         trainer = trainer_class(
             model=case.policy(),
@@ -201,33 +215,32 @@ def steps_of(arm: Arm, case: Case, steps: int) -> dict[str, float]:
     return {part: statistics.mean(step[part] for step in timed) for part in timed[0]}
 
 
-def spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
-
-
 def measure(case: Case, repeats: int, steps: int) -> dict[str, list[dict[str, float]]]:
     """Measure and print all arms; return their seconds by repeat."""
-    seen: dict[str, list[dict[str, float]]] = {arm.name: [] for arm in ARMS}
-    for _ in range(repeats):
-        for arm in ARMS:
-            seen[arm.name].append(steps_of(arm, case, steps))
+    arms = {arm.name: arm for arm in ARMS}
+    timed = alternate(arms, repeats, lambda arm, _: steps_of(arm, case, steps))
+    step_seconds = {name: [row["step"] for row in rows] for name, rows in timed.items()}
     print(f"\n{case.name}")
-    print(f"{'seconds':<30}{'generate':>9}{'rest':>8}{'step':>8}   step / TRL's GRPO 16")
-    goals = dict(zip((ALL, EQUAL), GOALS.get(case.name, (None, None)), strict=True))
-    for name, rows in seen.items():
-        parts = "".join(
-            f"{statistics.median(row[part] for row in rows):>{width}.3f}"
-            for part, width in (("generate", 9), ("rest", 8), ("step", 8))
-        )
-        goal = f"  goal {goals[name]}" if goals.get(name) else ""
-        print(f"{name:<30}{parts}   {spread(ratios(seen, name, BASE))}{goal}", flush=True)
-    goal = "  goal 1.25" if case.name.startswith("word") else ""
-    print(f"{ALL} / {EQUAL}: {spread(ratios(seen, ALL, EQUAL))}{goal}", flush=True)
-    return seen
-
-
-def ratios(seen: dict[str, list[dict[str, float]]], name: str, base: str) -> list[float]:
-    return [row["step"] / other["step"] for row, other in zip(seen[name], seen[base], strict=True)]
+    header = f"{'seconds':<30}"
+    for phase, width in PHASES.items():
+        header += f"{phase:>{width}}"
+    print(f"{header}   step / {BASE}")
+    goal_all, goal_equal = GOALS.get(case.name, (None, None))
+    goals = {ALL: goal_all, EQUAL: goal_equal}
+    for name, rows in timed.items():
+        line = f"{name:<30}"
+        for phase, width in PHASES.items():
+            median = statistics.median(row[phase] for row in rows)
+            line += f"{median:>{width}.3f}"
+        line += f"   {spread(ratios(step_seconds[name], step_seconds[BASE]))}"
+        if goals.get(name):
+            line += f"  goal {goals[name]}"
+        print(line, flush=True)
+    line = f"{ALL} / {EQUAL}: {spread(ratios(step_seconds[ALL], step_seconds[EQUAL]))}"
+    if case.name.startswith("word"):
+        line += "  goal 1.25"
+    print(line, flush=True)
+    return timed
 
 
 def numbers(text: str) -> list[int]:
@@ -235,7 +248,7 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--prompts", type=numbers, default=[12, 60, 200])
     parser.add_argument("--completions", type=numbers, default=[30, 120])
@@ -245,21 +258,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    logging.disable_progress_bar()
+    set_up_torch(options.threads)
     print(f"m = {M}, n = {N}; CPU, {options.threads} thread(s); {options.repeats} alternating repeats")
-    cases = [
-        random_text(policy, prompt, completion)
-        for policy in filter(None, options.policies.split(","))
-        for prompt in options.prompts
-        for completion in options.completions
-    ]
+    policies = options.policies.split(",") if options.policies else []
+    cases = []
+    for policy, prompt, completion in product(policies, options.prompts, options.completions):
+        cases.append(random_text(policy, prompt, completion))
     cases.append(word_problems("shipped", tiny_policy_path("tiny-words")))
     if options.trained:
         cases.append(word_problems("trained", options.trained))
     figures = {case.name: measure(case, options.repeats, options.steps) for case in cases}
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1))
+    write_json(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ Two measurements, in wall time, with as many verifier processes as `--workers` (
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
 import random
 import resource
@@ -20,9 +18,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from measuring import command_line, write_json
 from pods_rl.rewards import VerifierPool, accuracy_batch, answers
 
-GOAL_RATE, GOAL_SECONDS = 1000.0, 15.0
+GOAL_RATE = 1000.0
+GOAL_SECONDS = 15.0
 
 _TOWERS = [
     "9^{9^{9^9}}",
@@ -93,10 +93,9 @@ def hostile_answers() -> list[str]:
     >>> len(hostile_answers())
     64
     """
-    short = [*_TOWERS, *_FACTORIALS, *_NESTED, *_UNFORESEEN]
-    return [f"<answer>{text}</answer>" for text in short] + [
-        f"<answer>{unit * (1_000_000 // len(unit))}</answer>" for unit in _MEGABYTES
-    ]
+    megabytes = [unit * (1_000_000 // len(unit)) for unit in _MEGABYTES]
+    hostile = [*_TOWERS, *_FACTORIALS, *_NESTED, *_UNFORESEEN, *megabytes]
+    return [f"<answer>{text}</answer>" for text in hostile]
 
 
 def good_answers() -> list[tuple[str, str]]:
@@ -111,7 +110,8 @@ def ordinary_answers(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
     """Return completions like a policy's for GSM8K, every second one wrong, and the gold answers."""
     chance = random.Random(seed)
     styles = ["{}", "${}", "{} dollars", "The answer is {}.", r"\boxed{{{}}}", "{}.0", "{} eggs a day"]
-    texts, golds = [], []
+    texts = []
+    golds = []
     for i in range(count):
         gold = chance.randrange(10, 100_000)
         stated = chance.choice(styles).format(f"{gold + i % 2:,}")
@@ -130,7 +130,7 @@ def mixed_batch(seed: int = 0) -> tuple[list[str], list[str], list[float]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--answers", type=int, default=10_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path)
@@ -144,23 +144,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rate = len(texts) / (time.perf_counter() - start)
     print(f"throughput: {len(texts)} answers, {right:.0f} right, {rate:,.0f} a second (goal {GOAL_RATE:,.0f})")
 
-    texts, golds, wanted = mixed_batch()
+    texts, golds, expected_scores = mixed_batch()
     start = time.perf_counter()
     scores = accuracy_batch(texts, golds)
     seconds = time.perf_counter() - start
-    zeros = sum(score == want == 0 for score, want in zip(scores, wanted, strict=True))
-    ones = sum(score == want == 1 for score, want in zip(scores, wanted, strict=True))
+    correct = [score for score, expected in zip(scores, expected_scores, strict=True) if score == expected]
+    zeros = correct.count(0.0)
+    ones = correct.count(1.0)
     pool.close()
     used = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     print(
         f"hostility: {zeros} zeros, {ones} right in {seconds:.1f} s (goal 64, 64, {GOAL_SECONDS:.0f}); "
         f"{pool.timeouts} timeouts, {pool.crashes} crashes, {used:.1f} s of processor time in the verifiers"
     )
-    if args.json:
-        counts = {"zeros": zeros, "right": ones, "timeouts": pool.timeouts, "crashes": pool.crashes}
-        times = {"rate": rate, "seconds": seconds, "processor_seconds": used}
-        result = counts | times | {"workers": args.workers, "machine": platform.machine()}
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    counts = {"zeros": zeros, "right": ones, "timeouts": pool.timeouts, "crashes": pool.crashes}
+    times = {"rate": rate, "seconds": seconds, "processor_seconds": used}
+    write_json(args.json, counts | times | {"workers": args.workers, "machine": platform.machine()})
 
 
 if __name__ == "__main__":

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 from pods_rl.rewards import REWARDS, VerifierPool, accuracy_batch, answers, verifier
 from pods_rl.rewards.mathematics.comparison import is_too_large
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "verification.py"
+from ..benchmarks import module
+
 GOLDS = {
     "accuracy": "18",
     "format": "",
@@ -71,10 +69,7 @@ HONEST = [
 
 @pytest.fixture(scope="module")
 def benchmark_module():
-    specification = importlib.util.spec_from_file_location("verification", BENCHMARK)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return module("verification")
 
 
 def test_what_is_obviously_too_large_is_refused_and_nothing_else():
