@@ -24,6 +24,7 @@ import yaml
 
 import measuring
 from measuring import command_line, ratios, write_json
+from pods_rl.engines import PHASES
 from pods_rl.recipe import shipped_recipes
 from pods_rl.runs import Run
 

@@ -21,11 +21,12 @@ LOW = {"distributed", "errors", "runs", "text"}
 ALLOWED = {
     "errors": set(),
     "text": {"errors"},
+    "streams": {"text"},
     "yaml_files": {"errors", "text"},
     "runs": {"errors", "text", "yaml_files"},
     "selection": {"errors", "text"},
     "distributed": {"errors", "runs", "text"},
-    "sandbox": {"distributed", "errors", "text"},
+    "sandbox": {"distributed", "errors", "streams", "text"},
     "prefix_tree": set(),
     "rewards": {"distributed", "errors", "sandbox", "text"},
     "tasks": {"errors", "rewards", "sandbox", "text", "yaml_files"},
@@ -35,11 +36,11 @@ ALLOWED = {
     "policies": {"errors", "recipe", "tasks", "text"},
     "evaluation": LOW | {"policies", "prefix_tree", "recipe", "sandbox", "tasks"},
     "training": LOW
-    | {"engines", "evaluation", "policies", "recipe", "report", "rewards", "sandbox", "tasks"},
+    | {"engines", "evaluation", "policies", "recipe", "report", "rewards", "sandbox", "streams", "tasks"},
     "planning": {"distributed", "engines", "errors", "recipe", "selection", "training"},
     "experiment": LOW | {"recipe", "sandbox", "yaml_files"},
 }  # fmt: skip
-ROOT_MODULES = {"__init__", "__main__", "errors", "text", "yaml_files"}
+ROOT_MODULES = {"__init__", "__main__", "errors", "streams", "text", "yaml_files"}
 
 
 def modules(room: str) -> list[Path]:

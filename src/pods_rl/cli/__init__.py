@@ -18,9 +18,9 @@ import typer
 from .. import __version__
 from ..distributed import is_launched
 from ..distributed.signals import end_with_parent, ignore_signals, stop_on_signals
-from ..distributed.streams import drop_pending_output, lost_output, settle_streams
 from ..errors import UserError, exit_reason
 from ..runs.files import write_failure
+from ..streams import drop_pending_output, lost_output, settle_streams
 from ..text import console, plain_text, safe_text
 from . import catalog, compare, doctor, evaluate, select, train
 

@@ -17,10 +17,10 @@ import typer
 from typer import Argument, Option
 
 from ..distributed.signals import PARENT, end_with_parent, ignore_signals, stop_on_signals
-from ..distributed.streams import outlive_output
 from ..errors import UserError
 from ..experiment import Event, Experiment, load_experiment, run_experiment
 from ..runs.files import LOG, check_output, read_mapping
+from ..streams import outlive_output
 from ..text import console, counted, safe_text
 from ..yaml_files import dump_yaml
 from .train import (

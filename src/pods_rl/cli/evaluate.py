@@ -13,13 +13,13 @@ import typer
 from typer import Option
 
 from ..distributed import get_rank
-from ..distributed.streams import outlive_output
 from ..errors import UserError
 from ..recipe import Origin, Recipe, build_recipe, load_recipe
 from ..recipe.schema import parse_overrides
 from ..runs import Run
 from ..runs.checkpoints import last_good, verify
 from ..runs.files import CHECKPOINTS, open_own
+from ..streams import outlive_output
 from ..text import console, counted, safe_text
 from .train import Config, stoppable
 

@@ -14,7 +14,6 @@ from typer import Option
 
 from ..distributed import get_rank, get_world_size, is_launched
 from ..distributed.signals import Stop, exit_code, stop_on_signals
-from ..distributed.streams import outlive_output
 from ..engines.trl.batching import BatchPlan
 from ..errors import Interrupted, UserError, raised
 from ..recipe import Recipe, find_accelerate_config, load_recipe
@@ -22,6 +21,7 @@ from ..recipe.catalog import accelerate_processes, check_accelerate
 from ..recipe.schema import explain, fields, parse_overrides
 from ..runs import Run, RunInUseError, RunWriter, check_unused, last_clocks, place_of
 from ..runs.files import LOG, STATUS
+from ..streams import outlive_output
 from ..text import console, counted, plain_text, safe_text, short, suggest
 
 Config = Annotated[

@@ -11,11 +11,11 @@ import math
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import CalledProcessError
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import Interrupted
 from ..runs.files import read_mapping
@@ -58,7 +58,8 @@ def launch(words: Sequence[str], config: Path, processes: int, stop: Stop) -> Fa
         processes: their number on this machine.
         stop: receives the signals.
     """
-    for name, value in {**_AGENT, LAUNCHED: "1", "PYTHONSAFEPATH": "1"}.items():
+    variables = {**_AGENT, LAUNCHED: "1", "PYTHONSAFEPATH": "1"}
+    for name, value in variables.items():
         os.environ.setdefault(name, value)
     os.environ[PARENT] = str(os.getpid())
     logging.disable(logging.CRITICAL)  # the agent's own reports on the processes
@@ -86,11 +87,18 @@ def report_failure(reason: str, details: str, code: int) -> bool:
     if LAUNCHED not in os.environ or not file:
         return False
     now = time.time()
-    row = {"message": f"process {get_rank()}: {reason}", "details": details, "code": code, "time": now}
-    with suppress(OSError):
-        Path(file).write_text(json.dumps(row | {"timestamp": int(now)}), encoding="ascii")
-        return True
-    return False
+    report = {
+        "message": f"process {get_rank()}: {reason}",
+        "details": details,
+        "code": code,
+        "time": now,
+        "timestamp": int(now),  # torch's agent reads it
+    }
+    try:
+        Path(file).write_text(json.dumps(report), encoding="ascii")
+    except OSError:
+        return False
+    return True
 
 
 def first_failure(error: ChildFailedError) -> Failure:
@@ -100,19 +108,33 @@ def first_failure(error: ChildFailedError) -> Failure:
     was killed could not report, and comes before them, unless it ended so late that the agent killed it: a process that
     stalls ignores the agent's SIGTERM.
     """
-    folders = {Path(each.error_file).parent.parent for each in error.failures.values()}
-    files = [file for folder in folders for file in folder.glob("*/error.json")]
-    rows = [row for file in files if "time" in (row := read_mapping(file))]
-    found = min(rows, key=lambda row: float(row["time"]), default=None)
-    latest = float(found["time"]) + _SHUTDOWN - 1 if found else math.inf  # the agent's times are whole seconds
-    ends = sorted((each.timestamp, rank, each.exitcode) for rank, each in error.failures.items())
+    report = _earliest_report(error)
+    # A process that was killed later than this was killed by the agent, whose times are whole seconds.
+    latest = math.inf
+    if report is not None:
+        latest = float(report["time"]) + _SHUTDOWN - 1
+    ends = sorted((failure.timestamp, rank, failure.exitcode) for rank, failure in error.failures.items())
     for ended, rank, code in ends:
-        if code < 0 and code != -signal.SIGTERM and ended < latest:
+        was_killed = code < 0 and code != -signal.SIGTERM
+        if was_killed and ended < latest:
             return Failure(how_it_ended(rank, code), "", 1)
-    if found:
-        return Failure(str(found["message"]), str(found["details"]), int(found["code"]))
+    if report is not None:
+        return Failure(str(report["message"]), str(report["details"]), int(report["code"]))
     _, rank, code = ends[0]
     return Failure(how_it_ended(rank, code), "", max(code, 1))
+
+
+def _earliest_report(error: ChildFailedError) -> Mapping[str, Any] | None:
+    """Return the first report that a process left with `report_failure`; None if none did."""
+    # The agent names the files of the processes that failed first. Those of the others are in the same folder.
+    folders = {Path(failure.error_file).parent.parent for failure in error.failures.values()}
+    reports = []
+    for folder in folders:
+        for file in folder.glob("*/error.json"):
+            report = read_mapping(file)
+            if "time" in report:  # otherwise torch wrote it
+                reports.append(report)
+    return min(reports, key=lambda report: float(report["time"]), default=None)
 
 
 def how_it_ended(rank: int, code: int) -> str:
@@ -124,7 +146,10 @@ def how_it_ended(rank: int, code: int) -> str:
     if code >= 0:
         return f"process {rank} ended with exit code {code}"
     name = signal.Signals(-code).name
-    return f"process {rank} was killed by signal {-code} ({name})" + ", perhaps out of memory" * (name == "SIGKILL")
+    sentence = f"process {rank} was killed by signal {-code} ({name})"
+    if name == "SIGKILL":
+        sentence += ", perhaps out of memory"
+    return sentence
 
 
 def _forward(number: int, again: bool) -> None:
@@ -132,6 +157,7 @@ def _forward(number: int, again: bool) -> None:
     import psutil
 
     kills = again and number == signal.SIGINT
+    # Killed processes cannot end their own children.
     processes = psutil.Process().children(recursive=kills)
     if not processes:
         raise Interrupted(number)
@@ -139,4 +165,7 @@ def _forward(number: int, again: bool) -> None:
         print_notice(f"Interrupted by {signal.Signals(number).name}: {_ON_SIGNAL}")
     for process in processes:
         with suppress(psutil.NoSuchProcess):
-            process.kill() if kills else process.send_signal(number)
+            if kills:
+                process.kill()
+            else:
+                process.send_signal(number)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
+from itertools import chain
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -40,7 +40,8 @@ def own_rows(total: int) -> range:
     """
     import torch.distributed as dist
 
-    return range(0 if alone() else dist.get_rank(), total, _world())
+    first = 0 if alone() else dist.get_rank()
+    return range(first, total, _world())
 
 
 def gather(items: Sequence[_T]) -> list[_T]:
@@ -53,9 +54,9 @@ def gather(items: Sequence[_T]) -> list[_T]:
 
     if alone():
         return list(items)
-    parts: list[Sequence[_T]] = [[] for _ in range(_world())]
-    dist.all_gather_object(parts, items)
-    return [item for part in parts for item in part]
+    items_of_processes: list[Sequence[_T]] = [[] for _ in range(_world())]
+    dist.all_gather_object(items_of_processes, items)
+    return list(chain.from_iterable(items_of_processes))
 
 
 def alone() -> bool:
@@ -70,7 +71,9 @@ def alone() -> bool:
 def _world() -> int:
     import torch.distributed as dist
 
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if not dist.is_available() or not dist.is_initialized():
+        return 1
+    return dist.get_world_size()
 
 
 def quiet_libraries() -> None:
@@ -114,25 +117,9 @@ def version(package: str) -> str | None:
     """
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    is_module = package in sys.modules or find_spec(package) is not None
-    found = metadata.packages_distributions().get(package, []) if is_module else []
-    return metadata.version(found[0]) if found else getattr(sys.modules.get(package), "__version__", None)
-
-
-def processor_name() -> str:
-    """Return the model of the processor, as the system names it; its architecture if it does not."""
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
-
-
-def git_commit() -> str | None:
-    """Return the commit of the working directory; None if it is not a git checkout."""
-    try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+    if package not in sys.modules and find_spec(package) is None:
         return None
-    return done.stdout.strip() or None
+    distributions = metadata.packages_distributions().get(package, [])
+    if distributions:
+        return metadata.version(distributions[0])
+    return getattr(sys.modules.get(package), "__version__", None)

@@ -37,10 +37,15 @@ def exit_code(status: Mapping[str, Any], default: int = 128 + signal.SIGINT) -> 
     >>> exit_code({"state": "failed"}), exit_code({})
     (1, 1)
     """
-    if status.get("state") != "stopped":
-        return int(status.get("state") != "finished")
-    found = re.fullmatch("interrupted by (SIG[A-Z0-9]+)", str(status.get("reason")))
-    return 128 + signal.Signals[found[1]] if found and found[1] in signal.Signals.__members__ else default
+    state = status.get("state")
+    if state == "finished":
+        return 0
+    if state != "stopped":
+        return 1
+    match = re.fullmatch("interrupted by (SIG[A-Z0-9]+)", str(status.get("reason")))
+    if match is None or match[1] not in signal.Signals.__members__:
+        return default
+    return 128 + signal.Signals[match[1]]
 
 
 class Stop:
@@ -67,7 +72,9 @@ class Stop:
         >>> stop.reason, stop.code
         ('interrupted by SIGTERM', 143)
         """
-        return None if self.number is None else str(Interrupted(self.number))
+        if self.number is None:
+            return None
+        return str(Interrupted(self.number))
 
     @property
     def code(self) -> int:
@@ -76,16 +83,18 @@ class Stop:
 
     def ask(self, number: int, _: object = None) -> None:
         """Handle a signal."""
-        again = self.number is not None
-        if not again:
+        is_first = self.number is None
+        if is_first:
             self.number = number
         if self.ended:
             return
-        if self._forward:
-            self._forward(number, again)
-        elif not self._later or (again and number == signal.SIGINT):
+        if self._forward is not None:
+            self._forward(number, not is_first)
+            return
+        is_second_ctrl_c = number == signal.SIGINT and not is_first
+        if not self._later or is_second_ctrl_c:
             raise Interrupted(number)
-        elif not again and self._notice:
+        if is_first and self._notice:
             print_notice(f"Interrupted by {signal.Signals(number).name}: {self._notice}")
 
     def over(self) -> None:
@@ -121,12 +130,13 @@ class Stop:
     @contextmanager
     def passed_to(self, send: Callable[[int, bool], None]) -> Iterator[None]:
         """Inside, a signal calls ``send(number, again)`` instead, also one that came before; `again`: not the first."""
-        before, sent = self._forward, False
+        forward_before = self._forward
+        is_sent = False
 
         def forward(number: int, again: bool) -> None:
-            nonlocal sent
-            if again or not sent:  # the same signal may reach both calls
-                sent = True
+            nonlocal is_sent
+            if again or not is_sent:  # the first signal may reach both the handler and the call below
+                is_sent = True
                 send(number, again)
 
         self._forward = forward
@@ -135,7 +145,7 @@ class Stop:
                 forward(self.number, False)
             yield
         finally:
-            self._forward = before
+            self._forward = forward_before
 
 
 @contextmanager
@@ -153,14 +163,18 @@ def stop_on_signals() -> Iterator[Stop]:
         yield outer
         return
     stop = Stop()
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    before = {n: now for n, now in before.items() if n in _ALWAYS or now not in (signal.SIG_IGN, None)}
-    for number in before:
+    handlers_before: dict[signal.Signals, Any] = {}
+    for number in SIGNALS:
+        handler = signal.getsignal(number)
+        is_ignored = handler in (signal.SIG_IGN, None)
+        if number in _ALWAYS or not is_ignored:
+            handlers_before[number] = handler
+    for number in handlers_before:
         signal.signal(number, stop.ask)
     try:
         yield stop
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers_before.items():
             if signal.getsignal(number) == stop.ask:  # otherwise `ignore_signals` was called
                 signal.signal(number, handler)
 
@@ -170,13 +184,13 @@ def print_notice(text: str) -> None:
 
     It does not wait: if the reader of standard error is slow or gone, nothing is printed.
     """
-    lead = ""
+    line = f"{text}\n"
     with suppress(OSError, ValueError):
         if os.isatty(2):
-            lead = "\n"  # the terminal shows ^C and a line of progress
+            line = f"\n{line}"  # the terminal shows ^C and a line of progress
         _, writable, _ = select.select([], [2], [], 0)
         if writable:
-            os.write(2, f"{lead}{text}\n".encode("ascii", "backslashreplace"))
+            os.write(2, line.encode("ascii", "backslashreplace"))
 
 
 def end_with_parent() -> None:

@@ -22,12 +22,13 @@ from typing import Any
 import torch
 
 from ..distributed import get_world_size
-from ..distributed.processes import git_commit, quiet_libraries, set_threads, version, versions
+from ..distributed.processes import quiet_libraries, set_threads, version, versions
 from ..errors import UserError
 from ..policies import Policy, find_policy
 from ..policies.loading import has_bf16, load_policy, load_tokenizer, render, tool_options
 from ..recipe import Recipe
 from ..runs import to_json, write_parquet
+from ..runs.environment import git_commit
 from ..runs.files import encoded, open_own
 from ..tasks import Task, fit_prompts, load_task
 from ..tasks.task import Messages

@@ -37,10 +37,13 @@ class ToolLimits:
 
     def of_rollout(self, tools: Mapping[str, Tool]) -> dict[str, Tool]:
         """Return the tools of one rollout with limits."""
-        return {
-            name: (self._limited_async if inspect.iscoroutinefunction(tool) else self._limited)(name, tool)
-            for name, tool in tools.items()
-        }
+        limited = {}
+        for name, tool in tools.items():
+            if inspect.iscoroutinefunction(tool):
+                limited[name] = self._limited_async(name, tool)
+            else:
+                limited[name] = self._limited(name, tool)
+        return limited
 
     def _limited(self, name: str, tool: Tool) -> Tool:
         def call(**arguments: Any) -> Any:
@@ -72,16 +75,17 @@ class ToolLimits:
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:
-            kind, (said, readable) = type(error).__name__, _said(error)
+            kind = type(error).__name__
+            message, is_readable = _message(error)
             if (name, kind) not in self._named:
                 self._named.add((name, kind))
                 logger.warning(
                     "tool %s failed: %s: %s. The policy reads the error. Logged once; see tools/failure_frequency.",
-                    name, kind, plain_text(said)[:200],
+                    name, kind, plain_text(message)[:200],
                 )  # fmt: skip
-            if isinstance(error, Exception) and readable:
+            if isinstance(error, Exception) and is_readable:
                 raise
-            raise RuntimeError(f"{kind}: {said}") from error
+            raise RuntimeError(f"{kind}: {message}") from error
 
 
 def without_copies(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,11 +105,14 @@ def without_copies(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def close_environment(environment: Any) -> None:
     """Call the method `close` of an environment, if it has one; an error is logged."""
-    if callable(close := getattr(environment, "close", None)):
-        try:
-            without_copies(close)()
-        except Exception as error:
-            logger.warning("%s.close failed: %s", type(environment).__name__, plain_text(_said(error)[0]))
+    close = getattr(environment, "close", None)
+    if not callable(close):
+        return
+    try:
+        without_copies(close)()
+    except Exception as error:
+        message, _ = _message(error)
+        logger.warning("%s.close failed: %s", type(environment).__name__, plain_text(message))
 
 
 def tokenizable(value: Any) -> Any:
@@ -120,18 +127,24 @@ def tokenizable(value: Any) -> Any:
 
 
 def _content(result: Any) -> Any:
-    """Return a tool's result as TRL would write it; a list that is not of message parts as text."""
-    parts = isinstance(result, list) and all(isinstance(part, Mapping) and "type" in part for part in result)
-    return tokenizable(result if parts else str(result))
+    """Return a tool's result as TRL would write it: a list of message parts as it is, anything else as text."""
+    if isinstance(result, list) and all(_is_message_part(part) for part in result):
+        return tokenizable(result)
+    return tokenizable(str(result))
 
 
-def _said(error: BaseException) -> tuple[str, bool]:
+def _is_message_part(value: Any) -> bool:
+    return isinstance(value, Mapping) and "type" in value
+
+
+def _message(error: BaseException) -> tuple[str, bool]:
     """Return an exception's message, and whether TRL can show it to the policy as it is."""
     try:
         text = str(error)
-        return tokenizable(text), tokenizable(text) == text
-    except Exception as other:
-        return f"its message cannot be read ({type(other).__name__})", False
+        readable_text = tokenizable(text)
+    except Exception as error_of_message:
+        return f"its message cannot be read ({type(error_of_message).__name__})", False
+    return readable_text, readable_text == text
 
 
 class _TimeUpError(BaseException):
@@ -151,7 +164,8 @@ def time_limit(seconds: float | None, what: str) -> Iterator[None]:
     Raises:
         TimeoutError: it took longer.
     """
-    if seconds is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+    has_timer = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    if seconds is None or not has_timer:
         yield
         return
 
@@ -159,7 +173,8 @@ def time_limit(seconds: float | None, what: str) -> Iterator[None]:
         raise _TimeUpError
 
     handler = signal.signal(signal.SIGALRM, stop)
-    left, every = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again each second, if the call holds it up
+    # It fires again each second, since code inside may catch the first exception. Returns the user's own timer.
+    remaining, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         try:
             yield
@@ -169,5 +184,5 @@ def time_limit(seconds: float | None, what: str) -> Iterator[None]:
         raise _too_long(what, seconds) from None
     finally:
         signal.signal(signal.SIGALRM, handler)
-        if left:
-            signal.setitimer(signal.ITIMER_REAL, left, every)
+        if remaining:
+            signal.setitimer(signal.ITIMER_REAL, remaining, interval)

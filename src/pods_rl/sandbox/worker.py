@@ -51,8 +51,14 @@ class Reply(NamedTuple):
 
 def frame(number: int, value: Any) -> bytes:
     """Return a line of JSON with a value and the number of its request. Arrays become lists, other objects text."""
-    text = json.dumps([number, value], default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x))
+    text = json.dumps([number, value], default=_as_json)
     return text.encode() + b"\n"
+
+
+def _as_json(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # an array or a tensor
+        return value.tolist()
+    return str(value)
 
 
 def unframe(line: bytes, number: int) -> Reply | None:
@@ -72,7 +78,7 @@ def unframe(line: bytes, number: int) -> Reply | None:
 
 def main(maker: str, *arguments: str) -> None:
     """Lead the work that the function at path `maker` returns for these arguments; standard input is the channel."""
-    from ..distributed.streams import outlive_output  # not for processes that only import `no_copies`
+    from ..streams import outlive_output  # not for processes that only import `no_copies`
 
     os.dup2(2, 1)  # the work's output goes to standard error
     module, _, name = maker.partition(":")
@@ -80,16 +86,20 @@ def main(maker: str, *arguments: str) -> None:
         lead(0, lambda: getattr(import_module(module), name)(*arguments))
 
 
-def lead(given: int, make: Callable[[], Work]) -> None:
+def lead(descriptor: int, make: Callable[[], Work]) -> None:
     """Make the work, confirm it with the reply to request 0, and have a child answer until the channel closes.
 
     For a child that dies at a question, this process replies "timeout" or "crash".
+
+    Args:
+        descriptor: of the channel; it is replaced by one that programs of the work do not inherit.
+        make: returns the work.
     """
     os.setsid()  # Ctrl-C is for the training process alone
-    channel = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, 3)
+    channel = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # an empty standard input, also for programs that the work starts
-    if given:
-        os.close(given)
+    if descriptor != 0:
+        os.close(descriptor)
     try:
         signal.signal(signal.SIGTERM, _end)
         _outlive_signals()
@@ -104,19 +114,28 @@ def lead(given: int, make: Callable[[], Work]) -> None:
     while True:
         current[:] = bytes(8)
         child = fork(partial(_serve, channel, work, current))
+        status = _wait(child)
+        number = int.from_bytes(current[:], "big")
+        if number != 0:
+            # The system ends a child with SIGPROF when it reaches its limit.
+            is_late = os.waitstatus_to_exitcode(status) == -signal.SIGPROF
+            _send(channel, frame(number, Reply("timeout" if is_late else "crash")))
+
+
+def _wait(child: int) -> int:
+    """Wait for the end of a child and return its status. Adopted orphans end here too."""
+    while True:
         ended, status = os.wait()
-        while ended != child:  # adopted orphans end here too
-            ended, status = os.wait()
-        if number := int.from_bytes(current[:], "big"):
-            late = os.waitstatus_to_exitcode(status) == -signal.SIGPROF
-            _send(channel, frame(number, Reply("timeout" if late else "crash")))
+        if ended == child:
+            return status
 
 
 def _serve(channel: int, work: Work, current: mmap.mmap) -> None:
+    """Answer the requests of the channel, one after the other, until it closes."""
     work.prepare()
-    with open(channel, "rb", closefd=False) as lines:
-        while line := lines.readline():
-            number, (question, limit) = json.loads(line)
+    with open(channel, "rb", closefd=False) as requests:
+        for request in requests:
+            number, (question, limit) = json.loads(request)
             current[:] = number.to_bytes(8, "big")
             signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the system ends this process at its limit
             signal.setitimer(signal.ITIMER_PROF, limit)
@@ -156,7 +175,8 @@ def fork(work: Callable[[], object]) -> int:
     _flush()  # otherwise both would print the buffer
     parent = os.getpid()
     with signals_held():
-        if child := os.fork():
+        child = os.fork()
+        if child != 0:
             return child
         try:
             for number in signal.valid_signals():
@@ -164,7 +184,7 @@ def fork(work: Callable[[], object]) -> int:
                     signal.signal(number, signal.SIG_DFL)
             _outlive_signals()
             kill_at_parent_death(signal.SIGKILL)
-            if os.getppid() == parent:
+            if os.getppid() == parent:  # it has not ended before the line above
                 work()
         finally:
             _leave(sys.exc_info()[1])
@@ -173,11 +193,11 @@ def fork(work: Callable[[], object]) -> int:
 @contextmanager
 def no_copies() -> Iterator[None]:
     """Inside, a reward may fork: a copy of this process that returns from the reward ends here."""
-    own = os.getpid()
+    process = os.getpid()
     try:
         yield
     finally:
-        if os.getpid() != own:
+        if os.getpid() != process:
             _leave(sys.exc_info()[1])
 
 
@@ -232,15 +252,20 @@ def end_leader(leader: psutil.Process) -> None:
 
 def _end_family(leader: psutil.Process) -> None:
     """Kill descendants of a process until none is left."""
-    until, living = time.monotonic() + _KILL_SECONDS, True
-    while living and time.monotonic() < until:
-        living = False
-        for process in leader.children(recursive=True):
-            with suppress(psutil.Error):
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    living = True
-                    process.kill()
-        time.sleep(0.002 * living)
+    deadline = time.monotonic() + _KILL_SECONDS
+    while _kill_descendants(leader) and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+def _kill_descendants(leader: psutil.Process) -> bool:
+    """Kill the descendants of a process; return whether one of them was still alive."""
+    any_alive = False
+    for process in leader.children(recursive=True):
+        with suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                any_alive = True
+                process.kill()
+    return any_alive
 
 
 def _adopt_orphans() -> None:

@@ -21,16 +21,17 @@ from torch.distributed import distributed_c10d
 
 from ..distributed import get_rank, get_world_size
 from ..distributed.launch import LAUNCHED
-from ..distributed.processes import gather, git_commit, processor_name, quiet_libraries, set_threads, versions
+from ..distributed.processes import gather, quiet_libraries, set_threads, versions
 from ..distributed.signals import Stop, stop_on_signals
-from ..distributed.streams import outlive_output
 from ..errors import Interrupted, UserError, exit_reason
 from ..evaluation import Evaluation, GenerateSampler, evaluate
 from ..evaluation.sampling import sampling_of
 from ..recipe import Recipe
 from ..runs import Run, RunWriter, last_clocks, place_of
 from ..runs.checkpoints import clean, last_good
+from ..runs.environment import git_commit, processor_name
 from ..runs.files import CHECKPOINTS, LOG, write_failure
+from ..streams import outlive_output
 from ..text import counted
 from .progress import Progress, Watcher, label_of
 from .resume import Start, find_start

@@ -83,10 +83,13 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
         is_dropped = not any(rows_N[i] for i in kept_M)  # no kept rollout has a trained token
         if self.dynamic_sampling and not any(advantages_M):
             is_dropped = True
+        kept_count = len(kept_M)
+        if is_dropped:
+            kept_count = 0
         self._counters["pods/groups_total"] += 1
         self._counters["pods/dropped_groups_total"] += int(is_dropped)
         self._counters["pods/rollouts_total"] += len(rows_N)
-        self._counters["pods/kept_rollouts_total"] += 0 if is_dropped else len(kept_M)
+        self._counters["pods/kept_rollouts_total"] += kept_count
         self._counters["pods/unscored_rollouts_total"] += int(rewards_1N.isnan().sum())
         if is_dropped:
             self._drop(group.group_id)
@@ -124,8 +127,7 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
             values = getattr(group, group_field.name)
             if isinstance(values, list) and len(values) == len(order):
                 setattr(group, group_field.name, [values[i] for i in order])
-        versions = [version for _, version in requests]
-        return [versions[i] for i in order]
+        return [version for _, version in sorted(requests)]
 
     def _drop(self, group: int) -> None:
         self._dropped_groups.append(group)
@@ -150,9 +152,10 @@ def _rows_of_rollouts(group: RolloutGroup, samples: list[RolloutSample]) -> list
 
 def _rewards(rows_N: list[list[RolloutSample]]) -> torch.Tensor:
     """Return the reward of each rollout, `[1, N]`; NaN counts as unscored."""
-    # A rollout without a trained token has no row, and so no reward.
-    rewards_N = [rows[0].metrics["reward"] if rows else math.nan for rows in rows_N]
-    rewards_1N = torch.tensor([rewards_N], dtype=torch.float64)
+    rewards_1N = torch.full((1, len(rows_N)), math.nan, dtype=torch.float64)
+    for i, rows in enumerate(rows_N):
+        if rows:  # a rollout without a trained token has no row
+            rewards_1N[0, i] = rows[0].metrics["reward"]
     return rewards_1N.masked_fill_(rewards_1N.abs() > REWARD_LIMIT, math.nan)
 
 

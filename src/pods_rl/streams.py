@@ -1,4 +1,4 @@
-"""The standard streams of a process: made safe to use, and replaced by a log when they can no longer be written."""
+"""Standard output and error of a process: safe to use, and replaced by a log when they can no longer be written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..text import plain_text
+from .text import plain_text
 
 
 class Stream:
@@ -83,25 +83,39 @@ def outlive_output(log: Path | None) -> Iterator[None]:
     Args:
         log: a file, opened when it is needed. If None, the text is dropped.
     """
-    before = sys.stdout, sys.stderr
+    output_before = sys.stdout
+    errors_before = sys.stderr
     errors = _Lasting("error", sys.stderr, log)
-    ours = _Lasting("output", sys.stdout, log, errors), errors
-    sys.stdout, sys.stderr = ours
+    output = _Lasting("output", sys.stdout, log, errors)
+    sys.stdout = output
+    sys.stderr = errors
     try:
         yield
     finally:
-        for name, stream, former in zip(("stdout", "stderr"), ours, before, strict=True):
-            stream.flush()
-            if getattr(sys, name) is stream:
-                setattr(sys, name, former)
+        output.flush()
+        errors.flush()
+        # Code inside may have put a stream of its own here, which stays.
+        if sys.stdout is output:
+            sys.stdout = output_before
+        if sys.stderr is errors:
+            sys.stderr = errors_before
 
 
 class _Lasting(Stream):
-    """A standard stream that never raises: after a failed write the log replaces it, and `other` names the log."""
+    """A standard stream that never raises: after a failed write the log replaces it.
 
-    def __init__(self, name: str, stream: TextIO, log: Path | None, other: Stream | None = None) -> None:
+    Args:
+        name: of the stream, in a message.
+        stream: the one that is written.
+        log: as of `outlive_output`.
+        notices: receives a message that names the log; None: nothing does.
+    """
+
+    def __init__(self, name: str, stream: TextIO, log: Path | None, notices: Stream | None = None) -> None:
         super().__init__(stream)
-        self._name, self._log, self._other = name, log, other
+        self._name = name
+        self._log = log
+        self._notices = notices
 
     def _attempt(self, step: Callable[[], object]) -> None:
         try:
@@ -113,14 +127,15 @@ class _Lasting(Stream):
             with suppress(OSError, ValueError):
                 self._stream.flush()  # what was lost is still in the buffer
 
-    def _replace(self, why: str) -> None:
+    def _replace(self, reason: str) -> None:
         """Replace the stream by the log, or by the null device if there is none or it cannot be written either."""
-        if self._log and not self._log.parent.is_dir():
+        log = self._log
+        if log is not None and not log.parent.is_dir():
             return  # the run has no directory yet: the text waits in the buffer
-        log, self._log = self._log, None
+        self._log = None  # a log that fails is not opened again
         target = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-        note = f"Standard {self._name} cannot be written: {why}. The run continues and prints"
-        if log:
+        note = f"Standard {self._name} cannot be written: {reason}. The run continues and prints"
+        if log is not None:
             with suppress(OSError):
                 target = log.open("a", encoding="utf-8", errors="backslashreplace")
                 print(f"{note} here.", file=target, flush=True)
@@ -128,5 +143,6 @@ class _Lasting(Stream):
             os.dup2(target.fileno(), self._stream.fileno())  # also for processes that inherit it
         except (OSError, ValueError):
             self._stream = target
-        if log and self._other:  # not `sys.stderr`: rich sends that to standard output while it redraws a line
-            print(plain_text(f"{note} to {log}."), file=self._other, flush=True)
+        if log is not None and self._notices is not None:
+            # Not `sys.stderr`: rich sends that to standard output while it redraws a line.
+            print(plain_text(f"{note} to {log}."), file=self._notices, flush=True)
