@@ -45,14 +45,13 @@ def graded(pairs):
 
 def labelled(*families):
     """The pairs of `equality.jsonl` with their labels; those of mathematics if no family is named."""
-    others = () if families else ("choice", "equation")
-    chosen = [row for row in table("equality.jsonl") if row["family"] in (families or {row["family"]} - {*others})]
-    return {
-        (row["gold"], answer): float(label)
-        for row in chosen
-        for label, answers_of in ((1, row["right"]), (0, row["wrong"]))
-        for answer in answers_of
-    }
+    labels = {}
+    for row in table("equality.jsonl"):
+        is_mathematics = row["family"] not in ("choice", "equation")
+        if row["family"] in families or (not families and is_mathematics):
+            labels |= {(row["gold"], answer): 1.0 for answer in row["right"]}
+            labels |= {(row["gold"], answer): 0.0 for answer in row["wrong"]}
+    return labels
 
 
 @pytest.fixture
@@ -113,11 +112,8 @@ def test_the_pairs_of_math_verify_s_own_tests():
 def test_gold_answers_of_math_500_equal_themselves_and_not_a_part_of_themselves():
     golds = list(dict.fromkeys(row["answer"] for row in rows("math500/test.jsonl")))
     for form in ("{}", " {} .", "${}$", r"\boxed{{{}}}", r"\[ {} \]"):
-        assert [
-            gold
-            for gold, score in zip(golds, graded([(gold, form.format(gold)) for gold in golds]), strict=True)
-            if not score
-        ] == [], form
+        scores = graded([(gold, form.format(gold)) for gold in golds])
+        assert [gold for gold, score in zip(golds, scores, strict=True) if not score] == [], form
     equations = [gold for gold in golds if "=" in gold and not re.match(r"[a-z]\s*=", gold)]
     lists = [gold for gold in golds if re.fullmatch(r"[^(\\]*,[^)]*", gold) and ", " in gold]
     parts = [(gold, gold.rpartition("=")[2]) for gold in equations]
@@ -160,7 +156,11 @@ def test_the_sign_of_every_number_of_math_500_and_gsm8k_counts_in_every_spelling
     golds = [row["answer"] for row in rows("math500/test.jsonl")]
     golds += [extract_gold(row["answer"]) for row in rows("gsm8k/test.jsonl")]
     golds = [gold.removeprefix("-") for gold in dict.fromkeys(golds)]
-    numbers = [gold for gold in golds if (number := read_number(gold)) and number.value]
+    numbers = []
+    for gold in golds:
+        number = read_number(gold)
+        if number and number.value:
+            numbers.append(gold)
     assert len(numbers) > 400
     for form in MINUS_SIGNS:
         negatives = [form.format(number) for number in numbers]

@@ -86,7 +86,7 @@ def equation(text: str, gold: str) -> float:
     gold_equation = read_equation(gold)
     if gold_equation is None:
         return float("".join(normalise(answer).split()) == "".join(normalise(gold).split()))
-    answer_equation = read_equation(answer, like=gold_equation)
+    answer_equation = read_equation(answer, preferred=gold_equation)
     if answer_equation is None or not answer_equation.has_species_of(gold_equation):
         return 0.0
     if gold_equation.balanced:
@@ -156,12 +156,12 @@ class Equation(NamedTuple):
         return len(ratios) == 1 and ratios.pop() > 0
 
 
-def read_equation(text: str, like: Equation | None = None) -> Equation | None:
+def read_equation(text: str, preferred: Equation | None = None) -> Equation | None:
     """Read an equation; None if the text is not one. The time is linear in the length of the text.
 
     Any arrow or equals sign separates the sides and a plus sign the terms; states such as `(aq)` are dropped. Charges
     are `{2+}`, `^{2+}`, `^2+`, superscripts or plain signs (`Ag+`, `SO4 2-`). A plain sign can be ambiguous (`Fe3+`: an
-    ion of charge 3, or three atoms); the reading whose species is in `like` is preferred.
+    ion of charge 3, or three atoms); the reading whose species is in `preferred` is taken.
 
     >>> read_equation("2H2 + O2 -> 2 H2O").balanced, read_equation("H2 + O2 = H2O").balanced
     (True, False)
@@ -171,8 +171,10 @@ def read_equation(text: str, like: Equation | None = None) -> Equation | None:
     sides = _BARE_PLUS.sub("^", normalise(text)).split("=")
     if len(sides) != 2:
         return None
-    left = _read_side(sides[0], like.left if like else {})
-    right = _read_side(sides[1], like.right if like else {})
+    if preferred is None:
+        preferred = Equation({}, {})
+    left = _read_side(sides[0], preferred.left)
+    right = _read_side(sides[1], preferred.right)
     if not left or not right:
         return None
     return Equation(left, right)
@@ -219,8 +221,8 @@ def normalise(text: str) -> str:
     return " ".join(text.split())
 
 
-def _read_side(text: str, like: Side) -> Side | None:
-    """Read the terms of one side of an equation, preferring species in `like`."""
+def _read_side(text: str, preferred: Side) -> Side | None:
+    """Read the terms of one side of an equation, preferring species in `preferred`."""
     side: dict[Species, Fraction] = {}
     for term in _PLUS.split(text):
         formula = "".join(term.split())
@@ -232,16 +234,16 @@ def _read_side(text: str, like: Side) -> Side | None:
                 coefficient = Fraction(number[1] or number[2])
             except ZeroDivisionError:
                 return None
-        species = _likeliest(_readings(formula), like)
+        species = _likeliest(_readings(formula), preferred)
         if species is None:
             return None
         side[species] = side.get(species, Fraction(0)) + coefficient
     return side
 
 
-def _likeliest(readings: list[Species], like: Side) -> Species | None:
+def _likeliest(readings: list[Species], preferred: Side) -> Species | None:
     for species in readings:
-        if species in like:
+        if species in preferred:
             return species
     if not readings:
         return None
