@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import re
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, chain, islice, repeat
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,8 @@ from pods_rl.tasks import words
 from pods_rl.tasks.generated import draw_sum, is_held_out
 from pods_rl.tasks.words import Step, take_step
 
-PAD, EOS = "<|endoftext|>", "<|im_end|>"
+PAD = "<|endoftext|>"
+EOS = "<|im_end|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 IGNORED = -100  # the label that cross-entropy skips
 Example = tuple[list[int], list[int]]  # token ids, and for each the id to predict or IGNORED
@@ -130,10 +133,13 @@ class Chain:
         >>> word_problem(words.WordProblem("...", "...", 24, (("+", 18), ("-", 7)))).write_steps([43, 36])
         '24+18=43\n43-7=36'
         """
-        lines = [f"{sign}{number}={total}" for (sign, number), total in zip(self.steps, totals, strict=True)]
-        if not self.word_problem:
-            return "\n".join([str(self.start), *lines])
-        return "\n".join(f"{left}{line}" for left, line in zip([self.start, *totals], lines, strict=False))
+        lines = [] if self.word_problem else [str(self.start)]
+        previous = self.start
+        for (sign, number), total in zip(self.steps, totals, strict=True):
+            equation = f"{sign}{number}={total}"
+            lines.append(f"{previous}{equation}" if self.word_problem else equation)
+            previous = total
+        return "\n".join(lines)
 
     def write_completion(self, totals: list[int] | None = None) -> str:
         r"""Write a completion in the required form; without `totals` the one that earns full marks.
@@ -141,7 +147,8 @@ class Chain:
         >>> sum_of([8, 5]).write_completion()
         '<think>8\n+5=13</think><answer>13</answer>'
         """
-        totals = self.totals if totals is None else totals
+        if totals is None:
+            totals = self.totals
         return f"<think>{self.write_steps(totals)}</think><answer>{totals[-1]}</answer>"
 
 
@@ -202,10 +209,12 @@ class Mixture:
 
     def draw_totals(self, rng: random.Random, problem: Chain) -> list[int]:
         """Draw running totals of which some are wrong."""
-        total, totals = problem.start, []
+        total = problem.start
+        totals = []
         for step in problem.steps:
-            slip = 0 if rng.random() < self.chance(*step) else rng.choice(self.slips)
-            total = take_step(total, step) + slip
+            total = take_step(total, step)
+            if rng.random() >= self.chance(*step):
+                total += rng.choice(self.slips)
             totals.append(total)
         return totals
 
@@ -214,7 +223,8 @@ class Mixture:
         totals = self.draw_totals(rng, problem)
         if rng.random() >= self.broken_form:
             return problem.write_completion(totals)
-        steps, answer = problem.write_steps(totals), totals[-1]
+        steps = problem.write_steps(totals)
+        answer = totals[-1]
         broken = (
             f"<think>{steps}</think>{answer}",
             f"<think>{steps}<answer>{answer}</answer>",
@@ -249,12 +259,20 @@ class Lesson:
 
 def _training(draw: Draw) -> Draw:
     """Skip problems of which the text, the template or the numbers belong to the test side."""
-    return lambda rng: next(p for p in (draw(rng) for _ in repeat(None)) if p.held_out is False)
+
+    def draw_training(rng: random.Random) -> Chain:
+        while True:
+            problem = draw(rng)
+            if problem.held_out is False:
+                return problem
+
+    return draw_training
 
 
 def _words_tokenizer() -> Qwen2Tokenizer:
     rng = random.Random(0)
-    return build_tokenizer([words.draw_problem(rng, *words.LEVELS["hard"]).text for _ in range(2000)], 760)
+    texts = [words.draw_problem(rng, *words.LEVELS["hard"]).text for _ in range(2000)]
+    return build_tokenizer(texts, 760)
 
 
 ARITHMETIC = Lesson(
@@ -266,9 +284,10 @@ WORDS = Lesson(
     _words_tokenizer,
     _training(partial(draw_word_problem, lengths=(1, 4), distractors=(2, 3))),
     partial(draw_word_steps, length=4),
-    easier=tuple(
-        _training(partial(draw_word_problem, lengths=lengths, distractors=distractors))
-        for lengths, distractors in (((1, 1), (0, 0)), ((1, 2), (0, 1)), ((1, 4), (0, 2)))
+    easier=(
+        _training(partial(draw_word_problem, lengths=(1, 1), distractors=(0, 0))),
+        _training(partial(draw_word_problem, lengths=(1, 2), distractors=(0, 1))),
+        _training(partial(draw_word_problem, lengths=(1, 4), distractors=(0, 2))),
     ),
     shape={"num_key_value_heads": 5, "intermediate_size": 384},  # copying numbers from a text needs more heads
     mistakes=Mixture(hard_facts=WORDS_HARD_FACTS, sure=0.98, slips=_UNITS),
@@ -288,12 +307,13 @@ def main(arguments: list[str] | None = None) -> None:
     tokenizer = lesson.tokenizer()
     model = build_model(tokenizer, **lesson.shape)
     print(f"{model.num_parameters():,} parameters", flush=True)
-    size, seed = options.batch_size or lesson.batch_size, options.seed
-    steps = options.skill_steps or lesson.skill_steps
-    fit(model, skill_batches(tokenizer, lesson, steps, size, seed), steps, 1.5e-3, "skill")
-    steps = options.mistake_steps or lesson.mistake_steps
-    mistakes = completion_batches(tokenizer, lesson.mistakes, size, seed + 1, lesson.draw)
-    fit(model, islice(mistakes, steps), steps, 5e-4, "mistakes")
+    size = options.batch_size or lesson.batch_size
+    skill_steps = options.skill_steps or lesson.skill_steps
+    skill = skill_batches(tokenizer, lesson, skill_steps, size, options.seed)
+    fit(model, skill, skill_steps, 1.5e-3, "skill")
+    mistake_steps = options.mistake_steps or lesson.mistake_steps
+    mistakes = completion_batches(tokenizer, lesson.mistakes, size, options.seed + 1, lesson.draw)
+    fit(model, islice(mistakes, mistake_steps), mistake_steps, 5e-4, "mistakes")
     save(model, tokenizer, options.output)
     print(f"wrote {options.output}")
 
@@ -307,18 +327,19 @@ def fit(model: Qwen2ForCausalLM, batches: Iterator[Batch], steps: int, lr: float
     """
     model.set_attn_implementation("eager")  # on a CPU faster than fused attention at these lengths
     layers = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
-    others = [weight for weight in model.parameters() if all(weight is not layer for layer in layers)]
+    layer_ids = {id(weight) for weight in layers}
+    embeddings_and_norms = [weight for weight in model.parameters() if id(weight) not in layer_ids]
     optimizers = (
         torch.optim.Muon(layers, lr=2 * lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.98), weight_decay=0.01),
+        torch.optim.AdamW(embeddings_and_norms, lr=lr, betas=(0.9, 0.98), weight_decay=0.01),
     )
-    schedules = [
-        torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: min(1.0, (step + 1) / 50, (steps - step) / (0.4 * steps))
-        )
-        for optimizer in optimizers
-    ]
-    started, losses = time.monotonic(), []
+
+    def share_of_rate(step: int) -> float:
+        return min(1.0, (step + 1) / 50, (steps - step) / (0.4 * steps))
+
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_rate) for optimizer in optimizers]
+    started = time.monotonic()
+    losses: list[float] = []
     model.train()
     for step, batch in enumerate(batches, start=1):
         with torch.autocast("cpu", torch.bfloat16):
@@ -331,7 +352,7 @@ def fit(model: Qwen2ForCausalLM, batches: Iterator[Batch], steps: int, lr: float
         model.zero_grad()
         losses.append(loss.item())
         if step % 50 == 0 or step == steps:
-            mean = sum(losses[-50:]) / len(losses[-50:])
+            mean = statistics.fmean(losses[-50:])
             print(f"{name} {step:4d}/{steps}  loss {mean:.3f}  {time.monotonic() - started:4.0f} s", flush=True)
     model.eval()
 
@@ -350,10 +371,11 @@ def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, output: Path) -> No
 def skill_batches(tokenizer: Qwen2Tokenizer, lesson: Lesson, steps: int, size: int, seed: int) -> Iterator[Batch]:
     """Yield `steps` batches: a drill, then three of right completions, and so on."""
     drills = drill_batches(tokenizer, size, seed, lesson.drill)
-    easier = (completion_batches(tokenizer, RIGHT, size, seed, draw) for draw in lesson.easier)
-    stages = (islice(stage, steps // 16) for stage in easier)
+    easier = [completion_batches(tokenizer, RIGHT, size, seed, draw) for draw in lesson.easier]
+    stages = [islice(batches, steps // 16) for batches in easier]
     completions = chain(*stages, completion_batches(tokenizer, RIGHT, size, seed, lesson.draw))
-    return islice(chain.from_iterable(zip(drills, completions, completions, completions, strict=True)), steps)
+    for step in range(steps):
+        yield next(drills) if step % 4 == 0 else next(completions)
 
 
 def completion_batches(
@@ -371,7 +393,8 @@ def batches_of(draw: Callable[[random.Random], Example], pad: int, size: int, se
         pool.sort(key=lambda example: len(example[0]))
         starts = list(range(0, len(pool), size))
         rng.shuffle(starts)
-        yield from (_collate(pool[start : start + size], pad) for start in starts)
+        for start in starts:
+            yield _collate(pool[start : start + size], pad)
 
 
 def drill_batches(tokenizer: Qwen2Tokenizer, size: int, seed: int, draw: Draw = ARITHMETIC.drill) -> Iterator[Batch]:
@@ -404,12 +427,15 @@ def _drill(tokenizer: Qwen2Tokenizer, problem: Chain) -> Example:
 
 def _collate(examples: list[Example], pad: int) -> Batch:
     """Pad on the right, to few widths, since kernels are kept for each: attention is causal, so no mask is needed."""
-    width = -(-max(len(ids) for ids, _ in examples) // 16) * 16
-    padded = [(ids + [pad] * (width - len(ids)), y + [IGNORED] * (width - len(y))) for ids, y in examples]
-    return {
-        "input_ids": torch.tensor([ids for ids, _ in padded]),
-        "labels": torch.tensor([y for _, y in padded]),
-    }
+    longest = max(len(ids) for ids, _ in examples)
+    width = math.ceil(longest / 16) * 16
+    input_ids = []
+    labels = []
+    for ids, targets in examples:
+        missing = width - len(ids)
+        input_ids.append(ids + [pad] * missing)
+        labels.append(targets + [IGNORED] * missing)
+    return {"input_ids": torch.tensor(input_ids), "labels": torch.tensor(labels)}  # [rows, width]
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -420,10 +446,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--policy", choices=list(LESSONS), default="tiny", help="the policy to train")
     parser.add_argument("--output", type=Path, required=True, help="folder to write the policy to")
-    own = "; the policy's own if not given"
-    parser.add_argument("--skill-steps", type=int, help=f"optimizer steps on right chains and drills{own}")
-    parser.add_argument("--mistake-steps", type=int, help=f"optimizer steps on chains with mistakes{own}")
-    parser.add_argument("--batch-size", type=int, help=f"rows a step{own}")
+    default = "; the policy's if not given"
+    parser.add_argument("--skill-steps", type=int, help=f"optimizer steps on right chains and drills{default}")
+    parser.add_argument("--mistake-steps", type=int, help=f"optimizer steps on chains with mistakes{default}")
+    parser.add_argument("--batch-size", type=int, help=f"rows a step{default}")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data and the first weights")
     parser.add_argument("--threads", type=int, default=1, help="processor threads; another number changes the rounding")
     return parser.parse_args(arguments)
