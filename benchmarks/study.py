@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -180,9 +181,10 @@ def write_claims(study: Study, arms: dict[str, list[Run]], path: Path) -> None:
     """Differences of paired seeds: the score at the last time at which both arms were evaluated, and over time."""
     rows = []
     for claim, arm, other in study.claims:
-        mine, theirs = (curve_over(runs, "seconds") for runs in paired(arms, arm, other))
-        shared = [curve.scores[:, np.isin(curve.due, other.due)] for curve, other in ((mine, theirs), (theirs, mine))]
-        difference = shared[0] - shared[1]
+        arm_curve, other_curve = (curve_over(runs, "seconds") for runs in paired(arms, arm, other))
+        arm_scores = arm_curve.scores[:, np.isin(arm_curve.due, other_curve.due)]
+        other_scores = other_curve.scores[:, np.isin(other_curve.due, arm_curve.due)]
+        difference = arm_scores - other_scores
         difference = difference[:, ~np.isnan(difference).any(axis=0)]
         for measure, values in (("at the end", difference[:, -1]), ("mean over time", difference.mean(axis=1))):
             low, high = bootstrap(values)
@@ -240,31 +242,32 @@ def write_crossings(study: Study, arms: dict[str, list[Run]], path: Path) -> Non
     rows = []
     for claim, *pair in study.claims:
         runs = paired(arms, *pair)
-        found = [
-            (f"{level:g}", unit, times_as_soon(claim, *(curve_over(one, unit) for one in runs), level))
-            for level in (HALFWAY, HIGH)
-            for unit in ("seconds", "step")
-        ]
-        mine, other = (np.array([spent_at(run, run.evals[-1])[-1] for run in one]) for one in runs)
-        found.append(
-            ("", "seconds a step", mean_ratio(claim, other, mine)._replace(first=mine.mean(), second=other.mean()))
-        )
-        for level, of, one in found:
-            values = (one.first, one.second, one.value, one.low, one.high)
-            rows.append([claim, *pair, level, of, str(len(runs[0])), *(f"{value:.4g}" for value in values)])
+        measures = []
+        for level, unit in product((HALFWAY, HIGH), ("seconds", "step")):
+            curves = [curve_over(runs_of_arm, unit) for runs_of_arm in runs]
+            measures.append((f"{level:g}", unit, times_as_soon(claim, *curves, level)))
+        arm_cost, other_cost = (seconds_a_step(runs_of_arm) for runs_of_arm in runs)
+        cost = mean_ratio(claim, other_cost, arm_cost)._replace(first=arm_cost.mean(), second=other_cost.mean())
+        measures.append(("", "seconds a step", cost))
+        for level, unit, measure in measures:
+            values = (measure.first, measure.second, measure.value, measure.low, measure.high)
+            rows.append([claim, *pair, level, unit, str(len(runs[0])), *(f"{value:.4g}" for value in values)])
     header = ["claim", "arm", "against", "accuracy", "of", "seeds", "arm needs", "other needs", "ratio", "low", "high"]
     write(path, header, rows)
+
+
+def seconds_a_step(runs: Iterable[Run]) -> np.ndarray:
+    return np.array([spent_at(run, run.evals[-1])[-1] for run in runs])
 
 
 def write_curves(names: Iterable[str], arms: dict[str, list[Run]], path: Path) -> None:
     """Write every evaluation of the arms of the first figure."""
     keys = ("due", "seconds", "step", "accuracy")
-    rows = [
-        {"arm": name, "seed": str(run.config["seed"]), **{key: f"{point[key]:.6g}" for key in keys}}
-        for name in names
-        for run in sorted(arms[name], key=lambda run: run.path)
-        for point in run.evals
-    ]
+    rows = []
+    for name in names:
+        for run in sorted(arms[name], key=lambda run: run.path):
+            about = {"arm": name, "seed": str(run.config["seed"])}
+            rows += [about | {key: f"{point[key]:.6g}" for key in keys} for point in run.evals]
     write_rows(path, ("arm", "seed", *keys), rows)
 
 
