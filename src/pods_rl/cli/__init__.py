@@ -121,25 +121,30 @@ def _reported(error: BaseException, code: int) -> bool:
     """Leave the reason of a failure for the launcher that started this process; return False if there is none."""
     from ..distributed.launch import report_failure
 
-    reason, details = " ".join(plain_text(error).split()), ""
-    if not isinstance(error, UserError):
-        reason = f"{type(error).__name__}: {reason}".removesuffix(": ")
-        details = plain_text("".join(traceback.format_exception(error)))
+    reason = " ".join(plain_text(error).split())
+    if isinstance(error, UserError):
+        return report_failure(reason, "", code)
+    reason = f"{type(error).__name__}: {reason}".removesuffix(": ")
+    details = plain_text("".join(traceback.format_exception(error)))
     return report_failure(reason, details, code)
 
 
 def _verdict(error: BaseException) -> tuple[Any, str]:
-    """The exit code for an error, and the message to print."""
+    """Return the exit code for an error, and the message to print."""
     lost = lost_output(error)
     if isinstance(lost, BrokenPipeError):  # the reader closed the pipe: exit as SIGPIPE would
         return 141, ""
     if lost is not None:
-        which = "standard output" if getattr(sys.stdout, "lost", None) is lost else "standard error"
-        return 1, f"[red]Error:[/red] Cannot write to {which}: {lost.strerror}.\n"
+        stream = "standard output" if getattr(sys.stdout, "lost", None) is lost else "standard error"
+        return 1, f"[red]Error:[/red] Cannot write to {stream}: {lost.strerror}.\n"
     if isinstance(error, UserError):
         return 2, f"[red]Error:[/red] {safe_text(error)}\n"
-    if full := write_failure(error):
-        return 1, f"[red]Error:[/red] A file cannot be written: {safe_text(full)}. Free some space, then try again.\n"
+    failure = write_failure(error)
+    if failure:
+        return (
+            1,
+            f"[red]Error:[/red] A file cannot be written: {safe_text(failure)}. Free some space, then try again.\n",
+        )
     if isinstance(error, OSError) and error.filename is not None and not isinstance(error, FileNotFoundError):
         return 2, f"[red]Error:[/red] Cannot use {safe_text(str(error.filename)[:200])}: {error.strerror}.\n"
     # typer's message or a traceback: both may quote text of a user or a model
@@ -153,13 +158,13 @@ def _verdict(error: BaseException) -> tuple[Any, str]:
 def _find_user_modules() -> None:
     """Make the working directory importable, for rules and rewards; last in the path, so that it shadows no module."""
     try:
-        here = os.getcwd()
+        folder = os.getcwd()
     except OSError as error:
         raise UserError(
             f"The working directory cannot be read ({error.strerror}): it was deleted or moved. Go to another with cd."
         ) from error
-    if here not in sys.path:
-        sys.path.append(here)
+    if folder not in sys.path:
+        sys.path.append(folder)
 
 
 __all__ = ["app", "main"]

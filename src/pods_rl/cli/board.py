@@ -16,7 +16,6 @@ from ..text import console
 from ..training.progress import LiveLine, share_done
 
 _EVERY = 1.0  # seconds between looks at the runs in progress
-_BUDGETS = ("max_seconds", "max_steps")
 
 
 class Board(LiveLine):
@@ -33,7 +32,8 @@ class Board(LiveLine):
         self._clocks: dict[Path, tuple[float, float]] = {}  # seconds of training clock and steps
         self._evaluated: dict[Path, object] = {}  # the step of the evaluation printed last
         self.failures: list[Event] = []
-        self._over, self._guard = threading.Event(), threading.Lock()
+        self._over = threading.Event()
+        self._guard = threading.Lock()  # events come from other threads than `_watch`
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def start(self) -> None:
@@ -52,8 +52,10 @@ class Board(LiveLine):
             if event.kind in ("failed", "stopped"):
                 self.failures.append(event)
             self._read(event)
-            reason = f": {event.reason}" if event.reason else ""
-            self.say(f"[{event.position}/{event.total}] {_label(event.run)} {event.kind}{reason}  {event.path}")
+            outcome: str = event.kind
+            if event.reason:
+                outcome += f": {event.reason}"
+            self.say(f"[{event.position}/{event.total}] {_label(event.run)} {outcome}  {event.path}")
 
     def _watch(self) -> None:
         while not self._over.wait(_EVERY):
@@ -66,28 +68,47 @@ class Board(LiveLine):
 
     def _read(self, event: Event) -> None:
         """Read how far a run is, and print a new evaluation. Damaged values count as 0."""
-        place, run = event.run.path, Run(event.path)
-        last = max(run.status, last_row(run.path / METRICS), key=lambda row: number(row.get("step")))
-        self._clocks[place] = number(last.get("seconds")), number(last.get("step"))
-        found = last_row(run.path / EVALS)
-        if found and event.kind != "skipped" and self._evaluated.get(place, self) != found.get("step"):
-            self._evaluated[place] = found.get("step")
-            clock = f"{number(found.get('seconds')):6.0f} s  step {found.get('step')}"
-            score = "accuracy" if "accuracy" in found or "reward" not in found else "reward"
-            self.say(f"{_label(event.run):<24} {clock}  {score} {number(found.get(score)):.3f}")
+        place = event.run.path
+        run = Run(event.path)
+        # whichever is newer: the status and the metrics are not written at the same moment
+        latest = max(run.status, last_row(run.path / METRICS), key=lambda row: number(row.get("step")))
+        self._clocks[place] = (number(latest.get("seconds")), number(latest.get("step")))
+        evaluation = last_row(run.path / EVALS)
+        if not evaluation or event.kind == "skipped":
+            return
+        step = evaluation.get("step")
+        if place in self._evaluated and self._evaluated[place] == step:  # printed before
+            return
+        self._evaluated[place] = step
+        score = "accuracy"
+        if "accuracy" not in evaluation and "reward" in evaluation:
+            score = "reward"
+        clock = f"{number(evaluation.get('seconds')):6.0f} s  step {step}"
+        self.say(f"{_label(event.run):<24} {clock}  {score} {number(evaluation.get(score)):.3f}")
 
     def summary(self) -> str:
         """Return one line: the runs that have ended, the time left, and the runs in progress with their steps."""
-        kinds = Counter(event.kind for event in self._events.values())
-        ended = len(self._events) - kinds["started"]
-        going = [event.run for event in self._events.values() if event.kind == "started"]
-        used = sum(share_done(*self._clocks[run.path], *map(run.recipe.values.get, _BUDGETS)) for run in going)
-        parts = [f"{ended} of {len(self._plan)} runs done", self.left((ended + used) / len(self._plan))]
-        parts += [f"{kinds[kind]} {kind}" for kind in ("failed", "stopped") if kinds[kind]]
-        for run in going:
-            step = self._clocks[run.path][1]
-            parts.append(f"{_label(run)} {f'step {step:.0f}' if step else 'loading'}")
-        return ", ".join(filter(None, parts))
+        counts = Counter(event.kind for event in self._events.values())
+        ended = len(self._events) - counts["started"]
+        runs_in_progress = [event.run for event in self._events.values() if event.kind == "started"]
+        done = float(ended)  # a run in progress counts with its share
+        run_texts = []
+        for run in runs_in_progress:
+            seconds, step = self._clocks[run.path]
+            budgets = run.recipe.values
+            done += share_done(seconds, step, budgets.get("max_seconds"), budgets.get("max_steps"))
+            if step:
+                run_texts.append(f"{_label(run)} step {step:.0f}")
+            else:
+                run_texts.append(f"{_label(run)} loading")
+        parts = [f"{ended} of {len(self._plan)} runs done"]
+        time_left = self.left(done / len(self._plan))
+        if time_left:
+            parts.append(time_left)
+        for kind in ("failed", "stopped"):
+            if counts[kind]:
+                parts.append(f"{counts[kind]} {kind}")
+        return ", ".join(parts + run_texts)
 
 
 def _label(run: PlannedRun) -> str:

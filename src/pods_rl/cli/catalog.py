@@ -45,34 +45,45 @@ def recipes(
       pods recipes gsm8k-qwen2.5-3b-pods
       pods recipes --path zero2
     """
-    arms, files = shipped_arms(), shipped_recipes() | accelerate_configs()
+    arms = shipped_arms()
+    files = shipped_recipes() | accelerate_configs()
     if name is None:
         _list_recipes()
     elif name not in arms and name not in files:
         near = suggest(name, [*files, *arms]) or " `pods recipes` lists all names."
         raise UserError(f"{short(name)} is not shipped.{near}")
-    elif path:
-        print(plain_text(arms[name][0] if name in arms else files[name]))
     elif name in arms:
-        print(dump_yaml(read_arm(*arms[name])), end="")
+        file, arm = arms[name]
+        if path:
+            print(plain_text(file))
+        else:
+            print(dump_yaml(read_arm(file, arm)), end="")
+    elif path:
+        print(plain_text(files[name]))
     else:
         print(plain_text(files[name].read_text(encoding="utf-8")), end="")
 
 
 def _list_recipes() -> None:
+    """Print each name with the first line of its file, which describes it, and with its arms."""
     arms: dict[Path, list[str]] = {}
     for file, arm in shipped_arms().values():
         arms.setdefault(file, []).append(arm)
     out = console()
     for name, file in (shipped_recipes() | accelerate_configs()).items():
         out.print(f"[cyan]{safe_text(name)}[/cyan]")
-        about = file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        for text in (about, f"arms: {', '.join(arms[file])}" if file in arms else ""):
-            for line in textwrap.wrap(text, width=76, subsequent_indent="  "):
-                out.print(f"    {safe_text(line)}")
+        first_line, _, _ = file.read_text(encoding="utf-8").partition("\n")
+        _print_indented(out, first_line.lstrip("# "))
+        if file in arms:
+            _print_indented(out, f"arms: {', '.join(arms[file])}")
     out.print("\n[bold]pods compare --config NAME[/bold] runs all arms of an experiment,")
     out.print("[bold]pods train --recipe NAME-ARM[/bold] (or NAME, if it has no arms) one run,")
     out.print("[bold]accelerate launch --config_file $(pods recipes --path NAME)[/bold] several processes.")
+
+
+def _print_indented(out: Console, text: str) -> None:
+    for line in textwrap.wrap(text, width=76, subsequent_indent="  "):
+        out.print(f"    {safe_text(line)}")
 
 
 @tasks_app.callback()
@@ -97,7 +108,8 @@ def tasks(context: typer.Context) -> None:
         out.print(f"  from     {safe_text(entry.source)}")
         if entry.folders:
             out.print(f"  local    folder {safe_text(' or '.join(entry.folders))} of --data_dir")
-        out.print(f"  rewards  {', '.join(f'{reward} {weight:g}' for reward, weight in entry.rewards.items())}")
+        rewards = ", ".join(f"{reward} {weight:g}" for reward, weight in entry.rewards.items())
+        out.print(f"  rewards  {rewards}")
     out.print(f"[bold]reasoning_gym:NAME[/bold]\n  {GYM_TASKS.what}\n  from     {safe_text(GYM_TASKS.source)}")
 
 
@@ -116,7 +128,9 @@ def check(words: Annotated[list[str], Argument(metavar="NAME... [--KEY VALUE]...
     """
     names: list[str] = []
     keys = {"model_name_or_path": "any/policy", **parse_overrides(words, names)}
-    recipes = [build_recipe({"max_steps": 1}, Origin("pods tasks check"), {"task": name, **keys}) for name in names]
+    recipes = []  # all of them before the first task loads, so that a wrong key is refused at once
+    for name in names:
+        recipes.append(build_recipe({"max_steps": 1}, Origin("pods tasks check"), {"task": name, **keys}))
     sound = [_check_task(recipe.task_settings(), console()) for recipe in recipes]
     if not all(sound):
         raise typer.Exit(1)
@@ -140,14 +154,15 @@ def _check_task(settings: Mapping[str, Any], out: Console) -> bool:
     sound = True
     for split in ("train", "test"):
         with out.status(f"{split}: grading"):
-            found = check_split(task, split)
+            result = check_split(task, split)
         out.print(
-            f"  {split:<5} {found.prompts:>5} prompts, {found.accepted:>5} gold answers accepted, "
-            f"{len(found.refused)} not, {found.unknown} unknown, mean reward {found.reward:.4g}"
+            f"  {split:<5} {result.prompts:>5} prompts, {result.accepted:>5} gold answers accepted, "
+            f"{len(result.refused)} not, {result.unknown} unknown, mean reward {result.reward:.4g}"
         )
-        for row, gold in found.refused[:_REFUSALS_SHOWN]:
+        for row, gold in result.refused[:_REFUSALS_SHOWN]:
             out.print(f"        row {row} (counted from 1): [red]not accepted:[/red] {safe_text(repr(gold))}")
-        sound = sound and not found.refused
+        if result.refused:
+            sound = False
     for note in task.notes:
         out.print(f"  [yellow]note:[/yellow] {safe_text(note)}")
     return sound

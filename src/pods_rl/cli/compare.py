@@ -18,7 +18,7 @@ from typer import Argument, Option
 
 from ..distributed.signals import PARENT, end_with_parent, ignore_signals, stop_on_signals
 from ..errors import UserError
-from ..experiment import Event, Experiment, load_experiment, run_experiment
+from ..experiment import Event, Experiment, PlannedRun, load_experiment, run_experiment
 from ..runs.files import LOG, check_output, read_mapping
 from ..streams import outlive_output
 from ..text import console, counted, safe_text
@@ -70,8 +70,12 @@ def compare(
     from .board import Board
 
     named, keys = named_recipe(context, config)
-    given = {"seeds": seeds, "baseline": baseline}
-    experiment = load_experiment(named, keys | {key: value for key, value in given.items() if value is not None})
+    overrides: dict[str, Any] = dict(keys)
+    if seeds is not None:
+        overrides["seeds"] = seeds
+    if baseline is not None:
+        overrides["baseline"] = baseline
+    experiment = load_experiment(named, overrides)
     output = output or Path("runs") / experiment.name
     if dry_run:
         notes = _check_arms(experiment, data=True)
@@ -84,13 +88,14 @@ def compare(
             with stop_on_signals(), Board(experiment.plan()) as board:
                 run_experiment(experiment, output, board, force=force, parallel=parallel)
         except KeyboardInterrupt as interrupt:
+            same_command = shlex.join(["pods", *sys.argv[1:]])
             console(stderr=True).print(
                 f"\nStopped. Finished work is kept in {safe_text(output)}; the same command resumes from there.\n"
-                f"{'resume':<12}{safe_text(shlex.join(['pods', *sys.argv[1:]]))}\n{_next(output)}"
+                f"{'resume':<12}{safe_text(same_command)}\n{_next_commands(output)}"
             )
             raise typer.Exit(getattr(interrupt, "code", 130)) from None
         complete = _report(experiment, output)
-        console().print(_next(output))
+        console().print(_next_commands(output))
         if complete and not board.failures:
             console().print(_NEXT)
         _print_failures(board.failures)
@@ -98,7 +103,8 @@ def compare(
         raise typer.Exit(1)
 
 
-def _next(output: Path) -> str:
+def _next_commands(output: Path) -> str:
+    """Return a line each on how to watch an experiment and how to report on it."""
     place = safe_text(shlex.quote(str(output)))
     return f"{'watch':<12}pods watch {place}\n{'report':<12}pods report {place}"
 
@@ -124,29 +130,48 @@ def _begin_check(parent: int) -> None:
 
 
 def _check_recipes(experiment: Experiment, data: bool) -> list[str]:
-    notes: dict[str, None] = {}  # each once, in order
-    loaded: dict[str, Any] = {}
-    for run in experiment.plan()[: len(experiment.arms)]:
-        if data:
-            notes.update(dict.fromkeys(check_recipe(run.recipe, experiment.processes, loaded)))
-        else:
+    """Check the recipe of each arm, in the process of `_check_arms`; return the notes, each once."""
+    notes: list[str] = []
+    loaded: dict[str, Any] = {}  # tasks, which most arms share
+    for run in _first_runs(experiment):
+        if not data:
             check_engine(run.recipe, experiment.processes)
-    return list(notes)
+            continue
+        for note in check_recipe(run.recipe, experiment.processes, loaded):
+            if note not in notes:
+                notes.append(note)
+    return notes
+
+
+def _first_runs(experiment: Experiment) -> list[PlannedRun]:
+    """Return the run of each arm with the first seed: the recipes of an arm differ only in their seed."""
+    return experiment.plan()[: len(experiment.arms)]
 
 
 def _show(experiment: Experiment) -> None:
     """Print what each arm sets and does, and how many runs there are."""
-    out, plan = console(), experiment.plan()
-    for run in plan[: len(experiment.arms)]:
-        out.print(f"[bold]{safe_text(run.arm)}[/bold]{'  (the baseline)' * (run.arm == experiment.baseline)}")
-        for line in dump_yaml(experiment.arms[run.arm]).splitlines() if experiment.arms[run.arm] else []:
-            out.print(f"{'sets':<20} {safe_text(line)}")
+    out = console()
+    plan = experiment.plan()
+    for run in _first_runs(experiment):
+        title = f"[bold]{safe_text(run.arm)}[/bold]"
+        if run.arm == experiment.baseline:
+            title += "  (the baseline)"
+        out.print(title)
+        keys = experiment.arms[run.arm]
+        if keys:
+            for line in dump_yaml(keys).splitlines():
+                out.print(f"{'sets':<20} {safe_text(line)}")
         show_plan(run.recipe.batch_plan(experiment.processes))
     budgets = [run.recipe.values["max_seconds"] for run in plan]
-    time = f"{sum(budgets):g} seconds of training clock in total" if all(budgets) else "limited by their steps"
+    limit = "limited by their steps"
+    if all(budgets):
+        limit = f"{sum(budgets):g} seconds of training clock in total"
     product = f"{counted(len(experiment.arms), 'arm')} x {counted(len(experiment.seeds), 'seed')}"
-    out.print(f"{counted(len(plan), 'run')}: {product}, {time}")
-    note_missing(next((run.recipe for run in plan if run.recipe.missing_library), plan[0].recipe))
+    out.print(f"{counted(len(plan), 'run')}: {product}, {limit}")
+    for run in plan:
+        if run.recipe.missing_library:
+            note_missing(run.recipe)
+            break
 
 
 def _report(experiment: Experiment, output: Path) -> bool:
@@ -166,13 +191,17 @@ def _print_failures(failures: Sequence[Event]) -> None:
     out = console(stderr=True)
     for event in failures:
         log = event.path / LOG
-        more = f"  (its output: {safe_text(log)})" if log.is_file() else ""
-        out.print(
+        text = (
             f"[red]{event.kind.capitalize()}:[/red] {safe_text(event.run.arm)} seed {event.run.seed}: "
-            f"{safe_text(event.reason or 'no reason given')}{more}"
+            f"{safe_text(event.reason or 'no reason given')}"
         )
-    if failures:
-        out.print(f"The same command makes {'it' if len(failures) == 1 else 'them'} again.")
+        if log.is_file():
+            text += f"  (its output: {safe_text(log)})"
+        out.print(text)
+    if len(failures) == 1:
+        out.print("The same command makes it again.")
+    elif failures:
+        out.print("The same command makes them again.")
 
 
 def report(
@@ -227,17 +256,22 @@ def _check_folder(folder: Path, csv: Path | None, force: bool) -> None:
     """Raise UserError if a report would replace its input, or files of a folder that no report was written to."""
     page = folder / "report.html"
     files = [page, folder / "report.md", *(folder / f"{name}.csv" for name in TABLES)]
-    ours = False
+    has_report = False
     if page.is_file():
         with page.open("rb") as file:
-            ours = b"<title>PODS report: " in file.read(4096)
-    for path in (path for path in files if path.exists()):
-        check_output(path, "--output", inputs=[csv] if csv else [], ours=lambda _: ours, force=force)
+            has_report = b"<title>PODS report: " in file.read(4096)
+    inputs = [csv] if csv else []
+    for path in files:
+        if path.exists():
+            check_output(path, "--output", inputs=inputs, ours=lambda _: has_report, force=force)
 
 
 def _declared_baseline(directories: Sequence[Path]) -> str:
-    declared = read_mapping(directories[0] / "experiment.yaml") if len(directories) == 1 else {}
-    return str(declared.get("baseline", "grpo"))
+    """Return the baseline that an experiment names, else grpo; several directories have none in common."""
+    if len(directories) > 1:
+        return "grpo"
+    settings = read_mapping(directories[0] / "experiment.yaml")
+    return str(settings.get("baseline", "grpo"))
 
 
 def watch(
@@ -276,8 +310,10 @@ def watch(
 
 def _open(address: str, port: int, *, wanted: bool) -> None:
     """Open a browser if there is a screen; on a machine reached through ssh, print how to see the page."""
-    screen = not sys.platform.startswith("linux") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if wanted and screen:
+    has_screen = True
+    if sys.platform.startswith("linux"):
+        has_screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    if wanted and has_screen:
         webbrowser.open(address)
     elif os.environ.get("SSH_CONNECTION"):
         console().print(f"From your own machine: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then open {address}")

@@ -20,6 +20,7 @@ _TESTED_TRL = TESTED["trl"].rpartition(".")[0]
 _PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "latex2sympy2_extended", "pyarrow")
 _EXTRAS = ("vllm", "bitsandbytes", "deepspeed")
 _GIB = 2**30
+_DISK_LEFT = 5.0  # GiB, below which a checkpoint of a small model may not fit
 _STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
 Finding = tuple[str, str, str]  # ok, note or bad; what was checked; its value
 
@@ -35,13 +36,16 @@ def doctor(context: typer.Context, config: Config = None) -> None:
       pods doctor
       pods doctor tiny-pods --num_rollouts 128
     """
-    named, keys = named_recipe(context, config) if context.args or config else ("", {})
-    recipe = load_recipe(named, keys) if named else None
+    recipe = None
+    if context.args or config:
+        named, keys = named_recipe(context, config)
+        recipe = load_recipe(named, keys)
     findings = [*check_versions(), *check_machine()]
     if recipe and recipe.missing_library:
         findings.append(("bad", "recipe", recipe.missing_library))
-    for grade, what, value in findings:
-        console().print(f"[{_STYLES[grade]}]{grade:<4}[/{_STYLES[grade]}]  {what:<16} {safe_text(value)}")
+    for grade, name, value in findings:
+        style = _STYLES[grade]
+        console().print(f"[{style}]{grade:<4}[/{style}]  {name:<16} {safe_text(value)}")
     if recipe:
         console().print()
         show_plan(recipe.batch_plan())
@@ -56,13 +60,13 @@ def check_versions() -> Iterator[Finding]:
 
     yield "ok", "python", f"{platform.python_version()} on {platform.platform()}"
     for name in _PACKAGES:
-        found = version(name)
-        if found is None:
+        installed = version(name)
+        if installed is None:
             yield "bad", name, "not installed: pip install . in a checkout of pods-rl"
-        elif name == "trl" and not f"{found}.".startswith(f"{_TESTED_TRL}."):
-            yield "note", name, f"{found}; tested with {_TESTED_TRL}"
+        elif name == "trl" and not f"{installed}.".startswith(f"{_TESTED_TRL}."):
+            yield "note", name, f"{installed}; tested with {_TESTED_TRL}"
         else:
-            yield "ok", name, found
+            yield "ok", name, installed
     for name in _EXTRAS:
         yield "ok", name, version(name) or "not installed (optional)"
 
@@ -84,14 +88,14 @@ def check_machine() -> Iterator[Finding]:
     bf16 = gpu_has_bf16() if torch.cuda.is_available() else cpu_has_bf16()
     words = {True: "yes", False: "no: training runs in float32", None: "unknown"}
     yield "ok" if bf16 else "note", "bf16", words[bf16]
-    yield check_attention(bool(bf16))
+    yield "ok", "attention", describe_attention(bool(bf16))
     yield "ok", "CPU threads", str(torch.get_num_threads())
     free = shutil.disk_usage(Path.cwd()).free / _GIB
-    yield "ok" if free > 5 else "note", "disk", f"{free:.1f} GiB free in {Path.cwd()}"
+    yield "ok" if free > _DISK_LEFT else "note", "disk", f"{free:.1f} GiB free in {Path.cwd()}"
 
 
-def check_attention(bf16: bool) -> Finding:
-    """Report which function of torch computes the attention of prefix trees in the update, in the default precision."""
+def describe_attention(bf16: bool) -> str:
+    """Return which function of torch computes the attention of prefix trees in the update, in the default precision."""
     import torch
 
     from ..prefix_tree.attention import kernel_for
@@ -102,8 +106,8 @@ def check_attention(bf16: bool) -> Finding:
     full = kernel_for(device, dtype, head_size, head_size, windowed=False)
     sliding = kernel_for(device, dtype, head_size, head_size, windowed=True)
     if full == sliding:
-        return "ok", "attention", str(full)
-    return "ok", "attention", f"{full}; with a sliding window {sliding}"
+        return str(full)
+    return f"{full}; with a sliding window {sliding}"
 
 
 def plan(
@@ -129,6 +133,8 @@ def plan(
     from ..training.progress import LiveLine
 
     with stoppable() as stop, stop.at_once(), LiveLine(console()) as line:
-        made = plan_recipe(recipe, seconds, show=line.show)
-    print("\n".join(map(plain_text, made.lines())))
-    print("Train with: pods train ...", *(f"--{key} {value}" for key, value in made.chosen.setting.keys.items()))
+        result = plan_recipe(recipe, seconds, show=line.show)
+    for text in result.lines():
+        print(plain_text(text))
+    options = [f"--{key} {value}" for key, value in result.chosen.setting.keys.items()]
+    print("Train with: pods train ...", *options)

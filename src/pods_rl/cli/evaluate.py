@@ -58,7 +58,13 @@ def evaluate(
     """
     from ..rewards import check_rewards
 
-    recipe, model, adapter = _find_policy(run, model, adapter, config, parse_overrides(context.args))
+    keys = parse_overrides(context.args)
+    _check_options(run, model, adapter, config)
+    if run is not None:
+        recipe, model, adapter = _policy_of_run(Run.open(run), model, adapter, keys)
+    else:
+        assert model is not None
+        recipe = _recipe_of_model(model, config, keys)
     with stoppable():
         check_rewards(recipe.values)
     if output is not None:
@@ -66,21 +72,22 @@ def evaluate(
     from ..evaluation.checkpoint import evaluate_checkpoint, write_results
     from ..training.progress import LiveLine
 
-    main = get_rank() == 0
+    is_main = get_rank() == 0
     with stoppable(), outlive_output(None):
-        with LiveLine(console(stderr=True), every=60) if main else nullcontext() as live:
-            found, line = evaluate_checkpoint(
-                recipe,
-                model,
-                adapter=adapter,
-                backend=backend,
-                done=lambda rows, of: live.show(f"{rows} of {of} completions") if live and rows < of else None,
-            )
-        if not main:
+        display = LiveLine(console(stderr=True), every=60) if is_main else None
+
+        def show_progress(completions: int, total: int) -> None:
+            if display is not None and completions < total:
+                display.show(f"{completions} of {total} completions")
+
+        with display or nullcontext():
+            evaluation, line = evaluate_checkpoint(recipe, model, adapter=adapter, backend=backend, done=show_progress)
+        if not is_main:
             return
         written: tuple[Path, ...] = ()
         try:
-            written = write_results(found, line, output) if output is not None else ()
+            if output is not None:
+                written = write_results(evaluation, line, output)
         finally:  # print the result even if it cannot be written
             _print_result(line)
         for path in written:
@@ -96,28 +103,38 @@ def _check_writable(output: Path) -> None:
         raise UserError(f"--output {output} cannot be written to: {error.strerror}. Give another directory.") from error
 
 
-def _find_policy(
-    run: Path | None, model: str | None, adapter: str | None, config: str | None, keys: dict[str, Any]
-) -> tuple[Recipe, str, str | None]:
-    """Return the recipe with the task, and the policy's model and adapter."""
+def _check_options(run: Path | None, model: str | None, adapter: str | None, config: str | None) -> None:
+    """Raise UserError unless the options name one policy and one task."""
     if adapter is not None and model is None:
         raise UserError("--adapter needs its base model: add --model BASE.")
     if run is None and model is None:
         raise UserError("Nothing to evaluate: give --run DIRECTORY or --model PATH.")
     if run is not None and config is not None:
         raise UserError("--run and --config both name a task: give one of them.")
-    if run is not None and model is None:
-        model = str(_last_policy(Run.open(run)))
-        if Path(model, "adapter_config.json").is_file():  # the recipe names its base model
-            model, adapter = None, model
+
+
+def _policy_of_run(
+    run: Run, model: str | None, adapter: str | None, keys: Mapping[str, Any]
+) -> tuple[Recipe, str, str | None]:
+    """Return the recipe of a run, and the model and the adapter to evaluate: by default those of its last policy."""
+    if model is None:
+        policy = str(_last_policy(run))
+        if Path(policy, "adapter_config.json").is_file():
+            adapter = policy  # of the base model that the recipe names
+        else:
+            model = policy
     if model is not None:
         keys = {**keys, "model_name_or_path": model}
-    source = config if run is None else Run.open(run).path / "config.yaml"
-    if source is None:
-        recipe = build_recipe({"max_steps": 1}, Origin("pods eval"), keys)
-    else:
-        recipe = load_recipe(source, keys, trains=False)
+    recipe = load_recipe(run.path / "config.yaml", keys, trains=False)
     return recipe, model or str(recipe.values["model_name_or_path"]), adapter
+
+
+def _recipe_of_model(model: str, config: str | None, keys: Mapping[str, Any]) -> Recipe:
+    """Return the recipe that names the task of a model without a run."""
+    keys = {**keys, "model_name_or_path": model}
+    if config is None:
+        return build_recipe({"max_steps": 1}, Origin("pods eval"), keys)
+    return load_recipe(config, keys, trains=False)
 
 
 def _last_policy(run: Run) -> Path:
@@ -125,21 +142,25 @@ def _last_policy(run: Run) -> Path:
 
     Raises UserError if that policy is damaged: the score of an older one would be taken for that of this run.
     """
+    damaged: list[str] = []
     final = run.final_checkpoint
-    problems = verify(final) if final else []
-    if final and not problems:
-        return final
-    damaged = [f"final: {line}" for line in problems[:1]]
+    if final:
+        problems = verify(final)
+        if not problems:
+            return final
+        damaged.append(f"final: {problems[0]}")
     good, skipped = last_good(run.path / CHECKPOINTS)
     damaged += skipped
-    torn = "".join(f"\n  damaged {line}" for line in damaged)
+    list_of_damaged = "".join(f"\n  damaged {line}" for line in damaged)
     if good is None:
-        raise UserError(f"{run.path} ({run.state}) has no policy under checkpoints/: give one with --model.{torn}")
+        raise UserError(
+            f"{run.path} ({run.state}) has no policy under checkpoints/: give one with --model.{list_of_damaged}"
+        )
     if damaged:
         older = f"pods eval --run {shlex.quote(str(run.path))} --model {shlex.quote(str(good))}"
         raise UserError(
             f"{run.path} ({run.state}): its last policy is damaged, and nothing was evaluated. To evaluate the older "
-            f"{good.name}: {older}{torn}"
+            f"{good.name}: {older}{list_of_damaged}"
         )
     console(stderr=True).print(
         f"[yellow]Note:[/yellow] {safe_text(run.path)} ({safe_text(run.state)}) has no checkpoints/final. This "
@@ -149,12 +170,18 @@ def _last_policy(run: Run) -> Path:
 
 
 def _print_result(line: Mapping[str, Any]) -> None:
-    """Print what was evaluated and how, then the scores as a table in Markdown; `line` is that of `results.jsonl`."""
+    """Print what was evaluated and with which settings, then the scores as a table in Markdown.
+
+    Args:
+        line: the line of `results.jsonl`, with one task.
+    """
     from rich import box
     from rich.table import Table
 
-    config, ((task, scores),) = line["config"], line["results"].items()
-    prompts, seconds = line["n-samples"][task]["effective"], line["total_evaluation_time_seconds"]
+    config = line["config"]
+    ((task, scores),) = line["results"].items()
+    prompts = line["n-samples"][task]["effective"]
+    seconds = line["total_evaluation_time_seconds"]
     facts = {
         "policy": config["model"],
         "adapter": config["adapter"],
@@ -169,5 +196,6 @@ def _print_result(line: Mapping[str, Any]) -> None:
     for name, value in scores.items():
         if not name.endswith("_stderr") and name != "pass@1":  # pass@1 is the accuracy
             error = scores.get(f"{name}_stderr", math.nan)
-            table.add_row(name, f"{value:.4f}", "" if math.isnan(error) else f"{error:.4f}")
+            error_text = "" if math.isnan(error) else f"{error:.4f}"
+            table.add_row(name, f"{value:.4f}", error_text)
     console().print(table)

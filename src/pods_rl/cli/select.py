@@ -76,8 +76,12 @@ def select(
     rows = read_rollouts(rollouts, group_by, reward_key)
     kept = keep_best(rows, keep, rule, advantages, seed)
     if output is not None:
-        lines = [new | rows[place].values | new for place, new in kept.items()]
-        text = "".join(to_json(line, ascii_only=output == "-") + "\n" for line in lines)
+        lines = []
+        for place, additions in kept.items():
+            # our keys come first, which marks the file as ours, and replace those of the same name in the row
+            line = additions | rows[place].values | additions
+            lines.append(to_json(line, ascii_only=output == "-") + "\n")
+        text = "".join(lines)
         if output == "-":
             sys.stdout.write(text)
         else:
@@ -88,7 +92,9 @@ def select(
 def read_rollouts(source: str, group_by: str, reward_key: str) -> list[Rollout]:
     """Return the rollouts of a file or a directory; raise UserError for the first bad line."""
     try:
-        rows = [_rollout(item, file, place, group_by, reward_key) for file, place, item in _items(source)]
+        rows = []
+        for file, place, item in _items(source):
+            rows.append(_rollout(item, file, place, group_by, reward_key))
     except (OSError, UnicodeEncodeError) as error:  # the second: a name that no file can have
         raise UserError(f"Cannot read {source}: {getattr(error, 'strerror', None) or error}. Give a file.") from error
     if not rows:
@@ -97,7 +103,10 @@ def read_rollouts(source: str, group_by: str, reward_key: str) -> list[Rollout]:
 
 
 def _items(source: str) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
-    """Yield each row's file, its place for messages, and its content: a JSON line or a row of Parquet."""
+    """Yield each row's file, its place for messages, and its content: a JSON line or a row of Parquet.
+
+    The file of a JSON line is empty: it is no part of the group.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -108,7 +117,9 @@ def _items(source: str) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
     for file in files:
         if file.suffix != ".parquet":
             with file.open("rb") as lines:
-                yield from (("", f"{file} line {at}", line) for at, line in enumerate(lines, start=1) if line.strip())
+                for number, line in enumerate(lines, start=1):
+                    if line.strip():
+                        yield "", f"{file} line {number}", line
             continue
         try:
             rows = pq.read_table(file).to_pylist()
@@ -116,7 +127,8 @@ def _items(source: str) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
             raise UserError(
                 f"{file} is not a complete Parquet file that Python can read: {short(str(error), 300)}"
             ) from error
-        yield from ((file.name, f"{file} row {at}", row) for at, row in enumerate(rows, start=1))
+        for number, row in enumerate(rows, start=1):
+            yield file.name, f"{file} row {number}", row
 
 
 def _rollout(item: bytes | dict[str, Any], file: str, place: str, group_by: str, reward_key: str) -> Rollout:
@@ -129,19 +141,22 @@ def _rollout(item: bytes | dict[str, Any], file: str, place: str, group_by: str,
         raise UserError(f"{place} is not a JSON object of at most {DEEPEST} levels, but {short(str(values)[:200])}.")
     for key, option in ((group_by, "--group_by"), (reward_key, "--reward_key")):
         if key not in values:
-            there = short(", ".join(map(repr, values)) or "none", 200)
+            keys = short(", ".join(map(repr, values)) or "none", 200)
             raise UserError(
-                f"{place} has no key {short(repr(key))}; it has {there}.{suggest(key, values)} {option} names the key."
+                f"{place} has no key {short(repr(key))}; it has {keys}.{suggest(key, values)} {option} names the key."
             )
     from ..selection import REWARD_LIMIT  # as in training
 
-    reward = math.nan if values[reward_key] is None else values[reward_key]
+    reward = values[reward_key]
+    if reward is None:
+        reward = math.nan
     if not isinstance(reward, bool | int | float) or abs(reward) > REWARD_LIMIT:
-        given = short(repr(reward))
         raise UserError(
-            f"{place}: {reward_key} is {given}, expected a number up to {REWARD_LIMIT:g}, true, false or null."
+            f"{place}: {reward_key} is {short(repr(reward))}, expected a number up to {REWARD_LIMIT:g}, true, false or "
+            "null."
         )
-    return Rollout(values, file + json.dumps(values[group_by], sort_keys=True, default=str), float(reward))
+    group = json.dumps(values[group_by], sort_keys=True, default=str)
+    return Rollout(values, file + group, float(reward))
 
 
 def keep_best(rows: list[Rollout], keep: int, rule: str, when: str, seed: int) -> dict[int, dict[str, Any]]:
@@ -157,30 +172,44 @@ def keep_best(rows: list[Rollout], keep: int, rule: str, when: str, seed: int) -
     added: dict[int, dict[str, Any]] = {}
     generator = torch.Generator().manual_seed(seed)
     for group in groups.values():
-        rewards_1N = torch.tensor([[rows[place].reward for place in group]], dtype=torch.float64)
+        rewards_1N = torch.tensor([[rows[place].reward for place in group]], dtype=torch.float64)  # [1, N]
         try:
             chosen = selection.select(rewards_1N, min(keep, len(group)), rule, generator)
             advantages_1M = selection.advantages(rewards_1N, chosen, when=when)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             raise UserError(f"Cannot select: {error}") from error
-        kept = sorted(zip((group[at] for at in chosen.indices[0].tolist()), advantages_1M[0].tolist(), strict=True))
-        # highest reward first, unscored ones last, ties in the file's order
-        kept.sort(key=lambda one: (math.isnan(rows[one[0]].reward), -rows[one[0]].reward))
-        for rank, (place, advantage) in enumerate(kept, start=1):
-            added[place] = {"selected_rank": rank, "advantage": advantage}
+        places = [group[index] for index in chosen.indices[0].tolist()]
+        advantage_of = dict(zip(places, advantages_1M[0].tolist(), strict=True))
+        for rank, place in enumerate(_by_reward(rows, places), start=1):
+            added[place] = {"selected_rank": rank, "advantage": advantage_of[place]}
     return dict(sorted(added.items()))
 
 
+def _by_reward(rows: list[Rollout], places: list[int]) -> list[int]:
+    """Return places in order of their rewards, highest first; unscored ones last, ties in the file's order."""
+
+    def order(place: int) -> tuple[bool, float, int]:
+        reward = rows[place].reward
+        if math.isnan(reward):
+            return True, 0.0, place
+        return False, -reward, place
+
+    return sorted(places, key=order)
+
+
 def _summarise(rows: list[Rollout], kept: dict[int, dict[str, Any]], keep: int, output: str | None) -> None:
+    """Print how many rows and groups there are, their mean rewards, and where the kept rows are."""
     out = console(stderr=output in ("-", "/dev/stdout"))
-    for name, some in (("all", rows), ("kept", [rows[place] for place in kept])):
-        scored = [row.reward for row in some if not math.isnan(row.reward)]
-        out.print(f"{name:<4} {counted(len(some), 'row')}, mean reward {mean(scored or [math.nan]):.4g}")
+    for name, part in (("all", rows), ("kept", [rows[place] for place in kept])):
+        scored = [row.reward for row in part if not math.isnan(row.reward)]
+        out.print(f"{name:<4} {counted(len(part), 'row')}, mean reward {mean(scored or [math.nan]):.4g}")
     sizes = Counter(row.group for row in rows)
-    spread = {rows[place].group for place, new in kept.items() if new["advantage"] != 0}
-    out.print(f"{counted(len(sizes), 'group')}, {len(sizes) - len(spread)} with equal rewards (no signal)")
-    if small := sum(size < keep for size in sizes.values()):
-        out.print(f"[yellow]{counted(small, 'group')} of fewer than {keep} rows: all rows are kept[/yellow]")
+    with_signal = {rows[place].group for place, additions in kept.items() if additions["advantage"] != 0}
+    out.print(f"{counted(len(sizes), 'group')}, {len(sizes) - len(with_signal)} with equal rewards (no signal)")
+    small_groups = [group for group, size in sizes.items() if size < keep]
+    if small_groups:
+        count = counted(len(small_groups), "group")
+        out.print(f"[yellow]{count} of fewer than {keep} rows: all rows are kept[/yellow]")
     if output is None:
         out.print("Nothing written: give --output FILE for the kept rows.")
     elif output not in ("-", "/dev/stdout"):

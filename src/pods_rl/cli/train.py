@@ -84,28 +84,37 @@ def train(
         raise UserError("--resume needs the directory of a run: give it with --output.")
     with stoppable() as stop:
         launch = _find_launch(num_processes, accelerate_config)
+        resume_options = {"resume": resume, "allow_changed_recipe": allow_changed_recipe}
         named, keys = named_recipe(context, config, resumed=output if resume else None)
         recipe = load_recipe(named, keys, processes=launch and launch.processes)
         if dry_run:
-            notes = check_recipe(recipe, launch and launch.processes)
-            if output is not None:
-                _check_output(recipe, output, launch, resume=resume, allow_changed_recipe=allow_changed_recipe)
-            print(plain_text(recipe.to_yaml()))
-            show_plan(recipe.batch_plan(launch and launch.processes))
-            show_notes(notes)
-            note_missing(recipe)
+            _show_dry_run(recipe, output, launch, **resume_options)
             return
-        again = {"resume": resume, "allow_changed_recipe": allow_changed_recipe}
         shown_as = _named_output(recipe, output)
         output = place_of(shown_as)
-        _prepare(recipe, output, launch, **again)
+        _prepare(recipe, output, launch, **resume_options)
         with _last_words(output, shown_as, launch):
             if launch:
-                status = _launch_run(launch, named, keys, output, shown_as, again, stop)
+                status = _launch_run(launch, named, keys, output, shown_as, resume_options, stop)
             else:
-                status = _train_here(recipe, output, shown_as, again, stop)
-        if code := exit_code(status, default=stop.code):
+                status = _train_here(recipe, output, shown_as, resume_options, stop)
+        code = exit_code(status, default=stop.code)
+        if code:
             raise typer.Exit(code)
+
+
+def _show_dry_run(
+    recipe: Recipe, output: Path | None, launch: Launch | None, *, resume: bool, allow_changed_recipe: bool
+) -> None:
+    """Check a recipe and its data, and print what a run would do."""
+    processes = launch and launch.processes
+    notes = check_recipe(recipe, processes)
+    if output is not None:
+        _check_output(recipe, output, launch, resume=resume, allow_changed_recipe=allow_changed_recipe)
+    print(plain_text(recipe.to_yaml()))
+    show_plan(recipe.batch_plan(processes))
+    show_notes(notes)
+    note_missing(recipe)
 
 
 @contextmanager
@@ -115,7 +124,8 @@ def stoppable() -> Iterator[Stop]:
         try:
             yield stop
         except KeyboardInterrupt as interrupt:
-            reason = str(interrupt) or raised(interrupt)  # the second: raised by the user's own code
+            # `Interrupted` names its signal; a bare KeyboardInterrupt was raised by the user's own code
+            reason = str(interrupt) or raised(interrupt)
             console(stderr=True).print(f"Stopped: {safe_text(reason)}.")
             raise typer.Exit(getattr(interrupt, "code", 130)) from None
 
@@ -143,7 +153,11 @@ def named_recipe(
         config = str(Run.open(resumed).path / "config.yaml")
     if config is None:
         command = context.info_name
-        kind, example = ("experiment", "quickstart") if command == "compare" else ("recipe", "tiny-pods")
+        kind = "recipe"
+        example = "tiny-pods"
+        if command == "compare":
+            kind = "experiment"
+            example = "quickstart"
         raise UserError(f"Missing {kind}. Pass a name that `pods recipes` lists, or a file: pods {command} {example}")
     return config, keys
 
@@ -170,7 +184,9 @@ def check_recipe(recipe: Recipe, processes: int | None = None, loaded: dict[str,
     """
     from ..training.checks import check_engine, check_task
 
-    config = None if recipe.missing_library else check_engine(recipe, processes or 1)
+    config = None
+    if not recipe.missing_library:
+        config = check_engine(recipe, processes or 1)
     return check_task(recipe, config, loaded)
 
 
@@ -200,18 +216,26 @@ def _check_output(
     from ..training.resume import find_start
 
     if resume:
-        processes = launch.processes if launch else get_world_size()
-        find_start(recipe, output, processes=processes, changed=allow_changed_recipe, hashes=False)
+        find_start(recipe, output, processes=_processes(launch), changed=allow_changed_recipe, hashes=False)
     else:
         check_unused(output)
+
+
+def _processes(launch: Launch | None) -> int:
+    """Return the number of processes that a run will have."""
+    if launch is not None:
+        return launch.processes
+    return get_world_size()
 
 
 def _named_output(recipe: Recipe, output: Path | None) -> Path:
     """Return the run's directory, by default one that is named after the recipe and the time."""
     if output is None and get_world_size() > 1:
         raise UserError("Several processes need one directory for the run: give it with --output.")
+    if output:
+        return output
     name = recipe.name.encode("utf-8", "replace").decode()  # the name of a file may have other bytes
-    return output or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _prepare(recipe: Recipe, output: Path, launch: Launch | None, *, resume: bool, allow_changed_recipe: bool) -> None:
@@ -231,8 +255,7 @@ def _prepare(recipe: Recipe, output: Path, launch: Launch | None, *, resume: boo
     else:
         check_rewards(recipe.values)
     if resume:
-        processes = launch.processes if launch else get_world_size()
-        find_start(recipe, output, processes=processes, changed=allow_changed_recipe, hashes=False)
+        find_start(recipe, output, processes=_processes(launch), changed=allow_changed_recipe, hashes=False)
     if get_rank() == 0:
         RunWriter(output, resume=resume).close()
 
@@ -257,27 +280,30 @@ def _find_launch(processes: int | None, config: str | None) -> Launch | None:
             f"A launcher has already started this process (WORLD_SIZE = {get_world_size()}): remove "
             "--num_processes and --accelerate_config, or start `pods train` by itself."
         )
-    path = find_accelerate_config(config or "ddp")
-    return Launch(processes or accelerate_processes(path), path, config or "ddp")
+    name = config or "ddp"
+    path = find_accelerate_config(name)
+    return Launch(processes or accelerate_processes(path), path, name)
 
 
 def _train_here(
-    recipe: Recipe, output: Path, shown_as: Path, again: Mapping[str, bool], stop: Stop
+    recipe: Recipe, output: Path, shown_as: Path, resume_options: Mapping[str, bool], stop: Stop
 ) -> Mapping[str, Any]:
-    """Train in this process; return the last status of the run. The import of torch takes seconds and is logged.
+    """Train in this process; return the last status of the run. The import of torch takes seconds and is shown.
 
     With several processes, each one checks the recipe when it builds its trainer.
     """
     from ..training.progress import Progress, label_of
 
-    with outlive_output(output / LOG), Progress(label_of(output)) if get_rank() == 0 else nullcontext() as shown:
-        if shown:
-            shown.begin("importing torch")
-        from ..training.run import train as train_run
+    with outlive_output(output / LOG):
+        display = Progress(label_of(output)) if get_rank() == 0 else None
+        with display or nullcontext():
+            if display is not None:
+                display.begin("importing torch")
+            from ..training.run import train as train_run
 
-        if not is_launched():
-            check_engine(recipe)
-    return train_run(recipe, output, shown_as=shown_as, stop=stop, **again).status
+            if not is_launched():
+                check_engine(recipe)
+    return train_run(recipe, output, shown_as=shown_as, stop=stop, **resume_options).status
 
 
 @contextmanager
@@ -290,12 +316,17 @@ def _last_words(output: Path, shown_as: Path, launch: Launch | None) -> Iterator
     try:
         yield
     finally:
+        # The command that started several processes prints them, and not its first process.
         if get_rank() == 0 and LAUNCHED not in os.environ:
-            options = f" --num_processes {launch.processes} --accelerate_config {launch.name}" if launch else ""
-            several = f"{label_of(output)}: " if launch or get_world_size() > 1 else ""
+            options = ""
+            if launch:
+                options = f" --num_processes {launch.processes} --accelerate_config {launch.name}"
+            prefix = ""
+            if launch or get_world_size() > 1:  # among the lines of a launcher a line needs the run's name
+                prefix = f"{label_of(output)}: "
             with outlive_output(output / LOG):
                 for line in last_lines(output, options, shown_as=shown_as):
-                    console().print(f"{several}{safe_text(line)}")
+                    console().print(f"{prefix}{safe_text(line)}")
 
 
 def _launch_run(
@@ -304,7 +335,7 @@ def _launch_run(
     keys: Mapping[str, str | bool],
     output: Path,
     shown_as: Path,
-    again: Mapping[str, bool],
+    resume_options: Mapping[str, bool],
     stop: Stop,
 ) -> Mapping[str, Any]:
     """Train with `pods train` in several processes; return the last status of the run.
@@ -314,8 +345,10 @@ def _launch_run(
     from ..distributed.launch import launch as start
 
     words = ["train", "--config", recipe, "--output", str(shown_as)]
-    words += [f"--{name}" for name, wanted in again.items() if wanted]
-    words += [f"--{key}={'true' if value is True else value}" for key, value in keys.items()]
+    words += [f"--{name}" for name, wanted in resume_options.items() if wanted]
+    for key, value in keys.items():
+        text = "true" if value is True else value
+        words.append(f"--{key}={text}")
     failure = None
     earlier_status = _stamp(output / STATUS)
     with stop.later(), outlive_output(output / LOG):
@@ -325,22 +358,31 @@ def _launch_run(
         has_begun = _stamp(output / STATUS) != earlier_status
         state = Run(output).state if has_begun else "unknown"
         stopped = stop.reason
+        # A process may fail after the last status, or because the signal killed it: neither is a failure of the run.
         if state == "finished" or (stopped and state != "failed"):
             failure = None
-        unwritten = failure or (stopped and state not in ("finished", "stopped"))
-        if unwritten and (has_begun or not again["resume"]):
-            end, reason = ("failed", failure.reason) if failure else ("stopped", str(stopped))
-            with suppress(RunInUseError), RunWriter(output, resume=True) as writer:
-                writer.write_status(end, reason=reason, **last_clocks(output))
+        if has_begun or not resume_options["resume"]:
+            if failure:
+                _write_end(output, "failed", failure.reason)
+            elif stopped and state not in ("finished", "stopped"):
+                _write_end(output, "stopped", stopped)
         if failure:
             console(stderr=True).print(f"[red]Error:[/red] {safe_text(failure.reason)}")
             console(stderr=True).print(safe_text(failure.details), end="")
             raise typer.Exit(failure.code)
         if stopped and state != "finished":
             console(stderr=True).print(f"Stopped: {stopped}. Finished work is kept in {safe_text(shown_as)}.")
-        if again["resume"] and not has_begun:
-            return {"state": "stopped", "reason": stopped} if stopped else {}
+        if resume_options["resume"] and not has_begun:
+            if stopped:
+                return {"state": "stopped", "reason": stopped}
+            return {}
     return Run(output).status
+
+
+def _write_end(output: Path, state: str, reason: str) -> None:
+    """Write the final status of a run that its processes could not write; not if one of them still writes."""
+    with suppress(RunInUseError), RunWriter(output, resume=True) as writer:
+        writer.write_status(state, reason=reason, **last_clocks(output))
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:
