@@ -52,9 +52,12 @@ def start(folder: Path, url: str, changes: dict[str, Any], *words: str, environm
 
 
 def logged(folder: Path) -> list[dict[str, Any]]:
-    """The lines of the steps so far, with the process of the worker."""
+    """The lines of the steps so far, with the process of the worker. The run may be writing its last line: it waits."""
     path = folder / "log.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def main(folder: Path, url: str, changes: dict[str, Any]) -> None:
