@@ -77,6 +77,15 @@ SETTINGS = {
         "per_device_train_batch_size": 2,
         "num_rollouts": 4,
     },
+    "sixteen micro-batches": {"gradient_accumulation_steps": 16, "per_device_train_batch_size": 1},
+    "four micro-batches, several iterations, KL": {
+        "gradient_accumulation_steps": 4,
+        "per_device_train_batch_size": 4,
+        "steps_per_generation": 8,
+        "num_iterations": 2,
+        "learning_rate": 0.05,
+        "beta": 0.04,
+    },
     "checkpointing": checkpointing(False),
     "reentrant checkpointing": checkpointing(True),
 }
@@ -88,7 +97,7 @@ def test_each_prefix_once_and_only_rows_with_an_advantage_have_trl_s_gradient(ma
     config = {"num_rollouts": 8, "skip_zero_advantage_steps": False, **SETTINGS[name], "max_steps": 2}
     theirs, expected = run(make_trainer, **config, prefix_tree=False)
     assert any(theirs)  # DAPO's first step has no gradient: every completion is truncated
-    reads_all = name in {*OTHERS} - {"two-sided clipping"} or name in ("vespo", "LoRA, KL")
+    reads_all = name in {*OTHERS} - {"two-sided clipping"} or name == "vespo" or "KL" in name
     for trees in (True, False):
         if not trees:
             monkeypatch.setattr(Update, "_takes_trees", lambda *_: False)
@@ -103,19 +112,34 @@ COMPARED = {name: LOSSES[name] for name in ("grpo", "GSPO", "CISPO", "vespo")}
 COMPARED |= {**OTHERS, "mostly clipped": {"epsilon": 1e-4, **ONE_BY_ONE}}
 
 
+def in_one_micro_batch(config):
+    """The same steps with all rows of a step in one micro-batch."""
+    accumulated = config["gradient_accumulation_steps"]
+    return {
+        **config,
+        "per_device_train_batch_size": config["per_device_train_batch_size"] * accumulated,
+        "gradient_accumulation_steps": 1,
+        "steps_per_generation": config["steps_per_generation"] // accumulated,
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "reward"), [*((name, half_dead) for name in COMPARED), ("grpo", letter_reward), ("grpo", constant)]
 )
-def test_every_metric_is_trl_s_on_the_same_rollouts(make_trainer, name, reward):
-    """At n = m; docs/metrics.md names the exception."""
+def test_every_metric_is_trl_s_in_one_micro_batch(make_trainer, name, reward):
+    """At n = m, however the rows of a step are divided; docs/metrics.md names the exception."""
     config = {"reward": reward, **MOVING, "max_steps": 3, **COMPARED[name]}
-    _, theirs = run(make_trainer, GRPOTrainer, GRPOConfig, **config)
-    _, ours = run(make_trainer, **config)
-    for got, expected in zip(ours, theirs, strict=True):
-        dead = got.get("pods/rows/left_out", 0) > 0
-        names = {key for key in expected if "time" not in key} - ({"entropy"} if dead else set())
-        assert {key: got[key] for key in names} == pytest.approx({key: expected[key] for key in names}, rel=1e-6)
-        assert ("entropy" in got) == (not dead or reward is not constant)
+    together = in_one_micro_batch(config)
+    _, theirs = run(make_trainer, GRPOTrainer, GRPOConfig, **together)
+    # With a quantile of the entropies of a micro-batch, or their mean, the gradient depends on the division.
+    divisions = [together] if name in ("the most uncertain tokens", "entropy bonus") else [together, config]
+    for division in divisions:
+        _, ours = run(make_trainer, **division)
+        for got, expected in zip(ours, theirs, strict=True):
+            dead = got.get("pods/rows/left_out", 0) > 0
+            names = {key for key in expected if "time" not in key} - ({"entropy"} if dead else set())
+            assert {key: got[key] for key in names} == pytest.approx({key: expected[key] for key in names}, rel=1e-6)
+            assert ("entropy" in got) == (not dead or reward is not constant)
 
 
 @pytest.mark.parametrize("size", [16, 2])
@@ -142,18 +166,17 @@ def test_entropy_is_that_of_the_computed_rows(make_trainer, monkeypatch, size):
         trainer._compute_loss = lambda model, inputs: batches.append(inputs) or loss(model, inputs)
 
     run(make_trainer, prepare=watch, **config, prefix_tree=False)
-    means, everything, tokens = [], [], 0
+    total, live_tokens, of_all, tokens = 0.0, 0, 0.0, 0
     for (_, entropy, _), batch in zip(entropies, batches, strict=True):
         live = batch["tool_mask"] * (batch["advantages"] != 0).unsqueeze(1)
         tokens += int(batch["tool_mask"].sum())
-        everything.append((entropy * batch["tool_mask"]).sum() / batch["tool_mask"].sum())
-        if live.any():
-            means.append((entropy * live).sum() / live.sum())
+        live_tokens += int(live.sum())
+        total += (entropy * live).sum().item()
+        of_all += (entropy * batch["tool_mask"]).sum().item()
     _, (row,) = run(make_trainer, prepare=with_tools, **config)
-    expected = torch.stack(means).mean().item()
-    assert row["entropy"] == pytest.approx(expected, rel=1e-6)
+    assert row["entropy"] == pytest.approx(total / live_tokens, rel=1e-6)
     assert row["pods/tokens/trained"] == tokens
-    assert expected != pytest.approx(torch.stack(everything).mean().item(), rel=1e-6)
+    assert total / live_tokens != pytest.approx(of_all / tokens, rel=1e-6)
 
 
 def test_the_model_sees_each_prefix_once_and_no_padding(make_trainer):

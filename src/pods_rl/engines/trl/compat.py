@@ -4,7 +4,7 @@
 - `Generated`: the results of TRL's `_generate`, by name.
 - `ROW_LISTS`: the lists of TRL that are shortened to the kept rows.
 - `TRLTrainer`: what else is read, written or called on the trainer, one line each; it types the rest of the engine.
-- `ENTROPY`, `CLIP_RATIO` and `IMAGE_INPUTS`: names in TRL's metrics and batches.
+- `ENTROPY` to `IMAGE_INPUTS`: names in TRL's metrics and batches.
 - the imports below: names that are not public.
 - the context managers: every patch of TRL and accelerate, undone at its end. Two changes stay: `use_fsdp2`
   sets accelerate's state, and `prefix_tree.attention` wraps the attention functions of transformers.
@@ -47,7 +47,10 @@ Completions = tuple[list[list[int]], Any]  # token ids; log-probabilities, None 
 
 # TRL's metrics of a micro-batch: its loss appends one entry to each.
 ENTROPY = "entropy"
+KL = "kl"
+PHI = "vespo/phi_seq_mean"  # the weight of each row in VESPO's loss
 CLIP_RATIO = "clip_ratio"  # part of the name of each share of clipped tokens
+EXTREMES = {"clip_ratio/low_min": min, "clip_ratio/high_max": max}  # of the shares of each row
 
 # What TRL's batch has of images.
 IMAGE_INPUTS = (
@@ -180,6 +183,7 @@ class TRLTrainer:
     eos_token_ids: list[int]  # the tokens that end a completion; without one it is truncated
     beta: float
     loss_type: str
+    importance_sampling_level: str
     top_entropy_quantile: float
     current_gradient_accumulation_steps: int  # micro-batches of the step; fewer in an epoch's last one
     aux_loss_enabled: bool

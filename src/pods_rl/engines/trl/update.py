@@ -16,7 +16,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ...prefix_tree.packing import Probe, TreePass, probe_trees
 from .. import PHASES
-from .compat import CLIP_RATIO, ENTROPY, IMAGE_INPUTS, Batch, TRLTrainer, is_overridden
+from .compat import IMAGE_INPUTS, Batch, TRLTrainer, is_overridden
+from .micro_batches import Counts, StepMetrics, regroup, step_windows
 from .stability import Stability
 
 logger = logging.getLogger(__name__)
@@ -69,20 +70,19 @@ class Signal:
         has_gradient: whether one of its rows has a gradient.
         has_later: whether a later micro-batch of the step has, as far as this is known; true if it is unknown.
         leaves_out: whether every process may leave out rows without a gradient.
-        live_share: the share of its tokens in rows that are computed.
+        counts: its tokens and rows; None with a user's loss, where the processes need not agree on them.
     """
 
     has_gradient: bool
     has_later: bool
     leaves_out: bool
-    live_share: float
+    counts: Counts | None
 
 
 class Update:
     """Compute each micro-batch without repeats and without rows that have no gradient.
 
-    What has a gradient is read from the advantages and masks that reach TRL's loss, whoever set them. Micro-batches
-    stay those of TRL, so the metrics that it averages over them keep their meaning.
+    What has a gradient is read from the advantages and masks that reach TRL's loss, whoever set them.
 
     Args:
         trainer: whose loss is computed.
@@ -97,6 +97,7 @@ class Update:
         self._logged: set[str] = set()
         self._batch: Batch = {}  # whose loss is being computed
         self._live: Tensor | None = None  # its rows that are computed, `[B]`; None: all
+        self._step_metrics = StepMetrics(by_row=trainer.importance_sampling_level == "sequence")
         now = time.process_time if trainer.args.clock == "cpu" else time.perf_counter
         self.clock = PhaseClock(trainer.accelerator.device, now)
         self.begin_step()
@@ -111,7 +112,6 @@ class Update:
         self._has_signal = False  # in a row that reached TRL's loss
         self._micro_batches = 0  # that reached TRL's loss
         self._passes = 0  # of these, those that were computed
-        self._skipped = 0  # micro-batches skipped since the last one that was computed
         self.is_skipped = False  # whether its gradients were cleared because all of them were 0
 
     def loss(self, batch: Batch, compute: Callable[[], Tensor]) -> Tensor:
@@ -130,18 +130,49 @@ class Update:
         if leaves_out:
             self.rows_left_out += int((~live).sum())
         if self._can_skip(signal):
-            self._skipped += 1
+            assert signal.counts is not None
+            self._step_metrics.skip(signal.counts)
             return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
         self._passes += 1
         self._batch = batch
         self._live = live if leaves_out else None
+        metrics = trainer._metrics["train"]
+        before = {name: len(values) for name, values in metrics.items()}
         try:
             loss = compute()
         finally:
             self._batch = {}
             self._live = None
-        self._correct_metrics(signal.live_share)
+        if signal.counts is not None and not trainer.args.exact_trl:
+            self._step_metrics.take(metrics, before, signal.counts)
         return loss
+
+    def group_rows(self, batches: list[Batch]) -> list[Batch]:
+        """Return the micro-batches of a generation with the rows of a prompt together, in the steps that train them.
+
+        Only rows of one micro-batch share a tree. A row stays in its optimizer step, on its process.
+        """
+        trainer = self._trainer
+        if not all(map(self._may_group_rows, batches)):
+            return batches
+        accumulation_steps = trainer.args.gradient_accumulation_steps
+        grouped: list[Batch] = []
+        for window in step_windows(len(batches), accumulation_steps):
+            of_step = [batches[number] for number in window]
+            live = None
+            if all(map(self._may_leave_out_rows, of_step)):
+                live = torch.cat([_live(batch) for batch in of_step])
+            grouped += regroup(of_step, live)
+        return grouped
+
+    def _may_group_rows(self, batch: Batch) -> bool:
+        """Return whether the gradient of a step does not depend on which of its rows share a micro-batch."""
+        trainer = self._trainer
+        if not trainer.args.prefix_tree or self._has_user_loss or has_images(batch):
+            return False
+        if trainer.loss_type == "bnpo" or trainer._entropy_bonus_enabled or trainer.aux_loss_enabled:
+            return False  # a mean over the tokens of the micro-batch
+        return trainer.top_entropy_quantile >= 1.0  # a quantile over them
 
     def count_trained(self, batch: Batch) -> None:
         """Count the tokens of a micro-batch that is about to be trained."""
@@ -173,7 +204,7 @@ class Update:
         """
         has_gradient = self._has_other_terms or bool(live.any())
         if self._has_user_loss:
-            return Signal(has_gradient, has_later=True, leaves_out=False, live_share=1.0)
+            return Signal(has_gradient, has_later=True, leaves_out=False, counts=None)
         has_later = not has_gradient and self._has_later_signal()
         lengths = policy_tokens(batch)
         computed = lengths * live if leaves_out else lengths
@@ -182,11 +213,15 @@ class Update:
         counts = torch.tensor(local, device=lengths.device)
         sums = self._trainer.accelerator.reduce(counts, reduction="sum").tolist()
         processes_with, processes_later, processes_needing_all, computed_tokens, all_tokens = sums
+        rows = len(lengths) * self._trainer.accelerator.num_processes
+        if batch["completion_mask"].shape[1] == 1:  # TRL's means are then over rows
+            computed_tokens = round(rows * computed_tokens / all_tokens) if all_tokens else rows
+            all_tokens = rows
         return Signal(
             has_gradient=processes_with > 0,
             has_later=processes_later > 0,
             leaves_out=processes_needing_all == 0,
-            live_share=computed_tokens / all_tokens if all_tokens else 1.0,
+            counts=Counts(all_tokens, computed_tokens, rows),
         )
 
     def _has_later_signal(self) -> bool:
@@ -225,7 +260,7 @@ class Update:
 
         The optimizer skips a parameter without a gradient; after TRL's passes it has one of 0.
         """
-        if self._passes or not self._skipped:
+        if self._passes or not self._micro_batches:
             return
         for parameter in self._trainer.model_wrapped.parameters():
             if parameter.requires_grad and parameter.grad is None:
@@ -246,34 +281,19 @@ class Update:
                 return True
         return False
 
-    def _correct_metrics(self, live_share: float) -> None:
-        """Correct what TRL's loss has just logged, by what was left out of it.
-
-        Rows with advantage 0 that are left out have entropy 0 in TRL's mean, and are never clipped.
-
-        Args:
-            live_share: the share of the tokens that were computed.
-        """
+    def log_step(self) -> None:
+        """Put the step's seconds of this process, and the tokens, rows and metrics of all, into TRL's metrics."""
+        accelerator = self._trainer.accelerator
         metrics = self._trainer._metrics["train"]
-        if live_share < 1.0:
-            self._correct_entropy(metrics, live_share)
-        if self._skipped:
-            # TRL averages over the micro-batches of a step: a skipped one counts with a share of 0.
-            for name, values in metrics.items():
-                if CLIP_RATIO in name:
-                    values.extend([0.0] * self._skipped)
-        self._skipped = 0
-
-    @staticmethod
-    def _correct_entropy(metrics: dict[str, list[float]], live_share: float) -> None:
-        """Make TRL's latest entropy, the mean over all tokens, the mean over the computed ones."""
-        entropies = metrics[ENTROPY]
-        if live_share > 0.0:
-            entropies[-1] /= live_share
-            return
-        entropies.pop()  # of no token
-        if not entropies:
-            del metrics[ENTROPY]  # TRL divides by the number of values
+        self._step_metrics.put(metrics)
+        for phase, seconds in self.clock.seconds.items():
+            metrics[f"pods/seconds/{phase}"].append(seconds)
+        counts = {f"pods/tokens/{name}": count for name, count in self.tokens.items()}
+        counts["pods/rows/left_out"] = self.rows_left_out
+        local = torch.tensor(list(counts.values()), device=accelerator.device)
+        totals = accelerator.reduce(local, reduction="sum").tolist()
+        for name, total in zip(counts, totals, strict=True):
+            metrics[name].append(float(total))
 
     def log_probs(
         self, compute: Callable[..., LogProbs], model: Any, ids: Tensor, mask: Tensor, keep: int,
@@ -446,17 +466,4 @@ class StepCallback(TrainerCallback):
         if self._update.is_skipped and trainer.use_vllm and trainer._last_loaded_step == state.global_step - 1:
             trainer._last_loaded_step = state.global_step  # the generator already has these weights
         self._update.clock.enter(None)
-        self._log_step()
-
-    def _log_step(self) -> None:
-        """Log the step's seconds of this process, and the tokens and rows of all processes."""
-        accelerator = self._trainer.accelerator
-        metrics = self._trainer._metrics["train"]
-        for phase, seconds in self._update.clock.seconds.items():
-            metrics[f"pods/seconds/{phase}"].append(seconds)
-        counts = {f"pods/tokens/{name}": count for name, count in self._update.tokens.items()}
-        counts["pods/rows/left_out"] = self._update.rows_left_out
-        local = torch.tensor(list(counts.values()), device=accelerator.device)
-        totals = accelerator.reduce(local, reduction="sum").tolist()
-        for name, total in zip(counts, totals, strict=True):
-            metrics[name].append(float(total))
+        self._update.log_step()

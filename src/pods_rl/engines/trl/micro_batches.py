@@ -1,0 +1,207 @@
+"""The micro-batches of an optimizer step: which rows share one, and TRL's metrics of them as means over the step."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...prefix_tree.grouping import group_rows
+from .compat import CLIP_RATIO, ENTROPY, EXTREMES, KL, PHI, Batch
+
+
+def step_windows(steps_per_generation: int, accumulation_steps: int) -> list[range]:
+    """Return the micro-batches of a generation that are always trained in one optimizer step, window by window.
+
+    >>> step_windows(steps_per_generation=8, accumulation_steps=4)
+    [range(0, 4), range(4, 8)]
+    >>> step_windows(steps_per_generation=6, accumulation_steps=4)  # one step takes 4 and 5, and 0 and 1 once more
+    [range(0, 2), range(2, 4), range(4, 6)]
+    """
+    size = math.gcd(steps_per_generation, accumulation_steps)
+    return [range(start, start + size) for start in range(0, steps_per_generation, size)]
+
+
+def regroup(batches: Sequence[Batch], live: Tensor | None) -> list[Batch]:
+    """Return the micro-batches of a window with the rows of a prompt in as few of them as possible.
+
+    The gradient of the window, a sum over its rows, stays. Micro-batches that hold anything but a value for each row
+    and a value for all of them are returned as they are.
+
+    Args:
+        batches: of TRL, with equal numbers of rows.
+        live: the rows that are computed, `[W * B]`; None: all.
+    """
+    size = len(batches[0]["completion_ids"])
+    columns = {name: _joined([batch[name] for batch in batches], size) for name in batches[0]}
+    if any(column is _UNKNOWN for column in columns.values()):
+        return list(batches)
+    is_computed = None
+    if live is not None:
+        is_computed = live.tolist()
+    numbers = group_rows(_rows(columns).cpu().numpy(), size, is_computed)
+    return [{name: _select(column, chosen) for name, column in columns.items()} for chosen in numbers]
+
+
+class _Shared:
+    """A value that all rows of a generation share."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+_UNKNOWN = object()
+
+
+def _joined(parts: list[Any], size: int) -> Any:
+    """Return a column's values for each row of a window, as a tensor or a list, or what its rows share.
+
+    Args:
+        parts: the column of each micro-batch.
+        size: the rows of a micro-batch.
+    """
+    first = parts[0]
+    if isinstance(first, Tensor) and first.dim() > 0:
+        if any(len(part) != size for part in parts):
+            return _UNKNOWN
+        return torch.cat(parts)
+    if isinstance(first, list):
+        if any(len(part) != size for part in parts):
+            return _UNKNOWN
+        return [value for part in parts for value in part]
+    # TRL gives the same object to every micro-batch.
+    if all(part is first for part in parts):
+        return _Shared(first)
+    return _UNKNOWN
+
+
+def _select(column: Any, rows: list[int]) -> Any:
+    """Return the values of some rows of a column."""
+    if isinstance(column, _Shared):
+        return column.value
+    if isinstance(column, Tensor):
+        return column[torch.tensor(rows, device=column.device)]
+    return [column[row] for row in rows]
+
+
+def _rows(columns: Mapping[str, Any]) -> Tensor:
+    """Return the tokens of prompts and completions, `[W * B, T]`, with -1 around them."""
+    ids = torch.cat([columns["prompt_ids"], columns["completion_ids"]], dim=1)
+    mask = torch.cat([columns["prompt_mask"], columns["completion_mask"]], dim=1)
+    return ids.masked_fill(mask == 0, -1)
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
+
+Metrics = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the metrics of a micro-batch are means of, over all processes.
+
+    Args:
+        tokens: of the policy.
+        computed: of these, those in rows that are computed.
+        rows: of the micro-batch.
+    """
+
+    tokens: int
+    computed: int
+    rows: int
+
+
+class StepMetrics:
+    """TRL's metrics of the micro-batches of a step, which become one value for the step.
+
+    TRL appends a value for each micro-batch and logs their mean, which depends on which rows share one. Here means are
+    weighted by what they are means of, the least and greatest are those of the step, and entropy is that of the
+    computed tokens. In a step of one micro-batch they are TRL's.
+
+    Args:
+        by_row: whether importance weights are those of complete rows, so that shares of clipped ones count rows.
+    """
+
+    def __init__(self, by_row: bool) -> None:
+        self._by_row = by_row
+        self._reset()
+
+    def _reset(self) -> None:
+        self._sums: defaultdict[str, float] = defaultdict(float)  # over tokens or rows, by metric
+        self._extremes: defaultdict[str, list[float]] = defaultdict(list)  # of the micro-batches, by metric
+        self._tokens = 0
+        self._computed = 0
+        self._rows = 0
+        self._has_skipped = False
+
+    def take(self, metrics: Metrics, before: Mapping[str, int], counts: Counts) -> None:
+        """Take out of TRL's metrics what its loss has appended for a micro-batch.
+
+        Args:
+            metrics: of TRL.
+            before: the number of values of each metric before the loss was computed.
+            counts: of the micro-batch.
+        """
+        self._count(counts)
+        for name in list(metrics):
+            values = metrics[name]
+            if not _is_of_loss(name) or len(values) == before.get(name, 0):
+                continue
+            value = values.pop()
+            if not values:
+                del metrics[name]
+            if name in EXTREMES:
+                self._extremes[name].append(value)
+            elif self._counts_rows(name):
+                self._sums[name] += value * counts.rows
+            else:
+                self._sums[name] += value * counts.tokens
+
+    def skip(self, counts: Counts) -> None:
+        """Count a micro-batch that is not computed: nothing of it is clipped."""
+        self._count(counts)
+        self._has_skipped = True
+
+    def put(self, metrics: Metrics) -> None:
+        """Append the step's values to TRL's metrics, and begin the next step."""
+        for name, total in self._sums.items():
+            if name == ENTROPY and self._computed == 0:
+                continue  # of no token
+            metrics[name].append(total / max(1, self._denominator(name)))
+        for name, values in self._extremes.items():
+            if self._has_skipped:
+                values.append(0.0)
+            metrics[name].append(_extreme(name, values))
+        self._reset()
+
+    def _count(self, counts: Counts) -> None:
+        self._tokens += counts.tokens
+        self._computed += counts.computed
+        self._rows += counts.rows
+
+    def _counts_rows(self, name: str) -> bool:
+        """Return whether a metric is a mean over rows; else over tokens."""
+        return name == PHI or (self._by_row and CLIP_RATIO in name)
+
+    def _denominator(self, name: str) -> int:
+        if name == ENTROPY:
+            # Rows that are left out have entropy 0 in TRL's mean.
+            return self._computed
+        return self._rows if self._counts_rows(name) else self._tokens
+
+
+def _is_of_loss(name: str) -> bool:
+    return name in (ENTROPY, KL, PHI) or CLIP_RATIO in name
+
+
+def _extreme(name: str, values: list[float]) -> float:
+    """Return the least or greatest value, without those of micro-batches that have no token."""
+    numbers = [value for value in values if not math.isnan(value)]
+    if not numbers:
+        return math.nan
+    return EXTREMES[name](numbers)

@@ -1,0 +1,152 @@
+"""Which rows of an optimizer step share a micro-batch, and what of TRL must not notice."""
+
+from __future__ import annotations
+
+import math
+from itertools import chain
+
+import pytest
+import torch
+
+from pods_rl import PODSTrainer
+from pods_rl.engines.trl.micro_batches import Counts, StepMetrics, regroup
+
+from .conftest import half_dead
+
+pytestmark = pytest.mark.usefixtures("trl_draws")
+# 8 prompts of 4 rows, in two optimizer steps of eight micro-batches of 2 rows.
+DIVIDED = {
+    "num_rollouts": 4, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "steps_per_generation": 16,
+    "max_steps": 2,
+}  # fmt: skip
+
+
+class Watched(PODSTrainer):
+    """Keeps the micro-batches that it trains."""
+
+    def _prepare_inputs(self, generation_batch):
+        inputs = super()._prepare_inputs(generation_batch)
+        self.trained = [*getattr(self, "trained", []), inputs]
+        return inputs
+
+
+def rows_of(batch):
+    """Each row of a micro-batch as one value, with its prompt first."""
+    columns = [batch[name] for name in ("prompt_ids", "completion_ids", "completion_mask", "advantages")]
+    return [tuple(tuple(column[row].flatten().tolist()) for column in columns) for row in range(len(columns[0]))]
+
+
+def trained(make_trainer, **config):
+    trainer = make_trainer(Watched, **{**DIVIDED, **config})
+    trainer.train()
+    return [rows_of(batch) for batch in trainer.trained], trainer
+
+
+def prompts_of(batches):
+    return [{prompt for prompt, *_ in rows} for rows in batches]
+
+
+def test_rows_of_a_prompt_share_micro_batches_and_stay_in_their_step(make_trainer):
+    theirs, _ = trained(make_trainer, exact_trl=True)
+    ours, trainer = trained(make_trainer)
+    for step in (slice(0, 8), slice(8, 16)):
+        assert sorted(chain(*ours[step])) == sorted(chain(*theirs[step]))
+        assert sum(map(len, prompts_of(ours[step]))) < sum(map(len, prompts_of(theirs[step])))
+    computed = [row["pods/tokens/computed"] for row in trainer.state.log_history if "loss" in row]
+    _, shuffled = trained(make_trainer, loss_type="bnpo")
+    of_shuffled = [row["pods/tokens/computed"] for row in shuffled.state.log_history if "loss" in row]
+    assert sum(computed) < 0.9 * sum(of_shuffled)
+
+
+def test_rows_without_a_gradient_share_micro_batches_without_a_pass(make_trainer):
+    batches, trainer = trained(make_trainer, reward=half_dead)
+    dead = [[advantages == (0.0,) for *_, advantages in rows] for rows in batches]
+    assert any(all(rows) for rows in dead)
+    for step in (dead[:8], dead[8:]):
+        mixed = [any(rows) and not all(rows) for rows in step]
+        assert sum(mixed) <= 1
+    assert sum(row["pods/rows/left_out"] for row in trainer.state.log_history if "loss" in row) == sum(map(sum, dead))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"exact_trl": True}, {"prefix_tree": False}, {"loss_type": "bnpo"}, {"entropy_coef": 0.01},
+        {"top_entropy_quantile": 0.5},
+    ],
+)  # fmt: skip
+def test_rows_stay_where_trl_put_them_if_the_loss_depends_on_it(make_trainer, settings):
+    theirs, _ = trained(make_trainer, exact_trl=True, max_steps=1)
+    ours, _ = trained(make_trainer, **settings, max_steps=1)
+    assert [[row[:3] for row in rows] for rows in ours] == [[row[:3] for row in rows] for rows in theirs]
+
+
+def test_a_subclass_with_its_own_loss_gets_trl_s_micro_batches(make_trainer):
+    class OwnLoss(Watched):
+        def _compute_loss(self, model, inputs):
+            return super()._compute_loss(model, inputs)
+
+    theirs, _ = trained(make_trainer, exact_trl=True, max_steps=1)
+    trainer = make_trainer(OwnLoss, **{**DIVIDED, "max_steps": 1})
+    trainer.train()
+    assert [rows_of(batch) for batch in trainer.trained] == theirs
+
+
+def test_every_column_follows_its_row_and_shared_values_stay():
+    """Two prompts, their rows in turn over two micro-batches."""
+    items = torch.tensor(7)
+    batches = []
+    for number in (0, 1):
+        batches.append(
+            {
+                "prompt_ids": torch.tensor([[5, 6], [8, 9]]),
+                "prompt_mask": torch.ones(2, 2, dtype=torch.long),
+                "completion_ids": torch.tensor([[1, number], [2, number]]),
+                "completion_mask": torch.ones(2, 2, dtype=torch.long),
+                "advantages": torch.tensor([10.0 + number, 20.0 + number]),
+                "names": [f"a{number}", f"b{number}"],
+                "num_items_in_batch": items,
+                "nothing": None,
+            }
+        )
+    first, second = regroup(batches, live=None)
+    assert first["prompt_ids"].tolist() == [[5, 6], [5, 6]]
+    assert second["prompt_ids"].tolist() == [[8, 9], [8, 9]]
+    assert first["completion_ids"].tolist() == [[1, 0], [1, 1]]
+    assert first["advantages"].tolist() == [10, 11]
+    assert second["names"] == ["b0", "b1"]
+    assert first["num_items_in_batch"] is second["num_items_in_batch"] is items
+    assert first["nothing"] is None
+
+
+@pytest.mark.parametrize("column", [torch.zeros(3), [1, 2, 3], "a text of its own", {"rows": 2}])
+def test_a_column_that_is_not_understood_keeps_the_micro_batches(column):
+    def batch(value):
+        ids = torch.tensor([[5], [8]])
+        mask = torch.ones_like(ids)
+        return {
+            "prompt_ids": ids, "prompt_mask": mask, "completion_ids": ids, "completion_mask": mask, "extra": value,
+        }  # fmt: skip
+
+    other = f"{column}!" if isinstance(column, str) else type(column)(column)
+    batches = [batch(column), batch(other)]
+    assert regroup(batches, live=None) == batches
+
+
+def test_metrics_of_a_step_are_weighted_by_what_they_are_means_of():
+    """By hand: 10, 30 and 20 tokens, of which 10, 15 and none are computed."""
+    metrics = {"entropy": [0.5], "reward": [1.0]}
+    step = StepMetrics(by_row=False)
+    for tokens, computed, values in ((10, 10, (2.0, 0.1, 0.1)), (30, 15, (1.0, 0.3, math.nan))):
+        before = {name: len(numbers) for name, numbers in metrics.items()}
+        names = ("entropy", "clip_ratio/high_mean", "clip_ratio/high_max")
+        for name, value in zip(names, values, strict=True):
+            metrics.setdefault(name, []).append(value)
+        step.take(metrics, before, Counts(tokens, computed, rows=4))
+        assert metrics == {"entropy": [0.5], "reward": [1.0]}
+    step.skip(Counts(20, 0, rows=4))
+    metrics = {"entropy": [0.5], "clip_ratio/high_mean": [], "clip_ratio/high_max": []}
+    step.put(metrics)
+    assert metrics["entropy"] == [0.5, (10 * 2.0 + 30 * 1.0) / 25]
+    assert metrics["clip_ratio/high_mean"] == [pytest.approx((10 * 0.1 + 30 * 0.3) / 60)]
+    assert metrics["clip_ratio/high_max"] == [0.1]
