@@ -51,7 +51,8 @@ class PODSConfig(GRPOConfig):
             gradient (a KL term, an entropy bonus). False: as in TRL, momentum and decay still move the weights. None:
             skip if n > m.
         prefix_tree: compute each distinct prefix of a prompt's rollouts once, in generation (without vLLM) and in the
-            update, and leave out rows that have no gradient. False: generate and update as TRL does.
+            update, whose rows are grouped by prompt into micro-batches, and leave out rows that have no gradient.
+            False: generate and update as TRL does.
         exact_trl: turn off everything that changes rounding or draws: with n = m the run is TRL's to the last bit.
         dynamic_sampling: replace groups whose rewards are all equal by groups of new prompts (DAPO, arXiv
             2503.14476). True: by the total reward; or the name of the reward function that decides. Groups that cannot
