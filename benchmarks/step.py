@@ -1,4 +1,4 @@
-"""Cost of a step next to TRL's GRPO: python benchmarks/step.py [--repeats 5] [--trained FOLDER] [--json FILE]
+"""Cost of a step next to TRL's GRPO: python benchmarks/step.py [--parts text,words,divided] [--repeats 5] [--json FILE]
 
 In each repeat all arms take their turn: TRL's GRPO with 16 and with 64 rollouts, PODS 64 -> 16 without and with
 `prefix_tree`, and PODS 16 -> 16 with it. One prompt a step, real generation. The tables show seconds of processor time
@@ -11,6 +11,10 @@ and the greatest.
    1.12; PODS 16 -> 16 at most 0.24, 0.50 and 0.79.
 2. Word problems with their own rewards and lengths: the shipped policy and, with --trained, a trained one.
    Goals: PODS 64 -> 16 at most 0.40, and at most 1.25 times PODS 16 -> 16.
+3. The step divided into micro-batches, as people train: word problems, 4 prompts a step, in one micro-batch of 64 rows
+   and in eight of 8, and a policy of SmolLM2's shape (135 million random weights), 2 prompts a step, in two and in
+   eight micro-batches. Beside the times: the tokens that the update computes, and the peak of the tensors in a step.
+   Goals: in eight micro-batches at most 0.36 of TRL's step with as many, and at most 1.10 times the tokens of one.
 
     pods train words-pods --max_seconds 45 --output /tmp/words
     python benchmarks/step.py --trained /tmp/words/checkpoints/final
@@ -24,7 +28,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -34,6 +38,8 @@ from datasets import Dataset
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -41,7 +47,7 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer
 
-from measuring import alternate, command_line, quiet, ratios, set_up_torch, spread, write_json
+from measuring import alternate, command_line, quiet, ratios, set_up_torch, spread, tensor_peak, write_json
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.policies import tiny_policy_path
 from pods_rl.tasks import load_task
@@ -50,12 +56,14 @@ M = 16
 N = 64
 WARM_UP = 1  # steps of each arm that are not timed
 PHASES = {"generate": 9, "rest": 8, "step": 8}  # and the width of its column
+DIVIDED = "word problems, trained policy, 4 prompts, 8 micro-batches of 8 rows"
 GOALS = {
     "embedded policy, prompt of 200 tokens, completions of 30": (0.35, 0.24),
     "embedded policy, prompt of 60 tokens, completions of 30": (0.70, 0.50),
     "embedded policy, prompt of 12 tokens, completions of 30": (1.12, 0.79),
     "word problems, shipped policy": (0.40, None),
     "word problems, trained policy": (0.40, None),
+    DIVIDED: (0.36, None),
 }
 OFF = {"exact_trl": True}
 
@@ -81,6 +89,7 @@ ARMS = (
     Arm("PODS 16 -> 16", M, {}),
 )
 BASE = "TRL's GRPO 16"
+EXACT = "PODS 64 -> 16 as TRL computes"
 ALL = "PODS 64 -> 16"
 EQUAL = "PODS 16 -> 16"
 
@@ -101,7 +110,24 @@ def qwen2_17m() -> PreTrainedModel:
     )  # fmt: skip
 
 
-POLICIES: dict[str, Callable[[], PreTrainedModel]] = {"embedded": embedded, "qwen2-17m": qwen2_17m}
+def smollm2_135m() -> PreTrainedModel:
+    """Return a policy of the shape of SmolLM2-135M, with random weights."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_policy_path())
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+            num_key_value_heads=3, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+        )
+    )  # fmt: skip
+
+
+POLICIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "embedded": embedded,
+    "qwen2-17m": qwen2_17m,
+    "smollm2-135m": smollm2_135m,
+}
 
 
 def reward(completions: list[str], **_: Any) -> list[float]:
@@ -143,7 +169,13 @@ def prompt_of(tokens: int) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """What a step computes: a policy, its tokenizer, the prompts, a reward, and settings of the trainer."""
+    """What a step computes: a policy, its tokenizer, the prompts, a reward, and settings of the trainer.
+
+    Args:
+        prompts: of an optimizer step.
+        micro_batch_rows: rows of a pass; None: those of one prompt.
+        arms: the names of those that are measured.
+    """
 
     name: str
     policy: Callable[[], PreTrainedModel]
@@ -151,6 +183,9 @@ class Case:
     rows: Dataset
     rewards: list[Callable[..., list[float]]]
     settings: dict[str, Any]
+    prompts: int = 1
+    micro_batch_rows: int | None = None
+    arms: tuple[str, ...] = tuple(arm.name for arm in ARMS)
 
 
 def random_text(policy: str, prompt: int, completion: int) -> Case:
@@ -184,14 +219,27 @@ def word_problems(name: str, policy: str) -> Case:
     )
 
 
-def steps_of(arm: Arm, case: Case, steps: int) -> dict[str, float]:
-    """Train a few steps; return the mean seconds of the parts of a step."""
+def divided(case: Case, prompts: int, micro_batches: int) -> Case:
+    """Return a case with several prompts a step, in micro-batches."""
+    rows = prompts * M // micro_batches
+    return replace(
+        case,
+        name=f"{case.name}, {prompts} prompts, {micro_batches} micro-batches of {rows} rows",
+        prompts=prompts,
+        micro_batch_rows=rows,
+        arms=(BASE, EXACT, ALL, EQUAL),
+    )
+
+
+def trainer_of(arm: Arm, case: Case, steps: int, folder: str) -> GRPOTrainer:
+    """Return a trainer of some steps."""
     rows = arm.n if arm.is_trl else M
+    micro_batch_rows = case.micro_batch_rows or M
     settings: dict[str, Any] = case.settings | {
-        "num_generations": rows, "per_device_train_batch_size": M, "gradient_accumulation_steps": rows // M,
-        "max_steps": WARM_UP + steps, "loss_type": "grpo", "learning_rate": 1e-6, "gradient_checkpointing": False,
-        "bf16": False, "use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
-        "logging_steps": 1000,
+        "num_generations": rows, "per_device_train_batch_size": micro_batch_rows,
+        "gradient_accumulation_steps": rows * case.prompts // micro_batch_rows, "max_steps": steps,
+        "loss_type": "grpo", "learning_rate": 1e-6, "gradient_checkpointing": False, "bf16": False, "use_cpu": True,
+        "report_to": "none", "save_strategy": "no", "disable_tqdm": True, "logging_steps": 1000,
     }  # fmt: skip
     trainer_class: type[GRPOTrainer] = GRPOTrainer
     config_class: type[GRPOConfig] = GRPOConfig
@@ -199,25 +247,43 @@ def steps_of(arm: Arm, case: Case, steps: int) -> dict[str, float]:
         settings |= {"num_rollouts": arm.n} | arm.settings
         trainer_class = PODSTrainer
         config_class = PODSConfig
+    trainer = trainer_class(
+        model=case.policy(),
+        reward_funcs=case.rewards,
+        args=config_class(folder, **settings),
+        train_dataset=case.rows,
+        processing_class=AutoTokenizer.from_pretrained(case.tokenizer),
+    )
+    return quiet(trainer)
+
+
+def steps_of(arm: Arm, case: Case, steps: int) -> dict[str, float]:
+    """Train a few steps; return the mean seconds of the parts of a step."""
     with tempfile.TemporaryDirectory(prefix="pods-bench-") as folder:
-        trainer = trainer_class(
-            model=case.policy(),
-            reward_funcs=case.rewards,
-            args=config_class(folder, **settings),
-            train_dataset=case.rows,
-            processing_class=AutoTokenizer.from_pretrained(case.tokenizer),
-        )
+        trainer = trainer_of(arm, case, WARM_UP + steps, folder)
         watch = Stopwatch()
         trainer._generate_single_turn = watch.around(trainer._generate_single_turn)
         trainer.add_callback(watch)
-        quiet(trainer).train()
+        trainer.train()
     timed = watch.steps[WARM_UP:]
     return {part: statistics.mean(step[part] for step in timed) for part in timed[0]}
 
 
+def memory_and_tokens(arm: Arm, case: Case) -> dict[str, float]:
+    """Train two steps; return the peak of their tensors, and the tokens that the update of a step computes."""
+    with tempfile.TemporaryDirectory(prefix="pods-bench-") as folder:
+        trainer = trainer_of(arm, case, 2, folder)
+        peak = tensor_peak(trainer.train)
+    tokens = [row["pods/tokens/computed"] for row in trainer.state.log_history if "pods/tokens/computed" in row]
+    figures = {"peak MB": peak / 1e6}
+    if tokens:  # TRL does not count them
+        figures["computed tokens"] = statistics.mean(tokens)
+    return figures
+
+
 def measure(case: Case, repeats: int, steps: int) -> dict[str, list[dict[str, float]]]:
     """Measure and print all arms; return their seconds by repeat."""
-    arms = {arm.name: arm for arm in ARMS}
+    arms = {arm.name: arm for arm in ARMS if arm.name in case.arms}
     timed = alternate(arms, repeats, lambda arm, _: steps_of(arm, case, steps))
     step_seconds = {name: [row["step"] for row in rows] for name, rows in timed.items()}
     print(f"\n{case.name}")
@@ -240,6 +306,11 @@ def measure(case: Case, repeats: int, steps: int) -> dict[str, list[dict[str, fl
     if case.name.startswith("word"):
         line += "  goal 1.25"
     print(line, flush=True)
+    if case.micro_batch_rows is not None:
+        for arm in arms.values():
+            figures = memory_and_tokens(arm, case)
+            print(f"{arm.name:<30}" + "".join(f"  {name} {value:,.0f}" for name, value in figures.items()), flush=True)
+            timed[arm.name].append(figures)
     return timed
 
 
@@ -249,7 +320,8 @@ def numbers(text: str) -> list[int]:
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--parts", default="text,words,divided", help="of the three in this list")
+    parser.add_argument("--policies", default="embedded,qwen2-17m")
     parser.add_argument("--prompts", type=numbers, default=[12, 60, 200])
     parser.add_argument("--completions", type=numbers, default=[30, 120])
     parser.add_argument("--trained", help="a policy trained on word problems")
@@ -260,13 +332,22 @@ def main() -> None:
     options = parser.parse_args()
     set_up_torch(options.threads)
     print(f"m = {M}, n = {N}; CPU, {options.threads} thread(s); {options.repeats} alternating repeats")
+    parts = options.parts.split(",")
     policies = options.policies.split(",") if options.policies else []
-    cases = []
-    for policy, prompt, completion in product(policies, options.prompts, options.completions):
-        cases.append(random_text(policy, prompt, completion))
-    cases.append(word_problems("shipped", tiny_policy_path("tiny-words")))
+    words = [word_problems("shipped", tiny_policy_path("tiny-words"))]
     if options.trained:
-        cases.append(word_problems("trained", options.trained))
+        words.append(word_problems("trained", options.trained))
+    cases = []
+    if "text" in parts:
+        for policy, prompt, completion in product(policies, options.prompts, options.completions):
+            cases.append(random_text(policy, prompt, completion))
+    if "words" in parts:
+        cases += words
+    if "divided" in parts:
+        for case in words:
+            cases += [divided(case, prompts=4, micro_batches=count) for count in (1, 8)]
+        smollm2 = replace(random_text("smollm2-135m", 60, 30), settings={"max_completion_length": 30})
+        cases += [divided(smollm2, prompts=2, micro_batches=count) for count in (2, 8)]
     figures = {case.name: measure(case, options.repeats, options.steps) for case in cases}
     write_json(options.json, figures)
 
