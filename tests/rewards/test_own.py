@@ -106,7 +106,7 @@ def module(tmp_path, monkeypatch):
 def test_a_module_that_does_not_import_is_refused_in_a_line_before_this_process_imports_it(
     module, monkeypatch, text, message
 ):
-    monkeypatch.setattr(pool_module, "START_LIMIT", 3.0 if "while" in text else 60.0)
+    monkeypatch.setattr(pool_module, "START_LIMIT", 3.0 if "while" in text else DEADLINE)
     path = module(text)
     with pytest.raises(UserError, match=message) as told:
         load_task({"task_rewards": {path: 1.0}, "reward_seconds": DEADLINE})
