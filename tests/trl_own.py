@@ -2,8 +2,9 @@
 
 `make test-trl TRL=path/to/a/clone/of/trl` needs nothing of the hub. The clone should be at the tag of the installed
 TRL, such as v1.16.0; at another one it says so. Stand-ins are models with random weights and Qwen's vocabulary, the
-tiny vision-language models of `tests/engines/vision.py`, and rows of the data sets that the clone's own scripts write. At n = 2m a test's fake generator, written for m rows of each prompt, is asked for each half. As a
-plug-in of pytest (`-p tests.trl_own`) this module replaces the trainer and its configuration in TRL's test module.
+tiny vision-language models of `tests/engines/vision.py`, and rows of the data sets that the clone's own scripts write.
+At n = 2m a test's fake generator, written for m rows of each prompt, is asked for each half. As a plug-in of pytest
+(`-p tests.trl_own`) this module replaces the trainer and its configuration in TRL's test module.
 """
 
 from __future__ import annotations
