@@ -96,16 +96,16 @@ def test_only_the_seed_decides_and_neither_batches_nor_the_loop(model, tokenizer
 
     def run(batch_size, seed=5):
         sampling = Sampling(temperature, 12, batch_size, seed=seed)
-        return told(evaluate(GenerateSampler(model, tokenizer), task, sampling, repeats=3))
+        return told(evaluate(GenerateSampler(model, tokenizer), task, sampling, repeats=3, prompts=4))
 
-    assert run(5) == run(36) == run(1)
-    assert (run(36) == run(36, seed=6)) is (temperature == 0)
-    repeats = [[answer.completion for answer in run(36)[1][start::3]] for start in (0, 1)]
+    together = run(12)
+    assert run(5) == run(1) == together
+    assert (run(12, seed=6) == together) is (temperature == 0)
+    repeats = [[answer.completion for answer in together[1][start::3]] for start in (0, 1)]
     assert (repeats[0] == repeats[1]) is (temperature == 0)
-    ours = run(7)
     monkeypatch.setattr(generating, "refusal", lambda *_: "the test says so")
     monkeypatch.setattr(generating, "_logged_reasons", {"the test says so"})
-    assert run(7) == ours
+    assert run(7) == together
 
 
 def test_a_thought_that_the_prompt_opens_is_graded(tokenizer):

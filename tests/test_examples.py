@@ -21,6 +21,7 @@ from pods_rl.recipe import recipe as checks
 from pods_rl.recipe.recipe import differences
 from pods_rl.runs import Run
 
+from . import DEADLINE
 from .cli import pods
 
 ROOT = Path(__file__).parents[1]
@@ -134,7 +135,7 @@ def test_the_slurm_array_makes_exactly_the_runs_that_compare_looks_for(tmp_path)
     (last,) = re.findall(r"--array=0-(\d+)", script.read_text("utf-8"))
     for task in range(int(last) + 1):
         environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": str(task)}
-        subprocess.run(["bash", str(script), "--threads", "1"], cwd=tmp_path, env=environment, check=True, timeout=60)
+        subprocess.run(["bash", str(script), "--threads", "1"], cwd=tmp_path, env=environment, check=True)
     calls = [line.split() for line in (tmp_path / "calls").read_text("utf-8").splitlines()]
     plan = {f"runs/quickstart/{run.path}": run.recipe for run in load_experiment("quickstart").plan()}
     assert {call[call.index("--output") + 1] for call in calls} == set(plan)
@@ -152,7 +153,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("PODS_NOTEBOOK_SECONDS", "0.5")
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
     assert all(not cell.get("outputs") for cell in notebook.cells)  # outputs would be stale, and large
-    NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=int(DEADLINE), resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     printed = "".join(output.get("text", "") for output in outputs)

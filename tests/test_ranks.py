@@ -139,8 +139,13 @@ def test_no_process_outlives_a_launcher_that_is_killed(start):
     """Nor do their own children: the workers of a reward and of the data loader."""
     reward = {"tests.rank_faults:counts": 1.0}
     command = start(max_steps=100_000, task_rewards=reward, dataloader_num_workers=1)
-    command.until(lambda: len(Run(command.run).metrics) > 1 or command.process.poll() is not None)
-    assert len(command.family) >= 6  # of each process: itself, a leader with its child, a loader
+
+    def is_complete() -> bool:
+        # Of each process: itself, a leader with its child, and a loader, which starts again in each epoch.
+        return len(command.family) >= 6 and len(Run(command.run).metrics) > 1
+
+    command.until(lambda: is_complete() or command.process.poll() is not None)
+    assert command.process.poll() is None, command.said()
     command.process.kill()
     assert command.end() == -signal.SIGKILL
 

@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pods_rl
 
 ROOT = Path(pods_rl.__file__).parent
 QUICK = tuple(f"pods_rl{room}" for room in ("", ".cli", ".recipe", ".runs", ".engines.trl.batching", ".experiment"))
-HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "pyarrow")
+HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "pyarrow"}
 LOW = {"distributed", "errors", "runs", "text"}
 # room -> the rooms it may import; a room imports only rooms above its own line, so rooms form no circle
 ALLOWED = {
@@ -43,6 +44,12 @@ ALLOWED = {
 ROOT_MODULES = {"__init__", "__main__", "errors", "streams", "text", "yaml_files"}
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a module, which several tests walk."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def modules(room: str) -> list[Path]:
     folder = ROOT / room
     return sorted(folder.rglob("*.py")) if folder.is_dir() else [ROOT / f"{room}.py"]
@@ -52,7 +59,7 @@ def imported_rooms(path: Path) -> set[str]:
     """The rooms of ours that a module imports anywhere in its text."""
     package = ["pods_rl", *path.relative_to(ROOT).parts[:-1]]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
@@ -74,7 +81,7 @@ def imported_modules(name: str, names: dict[str, Path]) -> set[str]:
     """The modules of ours that a module imports, at its head or inside a function."""
     package = name.split(".") if names[name].name == "__init__.py" else name.split(".")[:-1]
     found = set()
-    for node in ast.walk(ast.parse(names[name].read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(names[name])):
         if isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             full = ".".join([*base, *([node.module] if node.module else [])])
@@ -107,7 +114,7 @@ def test_no_modules_import_each_other_in_a_circle():
 
 def test_a_script_starts_below_all_that_it_uses():
     for path in ROOT.rglob("*.py"):
-        body = ast.parse(path.read_text(encoding="utf-8")).body
+        body = parsed(path).body
         guards = [
             place
             for place, node in enumerate(body, 1)
@@ -138,39 +145,26 @@ def test_only_the_trl_engine_imports_trls_trainers():
     for path in ROOT.rglob("*.py"):
         if "engines" in path.parts:
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         names = {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
         names |= {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
         assert not any(name == "trl.trainer" or name.startswith("trl.trainer.") for name in names), path
 
 
-@pytest.fixture(scope="module")
-def loaded() -> dict[str, list[str]]:
-    """Which heavy packages each import loads, from one fresh process per module."""
-    code = """
-import importlib, json, sys
-importlib.import_module(sys.argv[1])
-print(json.dumps([name for name in sys.argv[2:] if name in sys.modules]))
-"""
-    names = (*QUICK, "pods_rl.report", "pods_rl.selection")
-    jobs = {
-        name: subprocess.Popen([sys.executable, "-c", code, name, *HEAVY], stdout=subprocess.PIPE, text=True)
-        for name in names
-    }
-    return {name: json.loads(job.communicate()[0]) for name, job in jobs.items()}
+def loaded_after(*statements: str) -> list[set[str]]:
+    """Run statements in a fresh process; return the names of the modules that are loaded after each."""
+    code = "import json, sys\n"
+    for statement in statements:
+        code += f"{statement}\nprint(json.dumps(sorted(sys.modules)))\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return [set(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_what_should_be_quick_loads_nothing_heavy(loaded, name):
-    assert loaded[name] == []
-
-
-def test_reports_load_neither_torch_nor_matplotlib(loaded):
-    assert not {"torch", "transformers", "trl", "datasets", "matplotlib"} & set(loaded["pods_rl.report"])
-
-
-def test_selection_loads_torch_alone(loaded):
-    assert set(loaded["pods_rl.selection"]) == {"torch"}
+def test_what_should_be_quick_loads_nothing_heavy():
+    *quick, report = loaded_after(*(f"import {name}" for name in (*QUICK, "pods_rl.report")))
+    for name, loaded in zip(QUICK, quick, strict=True):
+        assert loaded & HEAVY == set(), name
+    assert report & HEAVY <= {"pyarrow"}
 
 
 def test_help_loads_nothing_heavy():
@@ -188,10 +182,10 @@ finally:
     assert done.stderr.strip() == "[]"
 
 
-def test_a_training_script_loads_only_the_library():
-    code = "import sys; from pods_rl import PODSTrainer; print(*(m for m in sys.modules if m.startswith('pods_rl')))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = done.stdout.split()
-    application = ("recipe", "planning", "tasks", "policies", "report", "rewards", "training", "evaluation", "cli")
-    assert not [name for name in loaded if name.split(".")[1:2] and name.split(".")[1] in application]
-    assert len(loaded) <= 35, sorted(loaded)
+def test_selection_loads_torch_alone_and_a_training_script_only_the_library():
+    selection, script = loaded_after("import pods_rl.selection", "from pods_rl import PODSTrainer")
+    assert selection & HEAVY == {"torch"}
+    ours = sorted(name for name in script if name.partition(".")[0] == "pods_rl")
+    application = {"recipe", "planning", "tasks", "policies", "report", "rewards", "training", "evaluation", "cli"}
+    assert [name for name in ours if application & set(name.split(".")[1:2])] == []
+    assert len(ours) <= 35, ours

@@ -1,9 +1,10 @@
 """TRL's own tests of its GRPO trainer, three times: with TRL's trainer, and with ours at n = m and at n = 2m.
 
-`make test-trl TRL=path/to/a/clone/of/trl` needs nothing of the hub. Stand-ins are models with random weights and Qwen's
-vocabulary, the tiny vision-language models of `tests/engines/vision.py`, and rows of the data sets that the clone's own
-scripts write. At n = 2m a test's fake generator, written for m rows of each prompt, is asked for each half. As a
-plug-in of pytest (`-p tests.trl_own`) this module replaces the trainer and its configuration in TRL's test module.
+`make test-trl TRL=path/to/a/clone/of/trl` needs nothing of the hub. The clone should be at the tag of the installed
+TRL, such as v1.16.0; at another one it says so. Stand-ins are models with random weights and Qwen's vocabulary, the
+tiny vision-language models of `tests/engines/vision.py`, and rows of the data sets that the clone's own scripts write.
+At n = 2m a test's fake generator, written for m rows of each prompt, is asked for each half. As a plug-in of pytest
+(`-p tests.trl_own`) this module replaces the trainer and its configuration in TRL's test module.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from unittest import mock
 
 import torch
 import transformers
+import trl
 from datasets import DatasetDict
 from tokenizers import AddedToken
 from transformers.convert_slow_tokenizer import TikTokenConverter
@@ -222,6 +224,12 @@ def main(clone: Path, chosen: str = CHOSEN) -> int:
     """Build the stand-ins where they are missing, run the tests in each mode, print a table and what differs."""
     if not (clone / "tests" / f"{TESTS}.py").exists():
         raise SystemExit(f"{clone}/tests/{TESTS}.py does not exist: set TRL to the folder of a clone of TRL.")
+    version = (clone / "VERSION").read_text(encoding="utf-8").strip()
+    if version != trl.__version__:
+        print(
+            f"These tests are those of TRL {version}, and TRL {trl.__version__} is installed: some may fail for that."
+        )
+        print(f"For its own tests: git clone --branch v{trl.__version__} https://github.com/huggingface/trl")
     os.chdir(WORK)
     shutil.rmtree("trl_tests", ignore_errors=True)
     shutil.copytree(clone / "tests", "trl_tests", ignore=lambda _, names: {*names} - NEEDED)

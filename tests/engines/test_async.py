@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import os
@@ -105,7 +106,10 @@ def test_mistakes_in_the_config_are_refused(tmp_path):
 
 
 class Watched(StubLoop):
-    """A loop of one group for each prompt; `write` gives a rollout its text and the seconds that it takes."""
+    """A loop of one group for each prompt; `write` gives a rollout its text and its duration.
+
+    A duration is a number of turns of the event loop, so the order in which rollouts end is the same on every machine.
+    """
 
     def __init__(self, prompts: int, write: Any, **changes: Any) -> None:
         self.write, self.version = write, SimpleNamespace(value=0)
@@ -124,8 +128,9 @@ class Watched(StubLoop):
     async def _generate_one_turn(self, prompt_ids):
         name = self.tokenizer.decode(prompt_ids)
         number = next(self.asked[name])
-        text, seconds = self.write(int(name[1:-1]), number)
-        await async_stub.asyncio.sleep(seconds)
+        text, duration = self.write(int(name[1:-1]), number)
+        for _ in range(duration):
+            await asyncio.sleep(0)
         ids = self.tokenizer(text)["input_ids"]
         return ids, [-1.0] * len(ids)
 
@@ -154,10 +159,10 @@ def digit(completions, **_):
     return [float(completion[0]["content"][0]) for completion in completions]
 
 
-def slow_if_long(group: int, number: int) -> tuple[str, float]:
-    """Every length once in every place of a group; the reward is of the place alone, and a token takes 10 ms."""
+def slow_if_long(group: int, number: int) -> tuple[str, int]:
+    """Every length once in every place of a group. The reward is of the place alone, and a token takes ten turns."""
     length = (group + number) % 16 + 1
-    return str(number % 2) * length, 0.01 * length
+    return str(number % 2) * length, 10 * length
 
 
 def test_ties_do_not_prefer_short_answers(monkeypatch):
@@ -168,12 +173,11 @@ def test_ties_do_not_prefer_short_answers(monkeypatch):
 
     assert kept_over_true_length() == pytest.approx(1.0, abs=0.02)
     monkeypatch.setattr(loop.PODSRolloutLoop, "_in_order_of_request", lambda self, group: [0] * 16)
-    # On a busy machine rollouts end late, which blurs the order in which they end.
     assert kept_over_true_length() < 0.9, "in the order in which they end"
 
 
-def some_digit(group: int, number: int) -> tuple[str, float]:
-    return f"{(7 * group + 5 * number * number) % 10}x{number}", 0.001 * (number % 3)
+def some_digit(group: int, number: int) -> tuple[str, int]:
+    return f"{(7 * group + 5 * number * number) % 10}x{number}", 10 * (number % 3)
 
 
 def last(rewards_PN, m, *, generator=None):
@@ -241,8 +245,8 @@ def test_a_rule_that_changes_its_rewards_keeps_their_advantages():
 
 
 def test_groups_without_variance_never_enter_the_queue(monkeypatch):
-    def write(group: int, number: int) -> tuple[str, float]:
-        return ("5" if group % 2 else some_digit(group, number)[0]), 0.0
+    def write(group: int, number: int) -> tuple[str, int]:
+        return ("5" if group % 2 else some_digit(group, number)[0]), 0
 
     watched = Watched(6, write, dynamic_sampling=True)
     samples = watched.samples()
@@ -254,13 +258,13 @@ def test_groups_without_variance_never_enter_the_queue(monkeypatch):
     assert len(Watched(6, write).samples()) == 24, "without dynamic sampling they are trained"
     monkeypatch.setattr(loop, "GIVE_UP_AFTER", 5)
     with pytest.raises(RuntimeError, match="the last 9 groups were dropped"):
-        Watched(9, lambda group, number: ("5", 0.0), dynamic_sampling=True).run()
+        Watched(9, lambda group, number: ("5", 0), dynamic_sampling=True).run()
 
 
 def test_a_row_carries_the_policy_at_its_own_request():
     """24 are in flight: half of the second group is requested before the first policy is replaced."""
 
-    def write(group: int, number: int) -> tuple[str, float]:
+    def write(group: int, number: int) -> tuple[str, int]:
         if (group, number) == (1, 7):
             watched.version.value = 5
         return some_digit(group, number)

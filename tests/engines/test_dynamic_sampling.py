@@ -173,19 +173,20 @@ def test_groups_that_stay_dead_by_the_named_reward_train_nothing(make_trainer):
     assert set(live_and_dead) == {True, False}
 
 
-def test_rounds_without_a_live_prompt_are_reported_and_end(make_trainer, caplog):
-    """Over the rounds of one step and over steps; at most 256 prompts in a row are drawn for a batch."""
+def test_rounds_without_a_live_prompt_are_reported_and_end(make_trainer, caplog, monkeypatch):
+    """Over the rounds of one step and over steps; so many prompts in a row are drawn for a batch, at most."""
+    monkeypatch.setattr("pods_rl.engines.trl.dynamic_sampling.GIVE_UP_AFTER", 64)
     settings = {"num_rollouts": 4, "reward": constant, "max_completion_length": 1, "max_steps": 1}
     trainer = make_trainer(dynamic_sampling="constant", dynamic_sampling_rounds=1000, **settings)
     trainer.train()
-    assert trainer.state.log_history[0]["pods/dynamic_sampling/prompts_drawn"] == 256
+    assert trainer.state.log_history[0]["pods/dynamic_sampling/prompts_drawn"] == 64
     said = [record.getMessage() for record in caplog.records if "Dynamic sampling" in record.getMessage()]
     in_vain = [int(text.split("the last ")[1].split(" ")[0]) for text in said if "the last" in text]
-    assert in_vain == [8, 16, 32, 64, 128]
+    assert in_vain == [8, 16, 32]
     assert "step 1, round 8 of 1000" in said[0]
     assert "of the reward function 'constant'" in said[0]
     assert "2 of the batch's 2 groups" in said[0]
-    assert "256 new prompts in a row had equal rewards" in said[-1]
+    assert "64 new prompts in a row had equal rewards" in said[-1]
     caplog.clear()
     make_trainer(dynamic_sampling=True, dynamic_sampling_rounds=3, **settings | {"max_steps": 6}).train()
     said = [record.getMessage() for record in caplog.records if "Dynamic sampling" in record.getMessage()]

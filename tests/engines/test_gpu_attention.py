@@ -30,8 +30,9 @@ def messages(caplog):
 
 @pytest.mark.numeric
 @pytest.mark.usefixtures("trl_draws")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "autocast"])
-@pytest.mark.parametrize("version", TORCHES)
+@pytest.mark.parametrize(
+    ("version", "dtype"), [*((version, torch.float32) for version in TORCHES), (TORCHES[-1], torch.bfloat16)]
+)
 def test_a_run_on_a_gpu_trains_on_trees_with_every_torch(monkeypatch, make_trainer, caplog, version, dtype):
     """Complete steps. Under autocast the model is probed under autocast, else it would be probed with other kernels."""
     put_gpu(monkeypatch, version)

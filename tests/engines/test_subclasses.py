@@ -232,7 +232,7 @@ QUICK = (loss_without_super, auxiliary_loss, second_backward, advantages_in_prep
 every_subclass = pytest.mark.parametrize(
     "subclass", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in SUBCLASSES]
 )
-ACCUMULATED = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "max_steps": 3, "reward": half_dead}
+ACCUMULATED = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "max_steps": 2, "reward": half_dead}
 
 
 @every_subclass

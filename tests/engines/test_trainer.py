@@ -229,20 +229,6 @@ def test_a_plain_grpo_config_is_refused(make_trainer):
         make_trainer(config_class=GRPOConfig)
 
 
-def test_the_table_of_completions_cannot_steer_a_terminal(make_trainer, capsys):
-    trainer = make_trainer(log_completions=True)
-    hostile = "\x1b]0;owned\x07 [/red] \x9b2J"
-    trainer._logs["prompt"].append([{"role": "user", "content": hostile}])
-    trainer._logs["completion"].append(hostile)
-    trainer._logs["extra"]["note"] = [hostile]
-    trainer._logs["rewards"]["mine"] = [1.0]
-    trainer._logs["advantages"].append(0.0)
-    trainer.log({})
-    printed = capsys.readouterr().out
-    assert printed.count("owned") >= 3
-    assert not {"\x1b", "\x07", "\x9b"} & set(printed)
-
-
 def test_processor_time_is_of_one_process_on_a_cpu(monkeypatch):
     assert PODSConfig("out", clock="cpu", use_cpu=True, bf16=False).clock == "cpu"
     monkeypatch.setattr(PODSConfig, "world_size", property(lambda self: 2))

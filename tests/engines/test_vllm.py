@@ -1,9 +1,11 @@
-"""vLLM under PODSTrainer: n at generation, m everywhere else. Here it is `vllm_stand_in.py`."""
+"""vLLM under PODSTrainer: n at generation, m everywhere else. Here it is `vllm_stand_in.py`.
+
+A real vLLM, one process and two: tests/real_vllm/test_training.py.
+"""
 
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import sys
 
@@ -149,25 +151,3 @@ def test_the_stand_ins_have_the_signatures_they_stand_for():
     assert set(re.findall(r"vllm_client\.(\w+)\(", source)) - {"image_features"} <= set(dir(Client))
     assert set(re.findall(r"self\.llm\.(\w+)", source)) - {"llm_engine"} <= set(dir(LLM))
     assert "max_num_seqs=" in inspect.getsource(GRPOTrainer.__init__)
-
-
-@pytest.fixture(scope="module")
-def ran(run_processes):
-    """The folder in which each of two processes left what it saw, with a server and with colocated generators."""
-    return run_processes("vllm_processes")
-
-
-@pytest.mark.slow
-@modes
-def test_over_two_processes(ran, mode):
-    """One group of 8 over both. A server is asked by the main process alone; log-probabilities move with their rows."""
-    reports = [json.loads((ran / f"{mode}-{rank}.json").read_text()) for rank in range(2)]
-    requests = [report["requests"] for report in reports]
-    assert requests == ([[[1, 8]] * 2, []] if mode == "server" else [[[4, 1]] * 2] * 2)
-    given = {tuple(ids): logprobs for report in reports for ids, logprobs in report["given"]}
-    assert len(given) == 16
-    assert [len(report["rows"]) for report in reports] == [4, 4]
-    for ids, logprobs in (row for report in reports for row in report["rows"]):
-        assert logprobs == pytest.approx(given[tuple(ids)], rel=1e-6, nan_ok=True)
-    assert sum(report["moved"] for report in reports) > 0
-    assert len({tuple(ids) for report in reports for ids, _ in report["rows"]}) == 8

@@ -104,8 +104,7 @@ def calls():
 
 
 @pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize("prompts", [EQUAL, MIXED], ids=["equal", "mixed"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "prompts"), [("qwen2", EQUAL), *((shape, MIXED) for shape in SHAPES)])
 def test_greedy_is_generates_token_by_token(shape, prompts):
     model = build(shape)
     inputs = batch(prompts, eos_token_id=[END, 3, 22])
@@ -297,9 +296,15 @@ def is_the_tree_of(model, inputs, rows, seen, ends):
 
 
 @pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize("temperature", [1.0, 0.4])
-@pytest.mark.parametrize("prompts", [EQUAL[:1] * 12, EQUAL * 4, MIXED * 3], ids=["one", "equal", "mixed"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "prompts", "temperature"),
+    [
+        *((shape, MIXED * 3, 1.0) for shape in SHAPES),
+        ("qwen2", EQUAL[:1] * 12, 1.0),
+        ("gemma2", EQUAL * 4, 0.4),
+        ("gpt2", MIXED * 3, 0.4),
+    ],
+)
 def test_rows_get_the_texts_of_generate_and_each_prefix_is_fed_once(shape, prompts, temperature, calls):
     """Forks and ends of several prompts, whose rows are not side by side; grouped heads, windows and padding."""
     model = build(shape)
@@ -309,8 +314,7 @@ def test_rows_get_the_texts_of_generate_and_each_prefix_is_fed_once(shape, promp
 
 
 @pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize("name", ["tiny", "tiny-words"])
-@pytest.mark.parametrize("temperature", [1.0, 0.3])
+@pytest.mark.parametrize(("name", "temperature"), [("tiny", 1.0), ("tiny-words", 0.3)])
 def test_shipped_policies_get_the_texts_of_generate(name, temperature, calls):
     """At a low temperature as a trained policy: most rows have the same text."""
     model = AutoModelForCausalLM.from_pretrained(tiny_policy_path(name)).eval()
@@ -326,10 +330,20 @@ SERVED = ("qwen2", "llama", "gpt2")
 LONG = [[*SHARED, 30]] * 3 + [[*SHARED, 31, 32, 33]] * 2 + [[*SHARED, *SHARED, 6]] * 2 + [[*SHARED, 5, 6, 7, 8]] * 3
 
 
+EQUALLY_LONG = [[*SHARED, 30 + i % 3] for i in range(9)]
+
+
 @pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize("prompts", [LONG, [[*SHARED, 30 + i % 3] for i in range(9)]], ids=["padded", "equally long"])
-@pytest.mark.parametrize("temperature", [1.0, 0.0])
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "phi3"])  # its switch is at 64 columns
+@pytest.mark.parametrize(
+    ("shape", "prompts", "temperature"),
+    [
+        *((shape, LONG, 1.0) for shape in SHAPES if shape != "phi3"),  # its switch is at 64 columns
+        ("qwen2", LONG, 0.0),
+        ("qwen2", EQUALLY_LONG, 0.0),
+        ("gpt2", EQUALLY_LONG, 1.0),
+        ("mistral", EQUALLY_LONG, 1.0),
+    ],
+)
 def test_what_all_prompts_begin_with_is_computed_once(shape, temperature, prompts, calls):
     """Not with sliding windows, where the padding would count."""
     model, rows, width = build(shape), len(prompts), max(map(len, prompts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -93,6 +94,20 @@ def rows_of_good(completions: list[str], **_: Any) -> list[float]:
 
 def gives_text(text: str, gold: str) -> float:
     return "much" if text == ODD else good(text, gold)  # type: ignore[return-value]
+
+
+def fickle(text: str, gold: str) -> float:
+    """What each text asks for."""
+    if text == "raise":
+        raise ValueError("not\n  this \x1b[2J" + "9" * 1000)
+    if text == "exit":
+        raise SystemExit(0)
+    if text == "hang":
+        time.sleep(3600)
+    if text == "print":
+        print("0.25\n0.5")  # must not be read as a score
+        return 0.75
+    return {"nan": math.nan, "inf": math.inf, "none": None, "true": True}[text]  # type: ignore[return-value]
 
 
 # -- what a reward may do to its own process ---------------------------------------------------------------------------

@@ -110,7 +110,7 @@ class Started:
             for process in everyone:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-            psutil.wait_procs(everyone, timeout=30)
+            psutil.wait_procs(everyone, timeout=DEADLINE)
         self.wait()
 
     def wait(self) -> int | None:

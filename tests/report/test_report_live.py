@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 
 from conftest import grow, serving, write_run
-from tests import until
+from tests import DEADLINE, until
 
 from pods_rl.report.live import LivePage
 
 
 def ask(port: int, method: str = "GET", path: str = "/", **headers: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE)
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
     return answer.status, answer.read().decode()

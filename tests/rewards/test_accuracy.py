@@ -152,7 +152,7 @@ MINUS_SIGNS = (
 )  # fmt: skip
 
 
-def test_the_sign_of_every_number_of_math_500_and_gsm8k_counts_in_every_spelling():
+def test_the_sign_of_every_number_of_math_500_and_gsm8k_counts_and_so_does_every_spelling():
     golds = [row["answer"] for row in rows("math500/test.jsonl")]
     golds += [extract_gold(row["answer"]) for row in rows("gsm8k/test.jsonl")]
     golds = [gold.removeprefix("-") for gold in dict.fromkeys(golds)]
@@ -162,12 +162,14 @@ def test_the_sign_of_every_number_of_math_500_and_gsm8k_counts_in_every_spelling
         if number and number.value:
             numbers.append(gold)
     assert len(numbers) > 400
-    for form in MINUS_SIGNS:
-        negatives = [form.format(number) for number in numbers]
-        assert set(graded(list(zip(numbers, negatives, strict=True)))) == {0.0}, form
-        signed = [f"-{number}" for number in numbers]
+    signed = [f"-{number}" for number in numbers]
+    assert set(graded(list(zip(signed, numbers, strict=True)))) == {0.0}
+    for start, form in enumerate(MINUS_SIGNS):
+        some = numbers[start % 4 :: 4]
+        negatives = [form.format(number) for number in some]
+        assert set(graded(list(zip(some, negatives, strict=True)))) == {0.0}, form
+        signed = [f"-{number}" for number in some]
         assert set(graded(list(zip(signed, negatives, strict=True)))) == {1.0}, form
-        assert set(graded(list(zip(signed, numbers, strict=True)))) == {0.0}, form
 
 
 def test_long_answers_are_right_only_to_the_letter(no_pool):

@@ -24,7 +24,7 @@ from pods_rl.sandbox import pool as pool_module
 from pods_rl.tasks import Task, load_task
 
 from .. import DEADLINE, until, with_time
-from ..reliability.own_rewards import MEDDLERS, ODD, gone, good
+from ..reliability.own_rewards import MEDDLERS, ODD, fickle, gone, good
 
 OWN_REWARDS = "tests.reliability.own_rewards"
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes through /proc")
@@ -39,29 +39,14 @@ def scored(path, texts, golds, limit=DEADLINE):
     return score(Reward(path, good), texts, golds, limit)
 
 
-def fickle(text: str, gold: str) -> float:
-    """What each text asks for."""
-    if text == "raise":
-        raise ValueError("not\n  this \x1b[2J" + "9" * 1000)
-    if text == "exit":
-        raise SystemExit(0)
-    if text == "hang":
-        while True:
-            pass
-    if text == "print":
-        print("0.25\n0.5")  # must not be read as a score
-        return 0.75
-    return {"nan": math.nan, "inf": math.inf, "none": None, "true": True}[text]  # type: ignore[return-value]
-
-
 def test_scores_come_in_order_and_failures_in_their_places():
     with_time(scores_in_order, 1.0)
 
 
 def scores_in_order(limit):
     texts = ["true", "raise", "nan", "hang", "inf", "exit", "print", "none", "true"]
-    scores = scored(f"{__name__}:fickle", texts, [""] * len(texts), limit)
-    user_pool(f"{__name__}:fickle").close()
+    scores = scored(f"{OWN_REWARDS}:fickle", texts, [""] * len(texts), limit)
+    user_pool(f"{OWN_REWARDS}:fickle").close()
     assert [scores[i] for i in (0, 4, 6, 8)] == [1.0, math.inf, 0.75, 1.0]
     assert math.isnan(scores[2])
     assert scores[3] == RewardFailure(f"gave no score within {limit:g} s", late=True)
@@ -106,7 +91,7 @@ def module(tmp_path, monkeypatch):
 def test_a_module_that_does_not_import_is_refused_in_a_line_before_this_process_imports_it(
     module, monkeypatch, text, message
 ):
-    monkeypatch.setattr(pool_module, "START_LIMIT", 3.0 if "while" in text else 60.0)
+    monkeypatch.setattr(pool_module, "START_LIMIT", 3.0 if "while" in text else DEADLINE)
     path = module(text)
     with pytest.raises(UserError, match=message) as told:
         load_task({"task_rewards": {path: 1.0}, "reward_seconds": DEADLINE})

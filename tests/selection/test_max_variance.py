@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from itertools import combinations
+from itertools import accumulate, combinations
 
 import pytest
 import torch
@@ -29,12 +29,18 @@ def stated_rule(rewards: list[float], m: int) -> list[int]:
     def kept_values(k: int) -> list[Fraction]:
         return scored[: m - k] + scored[len(scored) - k :]
 
-    def spread(k: int) -> Fraction:
-        values = kept_values(k)
-        return m * sum(v * v for v in values) - sum(values) ** 2
+    sums = list(accumulate(scored, initial=Fraction(0)))
+    squares = list(accumulate((value * value for value in scored), initial=Fraction(0)))
 
-    most = max(spread(k) for k in range(m + 1))
-    best = [k for k in range(m + 1) if spread(k) == most]
+    def spread(k: int) -> Fraction:
+        """Return m^2 times the variance of the m - k lowest and the k highest rewards."""
+        low, high = m - k, len(scored) - k
+        total = sums[low] + sums[-1] - sums[high]
+        total_of_squares = squares[low] + squares[-1] - squares[high]
+        return m * total_of_squares - total**2
+
+    spreads = [spread(k) for k in range(m + 1)]
+    best = [k for k in range(m + 1) if spreads[k] == max(spreads)]
     wanted = kept_values(min(best, key=lambda k: (abs(2 * k - m), -k)))
     kept = []
     for value in set(wanted):

@@ -12,6 +12,8 @@ from pods_rl.rewards import Reward, score
 from pods_rl.tasks import load_task
 from pods_rl.tasks.task import check_split, shared_prompts
 
+from .. import with_time
+
 SIZES = {"task_train_size": 6, "task_test_size": 3}
 LEGS = {"max_animals": 4}
 gym = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
@@ -92,8 +94,12 @@ def test_a_scorer_of_a_library_is_killed_when_it_hangs(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     reward = Reward("slow", max, maker=("slow_scorer:work", "0.5"))
-    marks = score(reward, ["hang", "", "", ""], ["1", "1", "0.25", "x"], 2.0)
-    assert (marks[0].late, marks[1:3], marks[3].late) == (True, [0.5, 0.25], False)
+
+    def check(seconds: float) -> None:
+        marks = score(reward, ["hang", "", "", ""], ["1", "1", "0.25", "x"], seconds)
+        assert (marks[0].late, marks[1:3], marks[3].late) == (True, [0.5, 0.25], False)
+
+    with_time(check, 1.0)
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
