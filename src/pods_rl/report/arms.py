@@ -27,6 +27,8 @@ from .text import finite, plain, tally
 ACCURACIES = ("accuracy", "answer_accuracy", "both_accuracy", "format_accuracy")
 LENGTH = "mean_completion_tokens"
 HOUR = 3600.0
+EXACT = 1 + 1e-9
+"""Times up to this factor later count as the same nominal second: read and computed ones differ in the last digit."""
 
 MOST_CHECKPOINTS = 1000  # of a curve; a longer one keeps this many, evenly spread
 _METRICS = (*ACCURACIES, LENGTH)
@@ -34,7 +36,6 @@ _CSV_SETTINGS = {"rule": "rule", "num_rollouts": "n", "num_generations": "m", "a
 # as spreadsheets and data frames write it
 _NOT_MEASURED = ("", "nan", "NaN", "na", "NA", "n/a", "N/A", "null", "none", "None", "-")
 _MOST_DAMAGED = 5  # files that are named
-_EXACT = 1 + 1e-9  # nominal seconds that were read or computed differ in their last digits
 
 Evals = Mapping[str, Iterable[Mapping[str, Any]]]  # by run
 Points = dict[float, tuple[float, float, float]]  # by nominal second: real second, score, standard error
@@ -80,7 +81,7 @@ class Curve:
     def last(self, horizon: float = math.inf) -> int | None:
         """Return the last checkpoint with a mean, no later than ``horizon`` nominal seconds; None if there is none."""
         has_mean = ~np.isnan(self.mean)
-        usable = np.flatnonzero(has_mean & (self.due <= horizon * _EXACT))
+        usable = np.flatnonzero(has_mean & (self.due <= horizon * EXACT))
         if len(usable) == 0:
             return None
         return int(usable[-1])
@@ -165,7 +166,7 @@ class Arm:
 
     def ends_by(self, due: float) -> bool:
         """Whether the curve has no later score than a nominal second."""
-        return self.end <= due * _EXACT
+        return self.end <= due * EXACT
 
     @property
     def is_trained(self) -> bool:

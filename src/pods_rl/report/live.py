@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,7 +17,9 @@ from typing import NamedTuple
 from ..errors import UserError
 from ..runs import find_runs
 from ..runs.files import EVALS, METRICS, encoded
-from .build import ReportFiles, read_report, to_html
+from .account import Account
+from .build import read_account
+from .page import to_html
 from .text import plain, tally
 
 LOOPBACK = "127.0.0.1"
@@ -47,11 +49,11 @@ class LivePage:
 
     Args:
         source: a run or an experiment. Before it exists, the page shows what it waits for.
-        baseline: function that returns the baseline, as of `build_report`; called for each report.
+        baseline: the arm to compare with, as of `build_report`.
         look: seconds between looks at the files.
     """
 
-    def __init__(self, source: Path, *, baseline: Callable[[], str | None] = lambda: "grpo", look: float = 1.0) -> None:
+    def __init__(self, source: Path, *, baseline: str | None = None, look: float = 1.0) -> None:
         self._source = source
         self._baseline = baseline
         self._shortest_pause = look
@@ -85,13 +87,15 @@ class LivePage:
         try:
             state = self._state()
             if _has_begun(files):
-                self._show(read_report([self._source], baseline=self._baseline()), state)
+                self._show(read_account([self._source], baseline=self._baseline), state)
                 self._made = True
                 return
             note = f"Waiting for the first step of {self._source} ({state})"
         except Exception as error:  # files of a run that begins, or damaged ones: another look may find better ones
             state = "waiting"
-            reason = str(error) if isinstance(error, UserError) else repr(error)
+            reason = repr(error)
+            if isinstance(error, UserError):
+                reason = str(error)
             note = f"No report: {reason}"
         if self._made:
             self.served = self.served._replace(note=plain(note, limit=200))
@@ -100,14 +104,14 @@ class LivePage:
 
     def _wait(self, message: str, state: str) -> None:
         title = os.path.basename(os.path.realpath(self._source))
-        self._show(ReportFiles(Path("report"), title, (plain(message, limit=300),)), state)
+        self._show(Account(title, (plain(message, limit=300),)), state)
 
-    def _show(self, report: ReportFiles, state: str) -> None:
+    def _show(self, account: Account, state: str) -> None:
         self.served = Served(  # one assignment: a reader sees the old or the new
-            page=encoded(to_html(report, live=True)),
-            parts=encoded(to_html(report, parts=True)),
-            rollouts=json.dumps(report.ledger.data).encode(),
-            points=json.dumps(report.charts).encode(),
+            page=encoded(to_html(account, live=True)),
+            parts=encoded(to_html(account, parts=True)),
+            rollouts=json.dumps(account.ledger.data).encode(),
+            points=json.dumps(account.charts).encode(),
             version=self.served.version + 1,
             state=state,
             made=time.monotonic(),
