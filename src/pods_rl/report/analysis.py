@@ -340,11 +340,13 @@ def _pairs(arms: Sequence[Arm], base: Arm | None, ablations: Sequence[Ablation])
     The first is the subject of the experiment against the baseline. Then follow all others against the baseline, and
     the subject against them. With few arms, every pair is compared.
     """
-    candidates = [arm for arm in arms if arm is not base]
-    if base is None or base not in arms or not candidates:
+    candidates = [*arms]
+    if base is None or base not in candidates or len(candidates) == 1:
         return []
+    candidates.remove(base)
     subject = _subject(candidates, base, ablations)
-    rest = [arm for arm in candidates if arm is not subject]
+    rest = [*candidates]
+    rest.remove(subject)
     pairs = [(arm, base) for arm in (subject, *rest)]
     pairs += [(subject, arm) for arm in rest]
     if len(arms) <= _EVERY_PAIR:

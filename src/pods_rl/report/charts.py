@@ -38,9 +38,9 @@ _DASHES: tuple[tuple[int, ...], ...] = ((), (8, 5), (2, 4))
 Chart = dict[str, Any]
 """One panel.
 
-``metric`` is its key in a run's files, ``y`` a name, ``x`` a list of [key, label], ``level`` [value, label] or None, and
-``crowded`` whether runs and bands are hidden at first. Each of ``arms`` has ``label``, ``colour``, ``dash``, ``crossing``
-(time and score of the checkpoint at which its mean reaches the level, or None) and, by key of x, ``lines``.
+``metric`` is its key in a run's files, ``y`` a name, ``x`` a list of [key, label], ``level`` [value, label] or None.
+``crowded`` says whether runs and bands are hidden at first. Each of ``arms`` has ``label``, ``colour``, ``dash``, by
+key of x ``lines``, and ``crossing``: time and score of the checkpoint at which its mean reaches the level, or None.
 """
 
 

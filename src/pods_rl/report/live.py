@@ -23,6 +23,7 @@ from .page import to_html
 from .text import plain, tally
 
 LOOPBACK = "127.0.0.1"
+_SHORTEST_PAUSE = 1.0  # seconds between looks at the files
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",  # the page itself adds the rest, and no-referrer
@@ -50,13 +51,11 @@ class LivePage:
     Args:
         source: a run or an experiment. Before it exists, the page shows what it waits for.
         baseline: the arm to compare with, as of `build_report`.
-        look: seconds between looks at the files.
     """
 
-    def __init__(self, source: Path, *, baseline: str | None = None, look: float = 1.0) -> None:
+    def __init__(self, source: Path, *, baseline: str | None = None) -> None:
         self._source = source
         self._baseline = baseline
-        self._shortest_pause = look
         self._over = threading.Event()
         self._seen: frozenset[_File] | None = None  # files of the latest report
         self._made = False  # whether a report was made
@@ -76,7 +75,7 @@ class LivePage:
         while not self._over.wait(pause):
             started = time.monotonic()
             self.look()
-            pause = max(self._shortest_pause, 3 * (time.monotonic() - started))  # a quarter of the time goes to reports
+            pause = max(_SHORTEST_PAUSE, 3 * (time.monotonic() - started))  # a quarter of the time goes to reports
 
     def look(self) -> None:
         """Make the report again if a file has changed."""
@@ -140,7 +139,7 @@ def _has_begun(files: Iterable[_File]) -> bool:
 def _files(source: Path) -> Iterator[_File]:
     """Yield each file that a report may read."""
     for folder, folders, names in os.walk(source):
-        folders[:] = [name for name in folders if not _is_skipped(name)]
+        folders[:] = [name for name in folders if not _is_skipped(name)]  # os.walk enters what is left
         for name in names:
             if name.endswith((".json", ".jsonl", ".yaml", ".parquet")):
                 path = os.path.join(folder, name)

@@ -123,7 +123,6 @@ class Speedup:
     baseline_time: float
     arm_time: float  # inf: not reached
     speedup: float  # 0: never reached; inf: reached at time 0; NaN: see `problem`
-    runs: int  # of the arm with fewer runs
     ci_low: float = math.nan  # NaN with fewer than two runs on either side
     ci_high: float = math.nan
     problem: str = ""  # FLAT or SHORT: why there is no speedup
@@ -191,9 +190,8 @@ def _compare(
     goal = float(CRITERIA[criterion] * np.fmax.reduce(base_mean))  # NaN checkpoints are skipped
     base_time = float(time_to(base_mean, base_seconds, goal, interpolated=interpolated))
     arm_time = float(time_to(arm_mean, arm_seconds, goal, interpolated=interpolated))
-    runs = min(len(base.scores), len(arm.scores))
     arm_end = float(np.fmax.reduce(np.where(np.isnan(arm_mean), np.nan, arm_seconds)))
-    result = Speedup(criterion, interpolated, goal, base_time, arm_time, math.nan, runs, arm_end=arm_end)
+    result = Speedup(criterion, interpolated, goal, base_time, arm_time, math.nan, arm_end=arm_end)
     if math.isnan(goal) or np.isnan(arm_mean).all():
         return result
     at = _first_at(base_mean, goal)
@@ -206,7 +204,7 @@ def _compare(
     if math.isinf(arm_time) and ends_before:
         return replace(result, problem=SHORT)
     result = replace(result, speedup=float(time_ratio(base_time, arm_time)))
-    if not intervals or runs < 2:
+    if not intervals or min(len(base.scores), len(arm.scores)) < 2:
         return result
     level_R = base.scores[:, at]
     if interpolated:

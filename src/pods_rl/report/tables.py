@@ -19,7 +19,7 @@ from .ablations import AXES, Ablation
 from .analysis import Analysis, ArmResult, Cost, Final, Pair
 from .arms import HOUR, LENGTH, Arm, Curve, rollouts_of
 from .intervals import SCORE_DIGITS
-from .pooling import OWN_TO_A_RUN, in_order, task_of
+from .pooling import OWN_TO_A_RUN, as_text, task_of
 from .statistics import Speedup
 from .text import duration, finite, finite_numbers, number, plain, tally, unit_for, words
 from .wording import (
@@ -187,11 +187,14 @@ def _has_speedups(analysis: Analysis) -> bool:
 
 def costs_table(analysis: Analysis) -> Table:
     """A row for each arm: its steps, and the seconds of a step by phase. On the page only: final.csv has them."""
-    rows = tuple(_arm_row(analysis, result) for result in analysis.results if result.cost)
+    rows = []
+    for result in analysis.results:
+        if result.cost:
+            rows.append(_arm_row(analysis, result))
     phases = [Column(phase, phase, 4) for phase in (*PHASES, "other")]
     columns = (_ARM, Column("steps", "steps", 0), Column("s/step", "seconds_per_step"), *phases)
     note = "Evaluation is not in the training clock; “other” is the time outside all phases."
-    return Table("costs", "Seconds per step", (), columns, rows, note)
+    return Table("costs", "Seconds per step", (), columns, tuple(rows), note)
 
 
 def ablations_table(analysis: Analysis) -> Table:
@@ -484,7 +487,4 @@ def config_table(analysis: Analysis) -> Table:
 
 
 def _setting(config: Mapping[str, Any], key: str) -> str:
-    value = config.get(key, "(not set)")
-    if not isinstance(value, str):
-        value = in_order(value)
-    return plain(value, limit=120)
+    return plain(as_text(config.get(key, "(not set)")), limit=120)
