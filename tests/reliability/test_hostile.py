@@ -136,7 +136,7 @@ def hostile_page(root: Path, payloads: Sequence[str]) -> Path:
         texts = dict.fromkeys(("prompt", "completion", "answer", "reward", "text"), payload)
         write_run(path, seed=place, arm=name_of(payload, place), **texts)
         path.joinpath("status.json").write_text(json.dumps({"state": payload, "reason": payload, "step": payload}))
-    return build_report([root], root.parent / f"{name_of(payloads[0], 0)[:60]}.out", baseline=None).html
+    return build_report([root], root.parent / f"{name_of(payloads[0], 0)[:60]}.out", baseline="none").html
 
 
 class Handlers(HTMLParser):

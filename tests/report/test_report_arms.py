@@ -15,10 +15,14 @@ import yaml
 from conftest import write_run
 
 from pods_rl.errors import UserError
-from pods_rl.report.analysis import Analysis, Final, analyse, cost_of, find_ablations, settings_of
+from pods_rl.report.ablations import find_ablations, settings_of
+from pods_rl.report.analysis import Analysis, Final, analyse, cost_of
 from pods_rl.report.arms import Arm, arms_from_csv, arms_from_runs, curve_of
+from pods_rl.report.intervals import Difference
+from pods_rl.report.ledger import Ledger
+from pods_rl.report.notes import notes as notes_of
 from pods_rl.report.tables import arms_table
-from pods_rl.report.wording import headlines, notes
+from pods_rl.report.wording import headlines
 
 CLOCK = [6.0 * k for k in range(11)]
 
@@ -26,6 +30,10 @@ CLOCK = [6.0 * k for k in range(11)]
 def analysis_of(root: Path, baseline: str | None = "grpo", **settings: object) -> Analysis:
     arms = arms_from_runs([root], "accuracy")
     return analyse(arms, baseline=baseline, metric="accuracy", **settings)  # type: ignore[arg-type]
+
+
+def notes(analysis: Analysis) -> tuple[str, ...]:
+    return notes_of(analysis, Ledger())
 
 
 def final_of(analysis: Analysis, arm: str) -> Final:
@@ -349,8 +357,15 @@ def test_a_single_evaluated_run_has_the_error_of_its_evaluation_in_sentence_and_
     analysis = analysis_of(tmp_path)
     table = arms_table(analysis)
     assert "to 0.500 ± 0.020 accuracy" in headlines(analysis)[0]
-    assert "0.500 ± 0.020" in table.cells()[0]
+    assert "0.500 ± 0.020" in table.cells[0]
     assert "standard errors of the evaluation of a single run" in table.note
+
+
+def test_a_difference_is_settled_if_the_printed_interval_excludes_0() -> None:
+    """A reader sees [0.000, 0.100] and not 0.0004."""
+    assert not Difference(0.05, 0.0004, 0.1).settled
+    assert Difference(0.05, 0.0006, 0.1).settled
+    assert not Difference(-0.05, -0.1, -0.0004).settled
 
 
 def test_few_runs_settle_no_score_but_a_clear_order_of_all_runs_is_named(experiment: Path) -> None:

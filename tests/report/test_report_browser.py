@@ -83,14 +83,14 @@ def test_the_slider_is_dragged_from_end_to_end(page: Browser) -> None:
 
 
 def test_arms_runs_and_axes_change_the_figure_and_survive_new_points(page: Browser, explored: ReportFiles) -> None:
-    labels = [arm["label"] for arm in explored.charts["scores"][0]["arms"]]
+    labels = [arm["label"] for arm in explored.account.charts["scores"][0]["arms"]]
     assert page.run("texts('#scores .read b')") == labels
     page.run("document.querySelector('#scores .bar button[aria-pressed]:not(.bar > span button)').click()")
     page.run("""(() => {const pick = [...document.querySelectorAll('#scores select')].at(-1);
         pick.value = 'step'; pick.dispatchEvent(new Event('change'))})()""")
     shown = page.run("texts('#scores .read b')")
     assert shown == labels[1:]
-    grown = json.loads(json.dumps(explored.charts))
+    grown = json.loads(json.dumps(explored.account.charts))
     for arm in grown["scores"][0]["arms"]:
         arm["lines"]["step"]["mean"][-1] = 0.987
     page.run(f"window.pods.figures({json.dumps(grown)})")

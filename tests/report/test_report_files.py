@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import os
@@ -58,11 +59,63 @@ def test_same_runs_give_the_same_bytes_with_a_report_among_them(report: ReportFi
 
 def test_markdown_has_every_table_with_its_columns(report: ReportFiles) -> None:
     text = report.markdown.read_text()
-    for table in report.tables.values():
-        assert (table.title in text) == bool(table.cells())
+    for table in report.account.tables.values():
+        assert (table.title in text) == bool(table.cells)
     for line in (line for line in text.splitlines() if line.startswith("| pods ")):
         rule = next(r for r in reversed(text[: text.index(line)].splitlines()) if r.startswith("|---"))
         assert line.count(" | ") + 1 == rule.count("|") - 1
+
+
+def test_page_markdown_and_terminal_say_the_same_in_the_same_order(report: ReportFiles) -> None:
+    """Every headline, note and cell comes from the account; an output only marks it up."""
+    account = report.account
+    page = html.unescape(report.html.read_text())
+    text = report.markdown.read_text().replace("\\", "")
+    out = io.StringIO()
+    print_summary(report, Console(file=out, width=80))
+    terminal = " ".join(out.getvalue().split())
+    for sentence in (*account.headlines, *account.notes):
+        assert sentence in page
+        assert sentence in text
+        assert sentence in terminal
+    shown = [table for table in account.tables.values() if table.cells]
+    assert [table.name for table in shown] == ["final", "pairs", "costs", "runs", "config"]
+    places_on_page = []
+    places_in_text = []
+    for table in shown:
+        places_on_page.append(page.index(f'<section id="{table.name}">'))
+        places_in_text.append(text.index(f"## {table.title}"))
+        for cells in table.cells:
+            assert f"| {' | '.join(cells)} |" in text
+            for cell in cells:
+                assert f">{cell}<" in page
+    assert places_on_page == sorted(places_on_page)
+    assert places_in_text == sorted(places_in_text)
+    for title in ("final [95 %]", "speedup [95 %]"):
+        assert title in terminal
+    for cells in account.tables["final"].cells:
+        for column, cell in zip(account.tables["final"].columns, cells, strict=True):
+            assert not column.terminal or cell in terminal
+
+
+def test_rollouts_that_cannot_be_read_are_noted_in_every_output(experiment: Path) -> None:
+    damaged = experiment / "pods" / "seed-0" / "rollouts" / "step-000020.parquet"
+    damaged.write_text("not parquet")
+    report = build_report(experiment)
+    out = io.StringIO()
+    print_summary(report, Console(file=out, width=80))
+    sentence = "1 of 18 rollout files could not be read: seed-0/step-000020.parquet."
+    for text in (report.html.read_text(), report.markdown.read_text(), " ".join(out.getvalue().split())):
+        assert sentence in text.replace("\\", "")
+
+
+def test_the_baseline_is_the_one_that_the_experiment_names(experiment: Path, tmp_path: Path) -> None:
+    (experiment / "experiment.yaml").write_text("baseline: pods")
+    account = build_report(experiment, tmp_path / "out").account
+    assert account.analysis is not None
+    assert account.analysis.baseline is not None
+    assert account.analysis.baseline.name == "pods"
+    assert build_report(experiment, tmp_path / "out", baseline="none").account.analysis.baseline is None  # type: ignore[union-attr]
 
 
 def test_a_run_that_has_just_begun_gives_a_report(tmp_path: Path) -> None:
@@ -70,9 +123,9 @@ def test_a_run_that_has_just_begun_gives_a_report(tmp_path: Path) -> None:
     (path / "evals.jsonl").write_text("")
     (path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"st')
     report = build_report(tmp_path)
-    assert "No evaluation of accuracy yet." in report.headlines[0]
+    assert "No evaluation of accuracy yet." in report.account.headlines[0]
     assert read_csv(report.csv["speedup"]) == []
-    assert not any("unreadable" in note for note in report.notes)
+    assert not any("unreadable" in note for note in report.account.notes)
     print_summary(report, Console(file=io.StringIO()))
 
 
@@ -125,8 +178,7 @@ def test_figures_embed_their_fonts_and_take_any_name(tmp_path: Path) -> None:
 def test_a_printed_curve_draws_every_run_its_band_and_the_crossing_on_its_line(report: ReportFiles) -> None:
     from pods_rl.report.figures import curves_figure
 
-    assert report.analysis
-    (axes,) = curves_figure(report.analysis, "accuracy").axes
+    (axes,) = curves_figure(report.account.charts["scores"][0]).axes
     assert len([line for line in axes.lines if line.get_linewidth() == 0.5]) == 6
     assert len(axes.collections) == 2
     dots = [line for line in axes.lines if line.get_marker() == "o"]
@@ -161,7 +213,7 @@ def test_any_file_of_a_run_may_be_anything(experiment: Path, hazard: str) -> Non
     report = build_report(experiment)
     assert report.html.read_text().rstrip().endswith("</html>")
     print_summary(report, Console(file=io.StringIO()))
-    (note,) = (note for note in report.notes if note.startswith("Skipped unreadable data"))
+    (note,) = (note for note in report.account.notes if note.startswith("Skipped unreadable data"))
     assert "config.yaml" in note
     assert "evals.jsonl" in note
 
@@ -173,5 +225,5 @@ def test_what_is_skipped_within_a_file_is_named(experiment: Path) -> None:
     lines[3] = "[1, 2]"
     (run / "evals.jsonl").write_text("\n".join(lines) + "\n")
     (run / "status.json").write_text("[]")
-    (note,) = (note for note in build_report(experiment).notes if note.startswith("Skipped"))
+    (note,) = (note for note in build_report(experiment).account.notes if note.startswith("Skipped"))
     assert "pods/seed-0/status.json (all of it), pods/seed-0/evals.jsonl (line 4)" in note

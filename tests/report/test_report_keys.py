@@ -102,7 +102,7 @@ def test_the_tables_have_what_a_real_run_is(real_runs: Path, tmp_path: Path) -> 
     expected = "unfinished final_low final_high hours_to_p99 speedup ci_low ci_high never_reached problem settled"
     assert empty == set(expected.split())
     assert final["task"] == "arithmetic"
-    assert report.ledger.rollouts == 32  # two steps
+    assert report.account.ledger.rollouts == 32  # two steps
 
 
 @pytest.mark.parametrize("change", ["max_steps", "seed", "version"])
@@ -121,15 +121,15 @@ def test_copies_of_a_real_run_are_pooled_if_they_are_seeds_of_one_recipe(
     if change == "version":
         version = Run(copy).environment["task"]["version"]
         environment.write_text(environment.read_text().replace(f'"{version}"', '"0-1"'))
-    report = build_report(root, tmp_path / "out", baseline=None)
-    assert report.analysis is not None
-    assert len(report.analysis.arms) == (1 if change == "seed" else 2)
+    report = build_report(root, tmp_path / "out", baseline="none")
+    assert report.account.analysis is not None
+    assert len(report.account.analysis.arms) == (1 if change == "seed" else 2)
 
 
 def test_no_table_has_two_columns_of_one_name(real_runs: Path, tmp_path: Path) -> None:
     for metric in ("accuracy", "both_accuracy", "pass@2", "mean_completion_tokens"):
         report = build_report(real_runs, tmp_path / metric, metric=metric)
-        for table in report.tables.values():
+        for table in report.account.tables.values():
             titles = [column.title for column in table.columns]
             assert len({*table.keys}) == len(table.keys), (metric, table.name)
             assert len({*titles}) == len(titles), (metric, table.name)

@@ -19,7 +19,7 @@ from typer import Argument, Option
 from ..distributed.signals import PARENT, end_with_parent, ignore_signals, stop_on_signals
 from ..errors import UserError
 from ..experiment import Event, Experiment, PlannedRun, load_experiment, run_experiment
-from ..runs.files import LOG, check_output, read_mapping
+from ..runs.files import LOG, check_output
 from ..streams import outlive_output
 from ..text import console, counted, safe_text
 from ..yaml_files import dump_yaml
@@ -38,7 +38,6 @@ from .train import (
 _NEXT = """\
 More seeds settle more: repeat the command with --seeds; finished runs are kept.
 Your own model and data: pods train --help. Which n and m pay there: pods plan."""
-TABLES = ("final", "pairs", "speedup", "ablations", "curves", "runs", "config")  # of a report
 
 
 def compare(
@@ -239,39 +238,39 @@ def report(
     """
     if (csv is None) == (not directories):
         raise UserError("Name the runs to report on: `pods report DIRECTORY...`, or --csv FILE.")
+    from ..report import build_report, print_summary
+    from ..report.build import usual_folder
+
+    sources = directories or []
     if csv is not None:
-        output = output or csv.parent / "report"
+        sources = [csv]
+        output = output or usual_folder(sources)
     if output is not None:
         _check_folder(output, csv, force)
-    from ..report import build_report, print_summary
-
-    kinds = [kind.strip().lower() for kind in (figures or "").split(",") if kind.strip()]
-    sources = directories or [csv or Path()]
-    baseline = baseline or _declared_baseline(sources)
+    kinds = []
+    for kind in (figures or "").split(","):
+        if kind.strip():
+            kinds.append(kind.strip().lower())
     files = build_report(sources, output, baseline=baseline, metric=metric, figures=kinds, rollouts_mb=rollouts_mb)
     print_summary(files, console())
 
 
 def _check_folder(folder: Path, csv: Path | None, force: bool) -> None:
     """Raise UserError if a report would replace its input, or files of a folder that no report was written to."""
-    page = folder / "report.html"
-    files = [page, folder / "report.md", *(folder / f"{name}.csv" for name in TABLES)]
+    from ..report.build import FILES, PAGE
+
+    page = folder / PAGE
     has_report = False
     if page.is_file():
         with page.open("rb") as file:
             has_report = b"<title>PODS report: " in file.read(4096)
-    inputs = [csv] if csv else []
-    for path in files:
+    inputs = []
+    if csv:
+        inputs.append(csv)
+    for name in FILES:
+        path = folder / name
         if path.exists():
             check_output(path, "--output", inputs=inputs, ours=lambda _: has_report, force=force)
-
-
-def _declared_baseline(directories: Sequence[Path]) -> str:
-    """Return the baseline that an experiment names, else grpo; several directories have none in common."""
-    if len(directories) > 1:
-        return "grpo"
-    settings = read_mapping(directories[0] / "experiment.yaml")
-    return str(settings.get("baseline", "grpo"))
 
 
 def watch(
@@ -294,7 +293,7 @@ def watch(
 
     if not directory.is_dir() and (directory.exists() or not directory.absolute().parent.is_dir()):
         raise UserError(f"{directory} is not a directory, nor a place for one: name a run or an experiment.")
-    live = LivePage(directory, baseline=lambda: baseline or _declared_baseline([directory]))
+    live = LivePage(directory, baseline=baseline)
     with stop_on_signals() as stop, live as page, server(page, port) as pages:
         address = f"http://{LOOPBACK}:{pages.server_port}/"
         console().print(f"Watching {safe_text(directory)} at {address}  (Ctrl-C ends this, not the runs)")

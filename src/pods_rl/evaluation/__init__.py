@@ -58,7 +58,9 @@ def evaluate(
         UserError: the task's prompts cannot be rendered for this policy, or it cannot call the task's tools.
     """
     started = time.perf_counter()
-    count = len(task.test) if prompts is None else min(prompts, len(task.test))
+    count = len(task.test)
+    if prompts is not None:
+        count = min(prompts, count)
     rows = own_rows(count * repeats)  # row r is repeat r % repeats of prompt r // repeats
     picked = task.test.select([row // repeats for row in rows])
     if tools is None:
@@ -277,20 +279,33 @@ def summarise(answers: Sequence[Answer], *, repeats: int, temperature: float, se
         accuracy = format_accuracy = both_accuracy = (math.nan, math.nan)
         pass_at = {}
     else:
-        right_counts = [sum(answer.answer_right for answer in group) for group in groups]
-        format_counts = [sum(answer.format_kept for answer in group) for group in groups]
-        both_counts = [sum(answer.answer_right and answer.format_kept for answer in group) for group in groups]
-        accuracy = mean_and_error([count / repeats for count in right_counts])
-        format_accuracy = mean_and_error([count / repeats for count in format_counts])
-        both_accuracy = mean_and_error([count / repeats for count in both_counts])
+        right_counts = []
+        right_shares = []
+        format_shares = []
+        both_shares = []
+        for group in groups:
+            right = 0
+            formatted = 0
+            both = 0
+            for answer in group:
+                right += int(answer.answer_right)
+                formatted += int(answer.format_kept)
+                both += int(answer.answer_right and answer.format_kept)
+            right_counts.append(right)
+            right_shares.append(right / repeats)
+            format_shares.append(formatted / repeats)
+            both_shares.append(both / repeats)
+        accuracy = mean_and_error(right_shares)
+        format_accuracy = mean_and_error(format_shares)
+        both_accuracy = mean_and_error(both_shares)
         pass_at = _pass_at_powers_of_two(repeats, right_counts)
     return Evaluation(
         accuracy=accuracy[0],
         accuracy_se=accuracy[1],
         format_accuracy=format_accuracy[0],
         both_accuracy=both_accuracy[0],
-        mean_completion_tokens=sum(answer.completion_tokens for answer in answers) / len(answers),
-        truncated_share=sum(not answer.ended for answer in answers) / len(answers),
+        mean_completion_tokens=statistics.fmean(answer.completion_tokens for answer in answers),
+        truncated_share=statistics.fmean(not answer.ended for answer in answers),
         prompts=len(groups),
         repeats=repeats,
         temperature=temperature,

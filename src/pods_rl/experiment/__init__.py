@@ -212,7 +212,10 @@ def run_experiment(
             f"{output}: another `pods compare` is making this experiment. Wait for it, or choose another --output."
         ) from error
     with holder:
-        finished = {run.path for run in plan if _is_finished(output / run.path, run, force=force)}
+        finished = set()
+        for run in plan:
+            if _is_finished(output / run.path, run, force=force):
+                finished.add(run.path)
         (output / "configs").mkdir(exist_ok=True)
         write_atomic(output / "experiment.yaml", experiment.to_yaml())
         parallel = min(parallel, len(plan))

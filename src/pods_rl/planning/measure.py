@@ -90,7 +90,7 @@ def _survey(
     candidates = [simulated(setting) for setting in settings]
     grpo = candidates[0]
     best = sorted(candidates[1:], key=lambda candidate: candidate.rate, reverse=True)[:_FINALISTS]
-    finalists = [grpo.setting, *(candidate.setting for candidate in best)]
+    finalists = [candidate.setting for candidate in (grpo, *best)]
     yield from meter.rounds(finalists, (1 - _MEASURING) * seconds)
     timed = []
     for candidate in candidates:
@@ -104,11 +104,16 @@ def standing_still(recipe: Recipe, setting: Setting) -> Recipe:
     steps = recipe.batch_plan().steps_per_generation
     still = _STILL | setting.keys | {"gradient_accumulation_steps": steps}
     keys = recipe.every_value()
-    changes = {key: value for key, value in still.items() if key in keys}
+    changes = {}
+    for key, value in still.items():
+        if key in keys:
+            changes[key] = value
 
     def changed(values: Mapping[str, Any]) -> Mapping[str, Any]:
         every = {**values, **changes}
-        return MappingProxyType({key: value for key, value in every.items() if key not in _UNSET})
+        for key in _UNSET:
+            every.pop(key, None)
+        return MappingProxyType(every)
 
     return replace(recipe, values=changed(recipe.values), given=changed(recipe.given))
 
@@ -163,7 +168,10 @@ class Meter(TrainerCallback):
     ) -> None:  # fmt: skip
         if self._setting is None or not logs or "train_runtime" in logs:
             return
-        all_seconds = sum(value for key, value in logs.items() if key.startswith("pods/seconds/"))
+        all_seconds = 0.0
+        for key, value in logs.items():
+            if key.startswith("pods/seconds/"):
+                all_seconds += value
         generation = logs.get("pods/seconds/rollout", 0.0) + logs.get("pods/seconds/reward", 0.0)
         update = (all_seconds - generation) * self._passes
         step = Step(self._record_rollouts(), generation, update)

@@ -38,7 +38,8 @@ class Plan:
         for name, text in self.facts.items():
             lines += _wrapped(text, f"{name:<12} ")
         lines += ["", _row("n -> m", "prompts", "rollouts", "dead", "signal", "s/step", "timed", "signal/s")]
-        lines += [_row(*_cells(candidate)) for candidate in self.candidates]
+        for candidate in self.candidates:
+            lines.append(_row(*_cells(candidate)))
         lines += ["", *_wrapped(self.step_costs()), *LIMITS.splitlines()]
         lines += ["", *_wrapped(f"Recommended: {self.chosen.setting.label}. {self.reason}")]
         return lines
@@ -56,7 +57,9 @@ class Plan:
         for candidate in self.candidates:
             if candidate.times and candidate.setting.n > candidate.setting.m:
                 ratio = _cost_ratio(candidate, grpo_of_m[candidate.setting.m])
-                side = "below" if ratio < BREAK_EVEN else "above"
+                side = "above"
+                if ratio < BREAK_EVEN:
+                    side = "below"
                 costs.append(f"{candidate.setting.label} {ratio:.2f} ({side})")
         if not costs:
             return ""
@@ -74,6 +77,9 @@ def _cost_ratio(candidate: Candidate, grpo: Candidate) -> float:
 
 def _cells(candidate: Candidate) -> list[str]:
     """Return the texts of a candidate's row in the table."""
+    timed = ""
+    if candidate.times:
+        timed = f"{candidate.seconds:.3g}"
     return [
         candidate.setting.label,
         f"{candidate.work.prompts:g}",
@@ -81,7 +87,7 @@ def _cells(candidate: Candidate) -> list[str]:
         f"{candidate.dead:.0%}",
         f"{candidate.signal:.2f}",
         f"{candidate.modelled:.3g}",
-        f"{candidate.seconds:.3g}" if candidate.times else "",
+        timed,
         f"{candidate.rate:.3g}",
     ]
 
@@ -102,7 +108,8 @@ def decide(candidates: Sequence[Candidate], pool: Pool, simulated: Simulated, fa
     grpo = candidates[0]
     if not pool.live:
         return Plan(candidates, grpo, NO_INFORMATION, facts)
-    best = max((candidate for candidate in candidates if candidate.times), key=lambda candidate: candidate.rate)
+    timed = [candidate for candidate in candidates if candidate.times]
+    best = max(timed, key=lambda candidate: candidate.rate)
     if best is grpo:
         return Plan(candidates, grpo, "No timed setting has more signal a second: keep GRPO.", facts)
     rng = np.random.default_rng(0)
@@ -112,7 +119,10 @@ def decide(candidates: Sequence[Candidate], pool: Pool, simulated: Simulated, fa
         seed = int(rng.integers(2**31))
         best_rate = _resampled_rate(best, simulated, prompts, seed, rng)
         grpo_rate = _resampled_rate(grpo, simulated, prompts, seed, rng)
-        gains.append(best_rate / grpo_rate if grpo_rate else 1.0)
+        if grpo_rate:
+            gains.append(best_rate / grpo_rate)
+        else:  # of prompts without a signal
+            gains.append(1.0)
     low, middle, high = np.percentile(gains, _PERCENTILES)
     gain = f"{middle:.2f} times the signal a second of GRPO {grpo.setting.label} [{low:.2f}, {high:.2f}]"
     if low <= 1:

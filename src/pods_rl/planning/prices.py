@@ -46,7 +46,10 @@ def settings_to_compare(recipe_setting: Setting, rows: int) -> list[Setting]:
     for size in (m // 2, m // 4, 2 * m):
         if size >= _FEWEST_ROWS and rows % size == 0:
             sizes.append(size)
-    settings = [Setting(size * times, size) for size in sizes for times in _TIMES]
+    settings = []
+    for size in sizes:
+        for times in _TIMES:
+            settings.append(Setting(size * times, size))
     if recipe_setting not in settings:
         settings.append(recipe_setting)
     return settings
@@ -60,15 +63,17 @@ def to_measure(settings: Sequence[Setting]) -> list[Setting]:
     """
     recipe_m = settings[0].m
     smallest_m = min(setting.m for setting in settings)
-    few_prompts = sorted((setting for setting in settings if setting.m == recipe_m), key=_rollouts)
-    many_prompts = sorted((setting for setting in settings if setting.m == smallest_m), key=_rollouts)
+    few_prompts = _with_m(settings, recipe_m)
+    many_prompts = _with_m(settings, smallest_m)
     measured = [few_prompts[0], few_prompts[len(few_prompts) // 2], few_prompts[-1]]
     measured.append(many_prompts[min(1, len(many_prompts) - 1)])
     return list(dict.fromkeys(measured))
 
 
-def _rollouts(setting: Setting) -> int:
-    return setting.n
+def _with_m(settings: Sequence[Setting], m: int) -> list[Setting]:
+    """Return the settings of one m, the fewest rollouts first."""
+    with_m = [setting for setting in settings if setting.m == m]
+    return sorted(with_m, key=lambda setting: setting.n)
 
 
 @dataclass(frozen=True)
@@ -113,17 +118,20 @@ class Prices:
 
 def fit_prices(measured: Sequence[Sequence[Step]]) -> Prices:
     """Fit prices of at least 0 to the steps of several settings, by least squares of relative errors."""
-    steps: list[Step] = []
-    weights: list[float] = []
-    for steps_of_setting in measured:
-        median = float(np.median([step.seconds for step in steps_of_setting]))
-        steps.extend(steps_of_setting)
-        weights.extend([1 / median] * len(steps_of_setting))
-    generation_work = [[1.0, step.work.prompts, step.work.rollouts] for step in steps]
-    generation_seconds = [step.generation for step in steps]
+    weights = []
+    generation_work = []
+    generation_seconds = []
+    update_work = []
+    update_seconds = []
+    for steps in measured:
+        median = float(np.median([step.seconds for step in steps]))
+        for step in steps:
+            weights.append(1 / median)
+            generation_work.append([1.0, step.work.prompts, step.work.rollouts])
+            generation_seconds.append(step.generation)
+            update_work.append([1.0, step.work.rows])
+            update_seconds.append(step.update)
     call, prompt, rollout = _non_negative(generation_work, generation_seconds, weights)
-    update_work = [[1.0, step.work.rows] for step in steps]
-    update_seconds = [step.update for step in steps]
     update, row = _non_negative(update_work, update_seconds, weights)
     return Prices(call + update, prompt, rollout, row)
 
@@ -143,4 +151,5 @@ def _non_negative(
         if (prices_F >= 0).all():
             break
         fitted.remove(int(prices_F.argmin()))
-    return [float(price) for price in prices_F]
+    prices: list[float] = prices_F.tolist()
+    return prices

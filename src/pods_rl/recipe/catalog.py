@@ -135,7 +135,10 @@ def split_experiment(
         raise UserError(
             f"{origin.where('base')}base: got {describe(base)}, expected a recipe's name or path, or its keys."
         )
-    shared = base | {key: value for key, value in values.items() if key not in EXPERIMENT_KEYS}
+    shared = dict(base)
+    for key, value in values.items():
+        if key not in EXPERIMENT_KEYS:
+            shared[key] = value
     if any("seed" in keys for keys in (shared, *arms.values())):
         raise UserError(f"{origin.where('seed')}seed: an experiment and its arms have seeds: a count or a list.")
     return shared, arms

@@ -110,7 +110,8 @@ class Recipe:
 
     def without(self, key: str) -> Recipe:
         """Return the recipe without a key that the user set; other checks than those of values are not repeated."""
-        user_values = {name: value for name, value in self.given.items() if name != key}
+        user_values = dict(self.given)
+        user_values.pop(key, None)
         values = defaults() | user_values
         _resolve(values, user_values)
         return Recipe(MappingProxyType(values), MappingProxyType(user_values), self.source)
@@ -215,7 +216,11 @@ class Recipe:
         return text
 
     def _section(self, section: str) -> dict[str, Any]:
-        return {key: value for key, value in self.values.items() if fields()[key].section == section}
+        of_section = {}
+        for key, value in self.values.items():
+            if fields()[key].section == section:
+                of_section[key] = value
+        return of_section
 
 
 def load_recipe(
@@ -322,7 +327,10 @@ def checkpoint_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     >>> checkpoint_keys({"seed": 1, "max_steps": 9})
     {'seed': 1}
     """
-    return {key: value for key, value in values.items() if key not in FREE}
+    bound = dict(values)
+    for key in FREE:
+        bound.pop(key, None)
+    return bound
 
 
 def changed_keys(saved: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
@@ -416,13 +424,29 @@ def _check_task(values: Mapping[str, Any]) -> None:
     if values["task_rewards"] is not None:
         _check_rewards(values["task_rewards"], rewards)
     if family == GYM or task in _GENERATED:
-        for key in ("task_train_size", "task_test_size"):
-            if (values[key] or 0) > _MOST_GENERATED:
-                raise UserError(f"{key}: got {values[key]}, expected at most {_MOST_GENERATED:,} generated prompts.")
+        _check_generated_sizes(values)
     if family == GYM or task in TASKS:  # a task of the user's own may read any key
-        for key, readers in _READERS.items():
-            if values[key] is not None and family not in readers:
-                raise UserError(f"task = {task} does not read {key}: unset one of them.")
+        _check_keys_of_task(values, family)
+    _check_data_files(values)
+
+
+def _check_generated_sizes(values: Mapping[str, Any]) -> None:
+    """Raise UserError if a task would generate too many prompts."""
+    for key in ("task_train_size", "task_test_size"):
+        size = values[key]
+        if size is not None and size > _MOST_GENERATED:
+            raise UserError(f"{key}: got {size}, expected at most {_MOST_GENERATED:,} generated prompts.")
+
+
+def _check_keys_of_task(values: Mapping[str, Any], family: str) -> None:
+    """Raise UserError for a key that the task does not read."""
+    for key, readers in _READERS.items():
+        if values[key] is not None and family not in readers:
+            raise UserError(f"task = {values['task']} does not read {key}: unset one of them.")
+
+
+def _check_data_files(values: Mapping[str, Any]) -> None:
+    """Raise UserError if a data set is named by a path that does not exist."""
     for key in ("dataset_name", "dataset_test_name"):
         name = values[key]
         if name is None or local_path(name).exists():

@@ -230,7 +230,8 @@ def _read_class(package: str, file: str, name: str, section: str) -> Iterator[Fi
     assert spec is not None
     assert spec.submodule_search_locations
     tree = ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
-    class_node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    class_node = classes[name]
     documented = documented_arguments(ast.get_docstring(class_node) or "")
     for node in class_node.body:
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):

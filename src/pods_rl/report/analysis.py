@@ -1,9 +1,10 @@
-"""The numbers of a report: final scores, pairs of arms, speedups, ablations, and seconds by phase."""
+"""The numbers of a comparison: final scores, pairs of arms, speedups, and seconds by phase."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,23 +15,14 @@ from ..engines import PHASES
 from ..errors import UserError
 from ..runs import Run
 from ..text import suggest
-from .arms import Arm, Curve, rollouts_of, same_seeds
+from .ablations import Ablation, find_ablations
+from .arms import EXACT, Arm, Curve, rollouts_of, same_seeds
 from .comparable import refusal
-from .intervals import Z_95, Array, Difference, difference, error_of_mean, t_band
-from .pooling import NO_MATTER, OWN_TO_A_RUN, in_order
+from .intervals import Z_95, Array, Difference, difference, error_of_mean
 from .statistics import Evaluations, Speedup, mean_curve, speedups
 from .text import finite, finite_numbers, plain
 
-AXES = {
-    "n": "rollouts generated (n)",
-    "m": "rollouts kept (m)",
-    "rule": "selection rule",
-    "advantages": "advantages",
-}
-"""What an ablation varies."""
-
 _EVERY_PAIR = 4  # with up to this many arms every pair is compared
-_ROWS = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class Cost:
 
 @dataclass(frozen=True, eq=False)
 class ArmResult:
-    """What a report says about one arm. The page, Markdown, the terminal and the figures in print all read it."""
+    """The numbers of one arm."""
 
     arm: Arm
     final: Final | None = None  # None without an evaluation
@@ -73,7 +65,9 @@ class ArmResult:
     @property
     def speedup(self) -> Speedup | None:
         """The speedup against the baseline by the authors' rule."""
-        return self.speedups[0] if self.speedups else None
+        if not self.speedups:
+            return None
+        return self.speedups[0]
 
     @property
     def margin(self) -> float:
@@ -100,22 +94,20 @@ class Pair:
     @property
     def is_early(self) -> bool:
         """Whether one of the arms has scores after the time at which they are compared."""
-        return max(self.arm.end, self.rival.end) > self.due * (1 + 1e-9)
+        return not (self.arm.ends_by(self.due) and self.rival.ends_by(self.due))
 
-
-@dataclass(frozen=True, eq=False)
-class Ablation:
-    """Arms that differ from the reference in one setting, with the value of each, in order of the values."""
-
-    axis: str
-    reference: Arm
-    arms: tuple[Arm, ...]
-    values: tuple[str, ...]
+    @property
+    def ended(self) -> Arm | None:
+        """The arm that has no score after the time at which they are compared; None if both have one."""
+        for arm in (self.arm, self.rival):
+            if arm.ends_by(self.due):
+                return arm
+        return None
 
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """All that the figures, tables and sentences are made from."""
+    """The numbers of a comparison, from which tables, sentences and figures are made."""
 
     results: tuple[ArmResult, ...]  # the baseline first
     baseline: Arm | None
@@ -127,6 +119,32 @@ class Analysis:
     @property
     def arms(self) -> tuple[Arm, ...]:
         return tuple(result.arm for result in self.results)
+
+    @property
+    def subject(self) -> Arm | None:
+        """The arm that the experiment is about; None if no arms are compared."""
+        if not self.pairs:
+            return None
+        return self.pairs[0].arm
+
+    @property
+    def level(self) -> float | None:
+        """The score to which speedups against the baseline are; None if no speedup can be measured."""
+        if self.baseline is None:
+            return None
+        speedup = self.result_of(self.baseline.name).speedup
+        # against itself the baseline has a problem only if its curve does not rise
+        if speedup is None or speedup.problem or not math.isfinite(speedup.threshold):
+            return None
+        return speedup.threshold
+
+    @property
+    def states(self) -> Counter[str]:
+        """Number of runs by state."""
+        states: Counter[str] = Counter()
+        for arm in self.arms:
+            states.update(run.state for run in arm.runs)
+        return states
 
     @property
     def scored(self) -> list[ArmResult]:
@@ -143,10 +161,12 @@ class Analysis:
     @property
     def compared(self) -> list[Arm]:
         """The arms that are compared with another, or all if none is."""
+        if not self.pairs:
+            return [*self.arms]
         names: set[str] = set()
         for pair in self.pairs:
             names |= {pair.arm.name, pair.rival.name}
-        return [arm for arm in self.arms if arm.name in names] or list(self.arms)
+        return [arm for arm in self.arms if arm.name in names]
 
     @property
     def metrics(self) -> list[str]:
@@ -176,8 +196,12 @@ def analyse(arms: Sequence[Arm], *, baseline: str | None, metric: str) -> Analys
     horizon = _horizon(ordered, reference)
     results = [_result_of(arm, reference, horizon) for arm in ordered]
     compared = [result.arm for result in results if result.speedups]
-    # an ablation of single runs would show nothing but that runs differ
-    ablations = find_ablations([arm for arm in ordered if arm.curve and not arm.is_single])
+    repeated = []
+    for arm in ordered:
+        # an ablation of single runs would show nothing but that runs differ
+        if arm.curve and not arm.is_single:
+            repeated.append(arm)
+    ablations = find_ablations(repeated)
     pairs = []
     for arm, rival in _pairs(compared, base, ablations):
         if not _why_not(arm, rival):
@@ -196,12 +220,15 @@ def _horizon(arms: Sequence[Arm], reference: Arm | None) -> float:
     """Return the end of the reference, else the last end of an arm that has scores."""
     if reference is not None:
         return reference.end
-    return max((arm.end for arm in arms if arm.has_scores), default=0.0)
+    ends = [arm.end for arm in arms if arm.has_scores]
+    return max(ends, default=0.0)
 
 
 def _result_of(arm: Arm, reference: Arm | None, horizon: float) -> ArmResult:
     """Return the numbers of an arm, and its speedups if it can be compared with the reference."""
-    cost = cost_of(arm.runs) if arm.runs else None
+    cost = None
+    if arm.runs:
+        cost = cost_of(arm.runs)
     if arm.curve is None or not arm.has_scores:
         return ArmResult(arm, cost=cost)
     refused = ""
@@ -231,9 +258,10 @@ def _shared_end(arm: Arm, rival: Arm) -> float | None:
     if arm.curve is None or rival.curve is None:
         return None
     end = min(arm.end, rival.end)
+    latest = end * EXACT
     times = np.unique(np.concatenate([arm.curve.due, rival.curve.due]))
-    for due in reversed(times[times <= end * (1 + 1e-9)].tolist()):
-        if _has_mean(arm.curve, due) and _has_mean(rival.curve, due):
+    for due in reversed(times.tolist()):
+        if due <= latest and _has_mean(arm.curve, due) and _has_mean(rival.curve, due):
             return float(due)
     return None
 
@@ -312,11 +340,13 @@ def _pairs(arms: Sequence[Arm], base: Arm | None, ablations: Sequence[Ablation])
     The first is the subject of the experiment against the baseline. Then follow all others against the baseline, and
     the subject against them. With few arms, every pair is compared.
     """
-    candidates = [arm for arm in arms if arm is not base]
-    if base is None or base not in arms or not candidates:
+    candidates = [*arms]
+    if base is None or base not in candidates or len(candidates) == 1:
         return []
+    candidates.remove(base)
     subject = _subject(candidates, base, ablations)
-    rest = [arm for arm in candidates if arm is not subject]
+    rest = [*candidates]
+    rest.remove(subject)
     pairs = [(arm, base) for arm in (subject, *rest)]
     pairs += [(subject, arm) for arm in rest]
     if len(arms) <= _EVERY_PAIR:
@@ -345,7 +375,7 @@ def _final_of(curve: Curve, horizon: float) -> Final:
     if at is None:
         at = curve.last()
     assert at is not None  # the curve has a mean somewhere
-    low, high = t_band(curve.scores, curve.errors)
+    low, high = curve.interval
     with_mean = np.flatnonzero(~np.isnan(curve.mean))
     start = int(with_mean[0])
     within = with_mean[with_mean <= at]
@@ -374,7 +404,7 @@ def cost_of(runs: Sequence[Run]) -> Cost:
     seconds_per_step = []
     phases_of_runs: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for run in runs:
-        rows = [row for row in run.metrics if (finite(row.get("step")) or 0) > 0]
+        rows = _rows_of_steps(run)
         if not rows:
             continue
         step = float(rows[-1]["step"])
@@ -390,93 +420,19 @@ def cost_of(runs: Sequence[Run]) -> Cost:
     return Cost(_mean(steps), per_step, phases, outside)
 
 
+def _rows_of_steps(run: Run) -> list[Mapping[str, Any]]:
+    """Return the logged rows that have the number of a step."""
+    rows: list[Mapping[str, Any]] = []
+    for row in run.metrics:
+        step = finite(row.get("step"))
+        if step is not None and step > 0:
+            rows.append(row)
+    return rows
+
+
 def _mean(values: Iterable[object]) -> float:
     """Return the mean of the numbers among logged values; NaN if there is none."""
     numbers = finite_numbers(values)
-    return float(np.mean(numbers)) if numbers else math.nan
-
-
-# ------------------------------------------------------------------------------------------ ablations
-
-
-def find_ablations(arms: Sequence[Arm]) -> tuple[Ablation, ...]:
-    """Return the ablations around one reference arm: the one from which most others differ in a single setting.
-
-    Of several such arms, the reference is one that drops rollouts if there is one, and the first of those. Two arms
-    alone are not an ablation, since the rest of the report compares them already.
-    """
-    settings: dict[Arm, dict[str, Any]] = {}
-    for arm in arms:
-        arm_settings = settings_of(arm.config)
-        if arm_settings:
-            settings[arm] = arm_settings
-    if not settings or len(arms) == 2:
-        return ()
-
-    def family(arm: Arm, axis: str) -> list[Arm]:
-        """Return the arms that differ in exactly this setting."""
-        return [member for member in settings if _differences(settings[arm], settings[member]) == {axis}]
-
-    def rank(arm: Arm) -> tuple[int, bool]:
-        return sum(len(family(arm, axis)) for axis in AXES), not _is_plain(settings[arm])
-
-    reference = max(settings, key=rank)
-    ablations = []
-    for axis in AXES:
-        members = [reference, *family(reference, axis)]
-        if len(members) == 1:
-            continue
-        if axis in ("n", "m"):
-            members.sort(key=lambda arm: settings[arm][axis])
-        values = [_axis_value(settings[arm], axis) for arm in members]
-        ablations.append(Ablation(axis, reference, tuple(members), tuple(values)))
-    return tuple(ablations)
-
-
-def _axis_value(settings: Mapping[str, Any], axis: str) -> str:
-    value = plain(settings[axis], limit=30)
-    if _is_plain(settings):
-        value += " (GRPO)"
-    return value
-
-
-def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that decide what an arm learns; empty if n or m is unknown.
-
-    Args:
-        config: a resolved recipe, or the columns of a CSV.
-
-    >>> settings_of({"num_generations": 16, "rule": "random", "seed": 3})
-    {'n': 16, 'm': 16, 'rule': 'random', 'advantages': ''}
-    """
-    n, m = rollouts_of(config)
-    if not n or not m:
-        return {}
-    skipped = OWN_TO_A_RUN | NO_MATTER | {"num_rollouts", "num_generations", *AXES, *_ROWS}
-    settings: dict[str, Any] = {}
-    for key, value in config.items():
-        if key not in skipped and value is not None:
-            settings[str(key)] = in_order(value)
-    rows = finite(config.get("per_device_train_batch_size"))
-    micro_batches = finite(config.get("gradient_accumulation_steps")) or 1
-    if rows:
-        # rows follow m, so an ablation of m keeps the prompts of a step
-        settings["prompts"] = rows * micro_batches / m
-    settings["n"] = n
-    settings["m"] = m
-    settings["rule"] = str(config.get("rule") or "")
-    settings["advantages"] = str(config.get("advantages") or "")
-    return settings
-
-
-def _is_plain(settings: Mapping[str, Any]) -> bool:
-    """Whether an arm is plain GRPO: it keeps all it generates, so rule and advantages change nothing."""
-    return bool(settings["n"] == settings["m"])
-
-
-def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> set[str]:
-    """Return the settings in which two arms differ."""
-    keys = {*ours, *theirs}
-    if _is_plain(ours) or _is_plain(theirs):
-        keys -= {"rule", "advantages"}
-    return {key for key in keys if ours.get(key) != theirs.get(key)}
+    if not numbers:
+        return math.nan
+    return float(np.mean(numbers))

@@ -19,7 +19,7 @@ from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
 from ..errors import UserError
 from ..runs import Run, find_runs, is_run
 from ..runs.files import CONFIG, ENVIRONMENT, EVALS, METRICS, STATUS
-from .intervals import Array
+from .intervals import Z_95, Array, t_band
 from .pooling import pools_of
 from .statistics import Evaluations, mean_curve
 from .text import finite, plain, tally
@@ -27,6 +27,8 @@ from .text import finite, plain, tally
 ACCURACIES = ("accuracy", "answer_accuracy", "both_accuracy", "format_accuracy")
 LENGTH = "mean_completion_tokens"
 HOUR = 3600.0
+EXACT = 1 + 1e-9
+"""Times up to this factor later count as the same nominal second: read and computed ones differ in the last digit."""
 
 MOST_CHECKPOINTS = 1000  # of a curve; a longer one keeps this many, evenly spread
 _METRICS = (*ACCURACIES, LENGTH)
@@ -59,6 +61,19 @@ class Curve:
         """Mean of the real seconds over runs."""
         return mean_curve(self.seconds)
 
+    @cached_property
+    def interval(self) -> tuple[Array, Array]:
+        """Student's 95 % interval over the runs, low and high, each ``[C]``; NaN where fewer than two have a score."""
+        return t_band(self.scores, self.errors)
+
+    @cached_property
+    def band(self) -> tuple[Array, Array]:
+        """The interval that figures draw: over the runs, or of a single run 1.96 standard errors of its evaluation."""
+        if len(self.runs) > 1:
+            return self.interval
+        margin = Z_95 * self.errors[0]
+        return self.scores[0] - margin, self.scores[0] + margin
+
     @property
     def evaluations(self) -> Evaluations:
         return Evaluations(self.scores, self.seconds, self.errors, self.due)
@@ -66,14 +81,18 @@ class Curve:
     def last(self, horizon: float = math.inf) -> int | None:
         """Return the last checkpoint with a mean, no later than ``horizon`` nominal seconds; None if there is none."""
         has_mean = ~np.isnan(self.mean)
-        usable = np.flatnonzero(has_mean & (self.due <= horizon * (1 + 1e-9)))
-        return int(usable[-1]) if len(usable) else None
+        usable = np.flatnonzero(has_mean & (self.due <= horizon * EXACT))
+        if len(usable) == 0:
+            return None
+        return int(usable[-1])
 
     @property
     def end(self) -> float:
         """Nominal seconds of the last checkpoint with a mean; NaN if there is none."""
         at = self.last()
-        return math.nan if at is None else float(self.due[at])
+        if at is None:
+            return math.nan
+        return float(self.due[at])
 
     def at(self, due: float) -> tuple[Array, Array]:
         """Return score and standard error of each run at a nominal second, each ``[R]``.
@@ -84,9 +103,9 @@ class Curve:
         exact = np.flatnonzero(np.isclose(self.due, due, rtol=1e-9, atol=1e-9))
         if len(exact) and not np.isnan(self.mean[exact[0]]):
             return self.scores[:, exact[0]], self.errors[:, exact[0]]
-        scores = [self._between(due, row) for row in self.scores]
-        errors = [self._between(due, row) for row in self.errors]
-        return np.array(scores), np.array(errors)
+        scores = np.array([self._between(due, row) for row in self.scores])
+        errors = np.array([self._between(due, row) for row in self.errors])
+        return scores, errors
 
     def _between(self, due: float, values: Array) -> float:
         """Interpolate the values of one run, ``[C]``, skipping checkpoints that it does not have."""
@@ -117,7 +136,9 @@ class Arm:
         """Number of runs: directories, or of a CSV the runs of the curve."""
         if self.runs:
             return len(self.runs)
-        return len(self.curve.runs) if self.curve else 0
+        if self.curve:
+            return len(self.curve.runs)
+        return 0
 
     @property
     def is_single(self) -> bool:
@@ -139,7 +160,13 @@ class Arm:
     @property
     def end(self) -> float:
         """Nominal seconds of the last checkpoint with a mean; NaN if there is none."""
-        return self.curve.end if self.curve else math.nan
+        if self.curve is None:
+            return math.nan
+        return self.curve.end
+
+    def ends_by(self, due: float) -> bool:
+        """Whether the curve has no later score than a nominal second."""
+        return self.end <= due * EXACT
 
     @property
     def is_trained(self) -> bool:
@@ -151,7 +178,10 @@ class Arm:
         """The seed of each run of the curve, or the run's name if its seed is unknown."""
         if self.curve is None:
             return ()
-        seeds = {str(run.path): str(run.seed) for run in self.runs if run.seed is not None}
+        seeds = {}
+        for run in self.runs:
+            if run.seed is not None:
+                seeds[str(run.path)] = str(run.seed)
         return tuple(seeds.get(name, name) for name in self.curve.runs)
 
 
@@ -246,7 +276,7 @@ def _share_a_clock(runs: Sequence[Points]) -> bool:
 
     Evaluations at the earliest time do not count: all runs start at 0.
     """
-    start = min(map(min, runs))
+    start = min(min(points) for points in runs)
     times_of_runs = []
     count: Counter[float] = Counter()  # runs by time
     for points in runs:
@@ -257,8 +287,8 @@ def _share_a_clock(runs: Sequence[Points]) -> bool:
     if len(times_of_runs) < 2:
         return True
     for times in times_of_runs:
-        shared = sum(count[time] > 1 for time in times)
-        if shared >= len(times) / 2:
+        shared = [time for time in times if count[time] > 1]
+        if len(shared) >= len(times) / 2:
             return True
     return False
 
@@ -269,17 +299,30 @@ def _interpolated(runs: Mapping[str, Points]) -> Curve | None:
     The times lie between the start of most runs and the end of most runs. If there are none, return None.
     """
     tables = [np.array(sorted(points.values())).T for points in runs.values()]  # each [seconds, score and error; C]
+    starts = []
+    ends = []
+    lengths = []
+    for seconds, _, _ in tables:
+        starts.append(seconds[0])
+        ends.append(seconds[-1])
+        lengths.append(len(seconds))
+    # more than half of the runs have begun at `low`, and more than half have not ended at `high`
     half = len(tables) // 2
-    low = sorted(table[0, 0] for table in tables)[half]
-    high = sorted((table[0, -1] for table in tables), reverse=True)[half]
+    low = sorted(starts)[half]
+    high = sorted(ends, reverse=True)[half]
     if low >= high:
         return None
-    seconds = np.concatenate([table[0] for table in tables])
-    within = seconds[(seconds >= low) & (seconds <= high)]
-    count = min(int(np.median([table.shape[1] for table in tables])), MOST_CHECKPOINTS)
-    grid = np.unique(np.quantile(within, np.linspace(0, 1, max(2, count))))
-    scores_RC = np.array([_on_a_line(grid, table[0], table[1]) for table in tables])
-    errors_RC = np.array([_on_a_line(grid, table[0], table[2]) for table in tables])
+    all_seconds = np.concatenate([table[0] for table in tables])
+    within = all_seconds[(all_seconds >= low) & (all_seconds <= high)]
+    count = min(int(np.median(lengths)), MOST_CHECKPOINTS)
+    grid = np.unique(np.quantile(within, np.linspace(0, 1, max(2, count))))  # [C]
+    scores = []
+    errors = []
+    for seconds, run_scores, run_errors in tables:
+        scores.append(_on_a_line(grid, seconds, run_scores))
+        errors.append(_on_a_line(grid, seconds, run_errors))
+    scores_RC = np.array(scores)
+    errors_RC = np.array(errors)
     seconds_RC = np.where(np.isnan(scores_RC), np.nan, grid)
     return Curve(tuple(runs), grid, seconds_RC, scores_RC, errors_RC, interpolated=True)
 
@@ -371,11 +414,21 @@ def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm
             )
         points[hours] = row | {"due": hours * HOUR, "seconds": hours * HOUR}
         if name not in configs:
-            configs[name] = {key: row[column] for key, column in _CSV_SETTINGS.items() if row.get(column)}
+            configs[name] = _settings_of_csv(row)
     arms = []
     for name, runs in evals.items():
-        arms.append(_arm(name, configs[name], {run: points.values() for run, points in runs.items()}, metric))
+        evals_of_runs = {run: points.values() for run, points in runs.items()}
+        arms.append(_arm(name, configs[name], evals_of_runs, metric))
     return arms
+
+
+def _settings_of_csv(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a row says of its arm, by the keys of a recipe."""
+    config = {}
+    for key, column in _CSV_SETTINGS.items():
+        if row.get(column):
+            config[key] = row[column]
+    return config
 
 
 def _rows_of_csv(path: str | Path, metric: str) -> list[dict[str, Any]]:
@@ -392,9 +445,9 @@ def _rows_of_csv(path: str | Path, metric: str) -> list[dict[str, Any]]:
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"Cannot read {path} as CSV: {error}. Expected columns {', '.join(needed)}.") from error
     columns = table.column_names
-    repeated = [name for name, count in Counter(columns).items() if count > 1]
-    if repeated:
-        raise UserError(f"{path} has several columns called {plain(repeated[0])}. Remove or rename all but one.")
+    for name, count in Counter(columns).items():
+        if count > 1:
+            raise UserError(f"{path} has several columns called {plain(name)}. Remove or rename all but one.")
     if not rows or not {*needed} <= {*columns}:
         raise UserError(
             f"{path} has no row with {', '.join(needed)}: its columns are {', '.join(columns)}. "
@@ -431,7 +484,9 @@ def rollouts_of(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 def _whole(value: object) -> int | None:
     number = finite(value)
-    return None if number is None else int(number)
+    if number is None:
+        return None
+    return int(number)
 
 
 def damaged_files(arms: Sequence[Arm]) -> str:
@@ -455,9 +510,10 @@ def _damage_of(run: Run) -> list[str]:
         METRICS: run.metrics,
         EVALS: run.evals,
     }
+    folder = f"{plain(run.path.parent.name)}/{plain(run.path.name)}"
     damaged = []
     for name, content in contents.items():
-        place = "/".join(map(plain, (run.path.parent.name, run.path.name, name)))
+        place = f"{folder}/{name}"
         path = run.path / name
         lines = run.skipped.get(name)
         if lines:

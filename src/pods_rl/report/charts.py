@@ -12,8 +12,9 @@ import numpy as np
 from ..runs import Run
 from .analysis import Analysis
 from .arms import Arm, Curve, curve_of
-from .intervals import Z_95, Array, t_band
-from .text import UNITS, finite, rounded, unit_for, words
+from .intervals import Array
+from .text import UNITS, finite, finite_numbers, rounded, unit_for, words
+from .wording import level_text
 
 STEP_METRICS = {
     "reward": "reward, all generated rollouts",
@@ -35,9 +36,12 @@ _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _DASHES: tuple[tuple[int, ...], ...] = ((), (8, 5), (2, 4))
 
 Chart = dict[str, Any]
-"""One panel: ``y`` (a name), ``x`` (a list of [key, label]), ``level`` ([value, label] or None), ``crowded`` (whether
-runs and bands are hidden at first), and ``arms``, each with ``label``, ``colour``, ``dash``, ``crossing`` (time and
-score of the checkpoint at which its mean reaches the level, or None) and, by key of x, ``lines``."""
+"""One panel.
+
+``metric`` is its key in a run's files, ``y`` a name, ``x`` a list of [key, label], ``level`` [value, label] or None.
+``crowded`` says whether runs and bands are hidden at first. Each of ``arms`` has ``label``, ``colour``, ``dash``, by
+key of x ``lines``, and ``crossing``: time and score of the checkpoint at which its mean reaches the level, or None.
+"""
 
 
 class Style(NamedTuple):
@@ -45,6 +49,9 @@ class Style(NamedTuple):
 
     colour: str
     dash: tuple[int, ...] = ()
+
+
+Styles = Mapping[str, Style]  # by the arm's name
 
 
 def line_styles(count: int) -> list[Style]:
@@ -62,70 +69,83 @@ def line_styles(count: int) -> list[Style]:
 
 def styles_of(analysis: Analysis) -> dict[str, Style]:
     """Return the style of each arm by name, the same in every figure; the arm that the report is about comes first."""
-    subject = analysis.pairs[0].arm if analysis.pairs else None
     coloured = [arm for arm in analysis.arms if arm is not analysis.baseline]
-    coloured.sort(key=lambda arm: arm is not subject)
-    styles = {arm.name: style for arm, style in zip(coloured, line_styles(len(coloured)), strict=True)}
+    coloured.sort(key=lambda arm: arm is not analysis.subject)
+    styles = {}
+    for arm, style in zip(coloured, line_styles(len(coloured)), strict=True):
+        styles[arm.name] = style
     if analysis.baseline:
         styles[analysis.baseline.name] = Style(_BASELINE)
     return styles
 
 
-def charts(analysis: Analysis) -> dict[str, list[Chart]]:
-    """Return the panels of the page's figures: ``scores`` of evaluations, the compared one first, and ``steps``."""
-    figures = {
-        "scores": [chart_of(analysis, metric) for metric in analysis.metrics],
-        "steps": [_step_chart(analysis, metric, title) for metric, title in STEP_METRICS.items()],
-    }
-    drawn = {}
-    for name, panels in figures.items():
-        panels = [panel for panel in panels if panel["arms"]]
-        if panels:
-            drawn[name] = panels
-    return drawn
+def charts(analysis: Analysis, styles: Styles) -> dict[str, list[Chart]]:
+    """Return the panels of the figures that have a line.
+
+    They are ``scores`` of evaluations, the compared one first, and ``steps``, of what was logged at each step.
+    """
+    scores = []
+    for metric in analysis.metrics:
+        chart = _score_chart(analysis, styles, metric)
+        if chart["arms"]:
+            scores.append(chart)
+    steps = []
+    for metric, title in STEP_METRICS.items():
+        chart = _step_chart(analysis, styles, metric, title)
+        if chart["arms"]:
+            steps.append(chart)
+    figures = {}
+    if scores:
+        figures["scores"] = scores
+    if steps:
+        figures["steps"] = steps
+    return figures
 
 
-def _step_chart(analysis: Analysis, metric: str, title: str) -> Chart:
+def _step_chart(analysis: Analysis, styles: Styles, metric: str, title: str) -> Chart:
     """Return a logged metric over steps."""
     curves = {}
     for arm in analysis.arms:
         curve = _logged_curve(arm, metric)
         if curve is not None:
             curves[arm.name] = curve
-    chart = _panel(analysis, title, [_Axis("step", "step", 1.0, curves)])
+    chart = _panel(analysis, styles, metric, title, [_Axis("step", "step", 1.0, curves)])
     chart["crowded"] = True  # runs are hidden at first
     return chart
 
 
-def chart_of(analysis: Analysis, metric: str) -> Chart:
+def _score_chart(analysis: Analysis, styles: Styles, metric: str) -> Chart:
     """Return a metric of evaluations over training time, and over steps if every arm logged them."""
     arms = [arm for arm in analysis.arms if metric in arm.curves]
-    over_time = {arm.name: arm.curves[metric] for arm in arms}
-    unit = unit_for(max((float(np.nanmax(curve.seconds)) for curve in over_time.values()), default=1.0))
+    over_time = {}
+    last = 0.0
     of_cpu = ""
-    if any(arm.config.get("clock") == "cpu" for arm in arms):
-        of_cpu = " of processor time"
+    for arm in arms:
+        curve = arm.curves[metric]
+        over_time[arm.name] = curve
+        last = max(last, float(np.nanmax(curve.seconds)))
+        if arm.config.get("clock") == "cpu":
+            of_cpu = " of processor time"
+    unit = unit_for(last)
     axes = [_Axis("time", f"training time ({unit}{of_cpu})", 1 / UNITS[unit], over_time)]
     over_steps = {}
     for arm in arms:
-        curve = _curve_over_steps(arm, metric)
-        if curve is not None:
-            over_steps[arm.name] = curve
+        curve_over_steps = _curve_over_steps(arm, metric)
+        if curve_over_steps is not None:
+            over_steps[arm.name] = curve_over_steps
     if len(over_steps) == len(arms):
         axes.append(_Axis("step", "step", 1.0, over_steps))
-    chart = _panel(analysis, words(metric), axes)
-    if metric == analysis.metric and analysis.baseline:
-        _add_level(chart, analysis, analysis.baseline, unit, arms)
+    chart = _panel(analysis, styles, metric, words(metric), axes)
+    if metric == analysis.metric:
+        _add_level(chart, analysis, unit, arms)
     return chart
 
 
-def _add_level(chart: Chart, analysis: Analysis, baseline: Arm, unit: str, arms: Sequence[Arm]) -> None:
+def _add_level(chart: Chart, analysis: Analysis, unit: str, arms: Sequence[Arm]) -> None:
     """Add the level that speedups are to, and where the mean of each arm first reaches it."""
-    level = analysis.result_of(baseline.name).speedup
-    # against itself the baseline has a problem only if its curve has no rise, and so no level
-    if level is None or level.problem or not math.isfinite(level.threshold):
+    if analysis.baseline is None or analysis.level is None:
         return
-    chart["level"] = [rounded(level.threshold), f"99 % of {baseline.label}’s peak"]
+    chart["level"] = [rounded(analysis.level), level_text(analysis.baseline)]
     for drawn, arm in zip(chart["arms"], arms, strict=True):
         speedup = analysis.result_of(arm.name).speedup
         if speedup and math.isfinite(speedup.arm_time):
@@ -138,8 +158,17 @@ def _curve_over_steps(arm: Arm, metric: str) -> Curve | None:
     """Return the evaluations of an arm over steps; None if no evaluation logged its step."""
     evals = {}
     for run in arm.runs:
-        evals[str(run.path)] = [row for row in run.evals if finite(row.get("step")) is not None]
+        evals[str(run.path)] = _with_step(run)
     return curve_of(evals, metric, "step")
+
+
+def _with_step(run: Run) -> list[Mapping[str, Any]]:
+    """Return the evaluations of a run that logged their step."""
+    rows: list[Mapping[str, Any]] = []
+    for row in run.evals:
+        if finite(row.get("step")) is not None:
+            rows.append(row)
+    return rows
 
 
 class _Axis(NamedTuple):
@@ -151,29 +180,26 @@ class _Axis(NamedTuple):
     curves: Mapping[str, Curve]  # by arm
 
 
-def _panel(analysis: Analysis, y: str, axes: Sequence[_Axis]) -> Chart:
+def _panel(analysis: Analysis, styles: Styles, metric: str, y: str, axes: Sequence[_Axis]) -> Chart:
     """Return the lines of each arm that has a curve over every axis."""
-    styles = styles_of(analysis)
     drawn = []
     for arm in analysis.arms:
-        if all(arm.name in axis.curves for axis in axes):
-            drawn.append(
-                {
-                    "label": arm.label,
-                    **styles[arm.name]._asdict(),
-                    "crossing": None,
-                    "lines": {axis.key: _lines(axis.curves[arm.name], axis.scale) for axis in axes},
-                }
-            )
+        lines = {}
+        for axis in axes:
+            if arm.name in axis.curves:
+                lines[axis.key] = _lines(axis.curves[arm.name], axis.scale)
+        if len(lines) == len(axes):
+            drawn.append({"label": arm.label, **styles[arm.name]._asdict(), "crossing": None, "lines": lines})
     titles = [[axis.key, axis.title] for axis in axes]
-    return {"y": y, "x": titles, "level": None, "crowded": len(drawn) > _CROWD, "arms": drawn}
+    crowded = len(drawn) > _CROWD
+    return {"metric": metric, "y": y, "x": titles, "level": None, "crowded": crowded, "arms": drawn}
 
 
 def _logged_curve(arm: Arm, metric: str) -> Curve | None:
     """Return a logged metric over steps, each run's mean within equal intervals of steps; None if no run has it."""
     last = 0.0
     for run in arm.runs:
-        steps = [finite(row.get("step")) or 0.0 for row in run.metrics]
+        steps = finite_numbers(row.get("step") for row in run.metrics)
         last = max([last, *steps])
     width = max(1.0, last / _BINS)
     evals = {str(run.path): _binned(run, metric, width) for run in arm.runs}
@@ -198,17 +224,13 @@ def _binned(run: Run, metric: str, width: float) -> list[dict[str, float]]:
 def _lines(curve: Curve, scale: float) -> dict[str, Any]:
     """Return one arm over one axis, thinned: runs, and the mean with its interval over runs (of one run: its own)."""
     points = _even(len(curve.due), _MOST_POINTS)
+    low, high = curve.band
     seeds = []
     if len(curve.runs) > 1:
-        low, high = t_band(curve.scores, curve.errors)
         for run in _even(len(curve.runs), _MOST_RUNS):
             name = Path(curve.runs[run]).name.removeprefix("seed-")
             x = curve.seconds[run][points] * scale
             seeds.append([name, _numbers(x), _numbers(curve.scores[run][points])])
-    else:
-        error = Z_95 * curve.errors[0]
-        low = curve.scores[0] - error
-        high = curve.scores[0] + error
     return {
         "x": _numbers(curve.times[points] * scale),
         "mean": _numbers(curve.mean[points]),

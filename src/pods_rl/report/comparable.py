@@ -15,7 +15,7 @@ from typing import Any
 
 from ..runs import Run
 from .arms import Arm
-from .pooling import in_order, task_of
+from .pooling import as_text, task_of
 from .text import finite, plain
 
 # keys of a recipe that choose the questions of an evaluation and their answers
@@ -54,7 +54,10 @@ def refusal(arm: Arm, rival: Arm) -> str:
     their_grader, _, their_rest = theirs.partition("-")
     if our_grader != their_grader:
         return f"answers were graded by versions {plain(our_grader)} and {plain(their_grader)} of the grader"
-    prompts_differ = any(arm.config.get(key) != rival.config.get(key) for key in _PROMPTS)
+    prompts_differ = False
+    for key in _PROMPTS:
+        if arm.config.get(key) != rival.config.get(key):
+            prompts_differ = True  # noted by `remarks` instead
     if our_rest != their_rest and not prompts_differ:
         return f"the versions of the task are {plain(ours)} and {plain(theirs)}"
     return ""
@@ -72,9 +75,7 @@ def _version(arm: Arm) -> str:
 def _value(value: Any) -> str:
     if value is None:
         return "not set"
-    if not isinstance(value, str):
-        value = in_order(value)
-    return plain(value, limit=40)
+    return plain(as_text(value), limit=40)
 
 
 def remarks(arms: Sequence[Arm]) -> list[str]:
@@ -138,11 +139,15 @@ def _size(run: Run) -> str:
 
 def _temperature(run: Run) -> str:
     temperature = finite(_last_evaluation(run).get("temperature"))
-    return "" if temperature is None else f"{temperature:g}"
+    if temperature is None:
+        return ""
+    return f"{temperature:g}"
 
 
 def _last_evaluation(run: Run) -> Mapping[str, Any]:
-    return run.evals[-1] if run.evals else {}
+    if not run.evals:
+        return {}
+    return run.evals[-1]
 
 
 def _clock(run: Run) -> str:

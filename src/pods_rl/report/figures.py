@@ -13,8 +13,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .analysis import AXES, Ablation, Analysis
-from .charts import Style, chart_of, styles_of
+from .ablations import AXES, Ablation
+from .account import Account
+from .analysis import Analysis
+from .charts import Chart, Style, Styles
 from .text import plain, words
 
 WIDTH = 3.25  # inches: a column of a paper with two columns
@@ -40,14 +42,19 @@ STYLE: dict[str, Any] = {
 }
 
 
-def printed(analysis: Analysis, kinds: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+def printed(account: Account, kinds: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Yield a file name and its content for each figure that has data, in each format."""
-    compared, *rest = analysis.metrics
-    figures = {"curves": curves_figure(analysis, compared)}
-    for metric in rest:
-        figures[metric] = curves_figure(analysis, metric)
+    analysis = account.analysis
+    if analysis is None:
+        return
+    figures = {}
+    for chart in account.charts.get("scores", ()):
+        name = chart["metric"]
+        if name == analysis.metric:
+            name = "curves"
+        figures[name] = curves_figure(chart)
     for ablation in analysis.ablations:
-        figures[f"ablation-{ablation.axis}"] = ablation_figure(analysis, ablation)
+        figures[f"ablation-{ablation.axis}"] = ablation_figure(analysis, ablation, account.styles)
     for name, figure in figures.items():
         for kind in kinds:
             yield f"{name}.{kind}", to_bytes(figure, kind)
@@ -64,7 +71,9 @@ def new_figure(width: float = WIDTH, height: float = 2.4) -> Figure:
 def look(style: Style, rank: int = 0) -> dict[str, Any]:
     """Return colour and dash as matplotlib's keywords; a solid line after the first gets a dash of its own."""
     dash = style.dash or _PRINTED_DASHES[rank % len(_PRINTED_DASHES)]
-    return {"color": style.colour, "linestyle": (0, dash) if dash else "-"}
+    if not dash:
+        return {"color": style.colour, "linestyle": "-"}
+    return {"color": style.colour, "linestyle": (0, dash)}
 
 
 def add_legend(figure: Figure, entries: Sequence[tuple[Any, str]]) -> None:
@@ -91,11 +100,10 @@ def to_bytes(figure: Figure, kind: str) -> bytes:
 
 
 @styled
-def curves_figure(analysis: Analysis, metric: str) -> Figure:
+def curves_figure(chart: Chart) -> Figure:
     """A metric over training time: runs thin, their mean thick with its band, and where means reach the level."""
     figure = new_figure()
     axes = figure.add_subplot()
-    chart = chart_of(analysis, metric)
     entries = []
     for rank, arm in enumerate(chart["arms"]):
         lines = arm["lines"]["time"]
@@ -103,7 +111,9 @@ def curves_figure(analysis: Analysis, metric: str) -> Figure:
         if not chart["crowded"]:
             for _, times, scores in lines["seeds"]:
                 _plot(axes, times, scores, color=colour, linewidth=0.5, alpha=0.3, zorder=2.2)
-            x, low, high = (np.array(lines[key], dtype=float) for key in ("x", "low", "high"))
+            x = np.array(lines["x"], dtype=float)
+            low = np.array(lines["low"], dtype=float)
+            high = np.array(lines["high"], dtype=float)
             axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2.4)
         handle = _plot(axes, lines["x"], lines["mean"], zorder=3, **look(Style(colour, arm["dash"]), rank))
         entries.append((handle, arm["label"]))
@@ -125,16 +135,17 @@ def _plot(axes: Axes, x: Sequence[float | None], y: Sequence[float | None], **ke
     """Draw a line through its known points; a lone point is a dot."""
     points = np.array([x, y], dtype=float)
     points = points[:, ~np.isnan(points).any(axis=0)]
-    marker = "." if points.shape[1] == 1 else None
+    marker = None
+    if points.shape[1] == 1:
+        marker = "."
     return axes.plot(*points, marker=marker, **keywords)[0]
 
 
 @styled
-def ablation_figure(analysis: Analysis, ablation: Ablation) -> Figure:
+def ablation_figure(analysis: Analysis, ablation: Ablation, styles: Styles) -> Figure:
     """One setting varied: the final scores with 95 % interval and every run."""
     figure = new_figure()
     axes = figure.add_subplot()
-    styles = styles_of(analysis)
     labels: list[str] = []
     for arm, value in zip(ablation.arms, ablation.values, strict=True):
         final = analysis.result_of(arm.name).final

@@ -17,6 +17,11 @@ Array = NDArray[np.float64]
 Z_95 = 1.96
 """97.5 % quantile of the normal distribution: of an evaluation over many prompts, and of Student's t of many runs."""
 
+SCORE_DIGITS = 3
+"""Decimals of a score, and of a difference of scores, in every output."""
+
+SPEEDUP_DIGITS = 2
+
 _MANY = 1000  # degrees of freedom from which Student's t is the normal distribution to three digits
 
 
@@ -32,9 +37,14 @@ def t_quantile(freedom: float) -> float:
     if freedom >= _MANY:
         return Z_95
     if freedom >= 20:
-        return _t_quantile(float(math.floor(freedom)))
-    parts = 200 if freedom < 2 else 20
-    return _t_quantile(max(1.0, math.floor(freedom * parts + 1e-9) / parts))
+        parts = 1
+    elif freedom >= 2:
+        parts = 20
+    else:
+        parts = 200
+    # a computed freedom of 7 may be 6.999...
+    rounded_down = math.floor(freedom * parts + 1e-9) / parts
+    return _t_quantile(max(1.0, rounded_down))
 
 
 @cache
@@ -48,6 +58,15 @@ def _t_quantile(freedom: float) -> float:
 
     # the quantile falls from 12.706 at one degree of freedom to 1.960
     return float(mpmath.findroot(excess, (1.9, 13.0), solver="anderson", tol=1e-20))
+
+
+def excludes(low: float, high: float, value: float, digits: int) -> bool:
+    """Whether an interval excludes a value, by its ends as they are printed: readers decide by those.
+
+    >>> excludes(0.0004, 0.2, 0.0, 3), excludes(0.0006, 0.2, 0.0, 3), excludes(math.nan, math.nan, 0.0, 3)
+    (False, True, False)
+    """
+    return round(low, digits) > value or round(high, digits) < value
 
 
 def half_widths(
@@ -132,7 +151,9 @@ def t_band(scores_RC: ArrayLike, errors_RC: ArrayLike | None = None) -> tuple[Ar
     (array([0.052,   nan]), array([0.548,   nan]))
     """
     scores = np.asarray(scores_RC, dtype=np.float64)
-    errors = np.asarray(math.nan if errors_RC is None else errors_RC, dtype=np.float64)
+    errors = np.full_like(scores, math.nan)
+    if errors_RC is not None:
+        errors = np.asarray(errors_RC, dtype=np.float64)
     present = ~np.isnan(scores)
     mean = np.where(present, scores, 0.0).sum(axis=0) / np.maximum(present.sum(axis=0), 1)
     # paired with zeros, the differences are the scores
@@ -153,15 +174,17 @@ class Difference:
 
     @property
     def settled(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.low > 0 or self.high < 0
+        """Whether the printed interval excludes 0."""
+        return excludes(self.low, self.high, 0.0, SCORE_DIGITS)
 
     @property
     def order(self) -> str:
         """``above`` or ``below`` if every run is so although the difference is not settled; else empty."""
         if self.settled or self.side == 0:
             return ""
-        return "above" if self.side > 0 else "below"
+        if self.side > 0:
+            return "above"
+        return "below"
 
 
 def difference(

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from ..runs import Run
 from ..text import call_text, content_text, plain_text
 from .arms import Arm
-from .text import finite, plain, rounded
+from .text import finite, finite_numbers, plain, rounded
 
 DATA_MB = 20.0
 """Approximate megabytes of the page that rollouts may take."""
@@ -62,8 +62,11 @@ class Ledger:
         if not path.is_file():  # opening a pipe would block
             raise OSError("not a regular file")
         parts: dict[int, list[dict[str, Any]]] = {}
+        columns = None
+        if self.left_out:  # the page is full: groups are only counted
+            columns = ["step", "group"]
         with pq.ParquetFile(path) as file:
-            rows = file.read(columns=["step", "group"] if self.left_out else None).to_pylist()
+            rows = file.read(columns=columns).to_pylist()
         for row in rows:
             if not isinstance(row["step"], int) or not isinstance(row["group"], int):
                 raise TypeError("step and group must be integers")
@@ -108,9 +111,11 @@ class Ledger:
             folds.setdefault((rollout.reward, rollout.text, rollout.facts), []).append(rollout)
         lines = []
         for (reward, text, facts), fold in folds.items():
-            kept = [rollout.advantage for rollout in fold if rollout.kept]
+            kept = [rollout for rollout in fold if rollout.kept]
+            advantage = None
+            if kept:
+                advantage = kept[0].advantage
             numbers = [rollout.index for rollout in fold[:_MOST_NUMBERS]]
-            advantage = kept[0] if kept else None
             lines.append([self._id(text), reward, len(fold), len(kept), advantage, self._id(facts), numbers])
         return lines
 
@@ -176,8 +181,10 @@ def _shuffled_files(arm: Arm) -> list[tuple[Run, Path]]:
 
 def _rollout(row: Mapping[str, Any], position: int) -> _Rollout:
     index = finite(row.get("rollout"))
+    if index is None:
+        index = position
     return _Rollout(
-        index=position if index is None else int(index),
+        index=int(index),
         reward=rounded(row.get("reward"), 6),
         kept=bool(row.get("selected")),
         advantage=rounded(row.get("advantage"), 4),
@@ -217,11 +224,18 @@ def _facts(row: Mapping[str, Any]) -> list[str]:
 def _stat(rollouts: Sequence[_Rollout]) -> str:
     """Return how many rollouts were right and kept, and mean and spread of the rewards."""
     count = len(rollouts)
-    kept = [rollout for rollout in rollouts if rollout.kept]
-    graded = [rollout.right for rollout in rollouts if rollout.right is not None]
+    kept = []
+    right_count = 0
+    is_graded = False
+    for rollout in rollouts:
+        if rollout.kept:
+            kept.append(rollout)
+        if rollout.right is not None:
+            is_graded = True
+            right_count += int(rollout.right)
     parts = []
-    if graded:
-        parts.append(f"{sum(graded)} of {count} right")
+    if is_graded:
+        parts.append(f"{right_count} of {count} right")
     parts.append(f"kept {len(kept)} of {count}")
     rewards = f"reward {_spread(rollouts)}"
     if len(kept) < count:
@@ -232,7 +246,7 @@ def _stat(rollouts: Sequence[_Rollout]) -> str:
 
 def _spread(rollouts: Sequence[_Rollout]) -> str:
     """Return mean and standard deviation of the rewards."""
-    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    rewards = finite_numbers(rollout.reward for rollout in rollouts)
     if not rewards:
         return "–"
     if len(rewards) == 1:
@@ -252,7 +266,11 @@ def conversation(messages: Any) -> str:
 
 
 def _message(message: Mapping[str, Any]) -> str:
-    speaker = " ".join(content_text(message[key]) for key in ("role", "name") if message.get(key))
+    speakers = []
+    for key in ("role", "name"):
+        if message.get(key):
+            speakers.append(content_text(message[key]))
+    speaker = " ".join(speakers)
     lines = []
     for key in ("reasoning_content", "thinking", "content"):
         content = message.get(key)
@@ -265,7 +283,9 @@ def _message(message: Mapping[str, Any]) -> str:
 
 def _middle_cut(value: Any, limit: int = TEXT_LIMIT) -> str:
     """Return a long text without its middle: instructions come first, a question and an answer last."""
-    text = "" if value is None else str(value)
+    text = ""
+    if value is not None:
+        text = str(value)
     cut = len(text) - limit
     if cut > 0:
         text = f"{text[: limit // 2]} … ({cut} characters) … {text[-limit // 2 :]}"

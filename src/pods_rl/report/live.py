@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,10 +17,13 @@ from typing import NamedTuple
 from ..errors import UserError
 from ..runs import find_runs
 from ..runs.files import EVALS, METRICS, encoded
-from .build import ReportFiles, read_report, to_html
+from .account import Account
+from .build import read_account
+from .page import to_html
 from .text import plain, tally
 
 LOOPBACK = "127.0.0.1"
+_SHORTEST_PAUSE = 1.0  # seconds between looks at the files
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",  # the page itself adds the rest, and no-referrer
@@ -47,14 +50,12 @@ class LivePage:
 
     Args:
         source: a run or an experiment. Before it exists, the page shows what it waits for.
-        baseline: function that returns the baseline, as of `build_report`; called for each report.
-        look: seconds between looks at the files.
+        baseline: the arm to compare with, as of `build_report`.
     """
 
-    def __init__(self, source: Path, *, baseline: Callable[[], str | None] = lambda: "grpo", look: float = 1.0) -> None:
+    def __init__(self, source: Path, *, baseline: str | None = None) -> None:
         self._source = source
         self._baseline = baseline
-        self._shortest_pause = look
         self._over = threading.Event()
         self._seen: frozenset[_File] | None = None  # files of the latest report
         self._made = False  # whether a report was made
@@ -74,7 +75,7 @@ class LivePage:
         while not self._over.wait(pause):
             started = time.monotonic()
             self.look()
-            pause = max(self._shortest_pause, 3 * (time.monotonic() - started))  # a quarter of the time goes to reports
+            pause = max(_SHORTEST_PAUSE, 3 * (time.monotonic() - started))  # a quarter of the time goes to reports
 
     def look(self) -> None:
         """Make the report again if a file has changed."""
@@ -85,13 +86,15 @@ class LivePage:
         try:
             state = self._state()
             if _has_begun(files):
-                self._show(read_report([self._source], baseline=self._baseline()), state)
+                self._show(read_account([self._source], baseline=self._baseline), state)
                 self._made = True
                 return
             note = f"Waiting for the first step of {self._source} ({state})"
         except Exception as error:  # files of a run that begins, or damaged ones: another look may find better ones
             state = "waiting"
-            reason = str(error) if isinstance(error, UserError) else repr(error)
+            reason = repr(error)
+            if isinstance(error, UserError):
+                reason = str(error)
             note = f"No report: {reason}"
         if self._made:
             self.served = self.served._replace(note=plain(note, limit=200))
@@ -100,14 +103,14 @@ class LivePage:
 
     def _wait(self, message: str, state: str) -> None:
         title = os.path.basename(os.path.realpath(self._source))
-        self._show(ReportFiles(Path("report"), title, (plain(message, limit=300),)), state)
+        self._show(Account(title, (plain(message, limit=300),)), state)
 
-    def _show(self, report: ReportFiles, state: str) -> None:
+    def _show(self, account: Account, state: str) -> None:
         self.served = Served(  # one assignment: a reader sees the old or the new
-            page=encoded(to_html(report, live=True)),
-            parts=encoded(to_html(report, parts=True)),
-            rollouts=json.dumps(report.ledger.data).encode(),
-            points=json.dumps(report.charts).encode(),
+            page=encoded(to_html(account, live=True)),
+            parts=encoded(to_html(account, parts=True)),
+            rollouts=json.dumps(account.ledger.data).encode(),
+            points=json.dumps(account.charts).encode(),
             version=self.served.version + 1,
             state=state,
             made=time.monotonic(),
@@ -136,7 +139,7 @@ def _has_begun(files: Iterable[_File]) -> bool:
 def _files(source: Path) -> Iterator[_File]:
     """Yield each file that a report may read."""
     for folder, folders, names in os.walk(source):
-        folders[:] = [name for name in folders if not _is_skipped(name)]
+        folders[:] = [name for name in folders if not _is_skipped(name)]  # os.walk enters what is left
         for name in names:
             if name.endswith((".json", ".jsonl", ".yaml", ".parquet")):
                 path = os.path.join(folder, name)

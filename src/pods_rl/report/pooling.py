@@ -63,7 +63,7 @@ def settings_text(run: Run) -> dict[str, str]:
     settings = {}
     for key, value in run.config.items():
         if key not in OWN_TO_A_RUN | NO_MATTER and value is not None:
-            settings[str(key)] = value if isinstance(value, str) else in_order(value)
+            settings[str(key)] = as_text(value)
     version = task_of(run).get("version")
     if settings and version is not None:
         settings[_TASK] = str(version)
@@ -73,7 +73,9 @@ def settings_text(run: Run) -> dict[str, str]:
 def task_of(run: Run) -> Mapping[str, Any]:
     """Return the name, version and sizes of a run's task, as environment.json has them; empty if it has none."""
     task = run.environment.get("task")
-    return task if isinstance(task, Mapping) else {}
+    if not isinstance(task, Mapping):
+        return {}
+    return task
 
 
 def in_order(value: Any) -> str:
@@ -82,6 +84,13 @@ def in_order(value: Any) -> str:
         return json.dumps(value, sort_keys=True, default=str)
     except (TypeError, ValueError, RecursionError):
         return repr(value)
+
+
+def as_text(value: Any) -> str:
+    """Return a setting as text: a text as it is, anything else by `in_order`."""
+    if isinstance(value, str):
+        return value
+    return in_order(value)
 
 
 def _split(runs: Sequence[Run]) -> list[list[Run]]:
@@ -125,7 +134,8 @@ def _is_seed(run: Run) -> bool:
 def _names(name: str, pools: Sequence[Sequence[Run]]) -> list[str]:
     """Return a name for each part: the folder of a single run, else the name with the settings that differ."""
     recipes = [settings_text(pool[0]) for pool in pools]
-    keys = _telling_keys([recipe for recipe in recipes if recipe])
+    readable = [recipe for recipe in recipes if recipe]
+    keys = _telling_keys(readable)
     names = []
     for pool, recipe in zip(pools, recipes, strict=True):
         if len(pool) == 1 and not _is_seed(pool[0]):

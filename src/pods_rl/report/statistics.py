@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .intervals import Array, error_of_mean, half_widths
+from .intervals import SPEEDUP_DIGITS, Array, error_of_mean, excludes, half_widths
 
 CRITERIA = {"p99": 0.99, "peak": 1.0}
 """Share of the baseline's peak to reach; 0.99 is the authors' rule."""
@@ -42,7 +42,9 @@ def mean_curve(scores_RC: ArrayLike, drawn_BR: Array | None = None) -> Array:
     array([0.3, 0.5, nan])
     """
     scores = np.asarray(scores_RC, dtype=np.float64)
-    drawn = np.ones(len(scores)) if drawn_BR is None else drawn_BR  # [R] or [B, R]
+    drawn = np.ones(len(scores))  # [R] or [B, R]
+    if drawn_BR is not None:
+        drawn = drawn_BR
     present = ~np.isnan(scores)
     count = drawn @ present.astype(np.float64)  # [C] or [B, C]
     total = drawn @ np.where(present, scores, 0.0)
@@ -121,7 +123,6 @@ class Speedup:
     baseline_time: float
     arm_time: float  # inf: not reached
     speedup: float  # 0: never reached; inf: reached at time 0; NaN: see `problem`
-    runs: int  # of the arm with fewer runs
     ci_low: float = math.nan  # NaN with fewer than two runs on either side
     ci_high: float = math.nan
     problem: str = ""  # FLAT or SHORT: why there is no speedup
@@ -130,7 +131,7 @@ class Speedup:
     @property
     def settled(self) -> bool:
         """Whether the printed interval excludes 1."""
-        return round(self.ci_low, 2) > 1 or round(self.ci_high, 2) < 1
+        return excludes(self.ci_low, self.ci_high, 1.0, SPEEDUP_DIGITS)
 
     @property
     def never_reached(self) -> bool:
@@ -189,9 +190,8 @@ def _compare(
     goal = float(CRITERIA[criterion] * np.fmax.reduce(base_mean))  # NaN checkpoints are skipped
     base_time = float(time_to(base_mean, base_seconds, goal, interpolated=interpolated))
     arm_time = float(time_to(arm_mean, arm_seconds, goal, interpolated=interpolated))
-    runs = min(len(base.scores), len(arm.scores))
     arm_end = float(np.fmax.reduce(np.where(np.isnan(arm_mean), np.nan, arm_seconds)))
-    result = Speedup(criterion, interpolated, goal, base_time, arm_time, math.nan, runs, arm_end=arm_end)
+    result = Speedup(criterion, interpolated, goal, base_time, arm_time, math.nan, arm_end=arm_end)
     if math.isnan(goal) or np.isnan(arm_mean).all():
         return result
     at = _first_at(base_mean, goal)
@@ -204,7 +204,7 @@ def _compare(
     if math.isinf(arm_time) and ends_before:
         return replace(result, problem=SHORT)
     result = replace(result, speedup=float(time_ratio(base_time, arm_time)))
-    if not intervals or runs < 2:
+    if not intervals or min(len(base.scores), len(arm.scores)) < 2:
         return result
     level_R = base.scores[:, at]
     if interpolated:
@@ -238,7 +238,10 @@ def _scores_at(scores_RC: Array, mean_C: Array, goal: float, at: int) -> Array:
 
 
 def _due_of(table: Evaluations, seconds_C: Array) -> Array:
-    return seconds_C if table.due is None else table.due
+    """Return the nominal time of each checkpoint."""
+    if table.due is None:
+        return seconds_C
+    return table.due
 
 
 def _end_of(table: Evaluations, mean_C: Array, seconds_C: Array) -> float:

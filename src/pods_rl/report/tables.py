@@ -1,26 +1,40 @@
-"""The tables of a report. Each is made once, and read as CSV, as Markdown, and as cells by HTML and the terminal."""
+"""The tables of a report: the values of each as a CSV, and the same values as cells, which every output shows."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from ..engines import PHASES
 from ..runs import Run
 from ..text import counted
-from .analysis import AXES, PHASES, Ablation, Analysis, ArmResult, Pair
+from .ablations import AXES, Ablation
+from .analysis import Analysis, ArmResult, Cost, Final, Pair
 from .arms import HOUR, LENGTH, Arm, Curve, rollouts_of
-from .intervals import t_band
-from .pooling import OWN_TO_A_RUN, in_order, task_of
+from .intervals import SCORE_DIGITS
+from .pooling import OWN_TO_A_RUN, as_text, task_of
 from .statistics import Speedup
-from .text import duration, finite, finite_numbers, markdown, number, plain, tally, unit_for, with_interval, words
-from .wording import final_text, pairing_text, runs_text, settled_text, speedup_text, time_to_level_text
+from .text import duration, finite, finite_numbers, number, plain, tally, unit_for, words
+from .wording import (
+    difference_text,
+    final_text,
+    level_text,
+    pairing_text,
+    runs_text,
+    settled_text,
+    speedup_text,
+    time_to_level_text,
+)
+
+CSV_NAMES = ("final", "pairs", "speedup", "ablations", "curves", "runs", "config")
+"""The tables that are files; `costs` is shown only, and final.csv has its values."""
 
 Row = dict[str, Any]
 """The values of a CSV by key, and under ``result`` or ``pair`` what the displayed cells are made from."""
@@ -32,7 +46,7 @@ class Column:
 
     title: str
     show: str | Callable[[Row], str]
-    digits: int = 3
+    digits: int = SCORE_DIGITS
     is_text: bool = False
     terminal: str = ""  # title in the terminal, which shows only columns that have one
 
@@ -42,17 +56,20 @@ class Column:
         return self.show(row)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
+    """Rows of values, and the cells that are displayed of them."""
+
     name: str
     title: str
-    keys: tuple[str, ...]  # of a row, in the order of the CSV
+    keys: tuple[str, ...]  # of a row, in the order of the CSV; none in a table that is not a file
     columns: tuple[Column, ...]  # none in a table that is a CSV only
     rows: tuple[Row, ...]
     note: str = ""
 
+    @cached_property
     def cells(self) -> list[list[str]]:
-        """Return the displayed cells, none of a table that is a CSV only."""
+        """The displayed cells by row, the same in every output; none of a table that is a CSV only."""
         cells = []
         if self.columns:
             for row in self.rows:
@@ -63,24 +80,17 @@ class Table:
         """Return raw values; a missing value is an empty field, a bool is true or false."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(map(plain, self.keys))
+        writer.writerow([plain(key) for key in self.keys])
         for row in self.rows:
             writer.writerow([_raw(row.get(key)) for key in self.keys])
         return text.getvalue()
 
-    def to_markdown(self) -> str:
-        rule = ["---" if column.is_text else "---:" for column in self.columns]
-        lines = [_markdown_row([column.title for column in self.columns]), f"|{'|'.join(rule)}|"]
-        lines += [_markdown_row(cells) for cells in self.cells()]
-        return "\n".join(lines)
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(markdown, cells))} |"
-
 
 def _raw(value: Any) -> Any:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    """Return a value as a CSV holds it."""
+    if value is None:
+        return ""
+    if isinstance(value, float) and math.isnan(value):
         return ""
     if isinstance(value, bool):
         return str(value).lower()
@@ -95,8 +105,9 @@ def _final_cell(row: Row) -> str:
 
 def _speedup_cell(row: Row) -> str:
     """Return the speedup of a pair, or of an arm against the baseline."""
-    compared: Pair | ArmResult = row["pair"] if "pair" in row else row["result"]
-    return speedup_text(compared.speedup)
+    if "pair" in row:
+        return speedup_text(row["pair"].speedup)
+    return speedup_text(row["result"].speedup)
 
 
 _ARM = Column("arm", "label", is_text=True, terminal="arm")
@@ -106,16 +117,16 @@ _SHORT = {"both_accuracy": "both right", LENGTH: "tokens"}  # titles that a colu
 
 
 def tables(analysis: Analysis) -> dict[str, Table]:
-    """Return every table of a report by name, in the order of the page."""
+    """Return every table of a report by name, in the order in which page and Markdown show them."""
     made = (
         arms_table(analysis),
-        costs_table(analysis),
         pairs_table(analysis),
-        speedup_table(analysis),
         ablations_table(analysis),
-        curves_table(analysis),
+        costs_table(analysis),
         runs_table(analysis),
         config_table(analysis),
+        speedup_table(analysis),
+        curves_table(analysis),
     )
     return {table.name: table for table in made}
 
@@ -126,28 +137,38 @@ def tables(analysis: Analysis) -> dict[str, Table]:
 def arms_table(analysis: Analysis) -> Table:
     """A row for each arm: its settings, first and final score, time to the level, and seconds per step."""
     rows = tuple(_arm_row(analysis, result) for result in analysis.results)
-    finals = [result.final for result in analysis.results if result.final]
-    unit = unit_for(max((final.final_seconds for final in finals), default=0.0))
+    end_of_last = 0.0
+    times = set()
+    has_margin = False
+    for result in analysis.scored:
+        assert result.final
+        end_of_last = max(end_of_last, result.final.final_seconds)
+        times.add(result.final.final_due)
+        has_margin = has_margin or not math.isnan(result.margin)
+    unit = unit_for(end_of_last)
     columns = [_ARM]
     notes = []
-    if len({row["task"] for row in rows} - {""}) > 1:
+    tasks = {row["task"] for row in rows}
+    if len(tasks - {""}) > 1:
         columns.append(Column("task", "task", is_text=True, terminal="task"))
     columns += [Column("start", "start"), _FINAL, Column("peak", "peak")]
-    if len({final.final_due for final in finals}) > 1:
+    if len(times) > 1:
         columns.append(Column("at", lambda row: duration(row.get("final_due", math.nan), unit), terminal="at"))
         notes.append("Scores are at the time that “at” gives; peaks are the highest until then.")
     else:
         notes.append(f"Scores are at {duration(analysis.horizon)} of training; peaks are the highest until then.")
-    if any(not math.isnan(result.margin) for result in analysis.results):
+    if has_margin:
         notes.append("± is 1.96 standard errors of the evaluation of a single run.")
-    if analysis.baseline and any(result.speedup for result in analysis.results):
+    if analysis.baseline and _has_speedups(analysis):
         level = "to\u00a099\u00a0%"
         columns.append(Column(level, lambda row: time_to_level_text(row["result"].speedup, unit), terminal=level))
         columns.append(_SPEEDUP)
-        notes.append(f"“99 %” is 99 % of {analysis.baseline.label}’s peak, and the speedup is to that level.")
+        notes.append(f"“99 %” is {level_text(analysis.baseline)}, and the speedup is to that level.")
     other_metrics = analysis.metrics[1:]
     for metric in other_metrics:
-        digits = 1 if metric == LENGTH else 3
+        digits = SCORE_DIGITS
+        if metric == LENGTH:
+            digits = 1
         columns.append(Column(_SHORT.get(metric, words(metric)), metric, digits))
     columns.append(Column("runs", lambda row: runs_text(row["result"].arm), terminal="runs"))
     keys = (
@@ -159,13 +180,21 @@ def arms_table(analysis: Analysis) -> Table:
     return Table("final", f"Arms: {words(analysis.metric)}", names, tuple(columns), rows, " ".join(notes))
 
 
+def _has_speedups(analysis: Analysis) -> bool:
+    """Whether some arm is compared with the baseline."""
+    return any(result.speedups for result in analysis.results)
+
+
 def costs_table(analysis: Analysis) -> Table:
     """A row for each arm: its steps, and the seconds of a step by phase. On the page only: final.csv has them."""
-    rows = tuple(_arm_row(analysis, result) for result in analysis.results if result.cost)
+    rows = []
+    for result in analysis.results:
+        if result.cost:
+            rows.append(_arm_row(analysis, result))
     phases = [Column(phase, phase, 4) for phase in (*PHASES, "other")]
     columns = (_ARM, Column("steps", "steps", 0), Column("s/step", "seconds_per_step"), *phases)
     note = "Evaluation is not in the training clock; “other” is the time outside all phases."
-    return Table("costs", "Seconds per step", (), columns, rows, note)
+    return Table("costs", "Seconds per step", (), columns, tuple(rows), note)
 
 
 def ablations_table(analysis: Analysis) -> Table:
@@ -175,12 +204,14 @@ def ablations_table(analysis: Analysis) -> Table:
         rows += _ablation_rows(analysis, ablation)
     columns = [Column("setting", "setting", is_text=True), Column("value", "value", is_text=True), _ARM]
     columns += [_FINAL, Column("peak", "peak")]
-    if any(result.speedup for result in analysis.results):
+    if _has_speedups(analysis):
         columns.append(_SPEEDUP)
     if any(result.cost for result in analysis.results):
         columns.append(Column("s/step", "seconds_per_step"))
     keys = "axis value arm runs final low high peak speedup ci_low ci_high seconds_per_step"
-    reference = analysis.ablations[0].reference.label if analysis.ablations else ""
+    reference = ""
+    if analysis.ablations:
+        reference = analysis.ablations[0].reference.label
     note = f"Arms that differ in one setting from {reference}. Rows follow m: batches are compared in prompts."
     return Table("ablations", "Ablations", tuple(keys.split()), tuple(columns), tuple(rows), note)
 
@@ -208,30 +239,37 @@ def _arm_row(analysis: Analysis, result: ArmResult) -> Row:
         "unfinished": arm.unfinished,
     }
     row |= _other_scores(result)
-    cost = result.cost
-    if cost:
-        row |= {"steps": cost.steps, "seconds_per_step": cost.seconds_per_step, "other": cost.other, **cost.phases}
-    final = result.final
-    if final:
-        row |= {
-            "start": final.start,
-            "final": final.final,
-            "final_due": final.final_due,
-            "final_hours": final.final_seconds / HOUR,
-            "final_runs": final.final_runs,
-            "final_low": final.low,
-            "final_high": final.high,
-            "low": final.low,
-            "high": final.high,
-            "peak": final.peak,
-            "peak_hours": final.peak_seconds / HOUR,
-            "evaluation_se": final.error,
-        }
+    if result.cost:
+        row |= _cost_row(result.cost)
+    if result.final:
+        row |= _final_row(result.final)
     if result.speedup:
         row |= _speedup_row(result.speedup) | {"hours_to_p99": _hours(result.speedup.arm_time)}
         if arm is not analysis.baseline:
             row["settled"] = result.speedup.settled
     return row
+
+
+def _cost_row(cost: Cost) -> Row:
+    return {"steps": cost.steps, "seconds_per_step": cost.seconds_per_step, "other": cost.other, **cost.phases}
+
+
+def _final_row(final: Final) -> Row:
+    return {
+        "start": final.start,
+        "final": final.final,
+        "final_due": final.final_due,
+        "final_hours": final.final_seconds / HOUR,
+        "final_runs": final.final_runs,
+        # ablations.csv has these two by their short names
+        "final_low": final.low,
+        "final_high": final.high,
+        "low": final.low,
+        "high": final.high,
+        "peak": final.peak,
+        "peak_hours": final.peak_seconds / HOUR,
+        "evaluation_se": final.error,
+    }
 
 
 def _task_of(arm: Arm) -> str:
@@ -244,12 +282,18 @@ def _task_of(arm: Arm) -> str:
 
 def _other_scores(result: ArmResult) -> Row:
     """Return the score by each metric other than the compared one, where the final score is."""
-    horizon = result.final.final_due if result.final else math.inf
+    horizon = math.inf
+    if result.final:
+        horizon = result.final.final_due
     scores: Row = {}
     for metric, curve in result.arm.curves.items():
-        if curve is not result.arm.curve:
-            at = curve.last(horizon)
-            scores[metric] = math.nan if at is None else float(curve.mean[at])
+        if curve is result.arm.curve:
+            continue
+        at = curve.last(horizon)
+        if at is None:
+            scores[metric] = math.nan
+        else:
+            scores[metric] = float(curve.mean[at])
     return scores
 
 
@@ -259,12 +303,13 @@ def _other_scores(result: ArmResult) -> Row:
 def pairs_table(analysis: Analysis) -> Table:
     """A row for each pair of arms: the difference of their final scores, and the speedup to the rival's level."""
     rows = tuple(_pair_row(pair) for pair in analysis.pairs)
-    unit = unit_for(max((pair.due for pair in analysis.pairs), default=0.0))
+    last = max((pair.due for pair in analysis.pairs), default=0.0)
+    unit = unit_for(last)
     columns = (
         _ARM,
         Column("against", "against", is_text=True),
         Column("at", lambda row: duration(row["pair"].due, unit)),
-        Column("difference, 95 % interval", _difference_cell),
+        Column("difference, 95 % interval", lambda row: difference_text(row["pair"].difference)),
         _SPEEDUP,
         Column("settled", lambda row: settled_text(row["pair"])),
         Column("interval", lambda row: pairing_text(row["pair"]), is_text=True),
@@ -304,11 +349,6 @@ def _pair_row(pair: Pair) -> Row:
     }
 
 
-def _difference_cell(row: Row) -> str:
-    gap = row["pair"].difference
-    return with_interval(number(gap.mean), gap.low, gap.high, 3)
-
-
 def speedup_table(analysis: Analysis) -> Table:
     """Both criteria, with and without interpolation. A CSV only."""
     rows = []
@@ -335,7 +375,9 @@ def _speedup_row(speedup: Speedup) -> Row:
 
 
 def _hours(seconds: float) -> float | None:
-    return seconds / HOUR if math.isfinite(seconds) else None
+    if not math.isfinite(seconds):
+        return None
+    return seconds / HOUR
 
 
 def curves_table(analysis: Analysis) -> Table:
@@ -343,24 +385,29 @@ def curves_table(analysis: Analysis) -> Table:
     rows: list[Row] = []
     for arm in analysis.arms:
         for metric, curve in arm.curves.items():
-            rows += [{"arm": arm.name, "metric": metric, **row} for row in _curve_rows(curve)]
+            for row in _curve_rows(curve):
+                rows.append({"arm": arm.name, "metric": metric, **row})
     keys = ("arm", "metric", "due_hours", "hours", "runs", "mean", "low", "high")
     return Table("curves", "Scores over time", keys, (), tuple(rows))
 
 
 def _curve_rows(curve: Curve) -> list[Row]:
     """Return a row for each checkpoint."""
-    low, high = t_band(curve.scores, curve.errors)
-    columns = {
-        "due_hours": curve.due / HOUR,
-        "hours": curve.times / HOUR,
-        "runs": (~np.isnan(curve.scores)).sum(axis=0),
-        "mean": curve.mean,
-        "low": low,
-        "high": high,
-    }
-    values = zip(*(column.tolist() for column in columns.values()), strict=True)
-    return [dict(zip(columns, checkpoint, strict=True)) for checkpoint in values]
+    low, high = curve.interval
+    run_counts = (~np.isnan(curve.scores)).sum(axis=0)
+    rows = []
+    for at in range(len(curve.due)):
+        rows.append(
+            {
+                "due_hours": float(curve.due[at]) / HOUR,
+                "hours": float(curve.times[at]) / HOUR,
+                "runs": int(run_counts[at]),
+                "mean": float(curve.mean[at]),
+                "low": float(low[at]),
+                "high": float(high[at]),
+            }
+        )
+    return rows
 
 
 # ------------------------------------------------------------------------------------- runs and settings
@@ -370,7 +417,8 @@ def runs_table(analysis: Analysis) -> Table:
     """Every run with its state; those that did not finish come first."""
     rows: list[Row] = []
     for arm in analysis.arms:
-        rows += [_run_row(arm, run, analysis.metric) for run in arm.runs]
+        for run in arm.runs:
+            rows.append(_run_row(arm, run, analysis.metric))
     rows.sort(key=lambda row: row["state"] == "finished")
     columns = (
         _ARM,
@@ -383,15 +431,19 @@ def runs_table(analysis: Analysis) -> Table:
         Column(f"last {words(analysis.metric)}", "last_score"),
     )
     keys = "arm run seed state reason steps seconds evaluations last_score device device_name processor dtype"
-    states = Counter(row["state"] for row in rows)
-    note = f"{counted(len(rows), 'run')}: {tally(states.most_common()) or 'none'}. "
+    note = f"{counted(len(rows), 'run')}: {tally(analysis.states.most_common()) or 'none'}. "
     note += "A run that was killed may still say running."
     return Table("runs", "Runs", tuple(keys.split()), columns, tuple(rows), note)
 
 
 def _run_row(arm: Arm, run: Run, metric: str) -> Row:
     scores = finite_numbers(row.get(metric) for row in run.evals)
+    last_score = math.nan
+    if scores:
+        last_score = scores[-1]
     seconds = finite(run.status.get("seconds"))
+    if seconds is None:
+        seconds = math.nan
     return {
         "arm": arm.name,
         "label": arm.label,
@@ -400,9 +452,9 @@ def _run_row(arm: Arm, run: Run, metric: str) -> Row:
         "state": plain(run.state),
         "reason": plain(run.status.get("reason") or "", limit=200),
         "steps": finite(run.status.get("step")),
-        "seconds": math.nan if seconds is None else seconds,
+        "seconds": seconds,
         "evaluations": len(scores),
-        "last_score": scores[-1] if scores else math.nan,
+        "last_score": last_score,
         "device": plain(run.environment.get("device") or ""),
         "device_name": plain(run.environment.get("device_name") or ""),
         "processor": plain(run.environment.get("processor") or ""),
@@ -419,20 +471,20 @@ def config_table(analysis: Analysis) -> Table:
     settings -= OWN_TO_A_RUN | {"arm", "label"}
     differ = []
     for key in sorted(settings, key=str):
-        if len({_setting(arm.config, key) for arm in arms}) > 1:
+        values = {_setting(arm.config, key) for arm in arms}
+        if len(values) > 1:
             differ.append(key)
     rows: list[Row] = []
     if differ:
         for arm in arms:
-            values = {key: _setting(arm.config, key) for key in differ}
-            rows.append({"arm": arm.name, "label": arm.label, **values})
+            row: Row = {"arm": arm.name, "label": arm.label}
+            for key in differ:
+                row[key] = _setting(arm.config, key)
+            rows.append(row)
     columns = (_ARM, *(Column(plain(key), key, is_text=True) for key in differ))
     note = "From the recipe of each arm’s first run. The config.yaml of any run has what all arms share."
     return Table("config", "What differs between the arms", ("arm", *differ), columns, tuple(rows), note)
 
 
 def _setting(config: Mapping[str, Any], key: str) -> str:
-    value = config.get(key, "(not set)")
-    if not isinstance(value, str):
-        value = in_order(value)
-    return plain(value, limit=120)
+    return plain(as_text(config.get(key, "(not set)")), limit=120)

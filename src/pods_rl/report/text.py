@@ -71,7 +71,9 @@ def duration(seconds: float, unit: str | None = None) -> str:
         return "–"
     if unit is None:
         unit = unit_for(seconds)
-    digits = 2 if unit == "h" else 1
+    digits = 1
+    if unit == "h":
+        digits = 2
     return f"{seconds / UNITS[unit]:.{digits}f} {unit}"
 
 
@@ -87,7 +89,9 @@ def finite(value: object) -> float | None:
         number = float(value)
     except (ValueError, OverflowError):
         return None
-    return number if abs(number) < _LARGEST else None
+    if abs(number) < _LARGEST:  # false for NaN
+        return number
+    return None
 
 
 def tally(counts: Iterable[tuple[str, int]]) -> str:
@@ -131,30 +135,34 @@ def number(value: object, digits: int = 3) -> str:
     >>> number(0.80761, 4), number(float("nan")), number(None), number(12), number(-0.0001)
     ('0.8076', '–', '–', '12', '0.000')
     """
-    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+    if value is None or value == "":
         return "–"
     if not isinstance(value, float):
         return str(value)
+    if math.isnan(value):
+        return "–"
     if math.isinf(value):
         return "∞"
     text = f"{value:.{digits}f}"
     is_zero = not text.strip("-0.")
-    return text.removeprefix("-") if is_zero else text
+    if is_zero:
+        text = text.removeprefix("-")
+    return text
 
 
-def interval(low: float, high: float, digits: int = 2) -> str:
+def interval(low: float, high: float, digits: int) -> str:
     """Format an interval.
 
-    >>> interval(1.0, 2.6666)
+    >>> interval(1.0, 2.6666, 2)
     '[1.00, 2.67]'
     """
     return f"[{number(float(low), digits)}, {number(float(high), digits)}]"
 
 
-def with_interval(value: str, low: float, high: float, digits: int = 2) -> str:
+def with_interval(value: str, low: float, high: float, digits: int) -> str:
     """Return a formatted number with its interval, alone if there is no interval.
 
-    >>> with_interval("1.50x", 1.0, 2.6666), with_interval("1.50x", float("nan"), float("nan"))
+    >>> with_interval("1.50x", 1.0, 2.6666, 2), with_interval("1.50x", float("nan"), float("nan"), 2)
     ('1.50x [1.00, 2.67]', '1.50x')
     """
     if math.isnan(low) or math.isnan(high):

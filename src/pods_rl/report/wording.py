@@ -1,16 +1,15 @@
-"""The words of a report: one number with its interval, headlines, what limits the numbers, and their method."""
+"""The words for a number with its interval, and the sentences that say what was found."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 from ..text import counted
 from .analysis import Analysis, ArmResult, Pair
-from .arms import Arm, damaged_files
-from .comparable import refusal, remarks
+from .arms import Arm
+from .intervals import SCORE_DIGITS, SPEEDUP_DIGITS, Difference
 from .statistics import FLAT, SHORT, Speedup
-from .text import duration, interval, number, plain, tally, unit_for, with_interval, words
+from .text import duration, interval, number, plain, unit_for, with_interval, words
 
 _NAMED = 6  # pairs or arms that get a line of their own
 
@@ -18,15 +17,30 @@ _NAMED = 6  # pairs or arms that get a line of their own
 # ----------------------------------------------------------------------------- one number, in cells and sentences
 
 
+def score_text(score: float) -> str:
+    """Return a score, or a difference of scores."""
+    return number(score, SCORE_DIGITS)
+
+
+def level_text(baseline: Arm) -> str:
+    """Return the name of the level that speedups are to."""
+    return f"99 % of {baseline.label}’s peak"
+
+
 def final_text(result: ArmResult) -> str:
     """Return the final score with its interval over runs, or of a single run with the error of its evaluation."""
     final = result.final
     if final is None:
         return "–"
-    score = number(final.final)
+    score = score_text(final.final)
     if not math.isnan(result.margin):
-        return f"{score} ± {number(result.margin)}"
-    return with_interval(score, final.low, final.high, 3)
+        return f"{score} ± {score_text(result.margin)}"
+    return with_interval(score, final.low, final.high, SCORE_DIGITS)
+
+
+def difference_text(gap: Difference) -> str:
+    """Return the difference of two scores with its interval."""
+    return with_interval(score_text(gap.mean), gap.low, gap.high, SCORE_DIGITS)
 
 
 def speedup_text(speedup: Speedup | None) -> str:
@@ -34,10 +48,16 @@ def speedup_text(speedup: Speedup | None) -> str:
     if speedup is None:
         return "–"
     if not speedup.never_reached:
-        return with_interval(number(speedup.speedup, 2), speedup.ci_low, speedup.ci_high)
+        return _ratio_text(speedup)
     if speedup.ci_high > 0:
-        return f"never {interval(0.0, speedup.ci_high)}"
+        return f"never {interval(0.0, speedup.ci_high, SPEEDUP_DIGITS)}"
     return "never"
+
+
+def _ratio_text(speedup: Speedup, unit: str = "") -> str:
+    """Return a speedup, followed by ``unit``, and its interval."""
+    ratio = number(speedup.speedup, SPEEDUP_DIGITS) + unit
+    return with_interval(ratio, speedup.ci_low, speedup.ci_high, SPEEDUP_DIGITS)
 
 
 def time_to_level_text(speedup: Speedup | None, unit: str) -> str:
@@ -68,14 +88,19 @@ def pairing_text(pair: Pair) -> str:
     """Return the kind of the interval of a difference."""
     if math.isnan(pair.difference.low):
         return "–"
-    return "paired by seed" if pair.difference.paired else "unpaired"
+    if pair.difference.paired:
+        return "paired by seed"
+    return "unpaired"
 
 
-def runs_text(arm: Arm) -> str:
-    """Return the number of runs, and how many of them did not finish."""
+def runs_text(arm: Arm, noun: str = "") -> str:
+    """Return the number of runs, with the noun if one is given, and how many of them did not finish."""
+    text = str(arm.run_count)
+    if noun:
+        text = counted(arm.run_count, noun)
     if arm.unfinished:
-        return f"{arm.run_count} ({arm.unfinished})"
-    return str(arm.run_count)
+        text += f" ({arm.unfinished})"
+    return text
 
 
 # ------------------------------------------------------------------------------------------------- headlines
@@ -87,12 +112,18 @@ def headlines(analysis: Analysis) -> tuple[str, ...]:
     Without a pair, return the first and last score of each arm.
     """
     pairs = analysis.pairs
+    lines = []
     if pairs:
-        return (*(_scores(analysis, pair) for pair in pairs[:_NAMED]), _speedup(pairs[0]))
+        for pair in pairs[:_NAMED]:
+            lines.append(_scores_sentence(analysis, pair))
+        lines.append(_speedup_sentence(pairs[0]))
+        return tuple(lines)
     scored = sorted(analysis.scored, key=_final_score, reverse=True)
-    if scored:
-        return tuple(_progress(analysis, result) for result in scored[:_NAMED])
-    return (f"No evaluation of {plain(analysis.metric)} yet.",)
+    for result in scored[:_NAMED]:
+        lines.append(_progress_sentence(analysis, result))
+    if not lines:
+        lines.append(f"No evaluation of {plain(analysis.metric)} yet.")
+    return tuple(lines)
 
 
 def _final_score(result: ArmResult) -> float:
@@ -100,40 +131,53 @@ def _final_score(result: ArmResult) -> float:
     return result.final.final
 
 
-def _progress(analysis: Analysis, result: ArmResult) -> str:
+def _progress_sentence(analysis: Analysis, result: ArmResult) -> str:
     """Return the first and last score of an arm."""
     arm = result.arm
     final = result.final
     assert final is not None
     metric = words(analysis.metric)
-    runs = counted(arm.run_count, "run")
-    if arm.unfinished:
-        runs += f" ({arm.unfinished})"
+    runs = runs_text(arm, "run")
+    start = score_text(final.start)
     if not arm.is_trained:
-        return f"{arm.label} starts at {number(final.start)} {metric}, {runs}."
-    scores = f"from {number(final.start)} to {final_text(result)} {metric}"
+        return f"{arm.label} starts at {start} {metric}, {runs}."
+    scores = f"from {start} to {final_text(result)} {metric}"
     return f"{arm.label} went {scores} in {duration(final.final_seconds)}, {runs}."
 
 
-def _scores(analysis: Analysis, pair: Pair) -> str:
+def _scores_sentence(analysis: Analysis, pair: Pair) -> str:
     """Return which arm is higher and by how much, and in a second sentence whether that is settled."""
     arm = pair.arm.label
     rival = pair.rival.label
     gap = pair.difference
-    side = "above" if gap.mean >= 0 else "below"
-    place = f"{abs(gap.mean):.3f} {side}"
-    if round(gap.mean, 3) == 0:
-        place = "level with"
-    verb = "is" if pair.is_early else "ends"
-    scores = f"{words(analysis.metric)} {number(pair.score)} against {number(pair.rival_score)}"
-    line = f"{_when(pair)}{arm} {verb} {place} {rival}: {scores}."
+    verb = "ends"
+    if pair.is_early:
+        verb = "is"
+    scores = f"{words(analysis.metric)} {score_text(pair.score)} against {score_text(pair.rival_score)}"
+    line = f"{_when(pair)}{arm} {verb} {_place(gap)} {rival}: {scores}."
+    verdict = _verdict(gap.settled).capitalize()
     runs = _runs_of(pair)
     if math.isnan(gap.low):
-        return f"{line} Not settled: {runs}."
-    verdict = "Settled" if gap.settled else "Not settled"
+        return f"{line} {verdict}: {runs}."
     if gap.order:
         runs += f", but every run of {arm} is {gap.order} every run of {rival}"
-    return f"{line} {verdict}: 95 % interval {interval(gap.low, gap.high, 3)}, {runs}."
+    return f"{line} {verdict}: 95 % interval {interval(gap.low, gap.high, SCORE_DIGITS)}, {runs}."
+
+
+def _place(gap: Difference) -> str:
+    """Return how much higher or lower the first arm is."""
+    if round(gap.mean, SCORE_DIGITS) == 0:
+        return "level with"
+    distance = score_text(abs(gap.mean))
+    if gap.mean > 0:
+        return f"{distance} above"
+    return f"{distance} below"
+
+
+def _verdict(is_settled: bool) -> str:
+    if is_settled:
+        return "settled"
+    return "not settled"
 
 
 def _when(pair: Pair) -> str:
@@ -142,9 +186,8 @@ def _when(pair: Pair) -> str:
         return ""
     unit = unit_for(max(pair.arm.end, pair.rival.end))
     when = f"At {duration(pair.due, unit)}"
-    for arm in (pair.arm, pair.rival):
-        if arm.end <= pair.due * (1 + 1e-9):
-            return f"{when}, where {arm.label} ends, "
+    if pair.ended:
+        when += f", where {pair.ended.label} ends"
     return f"{when}, "
 
 
@@ -154,21 +197,24 @@ def _runs_of(pair: Pair) -> str:
         text = f"{counted(pair.runs, 'run')} each"
     else:
         text = f"{pair.runs} and {counted(pair.rival_runs, 'run')}"
-    unfinished = [f"{arm.label}: {arm.unfinished}" for arm in (pair.arm, pair.rival) if arm.unfinished]
+    unfinished = []
+    for arm in (pair.arm, pair.rival):
+        if arm.unfinished:
+            unfinished.append(f"{arm.label}: {arm.unfinished}")
     if unfinished:
         text += f" ({'; '.join(unfinished)})"
     return text
 
 
-def _speedup(pair: Pair) -> str:
+def _speedup_sentence(pair: Pair) -> str:
     """Return how much sooner an arm reached its rival's level."""
     speedup = pair.speedup
     arm = pair.arm.label
     rival = pair.rival.label
-    level = number(speedup.threshold)
+    level = score_text(speedup.threshold)
     if speedup.problem == FLAT:
         return f"No speedup: {rival} has 99 % of its own peak ({level}) at its first evaluation already."
-    goal = f"99 % of {rival}’s peak ({level})"
+    goal = f"{level_text(pair.rival)} ({level})"
     unit = unit_for(speedup.baseline_time)
     rival_time = duration(speedup.baseline_time, unit)
     if speedup.problem == SHORT:
@@ -177,131 +223,10 @@ def _speedup(pair: Pair) -> str:
     if speedup.never_reached:
         line = f"{arm} never reached {goal}."
         if speedup.ci_high > 0:
-            line += f" Its speedup is at most {number(speedup.ci_high, 2)}x."
+            line += f" Its speedup is at most {number(speedup.ci_high, SPEEDUP_DIGITS)}x."
         return line
     if speedup.arm_time <= 0:
         return f"{arm} has {goal} at its first evaluation, {rival} after {rival_time}."
     times = f"after {duration(speedup.arm_time, unit)}, {rival} after {rival_time}"
-    ratio = with_interval(f"{number(speedup.speedup, 2)}x", speedup.ci_low, speedup.ci_high)
-    settled = "settled" if speedup.settled else "not settled"
-    return f"{arm} reached {goal} {times}: a speedup of {ratio}, {settled}."
-
-
-# ----------------------------------------------------------------------------------------------------- notes
-
-
-def notes(analysis: Analysis) -> tuple[str, ...]:
-    """Return the limitations of the numbers, each a sentence or two; empty if there are none."""
-    lines = _unfinished_notes(analysis)
-    single = [arm.label for arm in analysis.arms if arm.is_single]
-    if single:
-        lines.append(f"One run does not show how seeds differ. Its ± and band are over prompts: {', '.join(single)}.")
-    lines += _baseline_notes(analysis)
-    for result in analysis.results:
-        lines += [f"{result.arm.label}: {line}" for line in _curve_notes(analysis, result)]
-    damage = damaged_files(analysis.arms)
-    if damage:
-        lines.append(f"Skipped unreadable data: {damage}.")
-    lines += remarks(analysis.compared)
-    return tuple(lines)
-
-
-def _unfinished_notes(analysis: Analysis) -> list[str]:
-    """Return how many runs did not finish, by state."""
-    states: Counter[str] = Counter()
-    for arm in analysis.arms:
-        states.update(run.state for run in arm.runs)
-    run_count = states.total()
-    del states["finished"]
-    if not states:
-        return []
-    unfinished = f"{states.total()} of {run_count} runs did not finish ({tally(sorted(states.items()))})."
-    return [f"{unfinished} Each counts up to its last evaluation."]
-
-
-def _curve_notes(analysis: Analysis, result: ArmResult) -> list[str]:
-    """Return what is missing from an arm's curve."""
-    arm = result.arm
-    if arm.curve is None:
-        return _silent_notes(analysis, arm, arm.run_count)
-    run_count = len(arm.curve.runs)
-    lines = _silent_notes(analysis, arm, arm.run_count - run_count)
-    if not arm.is_trained:
-        lines.append("no evaluation after its start.")
-    if arm.curve.interpolated:
-        lines.append("its runs were evaluated at different times. Scores are interpolated linearly to common times.")
-    if result.final and result.final.final_runs < run_count:
-        lines.append(f"its final score is the mean of {result.final.final_runs} of {run_count} runs; the others ended.")
-    duplicates = [seed for seed, count in Counter(arm.seeds).items() if count > 1]
-    if duplicates and arm.runs:
-        lines.append(f"several of its runs have seed {plain(duplicates[0])}. They may not be independent.")
-    return lines
-
-
-def _silent_notes(analysis: Analysis, arm: Arm, silent: int) -> list[str]:
-    """Return how many runs of an arm were never evaluated."""
-    if silent == 0:
-        return []
-    return [f"{silent} of {arm.run_count} runs have no evaluation of {plain(analysis.metric)}."]
-
-
-def _baseline_notes(analysis: Analysis) -> list[str]:
-    """Return why nothing is compared, or what is odd about the level that speedups are to."""
-    base = analysis.baseline
-    if len(analysis.results) < 2:
-        return []
-    if base is None:
-        return ["No baseline is set, so nothing is compared.", *_mixed(analysis)]
-    base_result = analysis.result_of(base.name)
-    if base_result.final is None:
-        return [f"{base.label}, the baseline, has no evaluation that most of its runs share: nothing is compared."]
-    lines = []
-    for result in analysis.results:
-        if result.refused:
-            lines.append(f"{result.arm.label} is not compared with {base.label}: {result.refused}.")
-    if base_result.speedup and base_result.speedup.problem == FLAT:
-        lines.append(
-            f"{base.label} has 99 % of its peak at its first evaluation: no speedup can be measured against it."
-        )
-    for pair in analysis.pairs:
-        if pair.rival is base and pair.is_early:
-            ends = f"{pair.arm.label} and {base.label} end at different times."
-            lines.append(f"{ends} They are compared at {duration(pair.due)}.")
-    counts = {arm.label: arm.run_count for arm in analysis.compared}
-    if len({*counts.values()}) > 1:
-        parts = ", ".join(f"{label} {count}" for label, count in counts.items())
-        lines.append(f"Arms have different numbers of runs: {parts}.")
-    return lines
-
-
-def _mixed(analysis: Analysis) -> list[str]:
-    """Return why scores next to each other cannot be compared by eye either."""
-    scored = [result.arm for result in analysis.scored]
-    for arm in scored[1:]:
-        reason = refusal(scored[0], arm)
-        if reason:
-            return [f"Scores of {scored[0].label} and {arm.label} cannot be compared: {reason}."]
-    return []
-
-
-def method(analysis: Analysis) -> tuple[str, ...]:
-    """Return how the numbers were computed, in sentences."""
-    lines = [
-        "Time is the training clock, without evaluation. Checkpoints of different runs are matched by their nominal "
-        "second. A mean needs more than half of an arm’s runs. A run that failed counts up to its last evaluation. "
-        "Every interval is Student’s 95 % interval over runs. It also allows for the standard error of the evaluations "
-        "where runs differ by less.",
-    ]
-    if any(arm.config.get("clock") == "cpu" for arm in analysis.arms):
-        lines.append("Time is processor time of the training process, without that of its reward processes.")
-    if analysis.pairs:
-        lines += [
-            "Arms are compared at the last time at which both have scores. The interval of a difference is over the "
-            "differences of equal seeds. Where the arms have different seeds, it is Welch’s. A difference is settled "
-            "if the interval excludes 0.",
-            "A speedup follows the authors’ rule: the time at which the other arm’s mean curve first reaches 99 % of "
-            "its maximum, over the time at which this arm’s does. Its interval ends where this arm’s score first may "
-            "be, and first is, at that level by the same interval of the difference. It begins at 0 if the arm may "
-            "never reach the level. A speedup is settled if the interval excludes 1.",
-        ]
-    return tuple(lines)
+    ratio = _ratio_text(speedup, "x")
+    return f"{arm} reached {goal} {times}: a speedup of {ratio}, {_verdict(speedup.settled)}."

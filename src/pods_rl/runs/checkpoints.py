@@ -103,8 +103,11 @@ def verify(folder: Path, *, hashes: bool = True) -> list[str]:
     name_problem = _name_problem(folder, manifest)
     if name_problem is not None:
         return [name_problem]
-    size_problems = [_size_problem(folder / name, row, name) for name, row in files.items()]
-    problems = [problem for problem in size_problems if problem is not None]
+    problems = []
+    for name, row in files.items():
+        problem = _size_problem(folder / name, row, name)
+        if problem is not None:
+            problems.append(problem)
     if problems or not hashes:
         return problems
     digests = _hash_all([folder / name for name in files])

@@ -156,20 +156,37 @@ def find_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
         return {_real(root).name: [Run(root)]}
     arms: dict[str, list[Run]] = {}
     for folder in _folders(root):
-        paths = [folder] if is_run(folder) else [path for path in folder.iterdir() if path.is_dir() and is_run(path)]
+        paths = _runs_in(folder)
         if paths:
             arms[folder.name] = [Run(path) for path in sorted(paths, key=_seed_and_name)]
     declared = read_mapping(root / "experiment.yaml").get("arms")
-    order = list(arms)
-    if isinstance(declared, Mapping):
-        order = [*declared, *arms]
-    return {name: arms[name] for name in order if name in arms}  # a name keeps its first place
+    if not isinstance(declared, Mapping):
+        return arms
+    in_order: dict[str, list[Run]] = {}
+    for name in (*declared, *arms):
+        if name in arms:
+            in_order[name] = arms[name]  # a name keeps its first place
+    return in_order
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Return the runs of an arm's folder, which may itself be a run."""
+    if is_run(folder):
+        return [folder]
+    runs = []
+    for path in folder.iterdir():
+        if path.is_dir() and is_run(path):
+            runs.append(path)
+    return runs
 
 
 def _folders(root: Path) -> list[Path]:
     """Return the folders in a directory by name, without hidden ones."""
-    folders = [path for path in root.iterdir() if path.is_dir()]
-    return sorted(folder for folder in folders if not folder.name.startswith("."))
+    folders = []
+    for path in root.iterdir():
+        if path.is_dir() and not path.name.startswith("."):
+            folders.append(path)
+    return sorted(folders)
 
 
 def _seed_and_name(path: Path) -> tuple[int, str]:
@@ -315,11 +332,12 @@ class RunWriter:
         self._keep(files.METRICS, step)
         evaluated_steps = self._keep(files.EVALS, step, evaluations)
         run = Run(self.path)
-        stale = [path for path in run.rollout_files() if step_of(path) > step]
-        stale += [path for path in run.evaluation_files() if step_of(path) not in evaluated_steps]
-        for path in stale:
-            if path.is_file() and re.fullmatch(r"step-\d{6,}\.parquet", path.name):  # else it is the user's
-                path.unlink()
+        for path in run.rollout_files():
+            if step_of(path) > step:
+                _remove_record(path)
+        for path in run.evaluation_files():
+            if step_of(path) not in evaluated_steps:
+                _remove_record(path)
 
     def _keep(self, name: str, step: int, most: int | None = None) -> set[float]:
         """Keep the rows of a file up to a step, among its first ``most``; return their steps."""
@@ -346,6 +364,12 @@ class RunWriter:
 
     def _write_json(self, name: str, values: Mapping[str, Any]) -> None:
         write_atomic(self.path / name, to_json(values, indent=2) + "\n")
+
+
+def _remove_record(path: Path) -> None:
+    """Remove a file of a step that we wrote; any other file of the folder is the user's."""
+    if path.is_file() and re.fullmatch(r"step-\d{6,}\.parquet", path.name):
+        path.unlink()
 
 
 def end_run(path: str | Path, state: str, reason: str) -> bool:

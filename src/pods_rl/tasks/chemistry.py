@@ -58,8 +58,13 @@ def chemistry_task(settings: Settings) -> Task:
     places = [question.place for question in questions]
     check_golds(golds, places, "chemistry")
     form = PromptForm.of(settings)
-    training = [question for question in questions if not question.held_out]
-    testing = [question for question in questions if question.held_out]
+    training = []
+    testing = []
+    for question in questions:
+        if question.held_out:
+            testing.append(question)
+        else:
+            training.append(question)
     train = _side(training, form, settings.get("task_train_size"))
     test = _side(testing, form, settings.get("task_test_size"))
     rewards = {"chemistry": 1.0, **FORM_REWARDS}
@@ -69,12 +74,14 @@ def chemistry_task(settings: Settings) -> Task:
 def _side(questions: Sequence[ChemistryQuestion], form: PromptForm, size: int | None) -> Dataset:
     """Return the first questions of one side in the order of a hash, as prompts with gold answers."""
     mixed = sorted(questions, key=_order)[:size]
-    columns = {
-        "prompt": [form.write(question.text) for question in mixed],
-        "answer": [question.gold for question in mixed],
-        "kind": [question.kind for question in mixed],
-    }
-    return Dataset.from_dict(columns)
+    prompts = []
+    golds = []
+    kinds = []
+    for question in mixed:
+        prompts.append(form.write(question.text))
+        golds.append(question.gold)
+        kinds.append(question.kind)
+    return Dataset.from_dict({"prompt": prompts, "answer": golds, "kind": kinds})
 
 
 def _order(question: ChemistryQuestion) -> tuple[bytes, str]:

@@ -221,7 +221,7 @@ def combine(rng: random.Random, numbers: list[int]) -> tuple[int, str]:
 
 def _join(rng: random.Random, a: int, left: str, b: int, right: str) -> tuple[int, str]:
     if a < b:
-        a, left, b, right = b, right, a, left
+        return _join(rng, b, right, a, left)
     results = {"+": a + b, "*": a * b}
     if a > b:
         results["-"] = a - b

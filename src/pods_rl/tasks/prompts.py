@@ -59,7 +59,9 @@ class PromptForm:
 
     def write(self, question: str | Messages) -> Prompt:
         """Write the prompt for a question: text, or chat messages, which keep a system message of their own."""
-        messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
+        messages = question
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
         has_system = any(message.get("role") == "system" for message in messages)
         if self.system and not has_system:
             messages = [{"role": "system", "content": self.system}, *messages]
@@ -98,7 +100,9 @@ def plain_prompt(prompt: Prompt) -> str:
             "a chat template, or prompts of one question"
         )
     text = "\n\n".join(str(message["content"]) for message in prompt if message.get("content"))
-    return text if text.endswith("=") else text + "\n"
+    if not text.endswith("="):
+        text += "\n"
+    return text
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,9 @@ def _plain_split(split: Dataset, version: str) -> Dataset:
 def _check_template(task: Task, render: Callable[[Prompt], str]) -> None:
     """Raise UserError if the template rejects the first prompt of a split: a template is a program."""
     for name, split in (("training", task.train), ("test", task.test)):
-        prompt = split[0]["prompt"] if len(split) else ""
+        prompt = ""
+        if len(split):
+            prompt = split[0]["prompt"]
         try:
             render(prompt)
         except Exception as error:  # it may raise anything

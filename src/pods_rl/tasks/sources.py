@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -60,7 +61,9 @@ class DataSource:
         """
         path = self.path
         if not path.exists() and _looks_local(self.name, path):
-            siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+            siblings = []
+            if path.parent.is_dir():
+                siblings = os.listdir(path.parent)
             near = suggest(path.name, siblings)
             raise UserError(f"there is no file or folder {self.name!r} (looked in {Path.cwd()}).{near}")
         if path.is_file() and path.suffix.lower() not in READERS:
@@ -97,8 +100,9 @@ class DataSource:
             return load_dataset(READERS[ending], data_files={_bare(self.split): str(path)}, split=self.split)
         if _is_saved(path):
             saved = load_from_disk(str(path))
-            rows = saved if isinstance(saved, Dataset) else saved[_bare(self.split)]
-            return _slice(rows, self.split)
+            if not isinstance(saved, Dataset):  # a dictionary of splits
+                saved = saved[_bare(self.split)]
+            return _slice(saved, self.split)
         if path.is_dir():
             text_files = self._text_files(path)
             if text_files:
@@ -170,9 +174,12 @@ def column_values(batch: Mapping[str, list[Any]], column: str, dtype: str | None
     if ROW in batch:
         return [parse_row(text).get(column) for text in batch[ROW]]
     values: list[object] = list(batch[column])
-    if dtype in ("float16", "float32"):
-        as_stored = np.dtype(dtype).type
-        return [None if value is None else as_stored(value) for value in values]
+    if dtype not in ("float16", "float32"):
+        return values
+    as_stored = np.dtype(dtype).type
+    for row, value in enumerate(values):
+        if value is not None:
+            values[row] = as_stored(value)
     return values
 
 
@@ -210,8 +217,10 @@ def hold_out(rows: Dataset, source: DataSource) -> tuple[Dataset, Dataset, str]:
     train: list[int] = []
     test: list[int] = []
     for row, prompt_hash in enumerate(hashes):
-        side = test if prompt_hash in held_out else train
-        side.append(row)
+        if prompt_hash in held_out:
+            test.append(row)
+        else:
+            train.append(row)
     note = (
         f"{source} has no test split: {counted(len(test), 'row')} of {len(rows):,}, by a hash of the prompt, are kept "
         "to test on and never trained. To choose them yourself, set dataset_test_name to a file, or to a split such as "
@@ -266,7 +275,8 @@ def local_folder(data_dir: str) -> Path:
 
 def listing(folder: Path) -> str:
     """Return the first names in a folder, for a message."""
-    return ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
+    names = sorted(os.listdir(folder))
+    return ", ".join(names[:8]) or "nothing"
 
 
 def names_data(test: str) -> bool:

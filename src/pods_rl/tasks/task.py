@@ -186,30 +186,42 @@ class Task:
         columns: dict[str, list[float]] = {"reward": [0.0] * len(texts)}
         for name, weight in self.rewards.items():
             reward = self.reward(name)
-            by_length = reward.reads == "tokens"
-            scores = reward.of_lengths(tokens, limit) if by_length else self.scores(name, texts, golds)
-            _add_part(columns, name, [score if math.isfinite(score) else 0.0 for score in scores], weight)
+            if reward.reads == "tokens":
+                _add_part(columns, name, reward.of_lengths(tokens, limit), weight)
+            else:
+                _add_part(columns, name, self.scores(name, texts, golds), weight)
         if environment_rewards is not None:
-            _add_part(columns, ENVIRONMENT, [score or 0.0 for score in environment_rewards], 1.0)
+            _add_part(columns, ENVIRONMENT, environment_rewards, 1.0)
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def scores(self, name: str, texts: Sequence[str], golds: Sequence[str]) -> list[float]:
         """Score completions with one reward, in order; 0 if it fails, unless `reward_errors` is `raise`."""
         marks: Scores = score(self.reward(name), texts, golds, self.reward_seconds)
+        scores = []
         for row, (mark, text) in enumerate(zip(marks, texts, strict=True)):
-            if isinstance(mark, RewardFailure) and self.reward_errors == "raise":
+            if not isinstance(mark, RewardFailure):
+                scores.append(mark)
+                continue
+            scores.append(0.0)
+            if self.reward_errors == "raise":
                 raise UserError(
                     f"the reward '{name}' {mark.reason} for row {row} of {len(texts)} (counted from 0) that it grades, "
                     f"completion {short(repr(text))}. Fix the function, or set reward_errors: zero or drop (it counts "
                     "as wrong)"
                 ) from mark.error
-        return [0.0 if isinstance(mark, RewardFailure) else mark for mark in marks]
+        return scores
 
 
-def _add_part(columns: dict[str, list[float]], name: str, scores: list[float], weight: float) -> None:
-    """Add the scores of a reward as a column, and with their weight to the column `reward`."""
-    columns[f"reward/{name}"] = scores
-    columns["reward"] = [total + weight * score for total, score in zip(columns["reward"], scores, strict=True)]
+def _add_part(columns: dict[str, list[float]], name: str, scores: Sequence[float | None], weight: float) -> None:
+    """Add the scores of a reward as a column, and with their weight to the column `reward`; 0 without a score."""
+    part = []
+    for row, score_of_row in enumerate(scores):
+        usable = 0.0
+        if score_of_row is not None and math.isfinite(score_of_row):
+            usable = score_of_row
+        part.append(usable)
+        columns["reward"][row] += weight * usable
+    columns[f"reward/{name}"] = part
 
 
 def deciding_reward(rewards: Mapping[str, float], answer: str | None, *, environment: bool = False) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -191,38 +191,50 @@ def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
     """
     if isinstance(function, nn.Module):
         return function
-    asynchronous = is_async_callable(function)
-
-    async def attempt(columns: Mapping[str, Any], rows: int) -> Any:
-        """Return the checked scores, or the exception that the function raised."""
-        try:
-            with no_copies():
-                returned = function(**columns)
-                if asynchronous:
-                    returned = await returned
-                return check_scores(returned, name, rows)
-        except UserError:
-            raise
-        except (Exception, SystemExit) as error:
-            return error
 
     async def call(**columns: Any) -> list[float | None]:
         rows = len(columns["completions"])
-        scores = await attempt(columns, rows)
+        scores = await _attempt(function, columns, name, rows)
         if isinstance(scores, BaseException):
             if policy == "raise":
                 _raise(scores, name, rows)
             # Row by row, so that only the rows that raise are without a score.
-            scores = [_only_score(await attempt(one_row(columns, row, rows), 1)) for row in range(rows)]
+            scores = []
+            for row in range(rows):
+                outcome = await _attempt(function, one_row(columns, row, rows), name, 1)
+                scores.append(_only_score(outcome))
         return [_settled(score, row, columns, name, policy, faults) for row, score in enumerate(scores)]
 
-    def call_now(**columns: Any) -> Any:
-        try:
-            call(**columns).send(None)  # runs to its end: a plain function is never awaited
-        except StopIteration as done:
-            return done.value
+    def call_now(**columns: Any) -> list[float | None]:
+        return _run_now(call(**columns))
 
-    return call if asynchronous else call_now
+    if is_async_callable(function):
+        return call
+    return call_now
+
+
+async def _attempt(function: Any, columns: Mapping[str, Any], name: str, rows: int) -> Scores | Exception | SystemExit:
+    """Return the checked scores of a call, or the exception that the function raised."""
+    try:
+        with no_copies():
+            returned = function(**columns)
+            if is_async_callable(function):
+                returned = await returned
+            return check_scores(returned, name, rows)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        return error
+
+
+def _run_now(call: Coroutine[Any, Any, list[float | None]]) -> list[float | None]:
+    """Run a coroutine that never waits to its end, without an event loop: a plain function is never awaited."""
+    try:
+        call.send(None)
+    except StopIteration as done:
+        scores: list[float | None] = done.value
+        return scores
+    raise RuntimeError("the call of a reward function waited, although the function is not asynchronous")
 
 
 def _raise(error: BaseException, name: str, rows: int) -> NoReturn:

@@ -89,29 +89,43 @@ def decide(answer: str, gold: str) -> bool | Pair:
     if without_units is None:
         return False
     plain_answer, plain_gold = map(plain, without_units)
-    gold_time = _TIME.fullmatch(plain_gold)
-    if gold_time and (gold_time[2] or gold_time[3]):
-        return _same_time(_TIME.fullmatch(plain_answer), gold_time)
-    numbers = _numbers(plain_answer, plain_gold)
-    if numbers:
-        return numbers[0].equals(numbers[1])
-    gold_number = read_number(plain_gold)
-    if same_text(plain_answer, plain_gold) and not gold_number:
-        return True
+    has_same_value = _compare_values(plain_answer, plain_gold)
+    if has_same_value is not None:
+        return has_same_value
     if _same_label(answer, gold):
         return True
     formula = _only_formula(answer)
     if formula:
         return decide(formula, gold)
-    if is_formula(plain_gold) and (is_formula(plain_answer) or not plain_gold.isalpha()):
-        return False
-    if not _is_mathematics(plain_answer):
-        may_be_equal = gold_number is None and _may_be_equal_words(plain_answer, plain_gold, gold)
-        if not may_be_equal:
-            return False
-    if is_too_large(plain_answer) and not is_too_large(plain_gold):
+    if _is_surely_different(plain_answer, plain_gold, gold):
         return False
     return plain_gold, plain_answer
+
+
+def _compare_values(plain_answer: str, plain_gold: str) -> bool | None:
+    """Whether two times, numbers or texts are equal; None if they are not of a kind that is decided by its value."""
+    gold_time = _TIME.fullmatch(plain_gold)
+    if gold_time and (gold_time[2] or gold_time[3]):
+        return _same_time(_TIME.fullmatch(plain_answer), gold_time)
+    numbers = _numbers(plain_answer, plain_gold)
+    if numbers:
+        answer_number, gold_number = numbers
+        return answer_number.equals(gold_number)
+    if same_text(plain_answer, plain_gold) and not read_number(plain_gold):
+        return True
+    return None
+
+
+def _is_surely_different(plain_answer: str, plain_gold: str, written_gold: str) -> bool:
+    """Whether two expressions need not be given to `equal`, since the answer is of another kind or too large."""
+    if is_formula(plain_gold) and (is_formula(plain_answer) or not plain_gold.isalpha()):
+        return True
+    if not _is_mathematics(plain_answer):
+        if read_number(plain_gold) is not None:
+            return True
+        if not _may_be_equal_words(plain_answer, plain_gold, written_gold):
+            return True
+    return is_too_large(plain_answer) and not is_too_large(plain_gold)
 
 
 def _without_bullets(text: str) -> str:

@@ -1,0 +1,51 @@
+"""The account of a comparison: everything that a report says, computed once.
+
+The page, Markdown, the terminal and the figures for print each format an account. None of them computes a number,
+chooses a reference, or decides whether a difference is settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .analysis import Analysis, analyse
+from .arms import Arm
+from .charts import Chart, Styles, charts, styles_of
+from .ledger import Ledger, ledger_of
+from .notes import method, notes
+from .tables import Table, tables
+from .wording import headlines
+
+
+@dataclass(frozen=True, eq=False)
+class Account:
+    """What a report says. Of runs that have not begun, it is a title and a headline."""
+
+    title: str
+    headlines: tuple[str, ...]  # the verdicts: of scores for each of the first pairs, then of the speedup
+    notes: tuple[str, ...] = ()  # what limits the numbers
+    method: tuple[str, ...] = ()  # how the numbers were computed
+    tables: Mapping[str, Table] = field(default_factory=dict)  # by name, in the order of the page
+    charts: Mapping[str, Sequence[Chart]] = field(default_factory=dict)
+    styles: Styles = field(default_factory=dict)  # of each arm in every figure
+    ledger: Ledger = field(default_factory=Ledger)
+    analysis: Analysis | None = None  # the numbers
+
+
+def account_of(arms: Sequence[Arm], *, title: str, baseline: str, metric: str, rollouts_mb: float) -> Account:
+    """Compare arms and return what a report says of them; arguments as of `analyse` and `ledger_of`."""
+    analysis = analyse(arms, baseline=baseline, metric=metric)
+    ledger = ledger_of(analysis.arms, data_mb=rollouts_mb)
+    styles = styles_of(analysis)
+    return Account(
+        title=title,
+        headlines=headlines(analysis),
+        notes=notes(analysis, ledger),
+        method=method(analysis),
+        tables=tables(analysis),
+        charts=charts(analysis, styles),
+        styles=styles,
+        ledger=ledger,
+        analysis=analysis,
+    )

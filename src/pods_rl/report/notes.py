@@ -1,0 +1,136 @@
+"""What limits the numbers of a report, and how they were computed, in sentences."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from .analysis import Analysis, ArmResult
+from .arms import Arm, damaged_files
+from .comparable import refusal, remarks
+from .ledger import Ledger
+from .statistics import FLAT
+from .text import duration, plain, tally
+
+_MOST_FILES = 300  # characters that names of damaged files may take
+
+
+def notes(analysis: Analysis, ledger: Ledger) -> tuple[str, ...]:
+    """Return the limitations of the numbers, each a sentence or two; empty if there are none."""
+    lines = _unfinished_notes(analysis)
+    single = [arm.label for arm in analysis.arms if arm.is_single]
+    if single:
+        lines.append(f"One run does not show how seeds differ. Its ± and band are over prompts: {', '.join(single)}.")
+    lines += _baseline_notes(analysis)
+    for result in analysis.results:
+        for line in _curve_notes(analysis, result):
+            lines.append(f"{result.arm.label}: {line}")
+    damage = damaged_files(analysis.arms)
+    if damage:
+        lines.append(f"Skipped unreadable data: {damage}.")
+    if ledger.unreadable:
+        names = plain(", ".join(ledger.unreadable), limit=_MOST_FILES)
+        lines.append(f"{len(ledger.unreadable)} of {ledger.files} rollout files could not be read: {names}.")
+    lines += remarks(analysis.compared)
+    return tuple(lines)
+
+
+def _unfinished_notes(analysis: Analysis) -> list[str]:
+    """Return how many runs did not finish, by state."""
+    states = analysis.states
+    run_count = states.total()
+    del states["finished"]
+    if not states:
+        return []
+    unfinished = f"{states.total()} of {run_count} runs did not finish ({tally(sorted(states.items()))})."
+    return [f"{unfinished} Each counts up to its last evaluation."]
+
+
+def _curve_notes(analysis: Analysis, result: ArmResult) -> list[str]:
+    """Return what is missing from an arm's curve."""
+    arm = result.arm
+    if arm.curve is None:
+        return _silent_notes(analysis, arm, arm.run_count)
+    run_count = len(arm.curve.runs)
+    lines = _silent_notes(analysis, arm, arm.run_count - run_count)
+    if not arm.is_trained:
+        lines.append("no evaluation after its start.")
+    if arm.curve.interpolated:
+        lines.append("its runs were evaluated at different times. Scores are interpolated linearly to common times.")
+    if result.final and result.final.final_runs < run_count:
+        lines.append(f"its final score is the mean of {result.final.final_runs} of {run_count} runs; the others ended.")
+    if not arm.runs:  # a CSV has no seeds
+        return lines
+    for seed, count in Counter(arm.seeds).items():
+        if count > 1:
+            lines.append(f"several of its runs have seed {plain(seed)}. They may not be independent.")
+            break
+    return lines
+
+
+def _silent_notes(analysis: Analysis, arm: Arm, silent: int) -> list[str]:
+    """Return how many runs of an arm were never evaluated."""
+    if silent == 0:
+        return []
+    return [f"{silent} of {arm.run_count} runs have no evaluation of {plain(analysis.metric)}."]
+
+
+def _baseline_notes(analysis: Analysis) -> list[str]:
+    """Return why nothing is compared, or what is odd about the level that speedups are to."""
+    base = analysis.baseline
+    if len(analysis.results) < 2:
+        return []
+    if base is None:
+        return ["No baseline is set, so nothing is compared.", *_mixed(analysis)]
+    base_result = analysis.result_of(base.name)
+    if base_result.final is None:
+        return [f"{base.label}, the baseline, has no evaluation that most of its runs share: nothing is compared."]
+    lines = []
+    for result in analysis.results:
+        if result.refused:
+            lines.append(f"{result.arm.label} is not compared with {base.label}: {result.refused}.")
+    if base_result.speedup and base_result.speedup.problem == FLAT:
+        lines.append(
+            f"{base.label} has 99 % of its peak at its first evaluation: no speedup can be measured against it."
+        )
+    for pair in analysis.pairs:
+        if pair.rival is base and pair.is_early:
+            ends = f"{pair.arm.label} and {base.label} end at different times."
+            lines.append(f"{ends} They are compared at {duration(pair.due)}.")
+    counts = {arm.run_count for arm in analysis.compared}
+    if len(counts) > 1:
+        parts = [f"{arm.label} {arm.run_count}" for arm in analysis.compared]
+        lines.append(f"Arms have different numbers of runs: {', '.join(parts)}.")
+    return lines
+
+
+def _mixed(analysis: Analysis) -> list[str]:
+    """Return why scores next to each other cannot be compared by eye either."""
+    scored = [result.arm for result in analysis.scored]
+    for arm in scored[1:]:
+        reason = refusal(scored[0], arm)
+        if reason:
+            return [f"Scores of {scored[0].label} and {arm.label} cannot be compared: {reason}."]
+    return []
+
+
+def method(analysis: Analysis) -> tuple[str, ...]:
+    """Return how the numbers were computed, in sentences."""
+    lines = [
+        "Time is the training clock, without evaluation. Checkpoints of different runs are matched by their nominal "
+        "second. A mean needs more than half of an arm’s runs. A run that failed counts up to its last evaluation. "
+        "Every interval is Student’s 95 % interval over runs. It also allows for the standard error of the evaluations "
+        "where runs differ by less.",
+    ]
+    if any(arm.config.get("clock") == "cpu" for arm in analysis.arms):
+        lines.append("Time is processor time of the training process, without that of its reward processes.")
+    if analysis.pairs:
+        lines += [
+            "Arms are compared at the last time at which both have scores. The interval of a difference is over the "
+            "differences of equal seeds. Where the arms have different seeds, it is Welch’s. A difference is settled "
+            "if the interval excludes 0.",
+            "A speedup follows the authors’ rule: the time at which the other arm’s mean curve first reaches 99 % of "
+            "its maximum, over the time at which this arm’s does. Its interval ends where this arm’s score first may "
+            "be, and first is, at that level by the same interval of the difference. It begins at 0 if the arm may "
+            "never reach the level. A speedup is settled if the interval excludes 1.",
+        ]
+    return tuple(lines)
