@@ -22,7 +22,12 @@ COLUMNS = {
 TESTS = {
     "verl": ["tests/verl/test_settings.py", "tests/verl/test_trainer.py"],
     "vLLM": ["tests/real_vllm"],
-    "TRL": ["tests/engines/test_contract.py", "tests/engines/test_parity.py", "tests/engines/test_vllm.py"],
+    "TRL": [
+        "tests/engines/test_contract.py",
+        "tests/engines/test_parity.py",
+        "tests/engines/test_vllm.py",
+        "tests/prefix_tree",  # it reads arguments and caches of transformers, and would fall back to `generate`
+    ],
 }
 ASK = """
 import json, sys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import importlib.resources
 import os
 import signal
@@ -19,7 +20,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM,
 from trl import GRPOConfig, GRPOTrainer
 
 from pods_rl import PODSConfig, PODSTrainer
-from pods_rl.engines.trl.turns import Turns
+from pods_rl.engines.trl.turns import Turns, tokenize_copies_once
 from pods_rl.errors import UserError
 from pods_rl.sandbox.limits import time_limit
 from tests import DEADLINE
@@ -165,7 +166,7 @@ def build(tmp_path, chat_tokenizer, chat_model):
             "max_completion_length": 200, "use_cpu": True, "bf16": False, "report_to": "none", "learning_rate": 1e-2,
             "logging_steps": 1, "save_strategy": "no", "seed": 3, **given,
         }  # fmt: skip
-        config = PODSConfig if which is PODSTrainer else GRPOConfig
+        config = PODSConfig if issubclass(which, PODSTrainer) else GRPOConfig
         data = None if data is False else chats() if data is None else data
         trainer = which(
             copy.deepcopy(chat_model), reward, config(**settings), data,
@@ -230,6 +231,98 @@ def test_each_turn_of_a_rollout_draws_anew():
     assert [keys for _, keys in asked[2:]] == [[(9, 1, 1, 0, 1, 1), (9, 1, 1, 0, 2, 1)], [(9, 1, 1, 0, 3, 1)]]
     ask([[3, 7, 3, 6, 7, 6, 8]])
     assert asked[-1][1] == [(9, 1, 1, 0, 3, 2)]
+
+
+def asked_to_tokenize(monkeypatch):
+    """Filled with the number of prompts of each call of TRL's method that tokenizes."""
+    calls = []
+    tokenize = GRPOTrainer._tokenize_prompts
+
+    @functools.wraps(tokenize)
+    def record(self, prompts):
+        calls.append(len(prompts))
+        return tokenize(self, prompts)
+
+    monkeypatch.setattr(GRPOTrainer, "_tokenize_prompts", record)
+    return calls
+
+
+def test_the_copies_of_a_prompt_are_tokenized_once(build, monkeypatch):
+    """In training, to what TRL makes of each; each row has a list of its own."""
+    calls = asked_to_tokenize(monkeypatch)
+    returned = []
+
+    class Seen(PODSTrainer):
+        def _tokenize_prompts(self, prompts):
+            tokenized = super()._tokenize_prompts(prompts)
+            expected = GRPOTrainer._tokenize_prompts.__wrapped__(self, prompts)
+            returned.append((len(prompts), tokenized, expected))
+            return tokenized
+
+    trainer = build(two_turns, tools=[add], which=Seen, num_rollouts=6, steps=1)
+    trainer.train()
+    ((count, tokenized, expected),) = returned
+    assert count == 12
+    assert tokenized == expected
+    assert len({id(ids) for ids in tokenized[0]}) == 12
+    assert calls == [2]
+    trainer.evaluate(chats().select(range(2)))
+    assert calls[1:] == [count for count, _, _ in returned[1:]] != []
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment", "rows"),
+    [({"exact_trl": True}, None, [12]), ({}, Counter, [12])],
+    ids=["exact_trl", "environments"],
+)
+def test_trl_tokenizes_every_copy_where_it_reads_more_of_a_row(build, monkeypatch, settings, environment, rows):
+    calls = asked_to_tokenize(monkeypatch)
+    given = {} if environment is None else {"environment_factory": environment}
+    build(lambda row, turn: "Done.<|im_end|>", num_rollouts=6, steps=1, **settings, **given).train()
+    assert calls == rows
+
+
+def says(content, **fields):
+    return [{"role": "user", "content": content, **fields}]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "tokenized"),
+    [
+        (["a", "a", "b", "b", "a"], [["a", "b", "a"]]),
+        ([says("a"), says("a"), says("b")], [[says("a"), says("b")]]),
+        (
+            [says("a", n=1), says("a", n=True), says("a", n=1.0)],
+            [[says("a", n=1), says("a", n=True), says("a", n=1.0)]],
+        ),
+        ([says("a"), says("a"), "a", "a"], [[says("a"), "a"]]),
+        ([says("a", image=Counter)] * 2, [[says("a", image=Counter)] * 2]),  # no JSON
+        (["a", "b"], [["a", "b"]]),
+        ([], [[]]),
+    ],
+)
+def test_only_equal_neighbours_are_tokenized_once(prompts, tokenized):
+    calls = []
+
+    def tokenize(asked):
+        calls.append(asked)
+        return [[str(prompt)] for prompt in asked], None, {}
+
+    assert tokenize_copies_once(tokenize, prompts) == ([[str(prompt)] for prompt in prompts], None, {})
+    assert calls == tokenized
+
+
+@pytest.mark.parametrize("extra", [(["image"], {}), (None, {"token_type_ids": [[0]]})], ids=["images", "fields"])
+def test_prompts_of_more_than_tokens_are_tokenized_one_by_one(extra):
+    """What a processor returns for all prompts together cannot be repeated for each."""
+    calls = []
+
+    def tokenize(asked):
+        calls.append(asked)
+        return [[1] for _ in asked], *extra
+
+    assert tokenize_copies_once(tokenize, ["a", "a"]) == ([[1], [1]], *extra)
+    assert calls[-1] == ["a", "a"]
 
 
 class UnreadableError(Exception):

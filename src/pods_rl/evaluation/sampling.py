@@ -160,7 +160,7 @@ class GenerateSampler:
 
 
 class VLLMSampler:
-    """Completes prompts with a vLLM engine (0.22 to 0.31).
+    """Completes prompts with a vLLM engine (0.22 to 0.32).
 
     Each row is a request of token ids with its own seed. Weights are read as safetensors, and code in the model's
     repository is not run.

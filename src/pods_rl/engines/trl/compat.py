@@ -44,6 +44,7 @@ from .config import PODSConfig
 
 Batch = dict[str, Any]
 Completions = tuple[list[list[int]], Any]  # token ids; log-probabilities, None if the sampler returns none
+Tokenized = tuple[list[list[int]], Any, dict[str, Any]]  # of prompts: token ids; images or None; a processor's fields
 
 # TRL's metrics of a micro-batch: its loss appends one entry to each.
 ENTROPY = "entropy"

@@ -24,7 +24,7 @@ from . import compat
 from .advantages import drop_zero_counters, gather_advantages, log_generation, set_advantages
 from .batching import BatchPlan, Shares, batch_plan
 from .checkpoints import ExactResume, load_renamed
-from .compat import Batch, Completions, Generated, TypedGRPOTrainer
+from .compat import Batch, Completions, Generated, Tokenized, TypedGRPOTrainer
 from .config import PAPER, PODSConfig, check_prompts, group_sizes
 from .dynamic_sampling import DynamicSampling
 from .generation import Generation, copies, move_rows, named, output_of, record_of, stable_seed
@@ -250,6 +250,14 @@ class PODSTrainer(TypedGRPOTrainer):
                 yield
         finally:
             self._turns = None
+
+    @override
+    def _tokenize_prompts(self, prompts: list[Any]) -> Tokenized:
+        # Tokenize the n copies of a prompt once.
+        tokenize = super()._tokenize_prompts
+        if self._turns is None:  # an evaluation
+            return tokenize(prompts)
+        return self._turns.tokenize(tokenize, prompts)
 
     @override
     def _generate_single_turn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from ...errors import UserError
 from ...prefix_tree.decoding import RowDraws, complete
 from ...sandbox.limits import ToolLimits, close_environment, tokenizable
 from .batching import Shares
-from .compat import Completions, TRLTrainer, standing_in
+from .compat import Completions, Tokenized, TRLTrainer, standing_in
 from .config import PODSConfig
 
 Key = tuple[int, ...]  # of a turn's draws: seed, step, generation in it, prompt, number, and the turn after the first
@@ -67,6 +68,21 @@ class Turns:
         self.keys = keys
         self._number = 0
         self._rows: list[list[int]] = []  # of the turn before, its prompts and completions
+
+    def tokenize(self, tokenize: Callable[[list[Any]], Tokenized], prompts: list[Any]) -> Tokenized:
+        """Return TRL's tokens of the prompts of the first turn; the copies of a prompt are tokenized once.
+
+        With `exact_trl`, TRL tokenizes each. So it does with environments, where it reads the tools of each prompt
+        from a list that has an entry for each.
+
+        Args:
+            tokenize: TRL's method.
+            prompts: the prompt of each rollout; those of a group are next to each other.
+        """
+        trainer = self._trainer
+        if trainer.args.exact_trl or trainer.environment_factories is not None:
+            return tokenize(prompts)
+        return tokenize_copies_once(tokenize, prompts)
 
     def generate(
         self, prompt_ids: list[list[int]], images: bool, sample: Callable[[slice, list[Key]], Completions]
@@ -122,6 +138,52 @@ class Turns:
             turn_keys.append((*self.keys[row_before][:ROLLOUT], self._number))
             row_before += 1
         return turn_keys
+
+
+def tokenize_copies_once(tokenize: Callable[[list[Any]], Tokenized], prompts: list[Any]) -> Tokenized:
+    """Return what `tokenize` returns for prompts, with each run of equal prompts tokenized once.
+
+    Prompts with images, and those of which a processor makes more than tokens, are tokenized one by one.
+
+    >>> calls = []
+    >>> def tokenize(prompts):
+    ...     calls.append(prompts)
+    ...     return [[len(prompt)] for prompt in prompts], None, {}
+    >>> tokenize_copies_once(tokenize, ["1+2=", "1+2=", "60+60="])
+    ([[4], [4], [6]], None, {})
+    >>> calls
+    [['1+2=', '60+60=']]
+    """
+    distinct_prompts: list[Any] = []
+    distinct_of: list[int] = []  # the distinct prompt of each prompt
+    text_before = None
+    for prompt in prompts:
+        text = _prompt_text(prompt)
+        if text is None:
+            return tokenize(prompts)
+        if text != text_before:
+            distinct_prompts.append(prompt)
+            text_before = text
+        distinct_of.append(len(distinct_prompts) - 1)
+    if len(distinct_prompts) == len(prompts):
+        return tokenize(prompts)
+    prompt_ids, images, fields = tokenize(distinct_prompts)
+    if images is not None or fields:  # some processors return these for all prompts together, not one for each
+        return tokenize(prompts)
+    return [list(prompt_ids[place]) for place in distinct_of], images, fields
+
+
+def _prompt_text(prompt: Any) -> str | None:
+    """Return a text that two prompts share only if the chat template renders both alike; None if there is none.
+
+    Messages are compared as JSON, where 1, 1.0 and true differ. Images in memory have no JSON.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    try:
+        return json.dumps(prompt)
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def _begins_with(ids: list[int], beginning: list[int]) -> bool:
