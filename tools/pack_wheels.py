@@ -1,6 +1,6 @@
 """Gather the wheels that a machine without network lacks: python tools/pack_wheels.py FOLDER [--installed FILE]
 
-Downloads what pods-rl requires, with what that requires, in the versions of this environment; without matplotlib,
+Downloads what this project requires, with what that requires, in the versions of this environment; without matplotlib,
 which only reports need. It skips what torch and transformers bring, which the machine must have. With `--installed` it
 skips every package of a file too, the output of `python -m pip list --format=freeze` on that machine.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +24,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 MIB = 2**20
-PROJECT = "pods-rl"
+PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 THERE = ("torch", "transformers")
 NOT_NEEDED = "matplotlib"
 # The newest versions are too large together. These are the smallest pair that pods-rl and TRL allow.
@@ -59,9 +60,11 @@ def requirements(names: Iterable[str], python: str, skip: Iterable[str] = ()) ->
 def lacking(python: str, installed: Iterable[str]) -> dict[str, str]:
     """Return what a machine with torch, transformers and these packages lacks, with the versions to download."""
     there = set(requirements(THERE, python)) | {canonicalize_name(name) for name in installed}
-    needed = requirements([PROJECT], python, skip=[NOT_NEEDED])
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    names = [Requirement(line).name for line in project["dependencies"]]
+    needed = requirements(names, python, skip=[NOT_NEEDED])
     versions = {}
-    for name in sorted(set(needed) - there - {PROJECT}):
+    for name in sorted(set(needed) - there):
         versions[name] = SMALLER.get(name, needed[name])
     return versions
 
