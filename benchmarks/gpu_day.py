@@ -41,6 +41,7 @@ from typing import Any
 from gpu_runs import kill_and_resume, train
 from measuring import command_line, spread
 from pods_rl.engines import PHASES
+from pods_rl.runs.environment import git_commit
 
 PARTS = {
     1: "Correctness",
@@ -50,9 +51,11 @@ PARTS = {
     5: "Peak memory of an update",
     6: "Training the shipped policy",
 }
+MACHINE = ("device", "torch", "transformers", "trl")  # on which every figure depends
 START = 60  # seconds in which the process of the cells must import its libraries
 TOTAL = 25 * 60
 COMMAND = 570  # seconds of a command
+GRACE = 10  # seconds in which a process without work ends
 UNFINISHED = 3  # exit code
 GIB = 2**30
 Result = dict[str, Any]
@@ -98,6 +101,7 @@ class Sizes:
         memory_rows, memory_tokens: of part 5.
         steps: timed steps of a cell at most.
         killed_steps: of the run that is killed.
+        killed: options of that run.
         training: options of the run of part 6.
         patience: what all limits are multiplied by.
     """
@@ -113,18 +117,23 @@ class Sizes:
     memory_tokens: int
     steps: int
     killed_steps: int
+    killed: tuple[str, ...]
     training: tuple[str, ...]
     patience: int = 1
 
 
 DAY = Sizes(
     shape="qwen2.5-3b", m=16, more_rollouts=(64, 256), prompt=256, completion=256, ragged_prompts=8,
-    longest=(500, 2000), memory_rows=64, memory_tokens=2000, steps=5, killed_steps=12,
+    longest=(500, 2000), memory_rows=64, memory_tokens=2000, steps=5, killed_steps=12, killed=("--eval_prompts", "16"),
     training=("--max_seconds", "240", "--eval_seconds", "60", "--bf16", "true"),
+)  # fmt: skip
+SMALL = (
+    "--num_rollouts", "8", "--num_generations", "4", "--per_device_train_batch_size", "4", "--max_completion_length",
+    "12", "--eval_prompts", "4",
 )  # fmt: skip
 MINIATURE = Sizes(
     shape="tiny", m=4, more_rollouts=(8, 12), prompt=16, completion=8, ragged_prompts=2, longest=(12,), memory_rows=4,
-    memory_tokens=16, steps=1, killed_steps=6, training=("--max_steps", "2", "--eval_prompts", "8"), patience=20,
+    memory_tokens=16, steps=1, killed_steps=6, killed=SMALL, training=("--max_steps", "2", *SMALL), patience=20,
 )  # fmt: skip
 
 
@@ -134,7 +143,7 @@ def plan(sizes: Sizes) -> list[Cell]:
         Cell(1, "attention", "checks", 45),
         Cell(1, "tree", "checks", 45),
         Cell(1, "generation", "checks", 30),
-        Cell(2, "tiny-pods", "resume", 120, {"steps": sizes.killed_steps}),
+        Cell(2, "tiny-pods", "resume", 120, {"words": list(sizes.killed), "steps": sizes.killed_steps}),
     ]
     cells += generated_cells(sizes)
     cells += ragged_cells(sizes)
@@ -226,17 +235,23 @@ def measure(cell: Cell, device: Any) -> Result:
 
 
 def work(connection: Any, kind: str, threads: int | None) -> None:
-    """Describe the machine, then measure the cells that are received, until the process is ended."""
+    """Describe the machine, then measure the cells that are received."""
     import torch
+    from transformers.utils import logging
 
     from gpu_device import Device
 
+    logging.disable_progress_bar()
     if threads is not None:
         torch.set_num_threads(threads)
     device = Device.of(kind)
     connection.send(device.describe())
     while True:
-        connection.send(measure(Cell(**connection.recv()), device))
+        try:
+            cell = Cell(**connection.recv())
+        except EOFError:  # the other end is closed
+            return
+        connection.send(measure(cell, device))
 
 
 class Worker:
@@ -273,8 +288,11 @@ class Worker:
         return result
 
     def stop(self) -> None:
+        """End the process, which frees its memory."""
         if self._process is None:
             return
+        self._connection.close()
+        self._process.join(GRACE)
         self._process.kill()
         self._process.join()
         self._process = None
@@ -284,6 +302,7 @@ class Worker:
         try:
             if self._connection.poll(limit):
                 return self._connection.recv()
+            self._process.kill()
             problem = f"not done after {limit:g} s"
         except (EOFError, OSError):
             self._process.join()
@@ -404,14 +423,12 @@ class Day:
         folder = self._options.output / cell.name
         shutil.rmtree(folder, ignore_errors=True)  # of an earlier try, which was cut off
         if cell.kind == "resume":
-            words = ["--max_seconds", "600", "--eval_prompts", "16"]
-            return lambda: kill_and_resume(
-                cell.name, words, device, folder, steps=cell.settings["steps"], seconds=cell.limit
-            )
-        return lambda: train(cell.name, cell.settings["words"], device, folder, seconds=cell.limit)
+            return lambda: kill_and_resume(cell.name, device=device, folder=folder, seconds=cell.limit, **cell.settings)
+        return lambda: train(cell.name, device=device, folder=folder, seconds=cell.limit, **cell.settings)
 
     def _versions(self) -> Result:
-        return {name: self.results.machine.get(name) for name in ("device", "torch", "transformers", "trl")}
+        versions = {name: self.results.machine.get(name) for name in MACHINE}
+        return versions | {"commit": git_commit()}
 
     def _start(self) -> bool:
         """Start the process of the cells; return whether this is the machine of earlier results."""
@@ -423,7 +440,7 @@ class Day:
         if not earlier:
             self.results.add(0, "machine", machine)
             return True
-        for name in ("device", "torch", "transformers", "trl", "commit"):
+        for name in MACHINE:
             if earlier[name] != machine[name]:
                 print(
                     f"{self.results.folder} has results with {name} {earlier[name]}, and this is {machine[name]}. "

@@ -108,7 +108,16 @@ def kill_and_resume(
     """
     deadline = time.monotonic() + seconds
     log = folder.with_suffix(".log")
-    options = [*words, *device_words(device), "--max_steps", str(steps), "--save_steps", str(steps // 3)]
+    options = [
+        *words,
+        *device_words(device),
+        "--max_seconds",
+        "600",
+        "--max_steps",
+        str(steps),
+        "--save_steps",
+        str(steps // 3),
+    ]
     command = Command([recipe, *options, "--output", str(folder)], log)
     killed_at = None
     while command.is_running() and time.monotonic() < deadline:

@@ -10,7 +10,10 @@ from typing import Any
 def work(connection: Any, kind: str, threads: int | None) -> None:
     connection.send({"device": kind, "pid": os.getpid()})
     while True:
-        name = connection.recv()["name"]
+        try:
+            name = connection.recv()["name"]
+        except EOFError:
+            return
         if name == "dies":
             os._exit(7)
         if name == "hangs":

@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 import torch
+from tools import pack_wheels
 
 from pods_rl.errors import UserError
 from tests.prefix_tree.gpu import put_gpu
@@ -90,6 +92,24 @@ def test_the_shape_is_qwen_s():
     without = layers * layer + hidden
     assert without == pytest.approx(2.77e9, rel=0.005)
     assert without + shape["vocab_size"] * hidden == pytest.approx(3.09e9, rel=0.005)
+
+
+def test_the_wheels_to_carry(tmp_path, capsys):
+    """What this project requires and torch and transformers do not bring; all of it under 64 MiB."""
+    needed = pack_wheels.lacking("3.12", [])
+    assert {"trl", "datasets", "latex2sympy2-extended", "accelerate", "pandas"} <= needed.keys()
+    assert not {"torch", "transformers", "numpy", "tokenizers", "matplotlib"} & needed.keys()
+    assert needed["trl"] == metadata.version("trl")
+    assert needed["pyarrow"] == "21.0.0"
+    listed = tmp_path / "installed.txt"
+    listed.write_text("# of the machine\nPandas==3.1.1\npyarrow==24.0.0\npods-rl @ file:///somewhere\n-e .\n\n")
+    assert pack_wheels.names_in(listed) == ["Pandas", "pyarrow", "pods-rl"]
+    assert pack_wheels.lacking("3.12", ["Pandas"]).keys() == needed.keys() - {"pandas"}
+    (tmp_path / "a-1.whl").write_bytes(bytes(2**20))
+    (tmp_path / "b-1.whl").write_bytes(bytes(2**20))
+    assert pack_wheels.report(tmp_path, 2.0)
+    assert not pack_wheels.report(tmp_path, 1.9)
+    assert "2.0 MiB  together, of 1.9" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------- in miniature
@@ -298,7 +318,7 @@ def test_a_command_ends_before_a_cell_that_does_not_fit_and_the_next_continues(t
 
 
 def test_results_of_another_machine_are_not_mixed(tmp_path, capsys):
-    machine = {"device": "first", "torch": "2.11", "transformers": "5", "trl": "1", "commit": "c"}
+    machine = {"device": "first", "torch": "2.11", "transformers": "5", "trl": "1"}
 
     class Starts(Answers):
         is_running = False
