@@ -341,9 +341,11 @@ class Results:
         """Write a line, and `gpu_day.md` anew."""
         line = {"part": part, "name": name, **result}
         text = json.dumps(line)
-        cut_off = self._path.is_file() and not self._path.read_bytes().endswith(b"\n")
+        is_cut_off = self._path.is_file() and not self._path.read_bytes().endswith(b"\n")
         with self._path.open("a", encoding="utf-8") as file:
-            file.write("\n" * cut_off + text + "\n")
+            if is_cut_off:
+                file.write("\n")
+            file.write(text + "\n")
             file.flush()
             os.fsync(file.fileno())
         self._read(text)
@@ -352,12 +354,14 @@ class Results:
     def of(self, cell: Cell) -> Result | None:
         return self._lines.get((cell.part, cell.name))
 
-    def is_done(self, cell: Cell) -> bool:
-        """Return whether a cell needs no other try: a check only if it was right."""
+    def is_done(self, cell: Cell, retry: bool = False) -> bool:
+        """Return whether a cell needs no other try: a check only if it was right; with `retry` only if it worked."""
         result = self.of(cell)
         if result is None:
             return False
-        return cell.kind != "checks" or bool(result.get("ok"))
+        if cell.kind == "checks":
+            return bool(result.get("ok"))
+        return not (retry and "failed" in result)
 
     def lines(self) -> list[Result]:
         return [self._lines[key] for key in sorted(self._lines, key=lambda key: key[0])]
@@ -385,7 +389,7 @@ class Day:
 
     def _run(self, cells: list[Cell]) -> int:
         for cell in cells:
-            if self.results.is_done(cell):
+            if self.results.is_done(cell, self._options.retry):
                 continue
             if self._end - time.monotonic() < self._seconds(cell):
                 print(f"No time for {cell.name} (part {cell.part}). Run the same command again.", flush=True)
@@ -572,6 +576,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seconds", type=float, default=COMMAND, help="of this command (default: %(default)s)")
     parser.add_argument("--parts", type=int, nargs="+", choices=list(PARTS), help="only these, and part 1")
+    parser.add_argument("--retry", action="store_true", help="measure again what failed")
     parser.add_argument("--miniature", action="store_true", help="tiny sizes")
     parser.add_argument("--threads", type=int, help="CPU threads of torch")
     return parser.parse_args(words)

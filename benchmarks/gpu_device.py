@@ -13,9 +13,10 @@ from importlib import metadata
 from typing import Any
 
 import torch
+from transformers.utils import logging as transformers_logging
 
 from measuring import peak_memory, reset_peak_memory
-from pods_rl.prefix_tree import attention
+from pods_rl.prefix_tree import attention, decoding
 from pods_rl.runs.environment import git_commit, processor_name
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
@@ -104,8 +105,7 @@ class _Collect(logging.Handler):
 @contextmanager
 def noted_warnings(texts: list[str]) -> Iterator[None]:
     """Inside, collect the warnings of Python and of all loggers; at the end keep each once, shortened."""
-    from transformers.utils import logging as transformers_logging
-
+    decoding._logged_reasons.clear()  # why `generate` ran its own loop, else logged once a process
     collect = _Collect(texts)
     # Its loggers pass nothing on to the root by default.
     loggers = [logging.getLogger(), transformers_logging.get_logger("transformers")]

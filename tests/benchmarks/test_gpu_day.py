@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from importlib import metadata
 
 import pytest
 import torch
 from tools import pack_wheels
+from transformers.utils import logging as transformers_logging
 
 from pods_rl.errors import UserError
 from tests.prefix_tree.gpu import put_gpu
@@ -217,6 +219,24 @@ def test_out_of_memory_is_a_result(monkeypatch, told):
     assert result["message"] == "CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
+def test_each_cell_has_its_own_warnings():
+    from gpu_device import noted_warnings
+    from pods_rl.prefix_tree import decoding
+
+    for _ in range(2):
+        texts: list[str] = []
+        with noted_warnings(texts):
+            decoding._log_once("use_cache is False")
+            for _ in range(3):
+                warnings.warn("a\n  warning", UserWarning, stacklevel=1)
+            transformers_logging.get_logger("transformers.somewhere").warning("of transformers " + "x" * 1000)
+        assert len(texts) == 3
+        assert "use_cache is False" in texts[0]
+        assert texts[1].startswith("transformers.somewhere: of transformers xxx")
+        assert max(map(len, texts)) == 300
+        assert texts[2] == "UserWarning: a warning"
+
+
 def test_an_error_is_the_result_of_a_cell():
     from gpu_device import Device
 
@@ -315,6 +335,21 @@ def test_a_command_ends_before_a_cell_that_does_not_fit_and_the_next_continues(t
     assert day(tmp_path, again).run(CHECKS) == 0
     assert again.asked == ["generation"]
     assert day(tmp_path, Answers()).results.is_done(CHECKS[2])
+
+
+def test_a_cell_that_failed_is_measured_again_on_request(tmp_path):
+    cells = [cell for cell in gpu_day.plan(gpu_day.DAY) if cell.part == 5]
+    late = Answers(**{cells[0].name: {"failed": "not done after 60 s"}, cells[1].name: {"out_of_memory": "update"}})
+    assert day(tmp_path, late).run(cells) == 0
+    assert "| not done after 60 s |" in (tmp_path / "gpu_day.md").read_text()
+    again = Answers()
+    assert day(tmp_path, again).run(cells) == 0
+    assert again.asked == []
+    retrying = day(tmp_path, again)
+    retrying._options.retry = True
+    again.answers = {cells[0].name: {"out_of_memory": "rollout"}}
+    assert retrying.run(cells) == 0
+    assert again.asked == [cells[0].name]
 
 
 def test_results_of_another_machine_are_not_mixed(tmp_path, capsys):
