@@ -1,74 +1,157 @@
-"""Cost of a step on one GPU as n grows: python benchmarks/gpu_step.py [--output docs/results]
+"""Measure the steps of one trainer on one device: what the cells of `gpu_day.py` run.
 
-PODS n -> 16 over prefix trees, the same row by row (`exact_trl`), and TRL's GRPO trainer on 16 and on all n (GRPO-GA:
-the same micro-batches, more of them). The model has Qwen2.5-3B's shape, random weights (no download), LoRA of rank 64
-on all linear layers, and bf16: the paper's setting a without its 4-bit base. The table has seconds by phase (median and
-range over the steps after the first) and peak memory of generation and update. Each cell runs in a process of its own,
-so running out of memory affects no other. Generation is `generate`, not vLLM.
+Arms: `tree` is PODS over prefix trees, `rows` is PODS row by row, and `trl` is TRL's GRPO trainer. The model has random
+weights (no download) and LoRA of rank 64 on all linear layers.
 
-Random weights never end a completion, so each has `--completion-tokens` tokens: the same work for both trainers. The
-same clock times both at the same places.
-
-    python benchmarks/gpu_step.py --size tiny --device cpu --n 4 8 --m 4 --output out      # seconds, on a CPU
+Completions are generated, with `generate` and not vLLM, or given: prepared tokens of chosen lengths, so that a step is
+its update. Random weights never end a completion, so generated ones all have the same length.
 """
 
 from __future__ import annotations
 
-import argparse
 import atexit
-import json
-import platform
+import math
+import random
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
-from importlib import metadata
-from itertools import product
-from pathlib import Path
+import time
+from dataclasses import dataclass
 from typing import Any
 
-from measuring import command_line, peak_memory, quiet, reset_peak_memory, spread, write_json
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import (
+    AutoTokenizer,
+    PrinterCallback,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    TrainerCallback,
+    set_seed,
+)
+from trl import GRPOConfig, GRPOTrainer
+
+from gpu_device import Device
+from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines import PHASES
+from pods_rl.engines.trl.stability import is_out_of_memory
+from pods_rl.engines.trl.update import PhaseClock
+from pods_rl.policies import tiny_policy_path
 
 QWEN_3B = {
     "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
     "num_attention_heads": 16, "num_key_value_heads": 2, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
 }  # fmt: skip
-SIZES: dict[str, dict[str, Any]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-3b": QWEN_3B,
     "tiny": QWEN_3B | {
-        "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2
+        "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4
     },
 }  # fmt: skip
-GIB = 2**30
+WARM_UP = 2  # steps: torch chooses kernels in the first, and the allocator grows up to the second
+SPREAD = 0.7  # of the logarithm of ragged lengths; their median is a quarter of the longest
 
 
-def memory_clock(device: Any) -> Any:
-    """Return the trainer's own clock, which also records each phase's peak memory."""
-    import torch
+@dataclass(frozen=True)
+class StepCell:
+    """What is trained.
 
-    from pods_rl.engines.trl.update import PhaseClock
+    Args:
+        arm: `tree`, `rows` or `trl`.
+        n: rollouts of a prompt.
+        m: rows trained of a prompt; of TRL's trainer n.
+        prompts: of a step.
+        micro_batch: rows of a forward pass.
+        prompt_tokens: of each prompt.
+        completion_tokens: of each completion, or of the longest of ragged ones.
+        completions: `generated`, `given` (all of the same length) or `ragged` (given, of various lengths).
+        weights: `bfloat16`, or `float32`, which trains under bf16 autocast. On a CPU always float32 without autocast.
+        shape: of the model.
+        steps: most timed steps.
+        seconds: after these no step begins, if `WARM_UP` steps are done.
+    """
 
-    cuda = device.type == "cuda"
+    arm: str
+    n: int
+    m: int
+    prompts: int
+    micro_batch: int
+    prompt_tokens: int
+    completion_tokens: int
+    completions: str
+    weights: str
+    shape: str
+    steps: int
+    seconds: float
 
-    class MemoryClock(PhaseClock):
-        def __init__(self) -> None:
-            super().__init__(device)
-            self.peaks: dict[str, int] = {}
+    @property
+    def rows(self) -> int:
+        """Rows trained in a step."""
+        return self.prompts * self.group
 
-        def enter(self, phase: str | None) -> None:
-            left_phase = self.phase
-            super().enter(phase)
-            if left_phase is not None:
-                peak = torch.cuda.max_memory_allocated(device) if cuda else peak_memory()
-                self.peaks[left_phase] = max(peak, self.peaks.get(left_phase, 0))
-            if cuda:
-                torch.cuda.reset_peak_memory_stats(device)
-            else:
-                reset_peak_memory()
+    @property
+    def group(self) -> int:
+        """Rows trained of a prompt."""
+        return self.n if self.arm == "trl" else self.m
 
-    return MemoryClock()
+
+class GivenCompletions:
+    """A rollout function of prepared tokens: the same for every trainer in the same generation."""
+
+    def __init__(self, cell: StepCell, end: int) -> None:
+        self._cell = cell
+        self._end = end
+        self._generations = 0
+
+    def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
+        draws = random.Random(self._generations)
+        self._generations += 1
+        return {
+            "prompt_ids": trainer.processing_class(prompts)["input_ids"],
+            "completion_ids": [self._completion(draws) for _ in prompts],
+            "logprobs": None,
+        }
+
+    def _completion(self, draws: random.Random) -> list[int]:
+        longest = self._cell.completion_tokens
+        if self._cell.completions == "given":
+            length = longest
+        else:
+            length = math.ceil(draws.lognormvariate(math.log(longest / 4), SPREAD))
+        ids = draws.choices(range(20, 220), k=min(length, longest))
+        if length < longest:
+            ids[-1] = self._end
+        return ids
+
+
+class MemoryClock(PhaseClock):
+    """The trainer's own clock, which also records each phase's peak memory."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device.place)
+        self._memory = device
+        self.peaks: dict[str, dict[str, int]] = {}
+
+    def enter(self, phase: str | None) -> None:
+        left_phase = self.phase
+        super().enter(phase)
+        if left_phase is not None:
+            highest = self.peaks.setdefault(left_phase, {})
+            for name, size in self._memory.peak().items():
+                highest[name] = max(size, highest.get(name, 0))
+        self._memory.reset_peak()
+
+
+class StopInTime(TrainerCallback):
+    """Stop once the seconds are over and the steps of the warm-up are done."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step >= WARM_UP and time.monotonic() > self._end:
+            control.should_training_stop = True
 
 
 def reward(completions: list[str], **_: Any) -> list[float]:
@@ -76,56 +159,82 @@ def reward(completions: list[str], **_: Any) -> list[float]:
     return [len(set(text)) / 100 + i % 7 for i, text in enumerate(completions)]
 
 
-def build(options: argparse.Namespace) -> Any:
-    import torch
-    from datasets import Dataset
-    from peft import LoraConfig
-    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, set_seed
-    from trl import GRPOConfig, GRPOTrainer
-
-    from pods_rl import PODSConfig, PODSTrainer
-    from pods_rl.policies import tiny_policy_path
-
-    cuda = options.device == "cuda"
-    tokenizer = AutoTokenizer.from_pretrained(tiny_policy_path())
-    tokenizer.model_max_length = options.prompt_tokens + options.completion_tokens
+def build_model(cell: StepCell, tokenizer: Any, device: Device) -> Qwen2ForCausalLM:
+    in_16_bits = device.is_gpu and cell.weights == "bfloat16"
     set_seed(0)
-    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-    config = Qwen2Config(**SIZES[options.size], **ids, tie_word_embeddings=True)
-    with torch.device(options.device):
-        model = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16 if cuda else torch.float32)
+    config = Qwen2Config(
+        **SHAPES[cell.shape],
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        tie_word_embeddings=True,
+    )
+    with device.place:
+        return Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16 if in_16_bits else torch.float32)
+
+
+def settings_of(cell: StepCell, device: Device) -> dict[str, Any]:
+    """Return the trainer's settings: the paper's setting a without its 4-bit base."""
+    settings: dict[str, Any] = {
+        "num_generations": cell.group,
+        "per_device_train_batch_size": min(cell.micro_batch, cell.rows),
+        "gradient_accumulation_steps": max(1, cell.rows // cell.micro_batch),
+        "max_steps": WARM_UP + cell.steps,
+        "max_completion_length": cell.completion_tokens,
+        "shuffle_dataset": False,  # the prompts of a step are then all different
+        "temperature": 0.9,
+        "beta": 0.0,
+        "loss_type": "grpo",
+        "gradient_checkpointing": True,
+        "learning_rate": 5e-6,
+        "lr_scheduler_type": "constant",
+        "optim": "adamw_torch",
+        "bf16": device.is_gpu,
+        "use_cpu": device.place.type == "cpu",
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "logging_steps": 1,
+    }
+    if cell.completions == "generated":
+        settings["generation_kwargs"] = {"min_new_tokens": cell.completion_tokens}
+    if cell.arm != "trl":
+        settings["num_rollouts"] = cell.n
+        settings["exact_trl"] = cell.arm == "rows"
+    return settings
+
+
+def build(cell: StepCell, device: Device) -> Any:
+    """Return a trainer."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_policy_path())
+    tokenizer.model_max_length = cell.prompt_tokens + cell.completion_tokens
     folder = tempfile.mkdtemp(prefix="pods-bench-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    pods = options.arm != "trl"
-    rows = options.m if pods else options.n[0]
-    settings: dict[str, Any] = {
-        "num_generations": rows, "per_device_train_batch_size": min(options.micro_batch, rows),
-        "gradient_accumulation_steps": max(1, rows // options.micro_batch), "max_steps": options.steps,
-        "max_completion_length": options.completion_tokens, "temperature": 0.9, "beta": 0.0, "loss_type": "grpo",
-        "generation_kwargs": {"min_new_tokens": options.completion_tokens}, "gradient_checkpointing": True,
-        "learning_rate": 5e-6, "lr_scheduler_type": "constant", "optim": options.optim, "bf16": cuda,
-        "use_cpu": not cuda, "report_to": "none", "save_strategy": "no", "disable_tqdm": True, "logging_steps": 1,
-    }  # fmt: skip
     trainer_class: type[GRPOTrainer] = GRPOTrainer
     config_class: type[GRPOConfig] = GRPOConfig
-    if pods:
-        settings |= {"num_rollouts": options.n[0], "rollout_batch_size": options.rollout_batch_size}
-        settings |= {"exact_trl": options.arm == "rows"}
+    if cell.arm != "trl":
         trainer_class = PODSTrainer
         config_class = PODSConfig
-    return trainer_class(
-        model=model,
+    rollout_func = None
+    if cell.completions != "generated":
+        rollout_func = GivenCompletions(cell, tokenizer.eos_token_id)
+    # The tokenizer has a token for each byte. Prompts differ in their first one.
+    prompts = [f"{i % 10}{'7' * (cell.prompt_tokens - 1)}" for i in range(cell.prompts)]
+    trainer = trainer_class(
+        model=build_model(cell, tokenizer, device),
         reward_funcs=reward,
-        args=config_class(folder, **settings),
-        train_dataset=Dataset.from_dict({"prompt": ["7" * options.prompt_tokens] * (4 * options.steps)}),
+        args=config_class(folder, **settings_of(cell, device)),
+        train_dataset=Dataset.from_dict({"prompt": prompts * (2 * (WARM_UP + cell.steps))}),
         processing_class=tokenizer,
         peft_config=LoraConfig(task_type="CAUSAL_LM", r=64, lora_alpha=64, target_modules="all-linear"),
+        rollout_func=rollout_func,
     )
+    trainer.remove_callback(PrinterCallback)  # prints every line of metrics
+    return trainer
 
 
-def time_from_outside(trainer: Any, clock: Any) -> None:
+def time_from_outside(trainer: Any, clock: MemoryClock) -> None:
     """Time TRL's trainer with PODSTrainer's clock: the same phases, entered at the same calls."""
-    from transformers import TrainerCallback
 
     def within(phase: str, function: Any) -> Any:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -151,145 +260,57 @@ def time_from_outside(trainer: Any, clock: Any) -> None:
     trainer.add_callback(Step())
 
 
-def run_cell(options: argparse.Namespace) -> dict[str, Any]:
-    """Train, and return each step's seconds by phase, the phases' peaks, or the phase that ran out of memory."""
-    import torch
-    from transformers import logging
+def attention_of(cell: StepCell, trainer: Any) -> dict[str, Any]:
+    """Return what computed the policy in the update, and whether that were prefix trees."""
+    config = trainer.accelerator.unwrap_model(trainer.model).config
+    of_rows = f"transformers' {config._attn_implementation}"
+    if cell.arm == "trl":
+        return {"attention": f"rows, with attention by {of_rows}", "trees": False}
+    text = str(trainer._update.attention)
+    trees = text.startswith("prefix trees")
+    if not trees:
+        text += f"; attention by {of_rows}"
+    return {"attention": text, "trees": trees}
 
-    from pods_rl.engines.trl.stability import is_out_of_memory
 
-    logging.set_verbosity_error()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    clock = None
+def run_cell(cell: StepCell, device: Device) -> dict[str, Any]:
+    """Train, and return each step's seconds by phase and the phases' peaks, or the phase that ran out of memory."""
+    stop = StopInTime(cell.seconds)
+    device.release()
+    held = device.memory()
+    clock = MemoryClock(device)
     try:
-        trainer = quiet(build(options))
-        clock = memory_clock(trainer.accelerator.device)
-        if options.arm != "trl":
-            trainer._update.clock = clock
-        else:
+        trainer = build(cell, device)
+        trainer.add_callback(stop)
+        if cell.arm == "trl":
             time_from_outside(trainer, clock)
+        else:
+            trainer._update.clock = clock
         trainer.train()
     except Exception as error:
         cause = error.__cause__ or error  # PODSTrainer adds advice to torch's error
         if not is_out_of_memory(cause):
             raise
-        phase = "loading"
-        if clock is not None and clock.phase is not None:
-            phase = clock.phase
-        return {"out_of_memory": phase, "message": str(cause).splitlines()[0]}
+        message = str(cause).splitlines()[0]
+        return {"out_of_memory": clock.phase or "loading", "message": message, "peaks": clock.peaks, "held": held}
     rows = [row for row in trainer.state.log_history if "pods/seconds/update" in row]
     lengths = [row["completions/mean_length"] for row in rows]
-    assert min(lengths) == options.completion_tokens, f"completions of {min(lengths):g} tokens"
-    steps = [{phase: row[f"pods/seconds/{phase}"] for phase in PHASES} for row in rows]
-    return {"steps": steps[1:], "peaks": clock.peaks}
-
-
-def in_a_process(arm: str, n: int, words: list[str], limit: float) -> dict[str, Any]:
-    """Run a cell in a child process; if it fails, the failure is its result."""
-    with tempfile.TemporaryDirectory(prefix="pods-bench-") as folder:
-        result_file = Path(folder) / "cell.json"
-        command = [sys.executable, __file__, *words, "--arm", arm, "--n", str(n), "--cell", str(result_file)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-        except subprocess.TimeoutExpired:
-            return {"failed": f"not done after {limit:g} s"}
-        if result_file.is_file():
-            return json.loads(result_file.read_text())
-    message = done.stderr.strip() or "no message"
-    last_line = message.splitlines()[-1]
-    return {"failed": f"exit code {done.returncode}: {last_line[:200]}"}
-
-
-def row(cell: dict[str, Any]) -> list[str]:
-    """Return a cell as a row of the table."""
-    pods = f"PODS {cell['n']} -> {cell['m']}"
-    name = {"tree": pods, "rows": f"{pods}, rows", "trl": f"TRL {cell['n']}"}[cell["arm"]]
-    if "steps" not in cell:
-        reason = f"out of memory in {cell['out_of_memory']}" if "out_of_memory" in cell else cell["failed"]
-        return [name, reason.replace("|", "/"), *[""] * 6]
-    step_seconds = spread([sum(step.values()) for step in cell["steps"]], ".3g")
-    medians = {phase: statistics.median(step[phase] for step in cell["steps"]) for phase in PHASES}
-    phases = [f"{seconds:.3g}" for seconds in medians.values()]
-    peaks = [f"{cell['peaks'][phase] / GIB:.2f}" for phase in ("rollout", "update")]
-    return [name, step_seconds, *phases, *peaks]
-
-
-def table(results: dict[str, Any]) -> str:
-    """Return the Markdown table below a description of the run."""
-    on_gpu = results["device"] != results["processor"]
-    memory = "allocated on the device" if on_gpu else "resident in the process"
-    header = ["arm", "step, s (range)", *PHASES, "peak rollout, GiB", "peak update, GiB"]
-    lines = [
-        f"{results['size']}-shaped, random weights, LoRA 64; {results['device']}; torch {results['torch']}, TRL "
-        f"{results['trl']}.",
-        f"Prompts of {results['prompt_tokens']} tokens, every completion {results['completion_tokens']}; micro-batches "
-        f"of {results['micro_batch']} rows; medians of {results['steps'] - 1} steps; memory {memory}.",
-        "",
-        "| " + " | ".join(header) + " |",
-        "|" + "---|" * len(header),
-        *("| " + " | ".join(row(cell)) + " |" for cell in results["cells"]),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def device_name(device: str) -> str:
-    if device == "cuda":
-        import torch
-
-        return torch.cuda.get_device_name()
-    return platform.processor() or platform.machine()
-
-
-def parse(words: list[str]) -> argparse.Namespace:
-    parser = command_line(__doc__)
-    parser.add_argument("--size", choices=list(SIZES), default="qwen2.5-3b")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--n", type=int, nargs="+", default=[16, 32, 64, 128, 256])
-    parser.add_argument("--m", type=int, default=16)
-    parser.add_argument("--micro-batch", type=int, default=8, help="rows of a forward pass (default: %(default)s)")
-    parser.add_argument("--rollout-batch-size", type=int, help="PODS: rows generated at once (default: all n)")
-    parser.add_argument("--prompt-tokens", type=int, default=512, help="the paper's limit (default: %(default)s)")
-    parser.add_argument("--completion-tokens", type=int, default=512, help="the paper's limit (default: %(default)s)")
-    parser.add_argument("--optim", default="adamw_torch", help="the paper: adamw_8bit (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=5, help="steps of each cell; the first is not counted")
-    parser.add_argument("--threads", type=int, help="CPU threads of torch")
-    parser.add_argument("--limit", type=float, default=1800, help="seconds per cell at most (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("docs/results"), help="folder of gpu_step.json and .md")
-    parser.add_argument("--arm", choices=("tree", "rows", "trl"), help=argparse.SUPPRESS)
-    parser.add_argument("--cell", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args(words)
-
-
-def cells(options: argparse.Namespace) -> list[tuple[str, int]]:
-    """TRL on m, then each arm for each n (TRL only once at n = m)."""
-    first = ("trl", options.m)
-    later = [(arm, n) for n, arm in product(options.n, ("tree", "rows", "trl"))]
-    return [first, *(cell for cell in later if cell != first)]
-
-
-def main() -> None:
-    options = parse(sys.argv[1:])
-    if options.cell:
-        options.cell.write_text(json.dumps(run_cell(options)))
-        return
-    results = start(options)
-    options.output.mkdir(parents=True, exist_ok=True)
-    print(table(results), end="", flush=True)
-    for arm, n in cells(options):
-        cell = {"arm": arm, "n": n, "m": options.m, **in_a_process(arm, n, sys.argv[1:], options.limit)}
-        results["cells"].append(cell)
-        print("| " + " | ".join(row(cell)) + " |", flush=True)
-        write_json(options.output / "gpu_step.json", results)
-        (options.output / "gpu_step.md").write_text(table(results))
-
-
-def start(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the results without cells: settings, device, versions."""
-    results = {key: value for key, value in vars(options).items() if key not in ("output", "arm", "cell", "limit")}
-    results |= {"device": device_name(options.device), "processor": device_name("cpu"), "cells": []}
-    return results | {name: metadata.version(name) for name in ("torch", "trl", "transformers", "peft")}
-
-
-if __name__ == "__main__":
-    main()
+    if cell.completions != "ragged":
+        assert min(lengths) == cell.completion_tokens, f"completions of {min(lengths):g} tokens"
+    steps = []
+    for row in rows:
+        steps.append({phase: row[f"pods/seconds/{phase}"] for phase in PHASES})
+    # If there was no time for more, the second step of the warm-up is the one that counts.
+    warm_up = min(WARM_UP, len(steps) - 1)
+    timed = rows[warm_up:]
+    result = {
+        **attention_of(cell, trainer),
+        "steps": steps,
+        "warm_up": warm_up,
+        "peaks": clock.peaks,
+        "held": held,
+        "completion_tokens": statistics.mean(lengths),
+    }
+    if cell.arm != "trl":
+        result["computed_tokens"] = statistics.median(row["pods/tokens/computed"] for row in timed)
+    return result

@@ -1,0 +1,170 @@
+"""Run `pods train` on a device for `gpu_day.py`: a run that is killed and resumed, and a run that learns.
+
+Loads no torch: each run has a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pods_rl.engines import PHASES
+from pods_rl.runs import Run
+from pods_rl.runs.checkpoints import last_good
+
+GRACE = 20  # seconds in which a run that is stopped saves a checkpoint
+POLL = 0.05
+
+
+class Command:
+    """A running `pods train`, which writes what it prints to a file."""
+
+    def __init__(self, words: list[str], log: Path) -> None:
+        with log.open("ab") as file:
+            # A group of its own, so that a kill reaches its workers too.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pods_rl", "train", *words], stdout=file, stderr=file, start_new_session=True
+            )
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def wait(self, deadline: float) -> str | None:
+        """Wait for the end; return why it was not a success. A run that is late is stopped, and killed if it stays."""
+        try:
+            code = self._process.wait(max(1.0, deadline - GRACE - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(max(1.0, deadline - time.monotonic()))
+            self.kill()
+            return "stopped, because its time was over"
+        if code != 0:
+            return f"exit code {code}"
+        return None
+
+
+def device_words(device: str) -> list[str]:
+    """Return the options that let a shipped recipe, which is for a CPU, train on a device."""
+    return ["--use_cpu", "false" if device == "cuda" else "true"]
+
+
+def facts(run: Run, log: Path) -> dict[str, Any]:
+    """Return what computed a run, its warnings, and the median seconds of a step by phase."""
+    environment = run.environment
+    attention = str(environment.get("attention"))
+    result: dict[str, Any] = {
+        "attention": attention,
+        "trees": attention.startswith("prefix trees"),
+        "device": environment.get("device_name"),
+        "precision": environment.get("precision"),
+        "torch": environment.get("versions", {}).get("torch"),
+        "steps": len(run.metrics),
+        "warnings": warnings_of(log),
+    }
+    if run.metrics:
+        seconds = {}
+        for phase in PHASES:
+            seconds[phase] = statistics.median(row[f"pods/seconds/{phase}"] for row in run.metrics)
+        result["step_seconds"] = seconds
+    return result
+
+
+def warnings_of(log: Path) -> list[str]:
+    """Return the lines of a log that warn, each once."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = [line.strip()[:300] for line in lines if "warning" in line.lower()]
+    return list(dict.fromkeys(found))[:20]
+
+
+def last_lines(log: Path) -> str:
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+
+
+def kill_and_resume(
+    recipe: str, words: list[str], device: str, folder: Path, steps: int, seconds: float
+) -> dict[str, Any]:
+    """Train, kill the run after its first complete checkpoint, and resume it to its end.
+
+    Args:
+        recipe: a shipped one.
+        words: more options.
+        device: `cuda` or `cpu`.
+        folder: of the run; it must not exist.
+        steps: of the run; it saves a checkpoint at a third of them.
+        seconds: for all.
+    """
+    deadline = time.monotonic() + seconds
+    log = folder.with_suffix(".log")
+    options = [
+        *words,
+        *device_words(device),
+        "--max_seconds",
+        "600",
+        "--max_steps",
+        str(steps),
+        "--save_steps",
+        str(steps // 3),
+    ]
+    command = Command([recipe, *options, "--output", str(folder)], log)
+    killed_at = None
+    while command.is_running() and time.monotonic() < deadline:
+        checkpoint, _ = last_good(folder / "checkpoints", hashes=False)
+        step = last_step(folder)
+        if checkpoint is not None and step > step_of(checkpoint):
+            killed_at = step
+            break
+        time.sleep(POLL)
+    command.kill()
+    if killed_at is None:
+        return {"failed": "ended before it could be killed", "log": last_lines(log)}
+    problem = Command(["--resume", "--output", str(folder)], log).wait(deadline)
+    if problem is not None:
+        return {"failed": f"resumed: {problem}", "log": last_lines(log)}
+    run = Run(folder)
+    found = [row["step"] for row in run.metrics]
+    result = {"killed_after_step": killed_at, "resumed": run.environment.get("resumed"), **facts(run, log)}
+    if found != list(range(1, steps + 1)) or run.state != "finished" or not result["resumed"]:
+        result["failed"] = f"its state is {run.state}, and its steps are {found}"
+    return result
+
+
+def last_step(folder: Path) -> int:
+    """Return the step of the last line of a run's metrics; 0 without one."""
+    metrics = Run(folder).metrics
+    return metrics[-1]["step"] if metrics else 0
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.split("-")[-1])
+
+
+def train(recipe: str, words: list[str], device: str, folder: Path, seconds: float) -> dict[str, Any]:
+    """Train; return the accuracies of all evaluations too. A run that is stopped in time has a result."""
+    log = folder.with_suffix(".log")
+    command = Command([recipe, *words, *device_words(device), "--output", str(folder)], log)
+    problem = command.wait(time.monotonic() + seconds)
+    run = Run(folder)
+    if not run.metrics:
+        return {"failed": problem or "no step", "log": last_lines(log)}
+    evaluations = []
+    for row in run.evals:
+        evaluations.append({name: row[name] for name in ("step", "seconds", "accuracy") if name in row})
+    return {
+        "ended": problem or run.state,
+        "training_seconds": run.seconds,
+        "evaluations": evaluations,
+        **facts(run, log),
+    }

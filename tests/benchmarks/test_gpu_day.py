@@ -1,0 +1,390 @@
+"""The GPU benchmark in miniature, on a CPU and on a stand-in for a GPU; and what it does with cells that go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from importlib import metadata
+
+import pytest
+import torch
+from tools import pack_wheels
+from transformers.utils import logging as transformers_logging
+
+from pods_rl.errors import UserError
+from tests.prefix_tree.gpu import put_gpu
+
+from .. import DEADLINE
+from . import BENCHMARKS, dying, module
+
+gpu_day = module("gpu_day")
+NO_LIMIT = str(10 * DEADLINE)
+PEAK = {"allocated": 3 * 2**30, "reserved": 4 * 2**30}  # of the stand-in for a GPU
+
+
+@pytest.fixture(autouse=True)
+def _beside_the_benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """A CPU that stands in for a GPU, with torch 2.11's variable-length call."""
+    from gpu_device import Device
+
+    put_gpu(monkeypatch, "2.11")
+    answers = {
+        "memory_allocated": 1, "memory_reserved": 2, "max_memory_allocated": PEAK["allocated"],
+        "max_memory_reserved": PEAK["reserved"], "get_device_name": "a stand-in", "mem_get_info": (5, 6),
+        "empty_cache": None, "reset_peak_memory_stats": None,
+    }  # fmt: skip
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
+    return Device("cuda", torch.device("cpu"))
+
+
+# ------------------------------------------------------------------------------------------- the plan
+
+
+def test_the_plan_takes_25_minutes_in_three_commands_even_if_every_cell_is_late():
+    cells = gpu_day.plan(gpu_day.DAY)
+    assert len({(cell.part, cell.name) for cell in cells}) == len(cells)
+    assert [cell.part for cell in cells] == sorted(cell.part for cell in cells)
+    assert {cell.part for cell in cells} == set(gpu_day.PARTS)
+    commands = 1
+    left = gpu_day.COMMAND
+    used = 0
+    starts = True
+    for cell in cells:
+        seconds = cell.limit + gpu_day.START * (starts and cell.needs_worker)
+        if seconds > left:
+            commands += 1
+            left = gpu_day.COMMAND
+            seconds = cell.limit + gpu_day.START * cell.needs_worker
+        starts = starts and not cell.needs_worker
+        left -= seconds
+        used += seconds
+    assert left >= 0
+    assert commands == 3
+    assert used <= gpu_day.TOTAL == 1500
+    assert gpu_day.COMMAND < 600
+
+
+def test_the_miniature_has_all_cells_of_the_day():
+    def kinds(sizes):
+        return {
+            (cell.part, cell.kind, cell.settings.get("arm"), cell.settings.get("weights"))
+            for cell in gpu_day.plan(sizes)
+        }
+
+    assert kinds(gpu_day.MINIATURE) == kinds(gpu_day.DAY)
+
+
+def test_the_shape_is_qwen_s():
+    """3.09 billion parameters, as published; 2.77 billion of them are not the embedding."""
+    from gpu_step import QWEN_3B
+
+    shape = QWEN_3B
+    hidden, wide, layers = (shape[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers"))
+    kv = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
+    layer = 2 * hidden * hidden + 2 * hidden * kv + hidden + 2 * kv + 3 * hidden * wide + 2 * hidden
+    without = layers * layer + hidden
+    assert without == pytest.approx(2.77e9, rel=0.005)
+    assert without + shape["vocab_size"] * hidden == pytest.approx(3.09e9, rel=0.005)
+
+
+def test_the_wheels_to_carry(tmp_path, capsys):
+    """What this project requires and torch and transformers do not bring; all of it under 64 MiB."""
+    needed = pack_wheels.lacking("3.12", [])
+    assert {"trl", "datasets", "latex2sympy2-extended", "accelerate", "pandas"} <= needed.keys()
+    assert not {"torch", "transformers", "numpy", "tokenizers", "matplotlib"} & needed.keys()
+    assert needed["trl"] == metadata.version("trl")
+    assert needed["pyarrow"] == "21.0.0"
+    listed = tmp_path / "installed.txt"
+    listed.write_text("# of the machine\nPandas==3.1.1\npyarrow==24.0.0\npods-rl @ file:///somewhere\n-e .\n\n")
+    assert pack_wheels.names_in(listed) == ["Pandas", "pyarrow", "pods-rl"]
+    assert pack_wheels.lacking("3.12", ["Pandas"]).keys() == needed.keys() - {"pandas"}
+    (tmp_path / "a-1.whl").write_bytes(bytes(2**20))
+    (tmp_path / "b-1.whl").write_bytes(bytes(2**20))
+    assert pack_wheels.report(tmp_path, 2.0)
+    assert not pack_wheels.report(tmp_path, 1.9)
+    assert "2.0 MiB  together, of 1.9" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------- in miniature
+
+
+@pytest.mark.slow
+def test_the_complete_plan_on_a_cpu(tmp_path):
+    """Six parts through the command; a second command finds nothing to do."""
+    words = ["--miniature", "--device", "cpu", "--threads", "1", "--seconds", NO_LIMIT, "--output", str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, str(BENCHMARKS / "gpu_day.py"), *words]
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert done.stdout == ""
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    cells = gpu_day.plan(gpu_day.MINIATURE)
+    assert [(line["part"], line["name"]) for line in lines] == [
+        (0, "machine"),
+        *((cell.part, cell.name) for cell in cells),
+    ]
+    for line in lines[1:]:
+        assert "failed" not in line, line
+        assert line["torch"] == lines[0]["torch"]
+        assert isinstance(line["warnings"], list)
+        arm = line["settings"].get("arm")
+        if line["name"] not in ("attention", "generation"):
+            assert line["trees"] is (arm not in ("rows", "trl")), line
+            assert ("prefix trees, with" in line["attention"]) is line["trees"]
+        if arm is not None:
+            assert len(line["steps"]) == 3
+            assert line["warm_up"] == 2
+            assert all(line["steps"][-1][phase] > 0 for phase in ("rollout", "reward", "update"))
+            assert (line["steps"][-1]["selection"] > 0) is (arm != "trl")
+            assert line["peaks"]["update"]["resident"] > 50 * 2**20
+    resumed = next(line for line in lines if line["part"] == 2)
+    assert resumed["resumed"]
+    assert resumed["killed_after_step"] < resumed["steps"] == 6
+    assert lines[-1]["ended"] == "finished"
+    assert lines[-1]["evaluations"][-1]["step"] == 2
+    page = (tmp_path / "gpu_day.md").read_text()
+    assert all(f"## {title}" in page for title in gpu_day.PARTS.values())
+    assert "| PODS 8 -> 4, 8 tokens, rows | bfloat16 |" in page
+
+
+# The command of parts 2 and 6 runs on a CPU only.
+STAND_IN_CELLS = [
+    cell
+    for cell in gpu_day.plan(gpu_day.MINIATURE)
+    if cell.needs_worker and (cell.part != 3 or cell.name.startswith(("trl 4", "tree 8", "rows")))
+]
+
+
+@pytest.mark.slow
+def test_the_cells_on_a_stand_in_for_a_gpu(tmp_path, stand_in):
+    """Every line that only a GPU takes: precisions, torch's variable-length call, the memory of the device."""
+    results = gpu_day.Results(tmp_path)
+    results.add(0, "machine", stand_in.describe())
+    assert results.machine["device"] == "a stand-in"
+    assert results.machine["capability"] == [9, 0]
+    assert "window_size" in results.machine["varlen_arguments"]
+    for cell in STAND_IN_CELLS:
+        result = gpu_day.measure(cell, stand_in)
+        assert "failed" not in result, result
+        results.add(cell.part, cell.name, result | {"settings": cell.settings, "cell_seconds": 0.0})
+        if cell.part == 1:
+            assert result["ok"], gpu_day.wrong(result)
+        else:
+            assert result["peaks"]["update"] == PEAK
+            assert result["held"] == {"allocated": 1, "reserved": 2}
+        if cell.settings.get("arm") == "tree":
+            assert result["trees"]
+            assert result["attention"].startswith("prefix trees, with attention by torch.nn.attention.varlen")
+    attention = results.of(STAND_IN_CELLS[0])["attention"]
+    assert "torch.bfloat16: torch.nn.attention.varlen" in attention
+    assert "torch.float32: scaled_dot_product_attention over blocks" in attention
+    tree = results.of(STAND_IN_CELLS[1])["attention"]
+    assert "float32 weights under bf16 autocast: prefix trees, with attention by torch.nn.attention.varlen" in tree
+    assert "| 3.00 | 4.00 | prefix trees" in (tmp_path / "gpu_day.md").read_text()
+
+
+# ------------------------------------------------------------------------------------------- what goes wrong
+
+
+def step(arm="tree", **settings):
+    cell = next(cell for cell in gpu_day.plan(gpu_day.MINIATURE) if cell.settings.get("arm") == arm)
+    return cell.settings | settings
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_out_of_memory_is_a_result(monkeypatch, told):
+    """As torch raises it, and as PODSTrainer raises it again."""
+    import gpu_step
+    from gpu_device import Device
+
+    def build(*_):
+        error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore")
+        if told:
+            raise UserError("Out of memory in update: lower this") from error
+        raise error
+
+    monkeypatch.setattr(gpu_step, "build", build)
+    result = gpu_step.run_cell(gpu_step.StepCell(**step()), Device.of("cpu"))
+    assert result["out_of_memory"] == "loading"
+    assert result["message"] == "CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def test_each_cell_has_its_own_warnings():
+    from gpu_device import noted_warnings
+    from pods_rl.prefix_tree import decoding
+
+    for _ in range(2):
+        texts: list[str] = []
+        with noted_warnings(texts):
+            decoding._log_once("use_cache is False")
+            for _ in range(3):
+                warnings.warn("a\n  warning", UserWarning, stacklevel=1)
+            transformers_logging.get_logger("transformers.somewhere").warning("of transformers " + "x" * 1000)
+        assert len(texts) == 3
+        assert "use_cache is False" in texts[0]
+        assert texts[1].startswith("transformers.somewhere: of transformers xxx")
+        assert max(map(len, texts)) == 300
+        assert texts[2] == "UserWarning: a warning"
+
+
+def test_an_error_is_the_result_of_a_cell():
+    from gpu_device import Device
+
+    cell = gpu_day.Cell(3, "wrong", "step", 10, step(shape="no such"))
+    result = gpu_day.measure(cell, Device.of("cpu"))
+    assert result["failed"] == "KeyError: 'no such'"
+    assert "build_model" in result["log"]
+
+
+def test_a_check_outside_its_limit_is_wrong():
+    from gpu_checks import check, distance
+
+    assert check("fine", 0.01, 0.01)["ok"]
+    assert not check("far", 0.011, 0.01)["ok"]
+    assert not check("not a number", float("nan"), 0.01)["ok"]
+    ones = torch.ones(4)
+    assert distance(ones * 1.5, ones) == pytest.approx(0.5)
+    result = {"checks": [check("fine", 0.0, 0.1), check("far", 0.2, 0.1)]}
+    assert gpu_day.wrong(result) == ["far: 2.00e-01, limit 0.1"]
+
+
+def test_a_process_that_dies_or_hangs_costs_one_cell(monkeypatch):
+    monkeypatch.setattr(gpu_day, "work", dying.work)
+    worker = gpu_day.Worker("cpu", None, start=int(DEADLINE))
+    first = worker.start()["pid"]
+    assert worker.measure(gpu_day.Cell(3, "fine", "step", int(DEADLINE))) == {"pid": first}
+    assert worker.measure(gpu_day.Cell(3, "dies", "step", int(DEADLINE))) == {
+        "failed": "the process ended with exit code 7"
+    }
+    assert not worker.is_running
+    second = worker.start()["pid"]
+    assert second != first
+    assert worker.measure(gpu_day.Cell(3, "hangs", "step", 1)) == {"failed": "not done after 1 s"}
+    assert not worker.is_running
+    worker.start()
+    assert worker.measure(gpu_day.Cell(3, "is too large", "step", int(DEADLINE))) == {"out_of_memory": "update"}
+    assert not worker.is_running  # the next cell has all of the memory
+    worker.stop()
+
+
+RIGHT = {"ok": True, "checks": [{"check": "dq", "error": 0.0, "limit": 0.02, "ok": True}]}
+
+
+class Answers:
+    """Stands in for the process of the cells."""
+
+    is_running = True
+
+    def __init__(self, **answers):
+        self.answers = answers
+        self.asked = []
+
+    def measure(self, cell):
+        self.asked.append(cell.name)
+        return dict(self.answers.get(cell.name, RIGHT))
+
+    def stop(self):
+        pass
+
+
+def day(folder, worker, seconds="1e6"):
+    options = gpu_day.parse(["--output", str(folder), "--device", "cpu", "--seconds", seconds])
+    started = gpu_day.Day(options, gpu_day.DAY)
+    started._worker = worker
+    return started
+
+
+CHECKS = gpu_day.plan(gpu_day.DAY)[:3]
+
+
+def test_the_plan_ends_where_something_is_wrong_and_looks_again(tmp_path, capsys):
+    far = {"ok": False, "checks": [{"check": "dq", "error": 0.5, "limit": 0.02, "ok": False}]}
+    worker = Answers(tree=far)
+    assert day(tmp_path, worker).run(CHECKS) == 1
+    assert worker.asked == ["attention", "tree"]
+    assert "dq: 5.00e-01, limit 0.02" in capsys.readouterr().out
+    assert "**tree**: WRONG" in (tmp_path / "gpu_day.md").read_text()
+    raised = Answers(tree={"failed": "RuntimeError: no kernel", "log": "line 3"})
+    assert day(tmp_path, raised).run(CHECKS) == 1
+    assert "line 3" in capsys.readouterr().out
+    worker = Answers()
+    assert day(tmp_path, worker).run(CHECKS) == 0
+    assert worker.asked == ["tree", "generation"]
+
+
+def test_a_command_ends_before_a_cell_that_does_not_fit_and_the_next_continues(tmp_path, capsys):
+    worker = Answers()
+    assert day(tmp_path, worker, seconds="44").run(CHECKS) == gpu_day.UNFINISHED
+    assert worker.asked == []
+    assert "Run the same command again" in capsys.readouterr().out
+    assert day(tmp_path, worker).run(CHECKS) == 0
+    # The machine went while the last line was written.
+    file = tmp_path / "results.jsonl"
+    file.write_bytes(file.read_bytes()[:-20])
+    again = Answers()
+    assert day(tmp_path, again).run(CHECKS) == 0
+    assert again.asked == ["generation"]
+    assert day(tmp_path, Answers()).results.is_done(CHECKS[2])
+
+
+def test_a_cell_that_failed_is_measured_again_on_request(tmp_path):
+    cells = [cell for cell in gpu_day.plan(gpu_day.DAY) if cell.part == 5]
+    late = Answers(**{cells[0].name: {"failed": "not done after 60 s"}, cells[1].name: {"out_of_memory": "update"}})
+    assert day(tmp_path, late).run(cells) == 0
+    assert "| not done after 60 s |" in (tmp_path / "gpu_day.md").read_text()
+    again = Answers()
+    assert day(tmp_path, again).run(cells) == 0
+    assert again.asked == []
+    retrying = day(tmp_path, again)
+    retrying._options.retry = True
+    again.answers = {cells[0].name: {"out_of_memory": "rollout"}}
+    assert retrying.run(cells) == 0
+    assert again.asked == [cells[0].name]
+
+
+def test_results_of_another_machine_are_not_mixed(tmp_path, capsys):
+    machine = {"device": "first", "torch": "2.11", "transformers": "5", "trl": "1"}
+
+    class Starts(Answers):
+        is_running = False
+
+        def start(self):
+            return self.answers["machine"]
+
+    assert day(tmp_path, Starts(machine=machine)).run(CHECKS[:1]) == 0
+    worker = Starts(machine=machine | {"device": "second"})
+    assert day(tmp_path, worker).run(CHECKS) == 1
+    assert worker.asked == []
+    assert "has results with device first, and this is second" in capsys.readouterr().out
+    assert day(tmp_path, Starts(machine={"failed": "not done after 60 s"})).run(CHECKS) == 1
+    assert "cannot be imported: not done after 60 s" in capsys.readouterr().out
+
+
+def test_rows_of_the_table_say_what_ran_and_how_it_failed():
+    settings = step()
+    base = {
+        "settings": step("trl"), "steps": [{"rollout": 9.0, "update": 9.0}, {"rollout": 3.0, "update": 1.0}],
+        "warm_up": 1, "peaks": {}, "attention": "rows",
+    }  # fmt: skip
+    phases = dict.fromkeys(gpu_day.PHASES, 0.0)
+    base["steps"] = [phases | each for each in base["steps"]]
+    ours = base | {"settings": settings, "trees": False}
+    ours["steps"] = [phases, phases | {"rollout": 1.0, "update": 1.0}]
+    assert gpu_day.row(ours, base)[:4] == ["PODS 8 -> 4, 8 tokens, rows", "bfloat16", "2 (2-2)", "0.50"]
+    assert gpu_day.row(ours | {"trees": True}, base)[0] == "PODS 8 -> 4, 8 tokens"
+    assert gpu_day.base_of(ours, [ours, base]) is base
+    late = {"settings": settings, "failed": "not done after 48 s"}
+    assert gpu_day.row(late, None)[2] == "not done after 48 s"
+    large = {"settings": settings, "out_of_memory": "update"}
+    assert gpu_day.row(large, None)[2] == "out of memory in update"
+    assert all(len(gpu_day.row(line, None)) == len(gpu_day.COLUMNS) for line in (ours, late, large))
