@@ -9,6 +9,7 @@ import torch
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
 from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.losses import ppo_loss
@@ -26,6 +27,16 @@ class Workers:
         self._dispatch_info = {"actor": list(range(processes))}
         self.updates: list[dict[str, Any]] = []
         self.log_prob_rows: list[list[str]] = []
+        self.models_on_cpu: list[tuple[str, int]] = []
+
+    def save_model_to_cpu(self, number: int) -> None:
+        self.models_on_cpu.append(("save", number))
+
+    def restore_model_from_cpu(self, number: int) -> None:
+        self.models_on_cpu.append(("restore", number))
+
+    def clear_cpu_model(self, number: int) -> None:
+        self.models_on_cpu.append(("clear", number))
 
     def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
         self.log_prob_rows.append(list(batch.keys))
@@ -86,6 +97,7 @@ def make_trainer(config: Any, workers: list[Any], processes: int = 2) -> Any:
     trainer.actor_rollout_wg = trainer.critic_wg = Workers(config, processes)
     trainer.distillation_config = None
     trainer.curr_step_profile = False
+    trainer.current_mode = HybridEngineMode.TRAINER  # of separate_async: the training GPUs train
     trainer.ref_in_actor = False
     trainer.global_steps = 1
     clients = {"llm_client": None, "teacher_client": None, "reward_loop_worker_handles": []}
