@@ -98,7 +98,7 @@ EXACTLY_0 = [name for name in GROUP_ESTIMATORS if name not in ("gdpo", "reinforc
 @pytest.mark.parametrize("estimator", EXACTLY_0)
 def test_a_group_with_one_usable_reward_has_advantage_0(trainer, estimator, turns):
     """verl itself trains such a session with its reward: 0.75."""
-    alone = {"rewards": [math.nan, 0.75, *[math.nan] * 6], "turns": [turns]}
+    alone = {"rewards": [math.inf, 0.75, *[math.inf] * 6], "turns": [turns]}
     trainer = trainer(
         f"algorithm.adv_estimator={estimator}",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
@@ -116,6 +116,46 @@ def test_a_group_with_one_usable_reward_has_advantage_0(trainer, estimator, turn
     assert largest[1] == 0.0
     assert largest[4] > 0.1
     assert metrics["pods/unusable_rewards"] == 7
+
+
+def test_a_group_with_one_session_that_did_not_fail_has_advantage_0(trainer):
+    alone = {"turns": [0, 1, *[0] * 6], "rewards": [0.75] * 8}
+    trainer = trainer("actor_rollout_ref.actor.ppo_mini_batch_size=2", scripts=[alone, {}, alone, {}])
+    batch, _ = train_step(trainer)
+    sessions = kept_sessions(batch.keys)
+    assert sorted(sessions.values()) == [BEST, [1]]
+    (update,) = trainer.actor_rollout_wg.updates
+    for key, row in zip(update["keys"], update["data"]["advantages"], strict=True):
+        if sessions.get(key.split("_")[0]) == [1]:
+            assert row.tolist() == [0.0] * len(row)
+
+
+@pytest.mark.parametrize("estimator", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+def test_advantages_that_verl_whitens_over_the_batch(trainer, estimator):
+    trainer = trainer(
+        f"algorithm.adv_estimator={estimator}",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        scripts=[{}, {"rewards": [0.0] * 8}],
+    )
+    train_step(trainer)
+    (update,) = trainer.actor_rollout_wg.updates
+    tokens = torch.cat([row[mask.bool()] for row, mask in _rows_and_masks(update)])
+    assert tokens.mean().item() == pytest.approx(0.0, abs=1e-5)
+    assert tokens.std().item() == pytest.approx(1.0, rel=0.05)
+    assert len(tokens) < 30  # of 8 rows with 2 to 4 tokens, and not of 16
+
+
+def _rows_and_masks(update):
+    return zip(update["data"]["advantages"], update["data"]["response_mask"], strict=True)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "gae"])
+def test_a_kl_term_in_the_reward_is_of_the_kept_rows(trainer, estimator):
+    trainer = trainer(f"algorithm.adv_estimator={estimator}", "algorithm.use_kl_in_reward=true")
+    batch, metrics = train_step(trainer)
+    assert list(kept_sessions(batch.keys).values()) == [BEST] * 2
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.25)  # -0.5 under the policy, -0.75 under the reference
+    assert all(row.isfinite().all() for row in trainer.actor_rollout_wg.updates[-1]["data"]["advantages"])
 
 
 NOT_IN_VERLS_TRAINER = {

@@ -40,7 +40,14 @@ class Workers:
 
     def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
         self.log_prob_rows.append(list(batch.keys))
-        rows = [torch.full((tag["seq_len"],), -0.5) for tag in batch.tags]
+        return self._write_log_probs(batch, -0.5)
+
+    def compute_ref_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
+        return self._write_log_probs(batch, -0.75)
+
+    @staticmethod
+    def _write_log_probs(batch: KVBatchMeta, value: float) -> KVBatchMeta:
+        rows = [torch.full((tag["seq_len"],), value) for tag in batch.tags]
         nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
         tq.kv_batch_put(
             keys=batch.keys,
@@ -94,7 +101,10 @@ def make_trainer(config: Any, workers: list[Any], processes: int = 2) -> Any:
     trainer.checkpoint_manager = SimpleNamespace(
         sleep_replicas=lambda: None, abort_replicas=lambda: None, update_weights=lambda *_: None
     )
-    trainer.actor_rollout_wg = trainer.critic_wg = Workers(config, processes)
+    workers_of_all_roles = Workers(config, processes)
+    trainer.actor_rollout_wg = workers_of_all_roles
+    trainer.critic_wg = workers_of_all_roles
+    trainer.ref_policy_wg = workers_of_all_roles
     trainer.distillation_config = None
     trainer.curr_step_profile = False
     trainer.current_mode = HybridEngineMode.TRAINER  # of separate_async: the training GPUs train
@@ -112,6 +122,7 @@ def train_step(trainer: Any) -> tuple[KVBatchMeta, dict[str, Any]]:
     """One step of verl's own, and what it logs about it."""
     metrics: dict[str, Any] = {}
     timing: dict[str, float] = {"step": 1.0}
+    trainer.on_step_begin()
     batch = trainer.step(metrics, timing)
     trainer._compute_metrics(batch, metrics, timing, global_steps=trainer.global_steps, epoch=0)
     return batch, metrics
