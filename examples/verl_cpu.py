@@ -17,7 +17,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import pyarrow.parquet as pq
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
 
 from pods_rl.distributed.processes import versions
 from pods_rl.distributed.signals import stop_on_signals
@@ -29,6 +33,15 @@ from pods_rl.tasks import load_task
 TASK = {"task": "arithmetic", "task_difficulty": "mixed"}
 TEST_PROMPTS = 256
 PHASES = {"gen": "rollout", "old_log_prob": "logprob", "update_actor": "update", "update_weights": "weights"}
+RAY_STARTS = 3
+RAY_TIMED_OUT = "The current node timed out during startup"
+
+
+class Validation(NamedTuple):
+    """What an evaluation consists of: the prompts, and the completions drawn of each."""
+
+    prompts: int
+    repeats: int
 
 
 def main() -> None:
@@ -56,45 +69,82 @@ def train(output: Path, n: int, m: int, *, steps: int, evals: int, overrides: li
         writer.write_config(json.dumps({**TASK, "num_rollouts": n, "num_generations": m, "rule": "max_variance"}))
         writer.write_environment({"versions": versions(), "device": "cpu", "command": sys.argv})
         writer.write_status("running")
-        log = output / "verl.jsonl"
-        command = [sys.executable, "-m", "verl.trainer.main_ppo"]
-        command += ["--config-path", "pkg://verl_on_cpu", "--config-name", "cpu"]
-        command += [f"data.{split}_files={file}" for split, file in write_data(output / "data").items()]
-        command += [f"actor_rollout_ref.model.path={tiny_policy_path()}", f"actor_rollout_ref.rollout.n={m}"]
-        command += [
-            f"trainer.v1.sampler.sampler_kwargs.{key}" for key in (f"num_rollouts={n}", f"ledger={output}/rollouts")
+        files = write_data(output / "data")
+        settings = [
+            f"data.train_files={files['train']}",
+            f"data.val_files={files['val']}",
+            f"actor_rollout_ref.model.path={tiny_policy_path()}",
+            f"actor_rollout_ref.rollout.n={m}",
+            f"trainer.v1.sampler.sampler_kwargs.num_rollouts={n}",
+            f"trainer.v1.sampler.sampler_kwargs.ledger={output}/rollouts",
+            f"trainer.total_training_steps={steps}",
+            f"trainer.test_freq={max(1, steps // evals)}",
+            *overrides,
         ]
-        command += [f"trainer.total_training_steps={steps}", f"trainer.test_freq={max(1, steps // evals)}", *overrides]
-        plugins = {"VERL_USE_EXTERNAL_MODULES": "verl_on_cpu.platform", "VERL_PLATFORM": "cpu"}
-        path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+        with initialize_config_module("verl_on_cpu", version_base=None):
+            validation = read_validation(compose("cpu", settings))
         print(f"{output.name}: verl's output is in {output}/log.txt", flush=True)
-        with (output / "log.txt").open("wb") as out:
-            process = subprocess.Popen(
-                command,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **plugins, "PYTHONPATH": path, "VERL_FILE_LOGGER_PATH": str(log)},
-            )
-            try:
-                with stop_on_signals():
-                    record(writer, output.name, follow(log, process))
-            except Interrupted as interrupt:
-                writer.write_status("stopped", reason=str(interrupt))
-                raise SystemExit(interrupt.code) from None
-            finally:
-                process.terminate()
-                process.wait()
-        if process.returncode:
-            writer.write_status("failed", reason=f"verl ended with exit code {process.returncode}: see log.txt")
-            raise SystemExit(f"{output.name}: verl ended with exit code {process.returncode}: see {output}/log.txt")
+        for attempt in range(1, RAY_STARTS + 1):
+            code = run_verl(writer, output, settings, validation)
+            if code == 0 or RAY_TIMED_OUT not in (output / "log.txt").read_text(errors="replace"):
+                break
+            # Ray waits 15 seconds for its agent, which may need longer on a loaded machine.
+            print(f"{output.name}: Ray did not start in time (attempt {attempt} of {RAY_STARTS})", flush=True)
+        if code != 0:
+            writer.write_status("failed", reason=f"verl ended with exit code {code}: see log.txt")
+            raise SystemExit(f"{output.name}: verl ended with exit code {code}: see {output}/log.txt")
         writer.write_status("finished", reason="all steps done")
+
+
+def run_verl(writer: RunWriter, output: Path, settings: list[str], validation: Validation) -> int:
+    """Run verl to its end, record what it logs, and return its exit code."""
+    log = output / "verl.jsonl"
+    command = [sys.executable, "-m", "verl.trainer.main_ppo"]
+    command += ["--config-path", "pkg://verl_on_cpu", "--config-name", "cpu", *settings]
+    path = str(Path(__file__).parent)
+    if os.environ.get("PYTHONPATH"):
+        path += os.pathsep + os.environ["PYTHONPATH"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu.platform",
+        "VERL_PLATFORM": "cpu",
+        "VERL_FILE_LOGGER_PATH": str(log),
+        "RAY_agent_register_timeout_ms": "600000",  # a loaded machine needs more than Ray's 30 seconds
+    }
+    with (output / "log.txt").open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+        try:
+            with stop_on_signals():
+                record(writer, output.name, follow(log, process), validation)
+        except Interrupted as interrupt:
+            writer.write_status("stopped", reason=str(interrupt))
+            raise SystemExit(interrupt.code) from None
+        finally:
+            process.terminate()
+            process.wait()
+    return process.returncode
+
+
+def read_validation(config: DictConfig) -> Validation:
+    """Read from verl's configuration what an evaluation will consist of."""
+    files = config.data.val_files
+    if isinstance(files, str):
+        files = [files]
+    prompts = 0
+    for file in files:
+        prompts += pq.read_metadata(file).num_rows
+    if config.data.val_max_samples > 0:
+        prompts = min(prompts, config.data.val_max_samples)
+    return Validation(prompts, config.actor_rollout_ref.rollout.val_kwargs.n)
 
 
 def write_data(folder: Path) -> dict[str, Path]:
     """Write the task's prompts as verl reads them."""
     task = load_task(TASK)
+    splits = {"train": task.train, "val": task.test.select(range(TEST_PROMPTS))}
     files = {}
-    for name, split in (("train", task.train), ("val", task.test.select(range(TEST_PROMPTS)))):
+    for name, split in splits.items():
         columns = {
             "data_source": [task.name] * len(split),
             "prompt": [[{"role": "user", "content": prompt}] for prompt in split["prompt"]],
@@ -118,12 +168,15 @@ def follow(log: Path, process: subprocess.Popen[bytes]) -> Iterator[dict[str, An
         time.sleep(0.5)
 
 
-def record(writer: RunWriter, name: str, lines: Iterator[Mapping[str, Any]]) -> None:
+def record(writer: RunWriter, name: str, lines: Iterator[Mapping[str, Any]], validation: Validation) -> None:
     """Write metrics and evaluations under the names of `pods train`; the clock is the sum of verl's steps."""
-    seconds, started = 0.0, time.perf_counter()
+    seconds = 0.0
+    started = time.perf_counter()
     for line in lines:
-        step, data = line["step"], line["data"]
-        generation, total = data.get("timing_s/gen", 0.0), data.get("timing_s/step", 0.0)
+        step = line["step"]
+        data = line["data"]
+        generation = data.get("timing_s/gen", 0.0)
+        total = data.get("timing_s/step", 0.0)
         seconds += total
         clock = {"step": step, "seconds": seconds, "elapsed": time.perf_counter() - started}
         if step:
@@ -134,9 +187,11 @@ def record(writer: RunWriter, name: str, lines: Iterator[Mapping[str, Any]]) -> 
                 "pods/seconds/update": total - generation,
             }
             writer.append_metrics({**clock, **ours, **data})
-        if (accuracy := data.get(f"val-core/{TASK['task']}/acc/mean@1")) is not None:
-            error = math.sqrt(accuracy * (1 - accuracy) / TEST_PROMPTS)
-            row = {"due": seconds, "accuracy": accuracy, "accuracy_se": error, "prompts": TEST_PROMPTS, "repeats": 1}
+        accuracy = data.get(f"val-core/{TASK['task']}/acc/mean@{validation.repeats}")
+        if accuracy is not None:
+            # Of independent prompts. Completions of one prompt are not independent, so repeats do not count.
+            error = math.sqrt(accuracy * (1 - accuracy) / validation.prompts)
+            row = {"due": seconds, "accuracy": accuracy, "accuracy_se": error, **validation._asdict()}
             writer.append_eval({**clock, **row})
             print(f"{name:<10} {seconds:6.0f} s  step {step:>4}  accuracy {accuracy:.3f}", flush=True)
         writer.write_status("running", **clock)

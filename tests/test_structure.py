@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from functools import cache
@@ -139,6 +140,15 @@ def test_engines_never_import_each_other():
             for other in set(engines) - {engine}:
                 assert f"engines.{other}" not in text, path
                 assert f"from ..{other}" not in text, path
+
+
+def test_engines_name_no_module_of_the_application_in_a_text():
+    """A name in a text could be imported at run time, past the test of imports."""
+    library = {"engines", *ALLOWED["engines"]}
+    for path in (ROOT / "engines").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert set(re.findall(r"\bpods_rl\.(\w*)", node.value)) <= library, (path, node.lineno)
 
 
 def test_only_the_trl_engine_imports_trls_trainers():

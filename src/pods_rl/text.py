@@ -36,7 +36,7 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     Args:
         kind: rule, reward or task, for messages.
         name: a key of the table, or a function's path, `package.module:function` or `package.module.function`.
-        table: entries by name.
+        table: entries by name; empty if only import paths are allowed.
 
     Raises:
         UserError: an unknown name (with the nearest one), or a path that does not lead to a function.
@@ -47,7 +47,9 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     Traceback (most recent call last):
     pods_rl.errors.UserError: unknown number 'on'. Did you mean one? ...
     """
-    choices = f"Choose one of {', '.join(table)}, or give your own as package.module:function."
+    choices = "Give it as package.module:function."
+    if table:
+        choices = f"Choose one of {', '.join(table)}, or give your own as package.module:function."
     name = str(name)
     if name in table:
         return table[name]

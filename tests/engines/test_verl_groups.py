@@ -119,6 +119,11 @@ def test_shipped_files_name_what_exists():
     assert "class PODSAgentLoopManager(" in (engine / "agent_loop.py").read_text(encoding="utf-8")
     assert sampler == {"path": "pkg://pods_rl.engines.verl.replay_buffer", "name": "replay_buffer"}
     assert "\ndef replay_buffer(" in (engine / "replay_buffer.py").read_text(encoding="utf-8")
+    graders = yaml.safe_load((SHIPPED / "pods" / "graders.yaml").read_text(encoding="utf-8"))
+    function = graders["reward"]["custom_reward_function"]
+    assert function == {"path": f"pkg://{compute_score.__module__}", "name": compute_score.__name__}
+    check = graders["trainer"]["v1"]["sampler"]["sampler_kwargs"]["check_data"]
+    assert check == f"{check_sources.__module__}:{check_sources.__name__}"
 
 
 def launch(tmp_path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

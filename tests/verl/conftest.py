@@ -21,16 +21,31 @@ TINY = Path(pods_rl.__file__).parent / "policies" / "tiny"
 REWARDS = [0.0, 1.0, 0.0, 0.3, 0.0, 1.0, 0.1, 0.0]
 
 
+def start_ray(attempts: int = 5) -> None:
+    """Start one local cluster; its 16 processors are a promise to Ray's scheduler, not a number of processes.
+
+    Ray waits 15 seconds for the port of its agent, and no setting extends that: on a loaded machine it is tried again.
+    """
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    for attempt in range(1, attempts + 1):
+        try:
+            ray.init(
+                num_cpus=16,
+                include_dashboard=False,
+                log_to_driver=False,
+                runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}},
+            )
+            return
+        except Exception:
+            ray.shutdown()
+            if attempt == attempts:
+                raise
+
+
 @pytest.fixture(scope="session")
 def queue():
-    """One local cluster; its 16 processors are a promise to Ray's scheduler, not a number of processes."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-    ray.init(
-        num_cpus=16,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}},
-    )
+    """A local cluster with verl's queue."""
+    start_ray()
     tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
     yield
     tq.close()

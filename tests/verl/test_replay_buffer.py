@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.v1.utils import MetricsAggregator
 from verl.utils import tensordict_utils as tu
 
-from pods_rl.engines.verl.replay_buffer import PODSReplayBuffer, PODSReplayBufferAsync, pods_before, replay_buffer
+from pods_rl.engines.verl.estimators import GROUP_ESTIMATORS
+from pods_rl.engines.verl.replay_buffer import PODSReplayBuffer, PODSReplayBufferAsync, replay_buffer
+from pods_rl.errors import UserError
 from pods_rl.selection import select
 
 from .conftest import REWARDS
@@ -19,19 +23,19 @@ from .trainers import kept_sessions, left_in_queue
 pytestmark = pytest.mark.usefixtures("empty_queue")
 
 
-def put_group(uid: str, rewards: list[float], partition: str = "train") -> None:
-    """A finished group of one trajectory a session."""
+def put_group(uid: str, rewards: list[float], partition: str = "train", status: str = "finished") -> None:
+    """A group of one trajectory a session, of which no more comes."""
     keys = [f"{uid}_{session}_0" for session in range(len(rewards))]
     scores = torch.nested.as_nested_tensor([torch.tensor([0.0, value]) for value in rewards], layout=torch.jagged)
     tags = [{"status": "success", "response_len": 2, "seq_len": 5, "global_steps": 1} for _ in keys]
     tq.kv_batch_put(keys=keys, partition_id=partition, fields=tu.get_tensordict({"rm_scores": scores}), tags=tags)
-    tq.kv_put(key=uid, partition_id=partition, tag={"is_prompt": True, "status": "finished", "global_steps": 1})
+    tq.kv_put(key=uid, partition_id=partition, tag={"is_prompt": True, "status": status, "global_steps": 1})
 
 
 @pytest.fixture
 def make_buffer(make_config):
     def make(*overrides: str, mode: str = "sync"):
-        sampler = make_config(*overrides).trainer.v1.sampler
+        sampler = make_config(f"trainer.v1.trainer_mode={mode}", *overrides).trainer.v1.sampler
         buffer = replay_buffer(
             trainer_mode=mode,
             trainer_config={},
@@ -78,6 +82,80 @@ def test_a_drawing_rule_repeats_with_its_seed_and_differs_by_step(make_buffer):
     assert seen[0] != seen[3]
 
 
+def test_the_batches_of_one_step_draw_different_sessions_and_repeat_with_the_seed(make_buffer):
+    rule = "trainer.v1.sampler.sampler_kwargs.rule=random"
+    runs = []
+    for _ in range(2):
+        buffer = make_buffer(rule, mode="separate_async")  # 4 batches a step
+        drawn = []
+        for batch_number in range(4):
+            put_group(f"a{batch_number}", REWARDS * 4)
+            batch, _ = sample(buffer, 1, step=7)
+            drawn += kept_sessions(batch.keys).values()
+            tq.kv_clear(keys=batch.keys, partition_id="train")
+        runs.append(drawn)
+    assert runs[0] == runs[1]
+    assert len({tuple(sessions) for sessions in runs[0]}) == 4
+
+
+def test_the_metrics_of_a_step_are_those_of_all_its_batches(make_buffer):
+    """As verl combines the metrics of the batches of a step, and as of one batch of all groups."""
+    groups = [REWARDS, [1.0] * 8, [math.nan, 0.5, 0.0, 1.0, 0.25, 0.75], [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]]
+    buffer = make_buffer("trainer.v1.separate_async.parameter_sync_step=4", mode="separate_async")
+    aggregator = MetricsAggregator()
+    for number, rewards in enumerate(groups):
+        put_group(f"a{number}", rewards)
+        batch, metrics = sample(buffer, 1, step=1)
+        assert ("pods/all/rows" in metrics) == (number == 3)
+        aggregator.add_step_metrics(metrics, sample_count=len(batch.keys))
+        tq.kv_clear(keys=batch.keys, partition_id="train")
+    at_once = make_buffer()
+    for number, rewards in enumerate(groups):
+        put_group(f"b{number}", rewards)
+    _, expected = sample(at_once, 4, step=1)
+    assert aggregator.get_aggregated_metrics() == pytest.approx(expected)
+    assert expected["pods/all/rows"] == 30
+    assert expected["pods/selected/rows"] == 16
+    assert expected["pods/unusable_rewards"] == 1
+    assert expected["pods/tokens/generated"] == 60
+
+
+def test_a_validation_between_the_batches_of_a_step_changes_nothing(make_buffer):
+    buffer = make_buffer("trainer.v1.separate_async.parameter_sync_step=2", mode="separate_async")
+    put_group("a", REWARDS)
+    sample(buffer, 1, step=3)
+    put_group("v", REWARDS, partition="val")
+    validation, logged = sample(buffer, 1, partition="val", step=2)
+    assert kept_sessions(validation.keys) == {"v": list(range(8))}
+    assert logged == {}
+    tq.kv_clear(keys=validation.keys, partition_id="val")
+    put_group("b", REWARDS)
+    _, metrics = sample(buffer, 1, step=3)
+    assert metrics["pods/all/rows"] == 16
+
+
+def test_a_first_batch_of_m_sessions_a_group_is_refused(make_buffer):
+    buffer = make_buffer()
+    put_group("a", [0.0, 1.0, 0.5, 0.0])
+    put_group("b", [0.0, 1.0, 0.5, 0.0])
+    with pytest.raises(UserError, match="every group of the first batch has 4 sessions"):
+        sample(buffer, 2)
+    equal = make_buffer("trainer.v1.sampler.sampler_kwargs.num_rollouts=4")  # n = m: plain GRPO, as asked
+    put_group("c", [0.0, 1.0, 0.5, 0.0])
+    batch, _ = sample(equal, 1)
+    assert kept_sessions(batch.keys) == {"c": [0, 1, 2, 3]}
+
+
+def test_a_first_batch_of_failed_groups_and_later_small_groups_are_accepted(make_buffer):
+    buffer = make_buffer()
+    put_group("a", [0.0, 1.0, 0.5, 0.0], status="failure")  # the others of its 8 sessions failed
+    batch, _ = sample(buffer, 1)
+    assert kept_sessions(batch.keys) == {"a": [0, 1, 2, 3]}
+    put_group("b", [0.0, 1.0, 0.5, 0.0])
+    batch, _ = sample(buffer, 1)
+    assert kept_sessions(batch.keys) == {"b": [0, 1, 2, 3]}
+
+
 def test_unusable_rewards_are_dropped_and_counted(make_buffer):
     buffer = make_buffer()
     put_group("a", [math.nan, 0.0, 1.0, math.inf, 0.5])
@@ -109,6 +187,7 @@ def test_before_refuses_groups_it_did_not_sample(make_buffer):
     buffer = make_buffer("algorithm.adv_estimator=pods_before")
     put_group("a", REWARDS)
     sample(buffer, 1)
+    pods_before = get_adv_estimator_fn("pods_before")
     scores, mask = torch.tensor([[0.0, 1.0], [0.0, 0.3]]), torch.ones(2, 2)
     known, _ = pods_before(scores, mask, np.array(["a", "a"], dtype=object))
     assert known[0, 0] > known[1, 0] > 0
@@ -116,3 +195,32 @@ def test_before_refuses_groups_it_did_not_sample(make_buffer):
         pods_before(scores, mask, np.array(["a", "b"], dtype=object))
     padded, _ = pods_before(scores, torch.tensor([[1, 1], [0, 0]]), np.array(["a", "pad1"], dtype=object))
     assert padded[1].tolist() == [0.0, 0.0]
+
+
+def test_each_buffer_has_its_own_rewards(make_buffer):
+    put_group("a", REWARDS)
+    sample(make_buffer("algorithm.adv_estimator=pods_before"), 1)
+    first = get_adv_estimator_fn("pods_before")
+    put_group("b", REWARDS)
+    sample(make_buffer("algorithm.adv_estimator=pods_before"), 1)
+    second = get_adv_estimator_fn("pods_before")
+    scores, mask = torch.tensor([[1.0]]), torch.ones(1, 1)
+    assert first(scores, mask, np.array(["a"]))[0] > 0
+    assert second(scores, mask, np.array(["b"]))[0] > 0
+    with pytest.raises(ValueError, match="has no rewards of prompt a"):
+        second(scores, mask, np.array(["a"]))
+
+
+@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
+def test_the_reward_of_a_row_that_is_alone_changes_no_advantage(make_buffer, estimator):
+    make_buffer()
+    estimate = get_adv_estimator_fn(estimator)
+    results = []
+    for reward in (0.0, 0.75, 100.0):
+        rewards = torch.tensor([[0.0, reward], [0.0, 1.0], [0.0, 0.0], [0.0, 0.5]])
+        index = np.array(["alone", "b", "b", "b"], dtype=object)
+        result, _ = estimate(token_level_rewards=rewards, response_mask=torch.ones(4, 2), index=index, config={})
+        results.append(result)
+    assert results[1].equal(results[0])
+    assert results[2].equal(results[0])
+    assert results[0][1, 0] > results[0][3, 0] > results[0][2, 0]

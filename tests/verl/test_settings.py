@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 from tensordict import NonTensorData, TensorDict
-from verl.trainer.ppo import core_algos
+from verl.trainer.ppo import core_algos, ray_trainer
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
@@ -14,12 +14,15 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.config import validate_config
 
 from pods_rl.engines.verl.agent_loop import PODSAgentLoopManager
-from pods_rl.engines.verl.replay_buffer import pods_before
+from pods_rl.engines.verl.estimators import GROUP_ESTIMATORS
+from pods_rl.engines.verl.replay_buffer import PODSReplayBuffer
 from pods_rl.engines.verl.settings import PODSSettings, read_settings
 from pods_rl.errors import UserError
 from pods_rl.selection.rules import percentile
 
 KWARGS = "trainer.v1.sampler.sampler_kwargs"
+MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+SAMPLER = "trainer.v1.sampler.custom_sampler"
 
 
 def test_settings_are_read_from_verls_configuration(make_config):
@@ -55,11 +58,24 @@ REFUSED = [
     ([f"~{KWARGS}.num_rollouts"], "must be a whole number of at least 1; got None"),
     ([f"{KWARGS}.seed=1.5"], "seed must be a whole number of at least 0; got 1.5"),
     ([f"{KWARGS}.ledger_every=0"], "ledger_every must be a whole number of at least 1; got 0"),
-    (["actor_rollout_ref.rollout.agent.agent_loop_manager_class=null"], "Set it to pods_rl.engines.verl.agent_loop"),
-    (["trainer.v1.sampler.custom_sampler.name=null"], "verl would train on all 8 sessions of a prompt"),
+    ([f"{KWARGS}.check_data=nowhere:check"], "the data check 'nowhere:check' could not be imported"),
+    ([f"{KWARGS}.check_data=check"], "unknown data check 'check'. Give it as package.module:function"),
+    ([f"{MANAGER}=null"], "Set it to pods_rl.engines.verl.agent_loop"),
+    ([f"{MANAGER}=verl.trainer.ppo.v1.AgentLoopManagerTQ"], "AgentLoopManagerTQ, which does not request "),
+    ([f"{MANAGER}=pods_rl.engines.verl.agent_loop.PODSManager"], "PODSManager', which cannot be imported"),
+    ([f"{MANAGER}=nowhere.Manager"], "'nowhere.Manager', which cannot be imported"),
+    ([f"{MANAGER}=PODSAgentLoopManager"], "'PODSAgentLoopManager', which cannot be imported"),
+    ([f"{SAMPLER}.name=null"], "verl would train on all 8 sessions of a prompt"),
+    (
+        [f"{SAMPLER}.path=pkg://verl.trainer.ppo.v1.replay_buffer", f"{SAMPLER}.name=ReplayBuffer"],
+        "replay_buffer, which does not keep rollout.n",
+    ),
+    ([f"{SAMPLER}.name=buffer"], "buffer of pkg://pods_rl.engines.verl.replay_buffer, which cannot be imported"),
+    ([f"{SAMPLER}.path=pkg://nowhere"], "replay_buffer of pkg://nowhere, which cannot be imported"),
     (["trainer.use_v1=false"], "legacy trainer has no replay buffer"),
     (["reward.reward_model.enable=true"], "a colocated reward model scores after the batch is sampled"),
     (["algorithm.adv_estimator=pods_before", "algorithm.use_kl_in_reward=true"], "needs algorithm.use_kl_in_reward"),
+    (["algorithm.adv_estimator=grpo_passk"], "several of the best"),
     (["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=null"], "needs algorithm.filter_groups"),
 ]
 
@@ -70,12 +86,65 @@ def test_what_cannot_work_is_refused(make_config, overrides, message):
         read_settings(make_config(*overrides))
 
 
+class DerivedManager(PODSAgentLoopManager):
+    """A user's own, derived from ours."""
+
+
+class DerivedBuffer(PODSReplayBuffer):
+    """Likewise."""
+
+
+def test_plug_ins_derived_from_ours_are_accepted(make_config):
+    here = "tests.verl.test_settings"
+    read_settings(
+        make_config(f"{MANAGER}={here}.DerivedManager", f"{SAMPLER}.path=pkg://{here}", f"{SAMPLER}.name=DerivedBuffer")
+    )
+
+
+@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
+def test_one_kept_session_is_refused_where_kept_sessions_are_compared(make_config, estimator):
+    config = make_config("actor_rollout_ref.rollout.n=1", f"algorithm.adv_estimator={estimator}")
+    with pytest.raises(UserError, match=rf"is 1, and algorithm\.adv_estimator={estimator} compares the kept"):
+        read_settings(config)
+
+
+@pytest.mark.parametrize("estimator", ["pods_before", "gae", "reinforce_plus_plus"])
+def test_one_kept_session_is_accepted_where_it_is_compared_with_more(make_config, estimator):
+    config = make_config("actor_rollout_ref.rollout.n=1", f"algorithm.adv_estimator={estimator}")
+    assert read_settings(config).num_generations == 1
+
+
+def test_the_batches_of_a_step_are_counted_as_by_verls_trainer(make_config):
+    assert read_settings(make_config()).batches_per_step == 1
+    modes = {"colocate_async": 1, "separate_async": 4}  # 4 is verl's default
+    for mode, expected in modes.items():
+        assert read_settings(make_config(f"trainer.v1.trainer_mode={mode}")).batches_per_step == expected
+    config = make_config("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2")
+    assert read_settings(config).batches_per_step == 2
+
+
+noted: list[tuple[list[object], str]] = []
+
+
+def test_a_users_own_data_check_gets_the_files_and_the_column(make_config):
+    noted.clear()
+    config = make_config(f"{KWARGS}.check_data=tests.verl.test_settings:note_data", "data.reward_fn_key=source")
+    read_settings(config)
+    assert noted == [([config.data.train_files, config.data.val_files], "source")]
+
+
+def note_data(files, column):
+    noted.append((files, column))
+
+
 def test_rows_that_our_reward_function_cannot_score_are_refused(make_config):
-    function = "reward.custom_reward_function"
-    ours = (f"{function}.path=pkg://pods_rl.tasks.scoring", f"{function}.name=compute_score")
+    ours = "pods=[default,graders]"
+    function = make_config(ours).reward.custom_reward_function
+    assert (function.path, function.name) == ("pkg://pods_rl.tasks.scoring", "compute_score")
+    read_settings(make_config())  # another reward function may know the rows
     for other in ("data.train_files=[elsewhere.parquet]", "data.val_files=[elsewhere.parquet]"):
         with pytest.raises(UserError, match=r"train\.parquet: the column data_source is 'scripted'; expected the task"):
-            read_settings(make_config(*ours, other))
+            read_settings(make_config(ours, other))
 
 
 def test_the_reward_as_the_filters_metric_is_refused_where_verl_does_not_know_it(make_config, monkeypatch):
@@ -159,4 +228,6 @@ def test_verls_surface_is_as_overridden():
     assert parameters(AgentLoopManagerTQ.generate_sequences) == ["self", "prompts"]
     worker = AgentLoopWorkerTQ.__ray_metadata__.modified_class
     assert '"__rollout_n__"' in inspect.getsource(worker._run_prompt)
-    assert core_algos.get_adv_estimator_fn("pods_before") is pods_before
+    assert set(GROUP_ESTIMATORS) <= set(core_algos.ADV_ESTIMATOR_REGISTRY)
+    # Where verl calls the estimator of `grpo` by the name of its function, in this module.
+    assert "core_algos.compute_grpo_outcome_advantage(" in inspect.getsource(ray_trainer.compute_advantage)

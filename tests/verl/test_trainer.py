@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from types import SimpleNamespace
 
 import pyarrow.parquet as pq
@@ -9,7 +11,8 @@ import pytest
 import torch
 import transfer_queue as tq
 
-from pods_rl.selection import Selection, advantages, pods_objective
+from pods_rl.engines.verl.estimators import GROUP_ESTIMATORS
+from pods_rl.selection import Selection, advantages, pods_objective, select
 
 from .conftest import REWARDS
 from .trainers import kept_sessions, left_in_queue, train_step
@@ -85,6 +88,131 @@ def test_advantages_of_each_estimator(trainer, estimator, expected):
     rewards = torch.tensor(REWARDS)
     for session, value in zip(BEST, expected(rewards[BEST], rewards).tolist(), strict=True):
         assert found[session] == pytest.approx(value, rel=1e-4, abs=1e-5)
+
+
+# gdpo cannot run (below), and reinforce_plus_plus_baseline moves all advantages by their mean at the end.
+EXACTLY_0 = [name for name in GROUP_ESTIMATORS if name not in ("gdpo", "reinforce_plus_plus_baseline")]
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+@pytest.mark.parametrize("estimator", EXACTLY_0)
+def test_a_group_with_one_usable_reward_has_advantage_0(trainer, estimator, turns):
+    """verl itself trains such a session with its reward: 0.75."""
+    alone = {"rewards": [math.inf, 0.75, *[math.inf] * 6], "turns": [turns]}
+    trainer = trainer(
+        f"algorithm.adv_estimator={estimator}",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        scripts=[alone, {}, alone, {}],
+    )
+    batch, metrics = train_step(trainer)
+    sizes = {uid: len(sessions) for uid, sessions in kept_sessions(batch.keys).items()}
+    assert sorted(sizes.values()) == [1, 4]
+    largest = {1: 0.0, 4: 0.0}
+    (update,) = trainer.actor_rollout_wg.updates
+    for key, row in zip(update["keys"], update["data"]["advantages"], strict=True):
+        uid = key.split("_")[0]
+        if uid in sizes:  # verl's padding is in no group
+            largest[sizes[uid]] = max(largest[sizes[uid]], row.abs().max().item())
+    assert largest[1] == 0.0
+    assert largest[4] > 0.1
+    assert metrics["pods/unusable_rewards"] == 7
+
+
+def test_a_group_with_one_session_that_did_not_fail_has_advantage_0(trainer):
+    alone = {"turns": [0, 1, *[0] * 6], "rewards": [0.75] * 8}
+    trainer = trainer("actor_rollout_ref.actor.ppo_mini_batch_size=2", scripts=[alone, {}, alone, {}])
+    batch, _ = train_step(trainer)
+    sessions = kept_sessions(batch.keys)
+    assert sorted(sessions.values()) == [BEST, [1]]
+    (update,) = trainer.actor_rollout_wg.updates
+    for key, row in zip(update["keys"], update["data"]["advantages"], strict=True):
+        if sessions.get(key.split("_")[0]) == [1]:
+            assert row.tolist() == [0.0] * len(row)
+
+
+@pytest.mark.parametrize("estimator", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+def test_advantages_that_verl_whitens_over_the_batch(trainer, estimator):
+    trainer = trainer(
+        f"algorithm.adv_estimator={estimator}",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        scripts=[{}, {"rewards": [0.0] * 8}],
+    )
+    train_step(trainer)
+    (update,) = trainer.actor_rollout_wg.updates
+    tokens = torch.cat([row[mask.bool()] for row, mask in _rows_and_masks(update)])
+    assert tokens.mean().item() == pytest.approx(0.0, abs=1e-5)
+    assert tokens.std().item() == pytest.approx(1.0, rel=0.05)
+    assert len(tokens) < 30  # of 8 rows with 2 to 4 tokens, and not of 16
+
+
+def _rows_and_masks(update):
+    return zip(update["data"]["advantages"], update["data"]["response_mask"], strict=True)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "gae"])
+def test_a_kl_term_in_the_reward_is_of_the_kept_rows(trainer, estimator):
+    trainer = trainer(f"algorithm.adv_estimator={estimator}", "algorithm.use_kl_in_reward=true")
+    batch, metrics = train_step(trainer)
+    assert list(kept_sessions(batch.keys).values()) == [BEST] * 2
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.25)  # -0.5 under the policy, -0.75 under the reference
+    assert all(row.isfinite().all() for row in trainer.actor_rollout_wg.updates[-1]["data"]["advantages"])
+
+
+NOT_IN_VERLS_TRAINER = {
+    "gdpo": (KeyError, "prompts"),
+    "remax": (TypeError, "reward_baselines"),
+    "optimal_token_baseline": (AssertionError, "sum_pi_squared"),
+    "tir_optimal_token_baseline": (AssertionError, "sum_pi_squared"),
+}
+
+
+@pytest.mark.parametrize("estimator", sorted(NOT_IN_VERLS_TRAINER))
+def test_estimators_that_verls_own_trainer_does_not_feed(trainer, estimator):
+    """The page's table: if this fails, verl's trainer passes what the estimator needs, and it may work with PODS."""
+    trainer = trainer(
+        f"algorithm.adv_estimator={estimator}", "+algorithm.gdpo_reward_keys=[score]", "critic.enable=false"
+    )
+    error, message = NOT_IN_VERLS_TRAINER[estimator]
+    with pytest.raises(error, match=message):
+        train_step(trainer)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "pods_before"])
+def test_a_hundred_groups_have_the_rows_of_select_and_the_advantages_of_selection(trainer, estimator):
+    draw = random.Random(5)
+    values = [0.0, 0.25, 0.5, 1.0]
+    scripts = []
+    for _ in range(100):
+        choices = values[: draw.randint(1, 4)]
+        scripts.append({"rewards": [draw.choice(choices) for _ in range(8)]})
+    trainer = trainer(
+        f"algorithm.adv_estimator={estimator}",
+        "data.train_batch_size=100",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=100",
+        scripts=scripts,
+    )
+    batch, _ = train_step(trainer)
+    (update,) = trainer.actor_rollout_wg.updates
+    fields = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["extra_info"])["extra_info"]
+    prompt_of_uid = {}
+    for key, extra in zip(batch.keys, fields, strict=True):
+        prompt_of_uid[key.split("_")[0]] = getattr(extra, "data", extra)["index"]
+    assert sorted(prompt_of_uid.values()) == list(range(100))
+    trained = {}
+    for key, row in zip(update["keys"], update["data"]["advantages"], strict=True):
+        uid, session, _ = key.split("_")
+        trained[prompt_of_uid[uid], int(session)] = row[0].item()
+
+    rewards_PN = torch.tensor([script["rewards"] for script in scripts])
+    selection = select(rewards_PN, 4, "max_variance")
+    when = "before" if estimator == "pods_before" else "after"
+    epsilon = 1e-4 if estimator == "pods_before" else 1e-6  # verl's own
+    advantages_PM = advantages(rewards_PN, selection, when=when, epsilon=epsilon)
+    expected = {}
+    for prompt, sessions in enumerate(selection.indices.tolist()):
+        for place, session in enumerate(sessions):
+            expected[prompt, session] = advantages_PM[prompt, place].item()
+    assert trained == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 def test_before_only_centres_without_norm_adv_by_std(trainer):
@@ -178,6 +306,34 @@ def test_asynchronous_mode(trainer):
     assert list(kept_sessions(batch.keys).values()) == [BEST] * 2
     assert metrics["pods/all/rows"] == 16
     assert not {key for key in left_in_queue() if key.split("_")[0] in kept_sessions(batch.keys)} - set(batch.keys)
+
+
+def test_several_batches_a_step_are_one_step_in_ledger_and_metrics(trainer, tmp_path):
+    ledger = tmp_path / "rollouts"
+    trainer = trainer(
+        "trainer.v1.trainer_mode=separate_async",
+        "trainer.v1.separate_async.parameter_sync_step=2",
+        "actor_rollout_ref.rollout.nnodes=1",
+        "actor_rollout_ref.rollout.n_gpus_per_node=1",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+        f"trainer.v1.sampler.sampler_kwargs.ledger={ledger}",
+        scripts=[{}, {"rewards": [0.5] * 8}],
+    )
+    batch, metrics = train_step(trainer)
+    assert len(trainer.actor_rollout_wg.updates) == 2  # of one prompt each
+    assert ("restore", 0) in trainer.actor_rollout_wg.models_on_cpu  # verl's own path for several updates
+    assert len(batch.keys) == 8
+    assert metrics["pods/all/rows"] == 16
+    assert metrics["pods/selected/rows"] == 8
+    assert metrics["pods/tokens/generated"] == 2 * sum(2 + session % 3 for session in range(8))
+    assert metrics["pods/zero_variance_share"] == 0.5
+    assert metrics["pods/all/reward_std"] == pytest.approx(torch.tensor([*REWARDS, *[0.5] * 8]).std().item())
+    (file,) = ledger.iterdir()
+    rows = pq.read_table(file).to_pylist()
+    assert [(row["step"], row["group"], row["rollout"]) for row in rows] == [(1, i // 8, i % 8) for i in range(16)]
+    assert sum(row["selected"] for row in rows) == 8
+    rewards = [[row["reward"] for row in rows if row["group"] == group] for group in (0, 1)]
+    assert sorted(rewards) == [pytest.approx(REWARDS), pytest.approx([0.5] * 8)]
 
 
 def test_the_ledger_has_every_session_of_the_first_and_each_tenth_step(trainer, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 
@@ -13,10 +14,14 @@ from pods_rl.runs import Run
 from .. import DEADLINE
 from .conftest import ROOT
 
-STEPS, N, M = 3, 8, 4
+STEPS = 3
+N = 8
+M = 4
+VALIDATED = 32  # prompts of an evaluation
 OVERRIDES = [
     "actor_rollout_ref.actor.optim.lr=0.01",  # each step changes the policy so much that old weights would show
-    "data.val_max_samples=32",
+    f"data.val_max_samples={VALIDATED}",
+    "actor_rollout_ref.rollout.val_kwargs.n=2",
 ]
 
 
@@ -61,6 +66,9 @@ def test_the_run_directory_is_that_of_a_run(output):
     assert run.state == "finished"
     assert run.step == STEPS
     assert [row["step"] for row in run.evals] == [0, STEPS]
+    for row in run.evals:
+        assert (row["prompts"], row["repeats"]) == (VALIDATED, 2)
+        assert row["accuracy_se"] == pytest.approx(math.sqrt(row["accuracy"] * (1 - row["accuracy"]) / VALIDATED))
     assert [row["step"] for row in run.metrics] == list(range(1, STEPS + 1))
     assert run.metrics[-1]["seconds"] == pytest.approx(run.seconds)
     assert (run.config["num_rollouts"], run.config["num_generations"]) == (N, M)

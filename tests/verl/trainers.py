@@ -9,6 +9,7 @@ import torch
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
 from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.losses import ppo_loss
@@ -26,10 +27,27 @@ class Workers:
         self._dispatch_info = {"actor": list(range(processes))}
         self.updates: list[dict[str, Any]] = []
         self.log_prob_rows: list[list[str]] = []
+        self.models_on_cpu: list[tuple[str, int]] = []
+
+    def save_model_to_cpu(self, number: int) -> None:
+        self.models_on_cpu.append(("save", number))
+
+    def restore_model_from_cpu(self, number: int) -> None:
+        self.models_on_cpu.append(("restore", number))
+
+    def clear_cpu_model(self, number: int) -> None:
+        self.models_on_cpu.append(("clear", number))
 
     def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
         self.log_prob_rows.append(list(batch.keys))
-        rows = [torch.full((tag["seq_len"],), -0.5) for tag in batch.tags]
+        return self._write_log_probs(batch, -0.5)
+
+    def compute_ref_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
+        return self._write_log_probs(batch, -0.75)
+
+    @staticmethod
+    def _write_log_probs(batch: KVBatchMeta, value: float) -> KVBatchMeta:
+        rows = [torch.full((tag["seq_len"],), value) for tag in batch.tags]
         nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
         tq.kv_batch_put(
             keys=batch.keys,
@@ -83,9 +101,13 @@ def make_trainer(config: Any, workers: list[Any], processes: int = 2) -> Any:
     trainer.checkpoint_manager = SimpleNamespace(
         sleep_replicas=lambda: None, abort_replicas=lambda: None, update_weights=lambda *_: None
     )
-    trainer.actor_rollout_wg = trainer.critic_wg = Workers(config, processes)
+    workers_of_all_roles = Workers(config, processes)
+    trainer.actor_rollout_wg = workers_of_all_roles
+    trainer.critic_wg = workers_of_all_roles
+    trainer.ref_policy_wg = workers_of_all_roles
     trainer.distillation_config = None
     trainer.curr_step_profile = False
+    trainer.current_mode = HybridEngineMode.TRAINER  # of separate_async: the training GPUs train
     trainer.ref_in_actor = False
     trainer.global_steps = 1
     clients = {"llm_client": None, "teacher_client": None, "reward_loop_worker_handles": []}
@@ -100,6 +122,7 @@ def train_step(trainer: Any) -> tuple[KVBatchMeta, dict[str, Any]]:
     """One step of verl's own, and what it logs about it."""
     metrics: dict[str, Any] = {}
     timing: dict[str, float] = {"step": 1.0}
+    trainer.on_step_begin()
     batch = trainer.step(metrics, timing)
     trainer._compute_metrics(batch, metrics, timing, global_steps=trainer.global_steps, epoch=0)
     return batch, metrics

@@ -24,6 +24,8 @@ class PODSAgentLoopManager(AgentLoopManagerTQ):
         UserError: see `settings.read_settings`.
     """
 
+    requests_num_rollouts = True  # `settings` refuses managers without it
+
     def __init__(self, config: DictConfig, *args: Any, **kwargs: Any) -> None:
         self.pods = read_settings(config)
         super().__init__(config, *args, **kwargs)

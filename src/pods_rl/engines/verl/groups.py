@@ -39,14 +39,44 @@ def group_keys(keys: Iterable[str]) -> list[Group]:
     rows: dict[str, dict[int, list[tuple[int, str]]]] = {}  # uid -> session -> (index, key) of each row
     for key in keys:
         uid, session, index = key.rsplit("_", 2)
-        rows.setdefault(uid, {}).setdefault(int(session), []).append((int(index), key))
+        sessions_of_uid = rows.setdefault(uid, {})
+        sessions_of_uid.setdefault(int(session), []).append((int(index), key))
     groups: list[Group] = []
     for uid, sessions in rows.items():
         ordered: list[tuple[str, ...]] = []
         for number in sorted(sessions):
-            ordered.append(tuple(key for _, key in sorted(sessions[number])))
+            by_index = sorted(sessions[number])
+            ordered.append(tuple(key for _, key in by_index))
         groups.append(Group(uid, tuple(ordered)))
     return groups
+
+
+def last_keys(groups: Iterable[Group]) -> list[str]:
+    """Return the key of each session's last trajectory, group by group.
+
+    >>> last_keys([Group("a", (("a_0_0",), ("a_1_0", "a_1_1")))])
+    ['a_0_0', 'a_1_1']
+    """
+    keys: list[str] = []
+    for group in groups:
+        for session in group.sessions:
+            keys.append(session[-1])
+    return keys
+
+
+def kept_keys(groups: Iterable[Group], kept_PN: Tensor) -> set[str]:
+    """Return the keys of all rows of the kept sessions.
+
+    >>> sorted(kept_keys([Group("a", (("a_0_0",), ("a_1_0", "a_1_1")))], torch.tensor([[False, True]])))
+    ['a_1_0', 'a_1_1']
+    """
+    keys: set[str] = set()
+    for group, kept_N in zip(groups, kept_PN.tolist(), strict=True):
+        # A row of the mask is padded to the size of the largest group.
+        for session, is_kept in zip(group.sessions, kept_N, strict=False):
+            if is_kept:
+                keys.update(session)
+    return keys
 
 
 def pad_rewards(rewards: Sequence[Sequence[float]]) -> Tensor:
@@ -85,8 +115,24 @@ def choose(rewards_PN: Tensor, m: int, rule: str | Rule, generator: torch.Genera
     kept_PN = scored_PN.clone()
     crowded_P = scored_PN.sum(dim=1) > m
     if crowded_P.any():
-        kept_PN[crowded_P] &= select(rewards_PN[crowded_P], m, rule, generator).mask(rewards_PN.shape[1])
+        selection = select(rewards_PN[crowded_P], m, rule, generator)
+        kept_PN[crowded_P] &= selection.mask(rewards_PN.shape[1])
     return kept_PN
+
+
+def stack_groups(blocks: Sequence[Tensor]) -> Tensor:
+    """Stack batches of groups `[P, N]`, padded to the largest N with NaN, or with False for a mask.
+
+    >>> stack_groups([torch.tensor([[1.0]]), torch.tensor([[0.0, 1.0]])])
+    tensor([[1., nan],
+            [0., 1.]])
+    """
+    largest = max(block.shape[1] for block in blocks)
+    padded: list[Tensor] = []
+    for block in blocks:
+        filling = False if block.dtype == torch.bool else math.nan
+        padded.append(torch.nn.functional.pad(block, (0, largest - block.shape[1]), value=filling))
+    return torch.cat(padded)
 
 
 def describe_selection(rewards_PN: Tensor, kept_PN: Tensor) -> dict[str, float]:

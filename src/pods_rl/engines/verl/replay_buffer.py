@@ -1,4 +1,4 @@
-"""Replay buffers that keep m of each prompt's n sessions, and the advantage estimator `pods_before`.
+"""Replay buffers that keep m of each prompt's n sessions.
 
 verl samples a batch once its groups are generated and scored, before any log-probability, value or advantage: sessions
 that are dropped here cause no other cost.
@@ -6,29 +6,44 @@ that are dropped here cause no other cost.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.core_algos import register_adv_est
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils import hf_tokenizer
 
-from ...runs import write_parquet
-from ...selection import Selection, advantages
-from .groups import Group, choose, describe_selection, group_keys, pad_rewards
-from .settings import BEFORE, read_settings
+from ...errors import UserError
+from .estimators import AdvantagesBefore, install_before, install_guards
+from .groups import Group, choose, describe_selection, group_keys, kept_keys, last_keys, pad_rewards, stack_groups
+from .ledger import Ledger
+from .settings import read_settings
 
 VALIDATION = "val"
 
-# uid -> rewards [N] of each group sampled last. verl computes advantages in this process before it samples again.
-_REWARDS: dict[str, Tensor] = {}
+
+@dataclass(frozen=True)
+class SampledBatch:
+    """What a step's metrics need of a batch.
+
+    Args:
+        rewards: `[P, N]`, NaN where a session is missing or unscored.
+        kept: `[P, N]`, true where a session is kept.
+        sessions: of all groups.
+        lengths: response tokens of each row by key.
+        kept_keys: of the rows to train on.
+    """
+
+    rewards: Tensor
+    kept: Tensor
+    sessions: int
+    lengths: dict[str, int]
+    kept_keys: set[str]
 
 
 class PODSMixin:
@@ -42,6 +57,8 @@ class PODSMixin:
         UserError: see `settings.read_settings`.
     """
 
+    keeps_num_generations = True  # `settings` refuses samplers without it
+
     def __init__(self, *, sampler_kwargs: DictConfig, **arguments: Any) -> None:
         # verl passes only this part of its configuration: one dot for itself, one for each level above.
         config = OmegaConf.select(sampler_kwargs, ".....")
@@ -53,18 +70,39 @@ class PODSMixin:
             **arguments,
         }
         super().__init__(**verl_arguments)
-        self._step = 0
+        self._step = -1
+        self._generator = torch.Generator()
+        self._batches: list[SampledBatch] = []  # of the step, until its metrics are returned
         self._pods_metrics: dict[str, float] = {}
-        self._tokenizer = None
+        self._sizes_checked = False
+        self._before: AdvantagesBefore | None = None
+        if self.pods.before:
+            self._before = AdvantagesBefore()
+            install_before(self._before)
+        install_guards()
+        self._ledger: Ledger | None = None
         if self.pods.ledger:
-            self._tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path)
+            tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path)
+            self._ledger = Ledger(Path(self.pods.ledger), self.pods.ledger_every, tokenizer)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """Return verl's batch reduced to the m kept, and its metrics with those of all n added."""
-        self._step = global_steps
+        """Return verl's batch reduced to the m kept, and its metrics with those of all n added.
+
+        With `parameter_sync_step` k, verl samples k batches a step and averages most of their metrics. Ours are of all
+        k batches and come with the last, so that a sum stays a sum.
+        """
+        if partition_id != VALIDATION and global_steps != self._step:
+            self._begin_step(global_steps)
         self._pods_metrics = {}
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
         return batch, {**metrics, **self._pods_metrics}
+
+    def _begin_step(self, global_steps: int) -> None:
+        self._step = global_steps
+        self._batches = []
+        # The draws of a rule depend on seed and step alone, so that a resumed run makes the same ones. The batches of a
+        # step share the generator, so that each draws other sessions.
+        self._generator = torch.Generator().manual_seed(self.pods.seed * 1_000_003 + global_steps)
 
     def _materialize_batch(
         self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, dict[str, Any]]
@@ -77,33 +115,49 @@ class PODSMixin:
     def _down_sample(self, batch: KVBatchMeta) -> KVBatchMeta:
         """Return the rows of the m sessions kept of each group, and remove the others from the queue."""
         groups = group_keys(batch.keys)
+        self._check_sizes(groups, batch.partition_id)
         rewards = _rewards(groups, batch.partition_id)
         rewards_PN = pad_rewards(rewards)
-        # The draws of a rule depend on seed and step alone, so that a resumed run makes the same ones.
-        generator = torch.Generator().manual_seed(self.pods.seed * 1_000_003 + self._step)
-        kept_PN = choose(rewards_PN, self.pods.num_generations, self.pods.rule, generator)
+        kept_PN = choose(rewards_PN, self.pods.num_generations, self.pods.rule, self._generator)
         if not kept_PN.any():
             raise RuntimeError(
                 f"none of the {len(batch.keys)} rows sampled has a usable reward (all NaN, infinite or beyond 1e15). "
                 "Check what reward.custom_reward_function returns."
             )
-        kept_keys = _kept_keys(groups, kept_PN)
-        if self.pods.before:
-            _REWARDS.clear()
-            for group, rewards_N in zip(groups, rewards_PN, strict=True):
-                _REWARDS[group.uid] = rewards_N
-        scored = int((~rewards_PN.isnan()).sum())
-        sessions = sum(len(group.sessions) for group in groups)
-        self._pods_metrics = {
-            **describe_selection(rewards_PN, kept_PN),
-            **_count_rows(batch, kept_keys),
-            "pods/unusable_rewards": float(sessions - scored),
-        }
-        if self.pods.ledger and (self._step == 1 or self._step % self.pods.ledger_every == 0):
-            columns = ledger_columns(groups, rewards, kept_keys, batch.partition_id, self._tokenizer)
-            steps = {"step": [self._step] * len(columns["group"])}
-            write_parquet(Path(self.pods.ledger) / f"step-{self._step:06d}.parquet", steps | columns)
-        return _keep(batch, kept_keys)
+        kept = kept_keys(groups, kept_PN)
+        if self._before is not None:
+            self._before.remember(groups, rewards_PN)
+        if self._ledger is not None:
+            self._ledger.add(self._step, groups, rewards, kept, batch.partition_id)
+        sampled = SampledBatch(
+            rewards=rewards_PN,
+            kept=kept_PN,
+            sessions=len(last_keys(groups)),
+            lengths=_response_lengths(batch),
+            kept_keys=kept,
+        )
+        self._batches.append(sampled)
+        if len(self._batches) == self.pods.batches_per_step:
+            self._pods_metrics = describe_step(self._batches)
+            self._batches = []
+        return _keep(batch, kept)
+
+    def _check_sizes(self, groups: list[Group], partition_id: str) -> None:
+        """Refuse a first batch whose groups all have m sessions: a manager that requested m, and nothing to select."""
+        m = self.pods.num_generations
+        if self._sizes_checked or self.pods.num_rollouts == m:
+            return
+        self._sizes_checked = True
+        for group in groups:
+            # A group with a failed session may have any size.
+            if len(group.sessions) != m or group.uid not in self.finished_keys[partition_id]:  # type: ignore[attr-defined]
+                return
+        raise UserError(
+            f"every group of the first batch has {m} sessions, as many as actor_rollout_ref.rollout.n (m), and "
+            f"sampler_kwargs.num_rollouts (n) is {self.pods.num_rollouts}: nothing would be dropped. Check that "
+            "generate_sequences of your agent_loop_manager_class calls that of PODSAgentLoopManager, and that the data "
+            "set has no column __rollout_n__."
+        )
 
 
 class PODSReplayBuffer(PODSMixin, ReplayBuffer):
@@ -120,51 +174,36 @@ def replay_buffer(trainer_mode: str, **arguments: Any) -> PODSReplayBuffer | POD
     return buffer(trainer_mode=trainer_mode, **arguments)
 
 
-@register_adv_est(BEFORE)
-def pods_before(
-    token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, config: Any = None, **_: Any
-) -> tuple[Tensor, Tensor]:
-    """Return advantages of the kept rows with the mean and standard deviation of their group's n rewards.
+replay_buffer.keeps_num_generations = True  # type: ignore[attr-defined]  # as of the classes
 
-    Source: PODS (arXiv 2504.13818), the arm "before" of its ablation; see `selection.advantages`.
 
-    Args:
-        token_level_rewards: `[rows, T]`; a row's sum is its session's reward.
-        response_mask: `[rows, T]`, 1 on the tokens that are trained.
-        index: `[rows]`, each row's uid.
-        config: verl's `algorithm`; `norm_adv_by_std_in_grpo: false` only centres.
-
-    Returns:
-        Advantages and returns, the same tensor `[rows, T]`. All trajectories of a session share its advantage.
-
-    Raises:
-        ValueError: a row of a group that PODS's replay buffer did not sample.
-    """
-    by_deviation = config is None or config.get("norm_adv_by_std_in_grpo", True)
-    scale: Literal["group", "none"] = "group" if by_deviation else "none"
-    scores = token_level_rewards.sum(dim=-1)  # [rows]
-    trained = response_mask.bool().any(dim=-1)  # [rows]
-    result = torch.zeros_like(scores)
-    for uid in dict.fromkeys(index[trained.cpu().numpy()].tolist()):  # verl's padding rows train no token
-        if uid not in _REWARDS:
-            raise ValueError(
-                f"the estimator {BEFORE} has no rewards of prompt {uid}: expected one that PODS's replay buffer "
-                "sampled last. Set trainer.v1.sampler.custom_sampler, and leave skip.rollout_tq off."
-            )
-        rewards_1N = _REWARDS[uid][None]
-        all_sessions = Selection(torch.arange(rewards_1N.shape[1])[None])
-        advantage_N = advantages(rewards_1N, all_sessions, when="before", scale=scale)[0].to(scores)
-        rows = torch.from_numpy(index == uid).to(scores.device)
-        # Rows do not name their session: match each to the nearest reward of the group.
-        distance = (scores[rows, None].double() - _REWARDS[uid].to(scores.device)).abs().nan_to_num(nan=torch.inf)
-        result[rows] = advantage_N[distance.argmin(dim=1)]
-    per_token = result.unsqueeze(-1) * response_mask  # [rows, T]
-    return per_token, per_token
+def describe_step(batches: list[SampledBatch]) -> dict[str, float]:
+    """Return the metrics of a step's batches together (docs/metrics.md)."""
+    rewards_PN = stack_groups([batch.rewards for batch in batches])
+    kept_PN = stack_groups([batch.kept for batch in batches])
+    sessions = sum(batch.sessions for batch in batches)
+    scored = int((~rewards_PN.isnan()).sum())
+    lengths: list[int] = []
+    trained: list[int] = []
+    for batch in batches:
+        lengths += batch.lengths.values()
+        for key in batch.kept_keys:
+            trained.append(batch.lengths[key])
+    return {
+        **describe_selection(rewards_PN, kept_PN),
+        "pods/all/rows": float(len(lengths)),
+        "pods/all/response_length_mean": sum(lengths) / len(lengths),
+        "pods/all/response_length_max": float(max(lengths)),
+        "pods/selected/rows": float(len(trained)),
+        "pods/tokens/generated": float(sum(lengths)),
+        "pods/tokens/trained": float(sum(trained)),
+        "pods/unusable_rewards": float(sessions - scored),
+    }
 
 
 def _rewards(groups: list[Group], partition_id: str) -> list[list[float]]:
     """Return each group's rewards: the sum over the tokens of a session's last trajectory, as in verl."""
-    keys = _last_keys(groups)
+    keys = last_keys(groups)
     scores = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["rm_scores"])["rm_scores"]
     sums = [float(row.sum()) for row in scores]
     rewards: list[list[float]] = []
@@ -176,47 +215,22 @@ def _rewards(groups: list[Group], partition_id: str) -> list[list[float]]:
     return rewards
 
 
-def _last_keys(groups: Sequence[Group]) -> list[str]:
-    """Return the key of each session's last trajectory, group by group."""
-    keys: list[str] = []
-    for group in groups:
-        keys += [session[-1] for session in group.sessions]
-    return keys
-
-
-def _kept_keys(groups: Sequence[Group], kept_PN: Tensor) -> set[str]:
-    """Return the keys of all rows of the kept sessions."""
-    keys: set[str] = set()
-    for group, kept_N in zip(groups, kept_PN.tolist(), strict=True):
-        # A row of the mask is padded to the size of the largest group.
-        for session, is_kept in zip(group.sessions, kept_N, strict=False):
-            if is_kept:
-                keys.update(session)
-    return keys
-
-
-def _count_rows(batch: KVBatchMeta, kept: set[str]) -> dict[str, float]:
+def _response_lengths(batch: KVBatchMeta) -> dict[str, int]:
+    """Return the response tokens of each row by key."""
     lengths: dict[str, int] = {}
     for key, tag in zip(batch.keys, batch.tags, strict=True):
         lengths[key] = int(tag.get("response_len", 0))
-    return {
-        "pods/all/rows": float(len(lengths)),
-        "pods/all/response_length_mean": sum(lengths.values()) / len(lengths),
-        "pods/all/response_length_max": float(max(lengths.values())),
-        "pods/selected/rows": float(len(kept)),
-        "pods/tokens/generated": float(sum(lengths.values())),
-        "pods/tokens/trained": float(sum(lengths[key] for key in kept)),
-    }
+    return lengths
 
 
 def _keep(batch: KVBatchMeta, kept: set[str]) -> KVBatchMeta:
     """Return the kept rows in order; clear the others from the queue, since verl clears only trained rows."""
-    kept_keys: list[str] = []
+    kept_in_order: list[str] = []
     kept_tags: list[dict[str, Any]] = []
     dropped: list[str] = []
     for key, tag in zip(batch.keys, batch.tags, strict=True):
         if key in kept:
-            kept_keys.append(key)
+            kept_in_order.append(key)
             kept_tags.append(tag)
         else:
             dropped.append(key)
@@ -224,71 +238,8 @@ def _keep(batch: KVBatchMeta, kept: set[str]) -> KVBatchMeta:
         tq.kv_clear(keys=dropped, partition_id=batch.partition_id)
     return KVBatchMeta(
         partition_id=batch.partition_id,
-        keys=kept_keys,
+        keys=kept_in_order,
         tags=kept_tags,
         fields=batch.fields,
         extra_info=batch.extra_info,
     )
-
-
-def ledger_columns(
-    groups: Sequence[Group],
-    rewards: Sequence[Sequence[float]],
-    kept: Collection[str],
-    partition_id: str,
-    tokenizer: Any,
-) -> dict[str, list[Any]]:
-    """Return a value per session in each column, from the last trajectory of each.
-
-    `reward/<name>` are the numbers that the reward function returned, without verl's `score` and `acc`. `advantage` is
-    empty: verl computes it later. `turn_rewards` are the `turn_scores` of verl's tool agent loop, where there are any.
-
-    Args:
-        groups: of the batch.
-        rewards: of each group's sessions.
-        kept: the keys of the rows to train on.
-        partition_id: of verl's queue.
-        tokenizer: of the policy.
-    """
-    keys = _last_keys(groups)
-    fields = ["prompts", "responses", "reward_model", "extra_fields"]
-    data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
-    responses = list(data["responses"])
-    models = [_plain(model) for model in data["reward_model"]]
-    extras = [_plain(extra) for extra in data["extra_fields"]]
-    group_numbers: list[int] = []
-    session_rewards: list[float] = []
-    for number, group_rewards in enumerate(rewards):
-        group_numbers += [number] * len(group_rewards)
-        session_rewards += group_rewards
-    columns: dict[str, list[Any]] = {
-        "group": group_numbers,
-        "rollout": [int(key.rsplit("_", 2)[1]) for key in keys],
-        "prompt": [tokenizer.decode(ids.tolist(), skip_special_tokens=True) for ids in data["prompts"]],
-        "completion": [tokenizer.decode(ids.tolist(), skip_special_tokens=True) for ids in responses],
-        "answer": [str(model.get("ground_truth", "")) for model in models],
-        "reward": session_rewards,
-        **_reward_columns([extra.get("reward_extra_info", {}) for extra in extras]),
-        "selected": [key in kept for key in keys],
-        "advantage": [None] * len(keys),
-        "completion_tokens": [len(ids) for ids in responses],
-    }
-    turn_scores = [extra.get("turn_scores") for extra in extras]
-    if any(turn_scores):
-        columns["turn_rewards"] = [list(map(float, scores)) if scores else None for scores in turn_scores]
-    return columns
-
-
-def _reward_columns(infos: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
-    """Return the numbers that the reward function returned for each session, in columns `reward/<name>`."""
-    columns: dict[str, list[float]] = {}
-    for name, value in infos[0].items():
-        if name not in ("score", "acc") and isinstance(value, int | float):
-            columns[f"reward/{name}"] = [float(info.get(name, "nan")) for info in infos]
-    return columns
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    """Return a row's mapping out of the queue's wrapper."""
-    value = getattr(value, "data", value)
-    return value if isinstance(value, dict) else {}

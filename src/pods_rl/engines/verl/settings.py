@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
 from ...selection import Rule, get_rule
-from ...text import suggest
+from ...text import find, suggest
+from .estimators import BEFORE, GROUP_ESTIMATORS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-BEFORE = "pods_before"  # name of the estimator with advantages over all n
-_KEYS = ("num_rollouts", "rule", "seed", "ledger", "ledger_every", "poll_interval")
+_KEYS = ("num_rollouts", "rule", "seed", "ledger", "ledger_every", "poll_interval", "check_data")
 _KWARGS = "trainer.v1.sampler.sampler_kwargs"
 _SAMPLER = "trainer.v1.sampler.custom_sampler"
 _MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 _MODEL = "reward.reward_model"
-_FUNCTION = "reward.custom_reward_function"
+_ESTIMATOR = "algorithm.adv_estimator"
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,7 @@ class PODSSettings:
         ledger: the folder of the rollout ledger (`sampler_kwargs.ledger`). If None, no ledger is written.
         ledger_every: the ledger is written at step 1 and at every multiple of this number.
         poll_interval: seconds between two looks at the queue while a batch is generated; verl's default is 2.
+        batches_per_step: how often verl samples in a step (`parameter_sync_step` of the trainer's mode).
     """
 
     num_rollouts: int
@@ -48,15 +48,15 @@ class PODSSettings:
     ledger: str | None = None
     ledger_every: int = 10
     poll_interval: float = 2.0
+    batches_per_step: int = 1
 
 
 def read_settings(config: DictConfig) -> PODSSettings:
     """Read the settings from verl's full configuration.
 
     Raises:
-        UserError: an unknown key or rule, n below m, only one of the two plug-ins, a mode that selection does not
-            support (a colocated reward model, verl's legacy trainer, `pods_before` with a KL term in the reward), or
-            rows that our reward function cannot score.
+        UserError: an unknown key or rule, n below m, a plug-in that is missing or does not do its part, a mode or an
+            estimator that selection does not support, or data that `sampler_kwargs.check_data` refuses.
     """
     keys = _get(config, _KWARGS) or {}
     for key in keys:
@@ -71,17 +71,20 @@ def read_settings(config: DictConfig) -> PODSSettings:
         )
     _check_plugins(config)
     _check_modes(config)
-    _check_sources(config)
+    _check_estimator(config, kept)
+    _check_data(config, keys.get("check_data"))
+    mode = _get(config, "trainer.v1.trainer_mode")
     return PODSSettings(
         num_rollouts=generated,
         num_generations=kept,
         rule=get_rule(keys.get("rule", "max_variance")),
         seed=_count(f"{_KWARGS}.seed", keys.get("seed", 0), least=0),
-        before=_get(config, "algorithm.adv_estimator") == BEFORE,
+        before=_get(config, _ESTIMATOR) == BEFORE,
         filter_arguments=_filter_arguments(config),
         ledger=keys.get("ledger"),
         ledger_every=_count(f"{_KWARGS}.ledger_every", keys.get("ledger_every", 10)),
         poll_interval=keys.get("poll_interval", 2.0),
+        batches_per_step=_get(config, f"trainer.v1.{mode}.parameter_sync_step", 1),
     )
 
 
@@ -93,16 +96,56 @@ def _count(name: str, value: Any, least: int = 1) -> int:
 
 def _check_plugins(config: DictConfig) -> None:
     """Require both plug-ins: with one, verl would silently train on all n, or generate only m."""
-    if not _get(config, _MANAGER):
+    manager = _get(config, _MANAGER)
+    if not manager:
         raise UserError(
             f"{_MANAGER} is not set, so verl would generate only rollout.n sessions and drop none. "
             "Set it to pods_rl.engines.verl.agent_loop.PODSAgentLoopManager."
         )
-    if not _get(config, f"{_SAMPLER}.name") or not _get(config, f"{_SAMPLER}.path"):
+    name = _get(config, f"{_SAMPLER}.name")
+    path = _get(config, f"{_SAMPLER}.path")
+    if not name or not path:
         raise UserError(
             f"{_SAMPLER} is not set, so verl would train on all {_get(config, f'{_KWARGS}.num_rollouts')} sessions of "
             "a prompt. Set path to pkg://pods_rl.engines.verl.replay_buffer and name to replay_buffer."
         )
+    if not getattr(_load_manager(manager), "requests_num_rollouts", False):
+        raise UserError(
+            f"{_MANAGER} is {manager}, which does not request {_KWARGS}.num_rollouts sessions of a prompt: verl would "
+            "generate only rollout.n and drop none. Set it to pods_rl.engines.verl.agent_loop.PODSAgentLoopManager, or "
+            "derive yours from it."
+        )
+    # A file would be executed a second time here. A package's module is imported once.
+    if path.startswith("pkg://") and not getattr(_load_sampler(path, name), "keeps_num_generations", False):
+        raise UserError(
+            f"{_SAMPLER} is {name} of {path}, which does not keep rollout.n of the sessions: verl would train on all. "
+            "Set path to pkg://pods_rl.engines.verl.replay_buffer and name to replay_buffer, or derive yours "
+            "from PODSReplayBuffer."
+        )
+
+
+def _load_manager(path: str) -> Any:
+    from verl.utils.import_utils import load_class_from_fqn
+
+    try:
+        return load_class_from_fqn(path, "AgentLoopManager")
+    except (ValueError, ImportError, AttributeError) as error:
+        raise UserError(
+            f"{_MANAGER} is {path!r}, which cannot be imported: {error}. "
+            "Set it to pods_rl.engines.verl.agent_loop.PODSAgentLoopManager."
+        ) from error
+
+
+def _load_sampler(path: str, name: str) -> Any:
+    from verl.utils.import_utils import load_extern_object
+
+    try:
+        return load_extern_object(path, name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"{_SAMPLER} is {name} of {path}, which cannot be imported: {error}. "
+            "Set path to pkg://pods_rl.engines.verl.replay_buffer and name to replay_buffer."
+        ) from error
 
 
 def _check_modes(config: DictConfig) -> None:
@@ -115,19 +158,39 @@ def _check_modes(config: DictConfig) -> None:
             "a colocated reward model scores after the batch is sampled, too late to select by its scores. Set "
             f"{_MODEL}.enable_resource_pool=True and give it GPUs of its own, or use a rule-based reward."
         )
-    if _get(config, "algorithm.adv_estimator") == BEFORE and _get(config, "algorithm.use_kl_in_reward"):
+
+
+def _check_estimator(config: DictConfig, m: int) -> None:
+    """Refuse estimators that would have no signal on the kept m, or the wrong one."""
+    estimator = _get(config, _ESTIMATOR)
+    if estimator == BEFORE and _get(config, "algorithm.use_kl_in_reward"):
         raise UserError(
-            f"algorithm.adv_estimator={BEFORE} needs algorithm.use_kl_in_reward=False: only the kept sessions have a "
+            f"{_ESTIMATOR}={BEFORE} needs algorithm.use_kl_in_reward=False: only the kept sessions have a "
             "KL term. Use actor_rollout_ref.actor.use_kl_loss=True instead."
+        )
+    if estimator == "grpo_passk":
+        raise UserError(
+            f"{_ESTIMATOR}=grpo_passk trains the best kept session by its distance to the second best. Rules keep "
+            "several of the best, so this distance is mostly 0 and nothing is trained. Use grpo, rloo or another of "
+            "the estimators in docs/verl.md."
+        )
+    if m == 1 and estimator in GROUP_ESTIMATORS:
+        raise UserError(
+            f"actor_rollout_ref.rollout.n (m, trained per prompt) is 1, and {_ESTIMATOR}={estimator} compares the kept "
+            f"sessions of a prompt with each other: every advantage would be 0. Set rollout.n to at least 2, or "
+            f"{_ESTIMATOR} to {BEFORE}, which compares with all n."
         )
 
 
-def _check_sources(config: DictConfig) -> None:
-    """Check the data's sources if the reward function is ours: its module has `check_sources`."""
-    module = str(_get(config, f"{_FUNCTION}.path")).removeprefix("pkg://")
-    if module.startswith("pods_rl."):
-        files = [_get(config, f"data.{split}_files") for split in ("train", "val")]
-        import_module(module).check_sources(files, _get(config, "data.reward_fn_key", "data_source"))
+def _check_data(config: DictConfig, path: str | None) -> None:
+    """Let the user's function refuse the data: this module knows no reward function, and so not what it can score."""
+    if path is None:
+        return
+    check: Callable[..., Any] = find("data check", path, {})
+    files: list[Any] = []
+    for split in ("train", "val"):
+        files.append(_get(config, f"data.{split}_files"))
+    check(files, _get(config, "data.reward_fn_key", "data_source"))
 
 
 def _filter_arguments(config: DictConfig) -> dict[str, Any]:
@@ -135,15 +198,15 @@ def _filter_arguments(config: DictConfig) -> dict[str, Any]:
     from verl.trainer.ppo.v1 import replay_buffer
 
     filter_groups = _get(config, "algorithm.filter_groups") or {}
-    metric = None
+    metric: str | None = None
     max_batches = 1
     if filter_groups.get("enable"):
-        metric = filter_groups.get("metric")
-        max_batches = filter_groups.get("max_inflight_gen_batches", 1)
-        if not metric:
+        if not filter_groups.get("metric"):
             raise UserError(
                 "algorithm.filter_groups.enable needs algorithm.filter_groups.metric; got none. Example: reward"
             )
+        metric = str(filter_groups.get("metric"))
+        max_batches = filter_groups.get("max_inflight_gen_batches", 1)
     if metric == "reward" and not hasattr(replay_buffer, "FILTER_GROUPS_REWARD_METRIC"):
         raise UserError(
             "algorithm.filter_groups.metric = reward: this version of verl filters only by numbers that the reward "
@@ -156,7 +219,7 @@ def _filter_arguments(config: DictConfig) -> dict[str, Any]:
     if metric or refill:  # as verl does
         generation_batch = 1
     return {
-        "filter_groups_metric": str(metric) if metric else None,
+        "filter_groups_metric": metric,
         "sync_refill_failed_groups": refill,
         "train_batch_size": train_batch,
         "gen_batch_size": generation_batch,
