@@ -46,6 +46,9 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     >>> find("number", "on", {"one": 1})
     Traceback (most recent call last):
     pods_rl.errors.UserError: unknown number 'on'. Did you mean one? ...
+    >>> find("check", "on", {})
+    Traceback (most recent call last):
+    pods_rl.errors.UserError: unknown check 'on'. Give it as package.module:function.
     """
     choices = "Give it as package.module:function."
     if table:
