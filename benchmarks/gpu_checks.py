@@ -27,7 +27,7 @@ from pods_rl.prefix_tree.tree import Branch, prefix_tree
 from pods_rl.tasks import load_task
 
 PROMPT = 40  # tokens of the rows' prompts
-COMPLETION = 64
+COMPLETION = 32
 ROWS = 8
 # Query heads, heads of keys and values, their size; the first are those of a policy of 3 billion parameters.
 HEADS = ((16, 2, 128), (4, 4, 64), (14, 2, 64), (8, 1, 96))
