@@ -21,25 +21,25 @@ DIVIDED = {
 }  # fmt: skip
 
 
-class Watched(PODSTrainer):
-    """Keeps the micro-batches that it trains."""
-
-    def _prepare_inputs(self, generation_batch):
-        inputs = super()._prepare_inputs(generation_batch)
-        self.trained = [*getattr(self, "trained", []), inputs]
-        return inputs
-
-
 def rows_of(batch):
     """Each row of a micro-batch as one value, with its prompt first."""
     columns = [batch[name] for name in ("prompt_ids", "completion_ids", "completion_mask", "advantages")]
     return [tuple(tuple(column[row].flatten().tolist()) for column in columns) for row in range(len(columns[0]))]
 
 
-def trained(make_trainer, **config):
-    trainer = make_trainer(Watched, **{**DIVIDED, **config})
+def trained(make_trainer, *trainer_class, **config):
+    """Train; return the rows of each micro-batch, as they are counted before their loss, and the trainer."""
+    trainer = make_trainer(*trainer_class, **{**DIVIDED, **config})
+    batches = []
+    count = trainer._update.count_trained
+
+    def keep(batch):
+        batches.append(rows_of(batch))
+        count(batch)
+
+    trainer._update.count_trained = keep
     trainer.train()
-    return [rows_of(batch) for batch in trainer.trained], trainer
+    return batches, trainer
 
 
 def prompts_of(batches):
@@ -81,15 +81,21 @@ def test_rows_stay_where_trl_put_them_if_the_loss_depends_on_it(make_trainer, se
     assert [[row[:3] for row in rows] for rows in ours] == [[row[:3] for row in rows] for rows in theirs]
 
 
-def test_a_subclass_with_its_own_loss_gets_trl_s_micro_batches(make_trainer):
-    class OwnLoss(Watched):
-        def _compute_loss(self, model, inputs):
-            return super()._compute_loss(model, inputs)
+class OwnLoss(PODSTrainer):
+    def _compute_loss(self, model, inputs):
+        return super()._compute_loss(model, inputs)
 
+
+class OwnInputs(PODSTrainer):
+    def _prepare_inputs(self, generation_batch):
+        return super()._prepare_inputs(generation_batch)
+
+
+@pytest.mark.parametrize("subclass", [OwnLoss, OwnInputs])
+def test_a_subclass_that_sees_micro_batches_gets_trl_s(make_trainer, subclass):
     theirs, _ = trained(make_trainer, exact_trl=True, max_steps=1)
-    trainer = make_trainer(OwnLoss, **{**DIVIDED, "max_steps": 1})
-    trainer.train()
-    assert [rows_of(batch) for batch in trainer.trained] == theirs
+    ours, _ = trained(make_trainer, subclass, max_steps=1)
+    assert ours == theirs
 
 
 def test_every_column_follows_its_row_and_shared_values_stay():

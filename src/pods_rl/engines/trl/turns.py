@@ -13,7 +13,6 @@ from transformers import GenerationConfig
 
 from ...distributed.processes import version
 from ...errors import UserError
-from ...prefix_tree.decoding import RowDraws, complete
 from ...sandbox.limits import ToolLimits, close_environment, tokenizable
 from .batching import Shares
 from .compat import Completions, Tokenized, TRLTrainer, standing_in
@@ -37,6 +36,9 @@ def over_prefix_tree(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]
     if not keys or not args.prefix_tree or by_another_generator or by_layer:
         yield
         return
+    # Here, since a trainer that generates with vLLM never needs it.
+    from ...prefix_tree.decoding import RowDraws, complete
+
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)  # as TRL unwraps it
     generate = model.generate
 

@@ -168,8 +168,10 @@ class Update:
     def _may_group_rows(self, batch: Batch) -> bool:
         """Return whether the gradient of a step does not depend on which of its rows share a micro-batch."""
         trainer = self._trainer
-        if not trainer.args.prefix_tree or self._has_user_loss or has_images(batch):
+        if not trainer.args.prefix_tree or has_images(batch):
             return False
+        if self._has_user_loss or is_overridden(trainer, self._base, ["_prepare_inputs"]):
+            return False  # a user's code may compare the rows of a micro-batch
         if trainer.loss_type == "bnpo" or trainer._entropy_bonus_enabled or trainer.aux_loss_enabled:
             return False  # a mean over the tokens of the micro-batch
         return trainer.top_entropy_quantile >= 1.0  # a quantile over them
