@@ -13,7 +13,9 @@ and the greatest.
    Goals: PODS 64 -> 16 at most 0.40, and at most 1.25 times PODS 16 -> 16.
 3. The step divided into micro-batches, as people train: word problems, 4 prompts a step, in one micro-batch of 64 rows
    and in eight of 8. Beside the times: the tokens that the update computes, and the peak of the tensors in two steps.
-   Goals: in eight micro-batches at most 0.36 of TRL's step with as many, and at most 1.10 times the tokens of one.
+   Goal: in eight micro-batches at most 0.36 of TRL's step with as many. Then the tokens of the update for 8 prompts and
+   16 -> 8, in one micro-batch, in eight, and in eight with the rows where TRL shuffles them.
+   Goal: in eight at most 1.10 times the tokens of one.
 
 4. `--parts smollm2`: a policy of SmolLM2's shape (135 million random weights), 2 prompts a step, in two and in eight
    micro-batches. A repeat takes more than ten minutes.
@@ -72,11 +74,19 @@ OFF = {"exact_trl": True}
 
 @dataclass(frozen=True)
 class Arm:
-    """A trainer: TRL's if it has no settings, else ours with these; n is also the rows that TRL's trains."""
+    """A trainer: TRL's if it has no settings, else ours with these.
+
+    Args:
+        n: the rollouts of a prompt; TRL's trains all of them.
+        m: the rows that ours trains.
+        trainer: ours, or a subclass.
+    """
 
     name: str
     n: int
     settings: dict[str, bool] | None = None
+    m: int = M
+    trainer: type[PODSTrainer] = PODSTrainer
 
     @property
     def is_trl(self) -> bool:
@@ -137,6 +147,13 @@ def reward(completions: list[str], **_: Any) -> list[float]:
     return [i % 7 + len(text) / 1000 for i, text in enumerate(completions)]
 
 
+class Shuffled(PODSTrainer):
+    """Trains the micro-batches of TRL: rows are not grouped if a subclass overrides this method."""
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        return super()._prepare_inputs(generation_batch)
+
+
 @dataclass
 class Stopwatch(TrainerCallback):
     """The processor time of each step, in total and in generation."""
@@ -171,7 +188,7 @@ def prompt_of(tokens: int) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """What a step computes: a policy, its tokenizer, the prompts, a reward, and settings of the trainer.
+    """A case to measure: the policy, tokenizer, prompts, rewards and trainer settings of a step.
 
     Args:
         prompts: of an optimizer step.
@@ -235,7 +252,7 @@ def divided(case: Case, prompts: int, micro_batches: int) -> Case:
 
 def trainer_of(arm: Arm, case: Case, steps: int, folder: str) -> GRPOTrainer:
     """Return a trainer of some steps."""
-    rows = arm.n if arm.is_trl else M
+    rows = arm.n if arm.is_trl else arm.m
     micro_batch_rows = case.micro_batch_rows or M
     settings: dict[str, Any] = case.settings | {
         "num_generations": rows, "per_device_train_batch_size": micro_batch_rows,
@@ -247,7 +264,7 @@ def trainer_of(arm: Arm, case: Case, steps: int, folder: str) -> GRPOTrainer:
     config_class: type[GRPOConfig] = GRPOConfig
     if arm.settings is not None:
         settings |= {"num_rollouts": arm.n} | arm.settings
-        trainer_class = PODSTrainer
+        trainer_class = arm.trainer
         config_class = PODSConfig
     trainer = trainer_class(
         model=case.policy(),
@@ -316,13 +333,34 @@ def measure(case: Case, repeats: int, steps: int) -> dict[str, list[dict[str, fl
     return timed
 
 
+def count_tokens(case: Case) -> dict[str, float]:
+    """Print and return the tokens that the update of 8 prompts, 16 -> 8, computes by its micro-batches."""
+    prompts = 8
+    m = 8
+    arms = {
+        "one micro-batch of 64 rows": (prompts * m, PODSTrainer),
+        "eight of 8": (m, PODSTrainer),
+        "eight of 8, shuffled as by TRL": (m, Shuffled),
+    }
+    print(f"\n{case.name}, {prompts} prompts, 16 -> {m}: tokens that the update computes")
+    tokens = {}
+    for name, (rows, trainer) in arms.items():
+        arm = Arm(name, 16, {}, m, trainer)
+        divided_case = replace(case, prompts=prompts, micro_batch_rows=rows)
+        tokens[name] = memory_and_tokens(arm, divided_case)["computed tokens"]
+        print(f"{name:<32}{tokens[name]:>8,.0f}", flush=True)
+    return tokens
+
+
 def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--parts", default="text,words,divided", help="of these and smollm2")
+    parser.add_argument(
+        "--parts", default="text,words,divided", help="of these, smollm2, and tokens: the last table alone"
+    )
     parser.add_argument("--policies", default="embedded,qwen2-17m")
     parser.add_argument("--prompts", type=numbers, default=[12, 60, 200])
     parser.add_argument("--completions", type=numbers, default=[30, 120])
@@ -351,7 +389,9 @@ def main() -> None:
     if "smollm2" in parts:
         smollm2 = replace(random_text("smollm2-135m", 60, 30), settings={"max_completion_length": 30})
         cases += [divided(smollm2, prompts=2, micro_batches=count) for count in (2, 8)]
-    figures = {case.name: measure(case, options.repeats, options.steps) for case in cases}
+    figures: dict[str, Any] = {case.name: measure(case, options.repeats, options.steps) for case in cases}
+    if "divided" in parts or "tokens" in parts:
+        figures["tokens"] = count_tokens(words[0])
     write_json(options.json, figures)
 
 

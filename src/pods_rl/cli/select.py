@@ -105,7 +105,7 @@ def read_rollouts(source: str, group_by: str, reward_key: str) -> list[Rollout]:
 def _items(source: str) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
     """Yield each row's file, its place for messages, and its content: a JSON line or a row of Parquet.
 
-    The file of a JSON line is empty: it is no part of the group.
+    For JSON Lines the file name is empty, so that rows of several files can belong to one group.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

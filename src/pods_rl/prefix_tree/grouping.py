@@ -25,6 +25,7 @@ def group_rows(rows: NDArray[np.int64], size: int, live: Sequence[bool] | None =
     micro-batches of `size`. Rows that are not computed fill micro-batches of their own. Then the largest tree exchanges
     rows with others, as long as this makes it smaller and adds few nodes. The memory of a pass does not grow: if the
     largest tree still has more nodes than the largest of the micro-batches as they are given, these stay as they are.
+    More than `MOST_ROWS_TO_BALANCE` rows are only sorted and cut.
 
     Args:
         rows: `[R, T]`, prompts on the left, completions on the right, -1 around them. As given, the first `size` rows
@@ -61,7 +62,7 @@ def group_rows(rows: NDArray[np.int64], size: int, live: Sequence[bool] | None =
 
 
 class _Trees:
-    """The numbers of nodes of the trees of any of some rows.
+    """Counts the nodes of the tree of any selection of rows.
 
     Args:
         rows: `[R, T]`, as `prefix_tree` gets them.

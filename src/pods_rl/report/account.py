@@ -20,7 +20,7 @@ from .wording import headlines
 
 @dataclass(frozen=True, eq=False)
 class Account:
-    """What a report says. Of runs that have not begun, it is a title and a headline."""
+    """The content of a report. If no run has begun, it has only a title and a headline."""
 
     title: str
     headlines: tuple[str, ...]  # the verdicts: of scores for each of the first pairs, then of the speedup

@@ -26,7 +26,7 @@ from .text import finite, plain
 PAGE = "report.html"
 MARKDOWN = "report.md"
 FILES = (PAGE, MARKDOWN, *(f"{name}.csv" for name in CSV_NAMES))
-"""What a report writes into its folder, next to ``figures/``."""
+"""The files that a report writes into its folder, next to ``figures/``."""
 
 _KINDS = ("pdf", "svg", "png")
 _MOST_MB = 2000.0  # a browser holds no larger page
@@ -34,7 +34,7 @@ _MOST_MB = 2000.0  # a browser holds no larger page
 
 @dataclass(frozen=True, eq=False)
 class ReportFiles:
-    """What a report says, and the paths of its files."""
+    """The content of a report, and the paths of its files."""
 
     account: Account
     folder: Path

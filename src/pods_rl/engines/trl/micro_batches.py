@@ -28,10 +28,10 @@ def step_windows(steps_per_generation: int, accumulation_steps: int) -> list[ran
 
 
 def regroup(batches: Sequence[Batch], live: Tensor | None) -> list[Batch]:
-    """Return the micro-batches of a window with the rows of a prompt in as few of them as possible.
+    """Return the micro-batches of a window with the rows of each prompt together.
 
-    The gradient of the window, a sum over its rows, stays. Micro-batches that hold anything but a value for each row
-    and a value for all of them are returned as they are.
+    The gradient of the window is a sum over its rows, so it does not change. If a column has neither one value for each
+    row nor one value for all rows, the micro-batches are returned as they are.
 
     Args:
         batches: of TRL, with equal numbers of rows.
@@ -103,7 +103,7 @@ Metrics = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Counts:
-    """What the metrics of a micro-batch are means of, over all processes.
+    """The tokens and rows of a micro-batch, over all processes, by which its metrics are weighted.
 
     Args:
         tokens: of the policy.
@@ -120,8 +120,8 @@ class StepMetrics:
     """TRL's metrics of the micro-batches of a step, which become one value for the step.
 
     TRL appends a value for each micro-batch and logs their mean, which depends on which rows share one. Here means are
-    weighted by what they are means of, the least and greatest are those of the step, and entropy is that of the
-    computed tokens. In a step of one micro-batch they are TRL's.
+    weighted by tokens or rows, minima and maxima are those of the step, and entropy is the mean over the computed
+    tokens. In a step of one micro-batch the values are TRL's.
 
     Args:
         by_row: whether importance weights are those of complete rows, so that shares of clipped ones count rows.
@@ -129,9 +129,10 @@ class StepMetrics:
 
     def __init__(self, by_row: bool) -> None:
         self._by_row = by_row
-        self._reset()
+        self.reset()
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Begin a step."""
         self._sums: defaultdict[str, float] = defaultdict(float)  # over tokens or rows, by metric
         self._extremes: defaultdict[str, list[float]] = defaultdict(list)  # of the micro-batches, by metric
         self._tokens = 0
@@ -168,7 +169,7 @@ class StepMetrics:
         self._has_skipped = True
 
     def put(self, metrics: Metrics) -> None:
-        """Append the step's values to TRL's metrics, and begin the next step."""
+        """Append the step's values to TRL's metrics."""
         for name, total in self._sums.items():
             if name == ENTROPY and self._computed == 0:
                 continue  # of no token
@@ -177,7 +178,6 @@ class StepMetrics:
             if self._has_skipped:
                 values.append(0.0)
             metrics[name].append(_extreme(name, values))
-        self._reset()
 
     def _count(self, counts: Counts) -> None:
         self._tokens += counts.tokens

@@ -82,7 +82,7 @@ class Signal:
 class Update:
     """Compute each micro-batch without repeats and without rows that have no gradient.
 
-    What has a gradient is read from the advantages and masks that reach TRL's loss, whoever set them.
+    Rows with a gradient are found by the advantages and masks that TRL's loss receives, so a subclass may change them.
 
     Args:
         trainer: whose loss is computed.
@@ -103,7 +103,8 @@ class Update:
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Reset the last step's seconds, tokens, rows and signal."""
+        """Reset the last step's seconds, tokens, rows, signal and metrics."""
+        self._step_metrics.reset()
         self.clock.seconds = dict.fromkeys(PHASES, 0.0)
         # `trained`: of all rows of the steps that update the weights, including rows that are skipped.
         # `computed`: by the passes of the update's loss, padding included.

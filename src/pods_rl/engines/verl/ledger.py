@@ -13,14 +13,14 @@ from ...runs import write_parquet
 from .groups import Group, last_keys
 
 FIELDS = ["prompts", "responses", "reward_model", "extra_fields"]  # what is read of each session, with verl's names
-VERLS_SCORES = ("score", "acc")  # numbers that verl adds or expects; they are no parts of the reward
+VERLS_SCORES = ("score", "acc")  # numbers that verl adds or expects; they are not parts of the reward
 
 
 class Ledger:
     """Writes one file for each step of which the ledger keeps the sessions: step 1 and every `every`-th.
 
-    verl may sample several batches a step (`parameter_sync_step`). Their groups are numbered on, and each batch writes
-    the step's file again with all sessions so far.
+    verl may sample several batches a step (`parameter_sync_step`). Group numbers continue from batch to batch, and
+    each batch writes the step's file again, with all sessions so far.
 
     Args:
         folder: of the files `step-000001.parquet`.

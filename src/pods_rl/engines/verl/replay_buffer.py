@@ -29,7 +29,7 @@ VALIDATION = "val"
 
 @dataclass(frozen=True)
 class SampledBatch:
-    """What a step's metrics need of a batch.
+    """The values of one batch from which the metrics of a step are computed.
 
     Args:
         rewards: `[P, N]`, NaN where a session is missing or unscored.
