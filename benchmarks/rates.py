@@ -140,7 +140,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("experiment", type=Path)
     parser.add_argument(
-        "--seeds", type=numbers, required=True, help="for example 201,202: none of the experiment's own"
+        "--seeds", type=whole_numbers, required=True, help="for example 201,202: none of the experiment's own"
     )
     parser.add_argument("--output", type=Path, help="default: runs/NAME-rates")
     parser.add_argument("--parallel", type=int, default=1, help="runs at the same time, one core each")
