@@ -206,9 +206,7 @@ def test_compare_checks_every_arm_with_the_libraries_before_anything_is_written(
 
 
 def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, tmp_path):
-    import pods_rl.experiment as running
-
-    def launch(config, output, *_):
+    def launch(starters, config, output, in_progress):
         with RunWriter(output) as writer:
             writer.write_config(config.read_text())
             writer.append_eval({"step": 0, "due": 0, "seconds": 0, "accuracy": 0.2})
@@ -219,7 +217,7 @@ def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, tmp_pa
             writer.write_status("finished")
         return 0
 
-    monkeypatch.setattr(running, "train_in_process", launch)
+    monkeypatch.setattr("pods_rl.experiment.Starters.train", launch)
     result = pods("compare", "--config", "quickstart", "--seeds", "1", "--output", tmp_path / "out")
     assert result.exit_code == 1
     assert "[3/3] grpo seed 1 finished" in result.output  # one failure stops no other run
@@ -233,15 +231,16 @@ def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, tmp_pa
 def test_compare_outlives_its_display(tmp_path, stream):
     """The runs themselves are replaced by ones that finish at once."""
     program = """
-import sys, pods_rl.cli as c, pods_rl.experiment as running
+import sys, pods_rl.cli as c
+from pods_rl.experiment import Starters
 from pods_rl.runs import RunWriter
-def finish(config, output, *_):
+def finish(starters, config, output, in_progress):
     with RunWriter(output) as writer:
         writer.write_config(config.read_text())
         writer.append_eval({"step": 1, "seconds": 1.0, "elapsed": 1.0, "due": 1.0, "accuracy": 0.5})
         writer.write_status("finished")
     return 0
-running.train_in_process = finish
+Starters.train = finish
 c.main()
 """
     words = [sys.executable, "-c", program, "compare", "--config", "quickstart", "--output", tmp_path / "out"]

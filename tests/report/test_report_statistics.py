@@ -13,7 +13,7 @@ import pytest
 
 from pods_rl.report import Speedup, speedups
 from pods_rl.report.intervals import difference, half_widths, t_band
-from pods_rl.report.statistics import FLAT, SHORT, Evaluations
+from pods_rl.report.statistics import FLAT, NEVER, SHORT, Evaluations, speedups_to
 
 Runs = list[list[float]]  # NaN: no such checkpoint
 NAN, INF = float("nan"), float("inf")
@@ -248,6 +248,47 @@ def test_intervals_of_speedups_cover_a_null_and_a_known_effect(runs: int, effect
         low[trial], high[trial] = found.ci_low, found.ci_high
     allowed = POINTS + 2 * math.sqrt(0.05 * 0.95 / trials)
     assert abs(share_within(low, high, effect) - 0.95) <= allowed
+
+
+@pytest.mark.parametrize("effect", [1.0, 1.5])
+@pytest.mark.parametrize("runs", [8, 12])
+def test_intervals_of_times_to_a_target_cover_a_null_and_a_known_effect(runs: int, effect: float) -> None:
+    """One prompt a step: curves that still rise at the end, and reach the higher target in some experiments only."""
+    trials = 500
+    random, clock = np.random.default_rng(runs), np.linspace(0, 60, 11)
+    clocks = np.broadcast_to(clock, (runs, len(clock)))
+    bounds = np.empty((trials, 2, 2))
+    for trial in range(trials):
+        shared, *own = random.normal(0, 1, (3, runs, 1))
+        tables = []
+        for scale, one in zip((1.0, effect), own, strict=True):
+            rate = 0.02 * scale * np.exp(0.2 * math.sqrt(0.5) * (shared + one))
+            tables.append((random.binomial(128, 0.2 + 0.65 * (1 - np.exp(-rate * clock))) / 128, clocks))
+        for target, found in enumerate(speedups_to(*tables, [0.5, 0.65], paired=True)):
+            bounds[trial, target] = found.ci_low, found.ci_high
+    allowed = POINTS + 2 * math.sqrt(0.05 * 0.95 / trials)
+    for low, high in bounds.transpose(1, 2, 0):
+        known = ~np.isnan(low)  # neither arm may reach it
+        assert known.mean() > 0.9
+        assert abs(share_within(low[known], high[known], effect) - 0.95) <= allowed
+
+
+def test_an_arm_that_alone_reaches_a_target_is_infinitely_faster() -> None:
+    clock = np.array([[0.0, 30.0, 60.0]] * 3)
+    slow = np.array([[0.2, 0.30, 0.40], [0.2, 0.32, 0.41], [0.2, 0.31, 0.45]])
+    fast = slow + np.array([0.0, 0.2, 0.4])
+    (found,) = speedups_to((slow, clock), (fast, clock), [0.6])
+    assert found.speedup == math.inf == found.baseline_time
+    assert found.ci_low > 1
+    assert found.ci_high == math.inf
+    assert found.settled
+    (other,) = speedups_to((fast, clock), (slow, clock), [0.6])
+    assert other.speedup == 0 == other.ci_low
+    assert other.ci_high < 1
+    assert other.never_reached
+    (neither,) = speedups_to((fast, clock), (slow, clock), [0.95])
+    assert math.isnan(neither.speedup)
+    assert neither.problem == NEVER
 
 
 @pytest.mark.parametrize("runs", [2, 3, 5, 8])

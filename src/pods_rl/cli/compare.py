@@ -8,17 +8,15 @@ import signal
 import sys
 import webbrowser
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from ..distributed.signals import PARENT, end_with_parent, ignore_signals, stop_on_signals
+from ..distributed.signals import stop_on_signals
 from ..errors import UserError
-from ..experiment import Event, Experiment, PlannedRun, load_experiment, run_experiment
+from ..experiment import Event, Experiment, Starters, load_experiment, make_starters, run_experiment
 from ..runs.files import LOG, check_output
 from ..streams import outlive_output
 from ..text import console, counted, safe_text
@@ -26,8 +24,6 @@ from ..yaml_files import dump_yaml
 from .train import (
     DryRun,
     Force,
-    check_engine,
-    check_recipe,
     named_recipe,
     note_missing,
     show_notes,
@@ -77,15 +73,16 @@ def compare(
     experiment = load_experiment(named, overrides)
     output = output or Path("runs") / experiment.name
     if dry_run:
-        notes = _check_arms(experiment, data=True)
+        with make_starters(experiment, 1) as starters:
+            notes = _check_arms(experiment, starters, data=True)
         _show(experiment)
         show_notes(notes)
         return
-    with outlive_output(output / LOG):
-        _check_arms(experiment)
+    with outlive_output(output / LOG), make_starters(experiment, parallel) as starters:
+        _check_arms(experiment, starters)
         try:
             with stop_on_signals(), Board(experiment.plan()) as board:
-                run_experiment(experiment, output, board, force=force, parallel=parallel)
+                run_experiment(experiment, output, board, force=force, parallel=parallel, starters=starters)
         except KeyboardInterrupt as interrupt:
             same_command = shlex.join(["pods", *sys.argv[1:]])
             console(stderr=True).print(
@@ -108,50 +105,23 @@ def _next_commands(output: Path) -> str:
     return f"{'watch':<12}pods watch {place}\n{'report':<12}pods report {place}"
 
 
-def _check_arms(experiment: Experiment, *, data: bool = False) -> list[str]:
+def _check_arms(experiment: Experiment, starters: Starters, *, data: bool = False) -> list[str]:
     """Raise UserError if TRL, transformers, PEFT or torch reject the recipe of an arm; with `data` also for its data.
 
-    Another process checks, since torch would keep memory of the GPU until this one ends. Returns what the runs would
-    note on their data.
+    Returns what the runs would note on their data.
     """
     from ..training.progress import LiveLine
 
-    checker = ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin_check, initargs=(os.getpid(),))
-    with stoppable(), checker, LiveLine(console()) as line:
+    with stoppable(), LiveLine(console()) as line:
         line.show("checking the recipe of each arm")
-        return checker.submit(_check_recipes, experiment, data).result()
-
-
-def _begin_check(parent: int) -> None:
-    ignore_signals()
-    os.environ[PARENT] = str(parent)
-    end_with_parent()
-
-
-def _check_recipes(experiment: Experiment, data: bool) -> list[str]:
-    """Check the recipe of each arm, in the process of `_check_arms`; return the notes, each once."""
-    notes: list[str] = []
-    loaded: dict[str, Any] = {}  # tasks, which most arms share
-    for run in _first_runs(experiment):
-        if not data:
-            check_engine(run.recipe, experiment.processes)
-            continue
-        for note in check_recipe(run.recipe, experiment.processes, loaded):
-            if note not in notes:
-                notes.append(note)
-    return notes
-
-
-def _first_runs(experiment: Experiment) -> list[PlannedRun]:
-    """Return the run of each arm with the first seed: the recipes of an arm differ only in their seed."""
-    return experiment.plan()[: len(experiment.arms)]
+        return starters.check(experiment, data=data)
 
 
 def _show(experiment: Experiment) -> None:
     """Print what each arm sets and does, and how many runs there are."""
     out = console()
     plan = experiment.plan()
-    for run in _first_runs(experiment):
+    for run in experiment.first_runs():
         title = f"[bold]{safe_text(run.arm)}[/bold]"
         if run.arm == experiment.baseline:
             title += "  (the baseline)"

@@ -28,12 +28,22 @@ from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
 from ..runs.files import LOG, begins_with, open_own
 from ..text import describe
 from ..yaml_files import Origin, YAMLError, dump_yaml, parse_value, read_yaml
+from .starters import ForkedRun, Starters
 
-__all__ = ["Event", "Experiment", "PlannedRun", "build_experiment", "load_experiment", "run_experiment"]
+__all__ = [
+    "Event",
+    "Experiment",
+    "PlannedRun",
+    "Starters",
+    "build_experiment",
+    "load_experiment",
+    "make_starters",
+    "run_experiment",
+]
 
 Kind = Literal["started", "skipped", "finished", "stopped", "failed"]
 _POLL = 1.0  # seconds between signals to runs that are asked to end
-_in_progress: set[subprocess.Popen[bytes]] = set()
+_in_progress: set[subprocess.Popen[bytes] | ForkedRun] = set()
 HEAD = "# pods compare: the experiment of this directory\n"  # how a stored experiment begins
 _MOST_SEEDS = 1000
 _ON_SIGNAL = "Each run in progress ends after its step. Another Ctrl-C ends it at once."
@@ -83,6 +93,10 @@ class Experiment:
                 recipe = build_recipe(self.base | keys | {"seed": seed}, origin, processes=processes)
                 runs.append(PlannedRun(arm, seed, recipe))
         return runs
+
+    def first_runs(self) -> list[PlannedRun]:
+        """Return the run of each arm with the first seed: the recipes of an arm differ only in their seed."""
+        return self.plan()[: len(self.arms)]
 
     def to_yaml(self) -> str:
         """Return the text of ``experiment.yaml``; loading it gives an equal experiment."""
@@ -185,6 +199,7 @@ def run_experiment(
     *,
     force: bool = False,
     parallel: int = 1,
+    starters: Starters | None = None,
 ) -> dict[Kind, int]:
     """Make every run that is not finished yet, `parallel` at a time, and count how they ended.
 
@@ -196,6 +211,8 @@ def run_experiment(
         force: make finished runs again if their recipe has changed, rather than raise.
         parallel: runs at the same time, each on its own GPU if there are enough. On a CPU they share the cores:
             set ``threads``.
+        starters: processes that fork the runs (`make_starters`), which saves each run its imports. Without them every
+            run starts a new interpreter.
 
     Raises:
         UserError: a recipe is wrong, a finished run has another recipe, or another call is making this experiment;
@@ -219,7 +236,7 @@ def run_experiment(
         (output / "configs").mkdir(exist_ok=True)
         write_atomic(output / "experiment.yaml", experiment.to_yaml())
         parallel = min(parallel, len(plan))
-        runner = _Runner(experiment, output, on_event, parallel, finished)
+        runner = _Runner(experiment, output, on_event, parallel, finished, starters)
         with ThreadPoolExecutor(parallel) as pool, stop_on_signals() as stop:
             futures: list[Future[None]] = []
             try:
@@ -233,6 +250,12 @@ def run_experiment(
                 _end(futures, stop)
                 raise
     return dict(runner.counts)
+
+
+def make_starters(experiment: Experiment, parallel: int) -> Starters:
+    """Return the processes that check an experiment and fork its runs; use them in a ``with`` statement."""
+    is_safe = sys.platform == "linux" and experiment.accelerate is None and not visible_gpus()
+    return Starters(min(parallel, len(experiment.arms) * len(experiment.seeds)), trains=is_safe)
 
 
 def _check(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, parallel: int) -> None:
@@ -277,7 +300,9 @@ class _Runner:
         on_event: Callable[[Event], None],
         parallel: int,
         finished: set[Path],
+        starters: Starters | None,
     ) -> None:
+        self._starters = starters
         self._output = output
         self._on_event = on_event
         self._finished = finished
@@ -332,7 +357,10 @@ class _Runner:
     def _train(self, run: PlannedRun, path: Path, environment: dict[str, str]) -> tuple[Kind, str | None]:
         config = self._output / "configs" / f"{run.arm}-seed-{run.seed}.yaml"
         write_atomic(config, run.recipe.to_yaml())
-        code = train_in_process(config, path, self._accelerate, environment)
+        if self._starters is not None and self._starters.trains:
+            code = self._starters.train(config, path, _in_progress)
+        else:
+            code = train_in_process(config, path, self._accelerate, environment)
         # `end_run` changes nothing if the run has written how it ended.
         if self.stopping:
             end_run(path, "stopped", "interrupted")

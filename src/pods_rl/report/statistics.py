@@ -7,7 +7,7 @@ if a run has no evaluation at that checkpoint (it failed or was killed earlier).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,6 +21,9 @@ CRITERIA = {"p99": 0.99, "peak": 1.0}
 
 FLAT = "flat"
 """The baseline has the level at its first evaluation, so no time to it exists."""
+
+NEVER = "never"
+"""Neither arm reaches the score."""
 
 SHORT = "short"
 """The arm ends below the level, and earlier than the baseline reaches it, so the ratio is unknown."""
@@ -180,19 +183,90 @@ def speedups(baseline: Tables, arm: Tables, *, paired: bool = False, intervals: 
             yield _compare(baseline, arm, criterion, interpolated=interpolated, paired=paired, intervals=intervals)
 
 
+def speedups_to(baseline: Tables, arm: Tables, targets: Sequence[float], *, paired: bool = False) -> Iterator[Speedup]:
+    """Yield the speedup of an arm to each of several scores, at the crossings of the mean curves.
+
+    The interval is as in `speedups`: Student's t on the differences between the arm's scores at each checkpoint and
+    the baseline's scores where it reaches the target. If the baseline never reaches it, the two change places: the
+    interval is that of the baseline's time to the arm's scores where the arm reaches it.
+
+    Args:
+        baseline: as in `speedups`.
+        arm: as in `speedups`.
+        targets: scores that were chosen before the runs.
+        paired: whether the same row of both is the same seed.
+
+    Returns:
+        A ``Speedup`` each. It is 0 if only the baseline reaches the target, and infinite if only the arm does. There is
+        none (NaN) if neither does, or if an arm has the target at its first evaluation.
+
+    >>> clock = np.array([[0.0, 30.0, 60.0]] * 2)
+    >>> grpo = np.array([[0.2, 0.4, 0.6], [0.2, 0.4, 0.6]])
+    >>> pods = np.array([[0.2, 0.6, 0.8], [0.2, 0.6, 0.8]])
+    >>> [round(result.speedup, 2) for result in speedups_to((grpo, clock), (pods, clock), [0.4, 0.6, 0.7, 0.9])]
+    [2.0, 2.0, inf, nan]
+    """
+    baseline = Evaluations(*baseline)
+    arm = Evaluations(*arm)
+    for target in targets:
+        result = _compare_at(baseline, arm, f"{target:g}", target, interpolated=True, paired=paired, intervals=True)
+        if result.problem != FLAT and math.isinf(result.baseline_time):
+            result = _reversed(_compare_at(arm, baseline, f"{target:g}", target, interpolated=True, paired=paired))
+        yield result
+
+
+def _reversed(result: Speedup) -> Speedup:
+    """Return the speedup of an arm to a score that the baseline never reaches, from that of the two in each other's
+    place."""
+    if math.isinf(result.baseline_time):
+        return replace(result, problem=NEVER)
+    return replace(
+        result,
+        baseline_time=math.inf,
+        arm_time=result.baseline_time,
+        speedup=math.inf,
+        ci_low=_inverse(result.ci_high),
+        ci_high=_inverse(result.ci_low),
+        problem="",
+        arm_end=math.nan,
+    )
+
+
+def _inverse(ratio: float) -> float:
+    if ratio == 0:
+        return math.inf
+    return 1 / ratio
+
+
 def _compare(
     base: Evaluations, arm: Evaluations, criterion: str, *, interpolated: bool, paired: bool, intervals: bool
 ) -> Speedup:
+    """Return the speedup to a share of the baseline's peak."""
+    peak = float(np.fmax.reduce(mean_curve(base.scores)))  # NaN checkpoints are skipped
+    goal = CRITERIA[criterion] * peak
+    return _compare_at(base, arm, criterion, goal, interpolated=interpolated, paired=paired, intervals=intervals)
+
+
+def _compare_at(
+    base: Evaluations,
+    arm: Evaluations,
+    criterion: str,
+    goal: float,
+    *,
+    interpolated: bool,
+    paired: bool,
+    intervals: bool = True,
+) -> Speedup:
+    """Return the speedup to a score."""
     base_mean = mean_curve(base.scores)
     base_seconds = mean_curve(base.seconds)
     arm_mean = mean_curve(arm.scores)
     arm_seconds = mean_curve(arm.seconds)
-    goal = float(CRITERIA[criterion] * np.fmax.reduce(base_mean))  # NaN checkpoints are skipped
     base_time = float(time_to(base_mean, base_seconds, goal, interpolated=interpolated))
     arm_time = float(time_to(arm_mean, arm_seconds, goal, interpolated=interpolated))
     arm_end = float(np.fmax.reduce(np.where(np.isnan(arm_mean), np.nan, arm_seconds)))
     result = Speedup(criterion, interpolated, goal, base_time, arm_time, math.nan, arm_end=arm_end)
-    if math.isnan(goal) or np.isnan(arm_mean).all():
+    if math.isnan(goal) or np.isnan(arm_mean).all() or math.isinf(base_time):
         return result
     at = _first_at(base_mean, goal)
     start = int(np.flatnonzero(~np.isnan(base_mean))[0])

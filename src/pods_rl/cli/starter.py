@@ -1,0 +1,109 @@
+"""What runs in a starter of `pods compare` (`experiment/starters.py`): python -m pods_rl.cli.starter CONNECTION
+
+It imports what a run imports, and then forks itself for each request. The number is the file descriptor of its end of
+the connection.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any
+
+from ..distributed.signals import PARENT, SIGNALS, end_with_parent
+from ..errors import UserError
+from ..experiment import Experiment
+from ..experiment.starters import Began, Check, Train
+from ..runs.files import LOG, open_own
+
+_Handlers = Mapping[int, Callable[[int, FrameType | None], Any] | int | None]
+
+
+def main() -> None:
+    """Serve requests until the other end of the connection is closed. A forked process returns when it has served."""
+    end_with_parent()
+    # a terminal sends its signals to every process of a command: the runs handle those that they get
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
+    connection = Connection(int(sys.argv[1]))
+    import_all()
+    for request in requests(connection):
+        gc.collect()
+        gc.freeze()  # else the first collection in a run would copy the memory of every imported object
+        process = os.fork()
+        if process == 0:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            serve(request, connection)
+            return
+        if isinstance(request, Train):
+            connection.send(Began(process))
+        _, status = os.waitpid(process, 0)
+        connection.send(os.waitstatus_to_exitcode(status))
+
+
+def import_all() -> None:
+    """Import all that a run on a CPU imports. Nothing is computed: the threads of torch do not survive a fork."""
+    import torch  # noqa: F401
+
+    from ..distributed.processes import quiet_libraries
+
+    quiet_libraries()
+    from .. import evaluation  # noqa: F401
+    from ..training import checks, prepare, recorder, run, trainer  # noqa: F401
+
+
+def requests(connection: Connection) -> Iterator[Check | Train]:
+    """Yield each request until the other end is closed."""
+    with suppress(EOFError):
+        while True:
+            yield connection.recv()
+
+
+def serve(request: Check | Train, connection: Connection) -> None:
+    """Serve a request in the forked process."""
+    if isinstance(request, Check):
+        try:
+            connection.send(check_experiment(request.experiment, data=request.data))
+        except UserError as error:
+            connection.send(error)
+        return
+    connection.close()
+    with open_own(request.output / LOG, "wb") as log:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    sys.argv = ["pods", "train", "--config", str(request.config), "--output", str(request.output)]
+    os.environ[PARENT] = str(os.getppid())
+    from . import main as pods
+
+    pods()
+
+
+def check_experiment(experiment: Experiment, *, data: bool) -> list[str]:
+    """Check the recipe of each arm, and with `data` its task's data; return what runs would note, each note once.
+
+    Raises UserError if TRL, transformers, PEFT or torch reject a recipe.
+    """
+    from .train import check_engine, check_recipe
+
+    notes: list[str] = []
+    loaded: dict[str, Any] = {}  # tasks, which most arms share
+    for run in experiment.first_runs():
+        if not data:
+            check_engine(run.recipe, experiment.processes)
+            continue
+        for note in check_recipe(run.recipe, experiment.processes, loaded):
+            if note not in notes:
+                notes.append(note)
+    return notes
+
+
+if __name__ == "__main__":
+    main()

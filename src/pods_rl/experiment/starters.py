@@ -1,0 +1,184 @@
+"""Processes that have imported all that a run needs, and fork themselves for each run.
+
+A run needs several seconds of processor time to import torch and TRL. With starters, `pods compare` pays them once for
+the runs that it makes one after another. Each run still has a process of its own, which begins in the same state as
+every other and whose crash ends nothing else. `cli/starter.py` is what runs in a starter.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from ..distributed.signals import PARENT
+from ..errors import UserError
+
+__all__ = ["Began", "Check", "ForkedRun", "Starter", "Starters", "Train"]
+
+
+class Check(NamedTuple):
+    """The request to check the recipes of an experiment: the answer is a list of notes, or a UserError."""
+
+    experiment: Any
+    data: bool  # whether to check the data of tasks too
+
+
+class Train(NamedTuple):
+    """The request to make a run: the answer is `Began`."""
+
+    config: Path  # the recipe's file
+    output: Path  # the run's directory
+
+
+class Began(NamedTuple):
+    """The answer that a run's process has started."""
+
+    process: int
+
+
+class ForkedRun:
+    """The process of a run that a starter has forked."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def terminate(self) -> None:
+        """Ask it to save itself and to end."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+
+
+class Starter:
+    """A process that serves one request at a time. It starts at the first one, and again if it was killed."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+
+    def begin(self) -> None:
+        """Start the process, which imports while this one goes on. Does nothing if it is there."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.end()
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pods_rl.cli.starter", str(theirs.fileno())],
+                # no file here shadows a module; a starter that outlived this process would keep its memory
+                env={**os.environ, "PYTHONSAFEPATH": "1", PARENT: str(os.getpid())},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def check(self, experiment: Any, *, data: bool) -> list[str]:
+        """Check the recipes of an experiment, and with `data` the tasks' data, as a run does before its first step.
+
+        Returns what the runs would note on their data. Raises UserError for what a run would refuse.
+        """
+        result: list[str] | UserError = UserError("The check of the recipes ended early. Perhaps the memory is full.")
+        for answer in self._answers(Check(experiment, data)):
+            if not isinstance(answer, int):
+                result = answer
+        if isinstance(result, UserError):
+            raise result
+        return result
+
+    def train(self, config: Path, output: Path, in_progress: set[Any]) -> int:
+        """Make a run as `pods train` does, with its output in ``log.txt``; return the exit code.
+
+        Args:
+            config: the recipe's file.
+            output: the run's directory.
+            in_progress: has the run's process while it is there, so that signals reach it.
+        """
+        output.mkdir(parents=True, exist_ok=True)
+        code = -int(signal.SIGKILL)  # if the starter itself is killed
+        run = None
+        try:
+            for answer in self._answers(Train(config, output)):
+                if isinstance(answer, Began):
+                    run = ForkedRun(answer.process)
+                    in_progress.add(run)
+                else:
+                    code = answer
+        finally:
+            in_progress.discard(run)
+        return code
+
+    def _answers(self, request: Check | Train) -> Iterator[Any]:
+        """Yield the answers to a request; the last is the exit code of the process that served it.
+
+        If the starter is killed, the answers end without one.
+        """
+        self.begin()
+        assert self._connection is not None
+        with suppress(EOFError, ConnectionError):
+            self._connection.send(request)
+            while True:
+                answer = self._connection.recv()
+                yield answer
+                if isinstance(answer, int):
+                    return
+        self.end()
+
+    def end(self) -> None:
+        """End the process. A run in progress ends with it."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+class Starters:
+    """A starter for each run that is made at the same time.
+
+    Where a fork is unsafe, `trains` is false: on a machine with a GPU, whose driver a forked process cannot use, and on
+    systems other than Linux. Runs then start in the ordinary way, and one starter only checks.
+    """
+
+    def __init__(self, parallel: int, *, trains: bool) -> None:
+        self.trains = trains
+        if not trains:
+            parallel = 1
+        self._starters = [Starter() for _ in range(parallel)]
+        self._free: SimpleQueue[Starter] = SimpleQueue()
+
+    def __enter__(self) -> Starters:
+        for starter in self._starters:
+            starter.begin()
+            self._free.put(starter)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for starter in self._starters:
+            starter.end()
+
+    def check(self, experiment: Any, *, data: bool = False) -> list[str]:
+        """Check the recipes of an experiment (`Starter.check`)."""
+        try:
+            return self._starters[0].check(experiment, data=data)
+        finally:
+            if not self.trains:
+                self._starters[0].end()  # torch would keep memory of the GPU
+
+    def train(self, config: Path, output: Path, in_progress: set[Any]) -> int:
+        """Make a run in a starter that is free (`Starter.train`)."""
+        starter = self._free.get()
+        try:
+            return starter.train(config, output, in_progress)
+        finally:
+            self._free.put(starter)
