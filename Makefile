@@ -14,12 +14,11 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 REAL_VENV  ?= .venv-real
 REAL_STAMP := $(REAL_VENV)/.installed
 
-.PHONY: quickstart ladder test test-slow test-numeric test-all test-verl test-vllm verl-demo test-real-model test-trl test-newest \
+.PHONY: quickstart test test-slow test-numeric test-all test-verl test-vllm verl-demo test-real-model test-trl test-newest \
   test-reliability coverage packages dist docs lint types clean help
 
 help:
 	@echo "make quickstart  train TRL's GRPO, GRPO and PODS on word problems, then write a report (4 minutes with the set-up)"
-	@echo "make ladder      seconds to one accuracy on one core, a row for each lever"
 	@echo "make test        lint, type check, unit and contract tests and one complete run (3 minutes)"
 	@echo "make test-all    everything that the gate runs (20 minutes): test, test-slow, test-numeric, docs, test-verl, test-vllm, dist"
 	@echo "make test-slow   complete runs and several processes"
@@ -48,9 +47,6 @@ $(STAMP): $(PACKAGE)
 
 quickstart: $(PACKAGE)
 	$(BIN)/pods compare --config quickstart --output runs/quickstart --parallel 2
-
-ladder: $(STAMP)
-	$(BIN)/python benchmarks/regimes.py ladder --runs runs/ladder --results runs/ladder/results --parallel 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check --no-cache .

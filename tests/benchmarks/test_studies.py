@@ -1,24 +1,80 @@
-"""The experiments of benchmarks/: their files are valid, and their studies name arms that they have."""
+"""The experiments of benchmarks/, how their learning rates are chosen, and the tables of their results."""
 
 from __future__ import annotations
 
+import csv
 import re
 
 import pytest
 
-from pods_rl.experiment import load_experiment
+from pods_rl.experiment import build_experiment, load_experiment
+from pods_rl.yaml_files import Origin
 
 from . import BENCHMARKS, module
 
-study = module("study")
+comparisons = module("comparisons")
+rates = module("rates")
+EXPERIMENTS = ("equal_memory_4", "equal_memory_4_pilots", "chat", "chat_pilots", "regimes", "study")
 
 
-@pytest.mark.parametrize("name", study.STUDIES)
-def test_a_study_names_arms_of_its_experiment(name):
-    one = study.STUDIES[name]
-    experiment = load_experiment(BENCHMARKS / f"{one.config}.yaml")
-    named = {*one.baselines, *one.headline, *(arm for claim in one.claims for arm in claim[1:])}
-    assert named <= {*experiment.arms}
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_is_valid(name, tmp_path):
+    """The chat model is replaced by a folder of its name."""
+    keys = {}
+    if name.startswith("chat"):
+        keys["model_name_or_path"] = str(tmp_path)
+    assert load_experiment(BENCHMARKS / f"{name}.yaml", keys).plan()
+
+
+@pytest.mark.parametrize("name", comparisons.STUDIES)
+def test_the_committed_comparisons_are_those_of_the_committed_curves(name, tmp_path):
+    """The last digit may differ with numpy's version."""
+    comparisons.write_csv(tmp_path / "again.csv", comparisons.compare_study(name))
+    committed = rows_of(comparisons.RESULTS / name / "comparisons.csv")
+    again = rows_of(tmp_path / "again.csv")
+    assert len(again) == len(committed) > 0
+    for new, old in zip(again, committed, strict=True):
+        for key, text in old.items():
+            if key in ("arm_value", "rival_value", "value", "low", "high"):
+                assert float(new[key]) == pytest.approx(float(text), rel=1e-4, abs=1e-6, nan_ok=True), (new, old)
+            else:
+                assert new[key] == text, (new, old)
+
+
+def rows_of(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_study_of_equal_memory_has_the_rates_that_its_pilots_chose():
+    experiment = load_experiment(BENCHMARKS / "equal_memory_4.yaml")
+    scores: dict[tuple[str, float], list[float]] = {}
+    for row in rows_of(comparisons.RESULTS / "equal_memory" / "rates.csv"):
+        scores.setdefault((row["arm"], float(row["rate"])), []).append(float(row["accuracy_over_time"]))
+        assert int(row["seed"]) not in experiment.seeds
+    for arm, keys in experiment.arms.items():
+        of_arm = {rate: sum(values) for (name, rate), values in scores.items() if name == arm}
+        best = max(of_arm, key=of_arm.__getitem__)
+        assert keys["learning_rate"] == best
+        assert min(of_arm) < best < max(of_arm)
+
+
+def test_pilots_try_the_rates_beyond_an_edge(monkeypatch, tmp_path):
+    """The runs are replaced by scores: those of arm a rise with the rate up to 5.7e-4, those of b are best at 2e-4."""
+    origin = Origin("mine.yaml")
+    experiment = build_experiment({"arms": {"a": {}, "b": {}}, "base": {"learning_rate": 2e-4}}, origin)
+    search = rates.Rates(experiment, [201], tmp_path)
+    best_rates = {"a": 5.7e-4, "b": 2e-4}
+    monkeypatch.setattr(search, "score", lambda trial: -abs(search.rate(trial) - best_rates[trial.arm]))
+    rounds = 0
+    while search.extend():
+        rounds += 1
+    tried = {arm: sorted(search.rate(trial) for trial in search.trials if trial.arm == arm) for arm in ("a", "b")}
+    assert tried == {"a": [1.4e-4, 2e-4, 2.8e-4, 4e-4, 5.7e-4, 8e-4], "b": [1.4e-4, 2e-4, 2.8e-4]}
+    assert rounds == 3
+    assert search.rate(search.best("a")) == 5.7e-4
+    names = [*search.to_experiment({}).arms]
+    assert "a-lr5.7e-04" in names
 
 
 def test_the_questions_of_the_chat_study():
