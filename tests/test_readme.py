@@ -10,13 +10,14 @@ import runpy
 import shlex
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 from typer.main import get_command
 
 from pods_rl.cli import app
-from pods_rl.recipe.schema import fields
+from pods_rl.recipe.schema import fields, trl_fields
 
 from .cli import pods
 
@@ -189,11 +190,35 @@ def test_every_interval_of_a_page_is_in_a_file(page, least):
     assert len(shown) >= least
 
 
-def test_the_sites_own_functions():
-    names = runpy.run_path(str(ROOT / "docs" / "site.py"))
-    tests = [doctest.DocTestFinder().find(names[name], name, globs=names) for name in ("relinked", "fenced")]
-    results = [doctest.DocTestRunner().run(test) for (test,) in tests]
-    assert [(result.failed, result.attempted > 0) for result in results] == [(0, True), (0, True)]
+SITE = runpy.run_path(str(ROOT / "docs" / "site.py"))
+
+
+@pytest.mark.parametrize("name", ["relinked", "fenced", "group_of", "entry", "escaped"])
+def test_the_sites_own_functions(name):
+    (test,) = doctest.DocTestFinder().find(SITE[name], name, globs=SITE)
+    result = doctest.DocTestRunner().run(test)
+    assert (result.failed, result.attempted > 0) == (0, True)
+
+
+def test_the_page_of_keys_has_every_key_with_its_meaning():
+    """The site fills it from the installed versions, as `pods train --explain` does."""
+    page = SITE["with_keys"]((ROOT / "docs" / "keys.md").read_text(encoding="utf-8"))
+    entries = re.findall(r"^### `(\w+)`\n\n(.+)\n\n(.+)$", page, flags=re.MULTILINE)
+    names = [name for name, _, _ in entries]
+    assert sorted(names) == sorted(fields())
+    for name, facts, meaning in entries:
+        assert "Default: " in facts, name
+        assert len(meaning.split()) >= (1 if name in trl_fields() else 3), name  # TRL's is "LoRA alpha."
+    for heading in ("PODS", "Task and data", "Evaluation", "Run", "TRL: the policy", "TRL: GRPO"):
+        assert f"\n## {heading}\n" in page
+
+
+def test_the_site_fills_the_page_of_keys_and_no_other():
+    keys = SimpleNamespace(file=SimpleNamespace(src_uri="keys.md"))
+    words = SimpleNamespace(file=SimpleNamespace(src_uri="words.md"))
+    filled = SITE["on_page_markdown"]("[home](../README.md)\n<!-- keys: run -->", page=keys)
+    assert filled.startswith("[home](index.md)\n### `max_seconds`")
+    assert SITE["on_page_markdown"]("<!-- keys: run -->", page=words) == "<!-- keys: run -->"
 
 
 def test_the_file_tree_is_true():
