@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -89,6 +90,7 @@ def test_a_section_runs(name, tmp_path, monkeypatch):
                 save(Path(model))
         if file is not None:
             Path(file).write_text(code, encoding="utf-8")
+            importlib.invalidate_caches()
         elif language == "python":
             exec(code, names)
         else:
@@ -107,6 +109,11 @@ def run_commands(code: str) -> None:
             assert "rows trained" in done.output
         elif "--output" in words:
             assert Run.open(words[words.index("--output") + 1]).state == "finished"
+
+
+def test_the_files_of_the_page_are_found():
+    files = {file for section in SECTIONS.values() for _, _, file in code_blocks(section)} - {None}
+    assert files == {"questions.jsonl", "mine.yaml", "hub.yaml", "my_rewards.py", "judge.py", "vllm.yaml"}
 
 
 def test_a_command_is_one_line():
