@@ -30,7 +30,7 @@ class PODSConfig(GRPOConfig):
     The paper's loss (section 3.1) is ``loss_type="grpo"``; TRL's default is ``"dapo"``.
 
     Args:
-        num_rollouts: n, the rollouts generated for each prompt. At least m, which is num_generations, the rows trained of
+        num_rollouts: number of rollouts generated for each prompt, n. At least m = num_generations, the rows trained of
             each prompt (TRL's own meaning). If None, n = m, which is plain GRPO. `pods plan` measures which n and m
             have the most signal a second.
         rule: the rule that keeps m of the n rollouts: max_variance (the paper, section 3.1), max_reward, random,
