@@ -231,7 +231,9 @@ def _optimizer_bytes(values: Mapping[str, Any], weight_bytes: int) -> int:
     if name == COMPUTED:
         name = "adamw_torch_fused"
     if "adamw" not in name:
-        raise UserError(f"optim = {name}: the estimate of memory knows AdamW only. Use an optim with adamw in its name.")
+        raise UserError(
+            f"optim = {name}: the estimate of memory knows AdamW only. Use an optim with adamw in its name."
+        )
     if "8bit" in name:
         return 2
     return 2 * weight_bytes

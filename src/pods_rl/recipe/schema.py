@@ -313,8 +313,8 @@ class TaskKeys:
         0, "Seed of generated prompts. Separate from seed, so that runs of different seeds train on the same task.",
         source="one task for all seeds", within="[0, 4294967295]")
     data_dir: str | None = _key(
-        None, "Folder with the data of gsm8k, math, amc23 or sciknoweval_chemistry, in its folders gsm8k, math, math500 "
-        "and so on. They replace those of the hub; the prompts are the same.",
+        None, "Folder with the data of gsm8k, math, amc23 or sciknoweval_chemistry, in its folders gsm8k, math, "
+        "math500 and so on. They replace those of the hub; the prompts are the same.",
         source="read the hub")
     dataset_name: str | None = _key(
         None, "A JSONL or parquet file, a directory, or a hub id, with the training prompts.")
@@ -327,10 +327,11 @@ class TaskKeys:
         None, "Column with the question (or the chat messages).", source="the task's own")
     answer_column: str | None = _key(None, "Column with the gold answer.", source="the task's own")
     system_prompt: str | None = _key(
-        None, "System message before every question. Empty text means none.", source="none for a shipped policy, else the task's own")
+        None, "System message before every question. Empty text means none.",
+        source="none for a shipped policy, else the task's own")
     prompt_style: str | None = _key(
-        None, "Form of a prompt: chat (messages, rendered with the model's template) or plain (text). A model without a "
-        "template gets text in both cases.", source="plain for a shipped policy, else the task's own",
+        None, "Form of a prompt: chat (messages, rendered with the model's template) or plain (text). A model without "
+        "a template gets text in both cases.", source="plain for a shipped policy, else the task's own",
         choices=("chat", "plain"))
     task_rewards: dict[str, float] | None = _key(
         None, "Rewards and their weights, such as {accuracy: 1.0, format: 0.1}.", source="the task's own")
