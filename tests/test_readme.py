@@ -217,6 +217,23 @@ def test_the_page_of_keys_has_every_key_with_its_meaning():
         assert f"\n## {heading}\n" in page
 
 
+WORDS = (
+    "prompt, completion, rollout, group, rule, kept, row, unscored, advantage, signal, policy, step, update, task, run, "
+    "micro-batch, recipe, ledger, experiment, arm, baseline, target, speedup, interval, settled, n and m, prefix tree, "
+    "training clock, gold answer, equal memory"
+)
+
+
+def test_each_word_has_a_short_meaning_and_a_link():
+    page = (ROOT / "docs" / "words.md").read_text(encoding="utf-8")
+    entries = dict(re.findall(r"^### (.+)\n\n((?:.+\n)+)", page, flags=re.MULTILINE))
+    assert {"dead group, live group", *WORDS.split(", ")} <= {word.lower() for word in entries}
+    for word, meaning in entries.items():
+        assert re.search(r"\]\([\w-]+\.md", meaning), word
+        sentences = re.findall(r"[.!?](?=\s)", re.sub(r"\(\[.*", "", meaning, flags=re.DOTALL))
+        assert 1 <= len(sentences) <= 3, (word, meaning)
+
+
 def test_the_site_fills_the_page_of_keys_and_no_other():
     keys = SimpleNamespace(file=SimpleNamespace(src_uri="keys.md"))
     words = SimpleNamespace(file=SimpleNamespace(src_uri="words.md"))
