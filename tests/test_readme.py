@@ -218,9 +218,9 @@ def test_the_page_of_keys_has_every_key_with_its_meaning():
 
 
 WORDS = (
-    "prompt, completion, rollout, group, rule, kept, row, unscored, advantage, signal, policy, step, update, task, run, "
-    "micro-batch, recipe, ledger, experiment, arm, baseline, target, speedup, interval, settled, n and m, prefix tree, "
-    "training clock, gold answer, equal memory"
+    "prompt, completion, rollout, group, rule, kept, row, unscored, advantage, signal, policy, step, update, task, "
+    "run, micro-batch, recipe, ledger, experiment, arm, baseline, target, speedup, interval, settled, n and m, "
+    "prefix tree, training clock, gold answer, equal memory"
 )
 
 
