@@ -1,6 +1,7 @@
-"""What MkDocs does not do by itself: pages that lie outside docs/, and doctests in docstrings."""
+"""What MkDocs does not do by itself: pages outside docs/, the keys of a recipe, and doctests in docstrings."""
 
 import ast
+import json
 import re
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
@@ -9,7 +10,10 @@ from typing import Any
 import griffe
 from mkdocs.structure.files import File, Files
 
+from pods_rl.recipe.schema import COMPUTED, UNSUPPORTED, Field, fields, trl_fields
+
 ROOT = Path(__file__).parents[1]
+KEYS_PAGE = "keys.md"
 # pages of the repository's other folders, and their place on the site
 OUTSIDE = {
     "README.md": "index.md",
@@ -31,7 +35,12 @@ def on_files(files: Files, *, config: Any) -> Files:
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Rewrite the links of a page in docs/ that leave it."""
     place = page.file.src_uri
-    return markdown if place in OUTSIDE.values() else relinked(markdown, f"docs/{place}", place)
+    if place in OUTSIDE.values():
+        return markdown
+    markdown = relinked(markdown, f"docs/{place}", place)
+    if place == KEYS_PAGE:
+        markdown = with_keys(markdown)
+    return markdown
 
 
 def relinked(text: str, source: str, place: str) -> str:
@@ -55,6 +64,74 @@ def relinked(text: str, source: str, place: str) -> str:
         return f"{image}[{label}]({relpath(inside, PurePosixPath(place).parent)}{anchor})"
 
     return LINK.sub(rewrite, text)
+
+
+def with_keys(markdown: str) -> str:
+    """Return the page of keys with the keys of each group at its marker, `<!-- keys: GROUP -->`."""
+    groups: dict[str, list[Field]] = {}
+    for field in fields().values():
+        groups.setdefault(group_of(field), []).append(field)
+
+    def entries(marker: re.Match[str]) -> str:
+        return "\n\n".join(entry(field) for field in groups[marker[1]])
+
+    return re.sub(r"<!-- keys: (\w+) -->", entries, markdown)
+
+
+def group_of(field: Field) -> str:
+    """Return the group of a key: refused, pods, task, evaluation, run, or a class of TRL or transformers.
+
+    >>> group_of(fields()["num_rollouts"]), group_of(fields()["lora_r"]), group_of(fields()["eval_prompts"])
+    ('pods', 'ModelConfig', 'evaluation')
+    """
+    if field.name in UNSUPPORTED:
+        return "refused"
+    if field.name in trl_fields():
+        origin = trl_fields()[field.name].source
+        return {"_BaseConfig": "GRPOConfig"}.get(origin, origin)
+    if field.name.startswith("eval_"):
+        return "evaluation"
+    return {"engine": "pods"}.get(field.section, field.section)
+
+
+def entry(field: Field) -> str:
+    """Return a heading with the name of a key, then its type, default and meaning.
+
+    >>> print(entry(fields()["threads"]))
+    ### `threads`
+    <BLANKLINE>
+    A whole number or null in `[1, 4096]`. Default: `null` (torch's own).
+    <BLANKLINE>
+    CPU threads of torch.
+    """
+    facts = [f"{field.expected[0].upper()}{field.expected[1:]}"]
+    if field.within:
+        facts.append(f" in `{field.within}`")
+    facts.append(". Default: ")
+    if field.default == COMPUTED:
+        facts.append("chosen at run time")
+    else:
+        facts.append(f"`{json.dumps(field.default)}`")
+    # The source of a TRL default is the name of its class, which the group says.
+    if field.source and not field.source.endswith(("Config", "Arguments")):
+        facts.append(f" ({escaped(field.source)})")
+    meaning = f"{field.help[0].upper()}{field.help[1:]}"
+    paragraphs = [f"### `{field.name}`", f"{''.join(facts)}.", escaped(meaning)]
+    if field.name in UNSUPPORTED:
+        paragraphs.append(f"A recipe refuses it: {escaped(UNSUPPORTED[field.name])}.")
+    return "\n\n".join(paragraphs)
+
+
+def escaped(text: str) -> str:
+    r"""Return plain text for Markdown: code spans and links stay, other marks are escaped.
+
+    >>> escaped("`a_b` is <x>*, see [TRL](https://a.b)")
+    '`a_b` is \\<x\\>\\*, see [TRL](https://a.b)'
+    """
+    parts = re.split(r"(`[^`]*`)", text)
+    for place in range(0, len(parts), 2):  # the others are code spans
+        parts[place] = re.sub(r"([*<>|])", r"\\\1", parts[place])
+    return "".join(parts)
 
 
 class Doctests(griffe.Extension):

@@ -9,14 +9,19 @@ import re
 import runpy
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from typer.main import get_command
 
 from pods_rl.cli import app
-from pods_rl.recipe.schema import fields
+from pods_rl.recipe.schema import fields, trl_fields
 
 from .cli import pods
 
@@ -174,7 +179,7 @@ def known_triples() -> list[list[float]]:
     return found
 
 
-@pytest.mark.parametrize(("page", "least"), [("README.md", 4), ("docs/results.md", 20)])
+@pytest.mark.parametrize(("page", "least"), [("README.md", 4), ("docs/results.md", 20), ("docs/how-do-i.md", 2)])
 def test_every_interval_of_a_page_is_in_a_file(page, least):
     text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
     shown = INTERVAL.findall(text)
@@ -189,16 +194,147 @@ def test_every_interval_of_a_page_is_in_a_file(page, least):
     assert len(shown) >= least
 
 
-def test_the_sites_own_functions():
-    names = runpy.run_path(str(ROOT / "docs" / "site.py"))
-    tests = [doctest.DocTestFinder().find(names[name], name, globs=names) for name in ("relinked", "fenced")]
-    results = [doctest.DocTestRunner().run(test) for (test,) in tests]
-    assert [(result.failed, result.attempted > 0) for result in results] == [(0, True), (0, True)]
+SITE = runpy.run_path(str(ROOT / "docs" / "site.py"))
 
 
-def test_the_file_tree_is_true():
-    tree = README.split("```\nsrc/pods_rl/\n")[1].split("```")[0]
+@pytest.mark.parametrize("name", ["relinked", "fenced", "group_of", "entry", "escaped"])
+def test_the_sites_own_functions(name):
+    (test,) = doctest.DocTestFinder().find(SITE[name], name, globs=SITE)
+    result = doctest.DocTestRunner().run(test)
+    assert (result.failed, result.attempted > 0) == (0, True)
+
+
+def test_the_page_of_keys_has_every_key_with_its_meaning():
+    """The site fills it from the installed versions, as `pods train --explain` does."""
+    page = SITE["with_keys"]((ROOT / "docs" / "keys.md").read_text(encoding="utf-8"))
+    entries = re.findall(r"^### `(\w+)`\n\n(.+)\n\n(.+)$", page, flags=re.MULTILINE)
+    names = [name for name, _, _ in entries]
+    assert sorted(names) == sorted(fields())
+    for name, facts, meaning in entries:
+        assert "Default: " in facts, name
+        assert len(meaning.split()) >= (1 if name in trl_fields() else 3), name  # TRL's is "LoRA alpha."
+    for heading in ("PODS", "Task and data", "Evaluation", "Run", "TRL: the policy", "TRL: GRPO"):
+        assert f"\n## {heading}\n" in page
+
+
+WORDS = (
+    "prompt, completion, rollout, group, rule, kept, row, unscored, advantage, signal, policy, step, update, task, "
+    "run, micro-batch, recipe, ledger, experiment, arm, baseline, target, speedup, interval, settled, n and m, "
+    "prefix tree, training clock, gold answer, equal memory"
+)
+
+
+def test_each_word_has_a_short_meaning_and_a_link():
+    page = (ROOT / "docs" / "words.md").read_text(encoding="utf-8")
+    entries = dict(re.findall(r"^### (.+)\n\n((?:.+\n)+)", page, flags=re.MULTILINE))
+    assert {"dead group, live group", *WORDS.split(", ")} <= {word.lower() for word in entries}
+    for word, meaning in entries.items():
+        assert re.search(r"\]\([\w-]+\.md", meaning), word
+        sentences = re.findall(r"[.!?](?=\s)", re.sub(r"\(\[.*", "", meaning, flags=re.DOTALL))
+        assert 1 <= len(sentences) <= 3, (word, meaning)
+
+
+def test_the_site_fills_the_page_of_keys_and_no_other():
+    keys = SimpleNamespace(file=SimpleNamespace(src_uri="keys.md"))
+    words = SimpleNamespace(file=SimpleNamespace(src_uri="words.md"))
+    filled = SITE["on_page_markdown"]("[home](../README.md)\n<!-- keys: run -->", page=keys)
+    assert filled.startswith("[home](index.md)\n### `max_seconds`")
+    assert SITE["on_page_markdown"]("<!-- keys: run -->", page=words) == "<!-- keys: run -->"
+
+
+def test_the_file_tree_is_true_and_has_every_package():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tree = page.split("```\nsrc/pods_rl/\n")[1].split("```")[0]
+    packages = set()
     for line in tree.splitlines():
         name = line.split()[0]
-        home = ROOT / "src" / "pods_rl" if line.startswith("  ") else ROOT
+        home = ROOT
+        if line.startswith("  "):
+            home = ROOT / "src" / "pods_rl"
+            packages.add(name.partition("/")[0])
         assert (home / name).exists(), name
+    assert packages == {path.parent.name for path in (ROOT / "src" / "pods_rl").glob("*/__init__.py")}
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+VERSIONS = (ROOT / "docs" / "trl.md").read_text(encoding="utf-8").partition("\n## Versions\n")[2]
+DISTRIBUTIONS = {"torch": "torch", "transformers": "transformers", "TRL": "trl", "vLLM": "vllm", "verl": "verl"}
+
+
+def version_rows() -> list[dict[str, str]]:
+    """The rows of the table of versions, each by the column's name, without columns that are not installed."""
+    header, _, *lines = [line for line in VERSIONS.splitlines() if line.startswith("|")]
+    names = header.strip("| ").split(" | ")
+    rows = []
+    for line in lines:
+        cells = line.strip("| ").split(" | ")
+        rows.append({name: cell for name, cell in zip(names, cells, strict=True) if cell != "-"})
+    return rows
+
+
+def allowed_versions() -> dict[str, SpecifierSet]:
+    """What pyproject.toml asks for, by the name of a distribution."""
+    wanted = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["vllm"]
+    return {requirement.name: requirement.specifier for requirement in map(Requirement, wanted)}
+
+
+def pinned(file: str) -> dict[str, str]:
+    """The version of each distribution in a file of constraints."""
+    found = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / file).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {name.removesuffix("-cpu"): version for name, version in found}
+
+
+def test_the_versions_that_were_run_are_those_that_may_be_installed():
+    rows = version_rows()
+    assert len(rows) >= 3
+    for row in rows:
+        for column, version in row.items():
+            allowed = allowed_versions().get(DISTRIBUTIONS[column], SpecifierSet())  # verl is not a dependency
+            assert version in allowed, (column, version)
+
+
+@pytest.mark.parametrize("column", ["transformers", "TRL", "vLLM"])
+def test_the_newest_minor_version_that_may_be_installed_was_run(column):
+    """An upper bound is the minor version after it."""
+    allowed = allowed_versions()[DISTRIBUTIONS[column]]
+    (bound,) = [Version(each.version) for each in allowed if each.operator == "<"]
+    run = [Version(row[column]) for row in version_rows() if column in row]
+    newest = max(run)
+    assert (newest.major, newest.minor + 1) == (bound.major, bound.minor)
+
+
+@pytest.mark.parametrize("file", ["constraints.txt", "constraints-verl.txt", "constraints-vllm.txt"])
+def test_each_pinned_environment_is_a_row_of_the_table(file):
+    versions = pinned(file)
+    row = {column: versions[name] for column, name in DISTRIBUTIONS.items() if name in versions}
+    if file == "constraints-verl.txt":
+        assert "TRL" not in row
+    assert row in version_rows()
+
+
+def test_other_texts_name_the_pinned_versions():
+    """The README's sentence has what constraints.txt pins, and docs/trl.md the vLLM of its test."""
+    sentences = re.findall(r"Tested with\s+(.*?)\(`constraints\.txt`\)", README, flags=re.DOTALL)
+    versions = pinned("constraints.txt")
+    for sentence in sentences:
+        named = re.findall(r"(TRL|transformers|torch) (\d[\d.]*\d)", sentence)
+        assert len(named) == 3
+        for column, version in named:
+            assert f"{versions[DISTRIBUTIONS[column]]}.".startswith(f"{version}."), (column, version)
+    (vllm,) = re.findall(r"evaluates with vLLM (\S+) on a CPU", (ROOT / "docs" / "trl.md").read_text("utf-8"))
+    assert vllm == pinned("constraints-vllm.txt")["vllm"]
+
+
+def test_the_python_versions_agree():
+    minors = [int(each[1]) for each in re.findall(r"(:: 3\.)(\d+)", "\n".join(PROJECT["classifiers"]))]
+    lowest, highest = min(minors), max(minors)
+    assert PROJECT["requires-python"] == f">=3.{lowest}"
+    assert f"Python 3.{lowest} to 3.{highest}" in README
+    assert f"Python 3.{lowest} or later" in (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+
+
+def test_a_torch_that_may_be_installed_but_was_not_run_is_named():
+    """The range in the text ends below the oldest torch of the table, and begins with the oldest allowed one."""
+    (bound,) = [Version(each.version) for each in allowed_versions()["torch"] if each.operator == ">="]
+    oldest = min(Version(row["torch"]) for row in version_rows())
+    assert f"torch {bound.major}.{bound.minor} to {oldest.major}.{oldest.minor - 1} have not been run" in VERSIONS

@@ -39,7 +39,7 @@ ALLOWED = {
     "evaluation": LOW | {"policies", "prefix_tree", "recipe", "sandbox", "tasks"},
     "training": LOW
     | {"engines", "evaluation", "policies", "recipe", "report", "rewards", "sandbox", "streams", "tasks"},
-    "planning": {"distributed", "engines", "errors", "recipe", "selection", "training"},
+    "planning": {"distributed", "engines", "errors", "policies", "recipe", "selection", "training"},
     "experiment": LOW | {"recipe", "sandbox", "yaml_files"},
 }  # fmt: skip
 ROOT_MODULES = {"__init__", "__main__", "errors", "streams", "text", "yaml_files"}

@@ -108,7 +108,7 @@ class _Lasting(Stream):
         name: of the stream, in a message.
         stream: the one that is written.
         log: as of `outlive_output`.
-        notices: receives a message that names the log; None: nothing does.
+        notices: receives a message that names the log. If None, there is no message.
     """
 
     def __init__(self, name: str, stream: TextIO, log: Path | None, notices: Stream | None = None) -> None:

@@ -48,7 +48,7 @@ def evaluate(
         sampler: the policy.
         task: its test prompts and its grader.
         sampling: how completions are drawn.
-        prompts: the number of test prompts, from the first. None: all.
+        prompts: the number of test prompts, from the first. If None, all.
         repeats: completions per prompt; pass@k is measured for k in powers of two up to it.
         done: called with the number of finished rows, to show progress.
         loop: runs the coroutines of tools and environments (see `converse`).

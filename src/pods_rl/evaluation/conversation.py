@@ -67,7 +67,7 @@ def converse(
             include those of `tool_options`.
         done: called with the number of finished conversations.
         loop: an event loop that another thread runs, for tools and rewards that are coroutines: they may hold
-            connections that are bound to it. None: a new loop in this thread.
+            connections that are bound to it. If None, a new loop in this thread.
     """
     conversations: list[Conversation] = []
     environments: list[Any] = []  # None for a task without

@@ -30,8 +30,8 @@ class Sampling:
         batch_size: rows that `generate` completes at once.
         seed: the seed of all draws, which do not depend on batches or processes.
         chat_template_kwargs: more arguments of the chat template.
-        tool_turns: the most turns of a conversation whose tool calls are answered. None: no limit.
-        tool_timeout: seconds of one tool call. None: no limit.
+        tool_turns: the most turns of a conversation whose tool calls are answered. If None, no limit.
+        tool_timeout: seconds of one tool call. If None, no limit.
     """
 
     temperature: float = 1.0

@@ -201,10 +201,10 @@ def run_experiment(
     parallel: int = 1,
     starters: Starters | None = None,
 ) -> dict[Kind, int]:
-    """Make every run that is not finished yet, `parallel` at a time, and count how they ended.
+    """Make every run that is not finished yet, `parallel` at a time, and return how many ended in each state.
 
     A run that failed or was stopped is repeated; its files are kept under ``.attempts/``. A failed run never stops
-    the others. If this process is killed, its runs end too. A run that another process makes counts as failed.
+    the others. If this process is killed, its runs end too. A run that another process is making counts as failed.
 
     Args:
         on_event: called as runs start and end, one call at a time, in other threads.
@@ -391,7 +391,7 @@ def train_in_process(config: Path, output: Path, accelerate: Path | None, enviro
     Args:
         config: the recipe's file.
         output: the run's directory.
-        accelerate: the configuration to launch several processes with; None: one process.
+        accelerate: the configuration to launch several processes with. If None, one process.
         environment: variables to add to those of this process.
     """
     words = ["train", "--config", str(config), "--output", str(output)]

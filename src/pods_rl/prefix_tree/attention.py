@@ -200,7 +200,7 @@ class Block:
     """Rows of nodes that one call computes: each node attends to the `trunk`, which all rows have, and in its row.
 
     Args:
-        trunk: its nodes; None: there is no trunk.
+        trunk: its nodes. If None, the tree has no trunk.
         rows: `[count * width]`, the node of each place; a shorter row repeats its last node at its end.
         count: the number of rows.
         width: the length of each row.
@@ -265,7 +265,7 @@ class TreeAttention:
         Args:
             query: `[1, H, L, D]`.
             key, value: `[1, K, L, D]`, where K divides H.
-            scale: of the products; None: one over the root of D.
+            scale: of the products. If None, one over the root of D.
             window: how many nodes back a node sees, itself included; 0: all.
         """
         self.windows.add(window)

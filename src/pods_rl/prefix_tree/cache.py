@@ -273,7 +273,7 @@ def attend(
     Args:
         query: `[rows, heads, 1, size]`.
         key: `[rows, key heads, columns, size]`, like `value`; consecutive heads share a key head.
-        attention_mask: `[rows or 1, 1, 1, columns]`, True where a row sees the column; None: everywhere.
+        attention_mask: `[rows or 1, 1, 1, columns]`, True where a row sees the column. If None, everywhere.
 
     Returns:
         `[rows, 1, heads, size]`, and None for the attention weights.

@@ -67,7 +67,7 @@ def complete(
     Args:
         generate: of a model.
         inputs: its arguments: `input_ids` [rows, W] padded on the left, `attention_mask`, `generation_config`, ...
-        draws: of the rows; None: greedy, whatever `do_sample` says.
+        draws: of the rows. If None, greedy, whatever `do_sample` says.
 
     Returns:
         Prompts and completions `[rows, W + T]`, padded on the right from each row's end.
@@ -102,7 +102,7 @@ def complete_prompts(
 
     Args:
         prompts_ids: tokens of each row's prompt.
-        draws: of the rows; None: greedy.
+        draws: of the rows. If None, greedy.
         length: most tokens of a completion.
         ends: tokens that end a completion.
         pad: the token after a row's end.
@@ -144,7 +144,7 @@ def decode(
     """Return prompts and completions, as `generate` does, which calls this with all that it prepared.
 
     Args:
-        draws: one row for each row of `generate`'s input; None: greedy.
+        draws: one row for each row of `generate`'s input. If None, greedy.
 
     Raises:
         CannotServeError: see `refusal`.
@@ -321,8 +321,8 @@ class RowDraws(LogitsProcessor):
         Args:
             scores: `[rows, V]`, or `[nodes, V]` with `of_rows`.
             at: the position in the completion, from 0.
-            rows: which of the keys' rows these are; None: all, in order.
-            of_rows: the scores' row of each of these rows; None: the scores are theirs, in order.
+            rows: which of the keys' rows these are. If None, all, in order.
+            of_rows: the scores' row of each of these rows. If None, the scores are theirs, in order.
         """
         draws = self._draws[at]
         if rows is not None:

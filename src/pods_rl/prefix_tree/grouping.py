@@ -31,7 +31,7 @@ def group_rows(rows: NDArray[np.int64], size: int, live: Sequence[bool] | None =
         rows: `[R, T]`, prompts on the left, completions on the right, -1 around them. As given, the first `size` rows
             are the first micro-batch, and so on.
         size: the rows of a micro-batch; R is a multiple of it.
-        live: which rows are computed; None: all.
+        live: which rows are computed. If None, all.
 
     Returns:
         The numbers of the rows of each micro-batch, the smallest tree first: processes whose passes wait for each other

@@ -42,7 +42,7 @@ class Nodes:
     Attributes:
         columns: tokens of each prefix, with the padding.
         rows: the number of each row that has not ended.
-        of_rows: the node of each of them; None: each has a node of its own, in the same order.
+        of_rows: the node of each of them. If None, each has a node of its own, in the same order.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ def shared_first(ids: Tensor, mask: Tensor | None) -> tuple[Tensor, int]:
     Also returns how many tokens these are. A row's last token is never among them. A single row has none.
 
     Args:
-        ids: prompts `[rows, W]`, padded on the left, where `mask` is 0. None: no padding.
+        ids: prompts `[rows, W]`, padded on the left, where `mask` is 0. If None, no padding.
 
     >>> ids, mask = torch.tensor([[0, 5, 6, 7], [5, 6, 8, 9]]), torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
     >>> order, common = shared_first(ids, mask)

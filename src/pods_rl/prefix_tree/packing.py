@@ -44,7 +44,7 @@ class TreePass:
         model: a causal language model with TRL's fused head, wrapped or not.
         logits_to_keep: columns of the completion.
         tree: whether the model computes trees; else the rows that are read are computed as rows.
-        live: `[B]`, the rows whose results are read; None: all.
+        live: `[B]`, the rows whose results are read. If None, all.
         unread: `[B, T]` log-probabilities to return for the others; None: 0.
         tokens: grows by the tokens of each pass, as `computed`.
     """

@@ -55,7 +55,7 @@ def prefix_tree(rows: NDArray[np.int64], prompt_width: int, chosen: list[int] | 
     Args:
         rows: `[B, T]`, prompts on the left, completions on the right, -1 around them; each has two tokens at least.
         prompt_width: columns of the prompts.
-        chosen: the rows that count; None: all.
+        chosen: the rows that count. If None, all.
 
     Example:
         >>> tree = prefix_tree(np.array([[5, 6, 7, 8], [5, 6, 7, 9], [-1, 6, 7, 8]]), prompt_width=2)

@@ -295,14 +295,14 @@ class TaskKeys:
     """The task: its data and rewards."""
 
     task: str = _key(
-        "arithmetic", f"What to train on: {', '.join(TASKS)} (dataset: your own prompts and answers; `pods tasks` "
-        "describes each), reasoning_gym:NAME, or a function of your own as package.module:function.",
+        "arithmetic", f"The task to train on: {', '.join(TASKS)}, reasoning_gym:NAME, or a function of your own as "
+        "package.module:function. dataset reads your own prompts and answers. `pods tasks` describes each.",
         source="needs no download")
     task_difficulty: str = _key(
-        "mixed", "arithmetic, words, countdown: easy, mixed or hard.",
+        "mixed", "Difficulty of the generated tasks arithmetic, words and countdown: easy, mixed or hard.",
         source="the tiny policy's own", choices=("easy", "mixed", "hard"))
     task_options: dict[str, Any] | None = _key(
-        None, "reasoning_gym:NAME: options of the data set, as in {max_terms: 4}.")
+        None, "Options of the data set of a task reasoning_gym:NAME, as in {max_terms: 4}.")
     task_train_size: int | None = _key(
         None, "Number of training prompts to use, from the first. If null, the full split; generated tasks make 4096.",
         source="the full split", within="[1, inf)")
@@ -313,9 +313,9 @@ class TaskKeys:
         0, "Seed of generated prompts. Separate from seed, so that runs of different seeds train on the same task.",
         source="one task for all seeds", within="[0, 4294967295]")
     data_dir: str | None = _key(
-        None, "gsm8k, math, amc23, sciknoweval_chemistry: read from the folders gsm8k, math, math500, ... in this "
-        "folder instead of the hub; the prompts are the same.",
-        source="the hub")
+        None, "Folder with the data of gsm8k, math, amc23 or sciknoweval_chemistry, in its folders gsm8k, math, "
+        "math500 and so on. They replace those of the hub; the prompts are the same.",
+        source="read the hub")
     dataset_name: str | None = _key(
         None, "A JSONL or parquet file, a directory, or a hub id, with the training prompts.")
     dataset_config: str | None = _key(None, "Configuration of dataset_name, if it is a data set of the hub.")
@@ -327,10 +327,11 @@ class TaskKeys:
         None, "Column with the question (or the chat messages).", source="the task's own")
     answer_column: str | None = _key(None, "Column with the gold answer.", source="the task's own")
     system_prompt: str | None = _key(
-        None, "System message put before every question.", source="none for a shipped policy, else the task's own")
+        None, "System message before every question. Empty text means none.",
+        source="none for a shipped policy, else the task's own")
     prompt_style: str | None = _key(
-        None, "How a question becomes a prompt: chat (messages, rendered with the model's template) or plain (text). A "
-        "model without a template gets text either way.", source="plain for a shipped policy, else the task's own",
+        None, "Form of a prompt: chat (messages, rendered with the model's template) or plain (text). A model without "
+        "a template gets text in both cases.", source="plain for a shipped policy, else the task's own",
         choices=("chat", "plain"))
     task_rewards: dict[str, float] | None = _key(
         None, "Rewards and their weights, such as {accuracy: 1.0, format: 0.1}.", source="the task's own")
@@ -339,8 +340,8 @@ class TaskKeys:
         "null, score in the training process, without a timeout. Built-in rewards have timeouts of their own.",
         source="enough for a slow judge, and a hang costs a minute, not the run", within="(0, 1e9]")
     max_prompt_length: int | None = _key(
-        None, "Skip training prompts of more tokens than this, and log how many; test prompts are counted and kept, so "
-        "that the test set stays as published.", source="no limit; the paper has 512", within="[1, inf)")
+        None, "Skip training prompts with more tokens than this, and log how many. Test prompts are counted and never "
+        "skipped, so the test set stays as published.", source="no limit; the paper has 512", within="[1, inf)")
 
 
 @dataclass
@@ -348,16 +349,17 @@ class RunKeys:
     """How long a run trains, and what it evaluates, saves and keeps."""
 
     max_seconds: float | None = _key(
-        None, "Stop after this many seconds of training clock, which excludes evaluation.", within="(0, inf)")
+        None, "Stop after this many seconds of training clock, which excludes evaluation. If null, max_steps or "
+        "num_train_epochs stops the run.", within="(0, inf)")
     eval_seconds: float | None = _key(
-        None, "Evaluate every this many seconds of training clock; always at the start and at the end.",
+        None, "Seconds of training clock between evaluations. A run also evaluates at its start and at its end.",
         within="(0, inf)")
     save_seconds: float | None = _key(
-        None, "Save a checkpoint every this many seconds of training clock (save_steps: every N steps; null, or "
-        "save_strategy no: never). A run that a signal stops saves one anyway.",
+        None, "Seconds of training clock between checkpoints; save_steps counts steps instead. If null without "
+        "save_steps, a run saves none until it ends or a signal stops it.",
         source="1800 as in the paper, keeping two, if no key says when to save", within="(0, inf)")
     eval_prompts: int | None = _key(
-        None, "Number of test prompts to evaluate on, from the first; 0: never evaluate.",
+        None, "Number of test prompts to evaluate on, from the first. If 0, a run never evaluates.",
         source="the full test split, as in the paper", within="[0, inf)")
     eval_repeats: int = _key(
         1, "Completions sampled per test prompt in an evaluation.", source="the paper has 5", within="[1, 10000]")
@@ -367,7 +369,8 @@ class RunKeys:
     eval_batch_size: int = _key(
         256, "Completions generated at once in an evaluation.", source="fits the tiny policy", within="[1, 1e6]")
     ledger_every: int = _key(
-        10, "Keep every rollout of every Nth step under rollouts/; 0: never.", source="a page of every tenth step",
+        10, "Write every rollout of every Nth step under rollouts/. If 0, write none.",
+        source="every tenth step",
         within="[0, inf)")
     threads: int | None = _key(None, "CPU threads of torch.", source="torch's own", within="[1, 4096]")
 # fmt: on

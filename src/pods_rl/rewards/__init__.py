@@ -199,8 +199,9 @@ def scoring(name: str) -> Work:
 def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: float | None) -> Scores:
     """Return the scores of a reward, in order; a user's reward scores each completion separately.
 
-    If it raises, takes longer than `seconds` (None: no limit, and in this process) or ends its process, the score
-    is a RewardFailure. A library's scorer (`Reward.maker`) always has a process of its own; None is then 60 seconds.
+    If it raises, takes longer than `seconds` or ends its process, the score is a RewardFailure. If `seconds` is None,
+    it runs in this process without a limit. A library's scorer (`Reward.maker`) always has a separate process, in which
+    None means 60 seconds.
 
     >>> score(get_reward("operator:eq"), ["a"], ["a"], None)
     [1.0]

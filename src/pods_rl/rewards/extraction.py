@@ -44,13 +44,13 @@ class _Box(NamedTuple):
 def extract_answer(text: str) -> str | None:
     r"""Return the final answer of a text, or None if there is none.
 
-    Only what follows the last `</think>` counts, and a text that ends within a thought has no answer.
+    Only the text after the last `</think>` counts, and a text that ends within a thought has no answer.
     Searched in this order: the last complete `<answer>...</answer>`; the last balanced `\boxed{...}` or
-    `\fbox{...}`; what follows the last `####` on its line. Within answer tags, a box or a marker is unwrapped too.
+    `\fbox{...}`; the text after the last `####` on its line. Within answer tags, a box or a marker is unwrapped too.
     Boxes with nothing but commas, `and`, `or` or two words such as a unit between them are one answer, a list. An
     empty answer is None, and empty answer tags are not replaced by a box elsewhere.
 
-    The time taken is linear in the length of the text. No evaluation of any kind.
+    The time taken is linear in the length of the text. Nothing is evaluated.
 
     >>> extract_answer("<think>9*2</think><answer>18</answer>")
     '18'

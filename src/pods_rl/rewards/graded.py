@@ -16,7 +16,7 @@ CLOSENESS = Fraction(1, 5)  # plus up to this much, the nearer to the target
 
 
 def format_reward(text: str, gold: str = "") -> float:
-    """Return 1.0 for `<think>...</think><answer>...</answer>` and nothing else, minus 0.01 per stray character.
+    """Return 1.0 for `<think>...</think><answer>...</answer>`, minus 0.01 for each character outside of it.
 
     Source: arXiv 2504.13818, single-GPU experiments, where it is weighted by 0.1. Range [0, 1].
 
@@ -69,7 +69,7 @@ def overlong(tokens: int, limit: int) -> float:
 
 
 def countdown(text: str, gold: str) -> float:
-    r"""Return 1.0 if the final answer of `text` makes the target from the given numbers, less if it only uses them.
+    r"""Return 1.0 if the final answer reaches the target with the given numbers, less if only its value is wrong.
 
     Source: arXiv 2504.13818 asks for verifiable rewards; this one is graded. Range [0, 1].
 

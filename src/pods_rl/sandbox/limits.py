@@ -24,7 +24,7 @@ class ToolLimits:
     """Limits on tools: one that raises or takes too long gives the policy an error to read, and is named in the log.
 
     Args:
-        seconds: `tool_timeout`, of one call; None: no limit.
+        seconds: `tool_timeout`, of one call. If None, no limit.
 
     >>> tools = ToolLimits(60).of_rollout({"double": lambda number: 2 * number})
     >>> tools["double"](number=4)

@@ -43,8 +43,8 @@ def advantages(
     Returns:
         `[P, M]`, float64 for float64 and integer rewards, else float32.
 
-    Edges: NaN rewards count in no mean or deviation and have advantage 0. A group of equal rewards (`is_constant`),
-    or of one scored rollout, has advantages of exactly 0. Rewards above 1e15 may overflow in float32.
+    Edges: NaN rewards do not count in any mean or deviation, and have advantage 0. A group of equal rewards
+    (`is_constant`), or of one scored rollout, has advantages of exactly 0. Rewards above 1e15 may overflow in float32.
 
     Raises:
         TypeError: rewards that are not a tensor, a selection that is not a `Selection`, or an epsilon that is not a
@@ -97,7 +97,7 @@ def is_constant(rewards_PN: Tensor) -> Tensor:
 
     The highest and the lowest reward count as equal if they differ by at most 5e-7 of the larger magnitude of the two
     (`CONSTANT_TOLERANCE`), plus 1e-12. It is decided in float64, whatever the dtype. Trainers, dynamic sampling,
-    advantages and metrics all ask here whether a group has a signal.
+    advantages and metrics use this function to decide whether a group has a signal.
 
     Args:
         rewards_PN: `[P, N]`, finite or NaN.

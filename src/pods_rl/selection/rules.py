@@ -74,7 +74,7 @@ def random(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None = No
     Source: PODS (arXiv 2504.13818), section 3.2, the random rule.
 
     Args, returns, raises: as `max_variance`, except for
-        generator: source of the draw; None takes PyTorch's global one. It may be on another device than the
+        generator: source of the draw. If None, PyTorch's global one. It may be on another device than the
             rewards. The draw depends on the generator, the shape and the positions of NaN, not on any reward.
 
     >>> random(torch.zeros(1, 8), 3, generator=torch.Generator().manual_seed(0))

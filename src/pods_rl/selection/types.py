@@ -23,7 +23,7 @@ class Rule(Protocol):
 
 
 class RuleError(UserError, TypeError):
-    """A rule that cannot be called, raises, or returns something else than m different rollouts of each prompt."""
+    """A rule that cannot be called, raises, or does not return m different rollouts of each prompt."""
 
 
 if TYPE_CHECKING:

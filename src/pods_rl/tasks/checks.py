@@ -98,7 +98,7 @@ def read_gold(value: object, grader: str | None) -> str:
 
     Args:
         value: what the column holds.
-        grader: the reward that compares with gold answers, one of `GRADERS`. None: a reward of the user's own, which
+        grader: the reward that compares with gold answers, one of `GRADERS`. If None, a reward of the user's own, which
             may read gold answers of any form.
 
     Raises UserError, without the row, for a gold answer that no completion can match.

@@ -113,7 +113,7 @@ def generated_task(
         name: of the task.
         settings: `task_difficulty`, `task_seed`, `task_train_size` and `task_test_size` are read.
         draw: draws a problem of a difficulty.
-        form: of the prompts. None: the questions are the prompts.
+        form: of the prompts. If None, the questions are the prompts.
         answer: the reward that decides; it is added to the paper's two rewards for the form.
 
     Raises UserError for a size below 1, or more prompts than the difficulty has.

@@ -139,7 +139,7 @@ def fit_prompts(
     Args:
         task: prompts as the recipe writes them.
         chat: whether the policy's tokenizer has a chat template.
-        limit: most tokens of a training prompt. None: any length.
+        limit: most tokens of a training prompt. If None, any length.
         count_tokens: the length of a prompt in tokens, as the policy reads it.
         render: renders a prompt with the policy's chat template, to check that it accepts the prompts.
 

@@ -61,13 +61,14 @@ class Task:
         test: as `train`, with at least one row.
         rewards: names of `pods_rl.rewards.REWARDS` (or dotted paths) to weights, in order; the policy is trained on
             these.
-        answer: the reward whose full marks (1.0) mean a right answer; `environment`: the environment's `get_reward`.
-            None: no reward says so, and evaluations show the rewards themselves (`deciding_reward`).
-        reward_seconds: the limit of a user's own reward for one completion, in a process of its own. None: it runs in
-            this process, without a limit.
-        reward_errors: `raise`: an error if a user's own reward cannot grade a completion; otherwise it counts as wrong.
+        answer: the reward whose full marks (1.0) mean a right answer. `environment` names the environment's
+            `get_reward`. If None, evaluations show the rewards themselves instead of an accuracy (`deciding_reward`).
+        reward_seconds: the time limit of a user's own reward for one completion, in a separate process. If None, the
+            reward runs in this process, without a limit.
+        reward_errors: if `raise`, an evaluation raises when a user's own reward cannot grade a completion. Otherwise
+            the completion counts as wrong.
         tools: functions, sync or async, that the policy may call in a conversation; names, types and docstrings
-            describe them to it, as in TRL. What the last assistant turn says is graded (`last_turn`).
+            describe them to it, as in TRL. The text of the last assistant turn is graded (`last_turn`).
         environment_factory: makes an environment for a conversation, as TRL's: `reset(**row)` starts it, its other
             public methods but `close` are tools, and its `get_reward`, if it has one, is a reward of weight 1.
         graders: rewards of this task alone; `rewards` and `answer` name them as others.

@@ -120,8 +120,8 @@ def batch_plan(settings: Mapping[str, Any], processes: int | None = None) -> Bat
 
     Args:
         settings: of these, ``num_generations`` is m, at least 2 (one row has no spread, so no advantage), and
-            ``num_rollouts`` n, at least m; None: n = m, plain GRPO.
-        processes: None: as many as the launcher started (``WORLD_SIZE``).
+            ``num_rollouts`` n, at least m. If None, n = m, plain GRPO.
+        processes: number of processes. If None, that of the launcher (``WORLD_SIZE``).
 
     Raises:
         UserError: a number is below its minimum, n < m, a batch splits a group, there are more than `MOST_ROLLOUTS`
@@ -175,7 +175,7 @@ def _steps_per_generation(
     """Return the micro-batches of a generation batch, which must hold complete groups.
 
     Args:
-        steps: `steps_per_generation`; None: as many as an optimizer step has.
+        steps: `steps_per_generation`. If None, `gradient_accumulation_steps`.
         size: `generation_batch_size`, instead of `steps`.
     """
     if size is not None:

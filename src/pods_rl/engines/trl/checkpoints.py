@@ -59,7 +59,7 @@ class ExactResume:
         """Return the checkpoint to resume from, the same on all processes; None without a request.
 
         Args:
-            wanted: a folder; True: the newest complete one in `output_dir`.
+            wanted: a folder. If True, the newest complete one in `output_dir`.
 
         Raises:
             UserError: it is incomplete, or cannot be resumed here.

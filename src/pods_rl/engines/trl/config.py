@@ -30,35 +30,40 @@ class PODSConfig(GRPOConfig):
     The paper's loss (section 3.1) is ``loss_type="grpo"``; TRL's default is ``"dapo"``.
 
     Args:
-        num_rollouts: n, the rollouts generated for each prompt; at least m = num_generations, the rows trained of each
-            prompt (TRL's own meaning). None: n = m, plain GRPO. `pods plan` measures which n and m have the most signal
-            a second.
-        rule: which m of the n rollouts are kept: max_variance (the paper, section 3.1), max_reward, random,
+        num_rollouts: number of rollouts generated for each prompt, n. At least m = num_generations, the rows trained of
+            each prompt (TRL's own meaning). If None, n = m, which is plain GRPO. `pods plan` measures which n and m
+            have the most signal a second.
+        rule: the rule that keeps m of the n rollouts: max_variance (the paper, section 3.1), max_reward, random,
             percentile, or your own as a function or as package.module:function.
         advantages: normalise advantages over the m kept rollouts (after; the paper, section 3.2) or over all n
             (before).
-        advantage_baseline: what is subtracted from each reward: the mean of its group (GRPO), or leave_one_out, the
-            mean of the others (RLOO; with scale_rewards none or batch).
-        clock: what the training clock and the phases of a step count: wall, seconds; cpu, seconds of processor time of
-            this process, which other work on the machine hardly changes (on a CPU, with one process).
-        reward_errors: what happens to a rollout whose reward raises or hangs: raise ends the run and names it, zero
-            scores it 0, drop leaves it unscored (not selected while others are, advantage 0).
-        tool_timeout: seconds that one call of a tool may take before the policy reads an error instead of its result.
-            None: no limit. A plain function is stopped on the main thread only, and not within compiled code.
-        rollout_batch_size: the most rollouts generated at once on each process. None: all. Lower it if generation runs
-            out of memory. With colocated vLLM it is max_num_seqs; a vLLM server has a setting of its own.
+        advantage_baseline: the value subtracted from each reward: the mean of its group (mean, as in GRPO), or the mean
+            of the other rewards of its group (leave_one_out, as in RLOO; with scale_rewards none or batch).
+        clock: the time that the training clock and the phases of a step count: wall (seconds), or cpu (seconds of
+            processor time of this process, which other work on the machine hardly changes). cpu needs a CPU and one
+            process.
+        reward_errors: what happens to a rollout whose reward function raises or exceeds its timeout. raise ends the run
+            with an error, zero gives the rollout a reward of 0, and drop leaves it unscored: it is selected only if too
+            few others are scored, with advantage 0.
+        tool_timeout: seconds that one call of a tool may take. After that the policy reads an error instead of a
+            result. If None, there is no limit. A plain function is stopped on the main thread only, and not within
+            compiled code.
+        rollout_batch_size: the number of rollouts generated at once on each process. If None, all of them. Lower it if
+            generation runs out of memory. With colocated vLLM it sets max_num_seqs; a vLLM server has a setting of its
+            own.
         skip_zero_advantage_steps: skip the update in a step whose advantages are all zero, if nothing else has a
-            gradient (a KL term, an entropy bonus). False: as in TRL, momentum and decay still move the weights. None:
-            skip if n > m.
+            gradient (a KL term, an entropy bonus). If False, momentum and weight decay still move the weights in such a
+            step, as in TRL. If None, skip if n > m.
         prefix_tree: compute each distinct prefix of a prompt's rollouts once, in generation (without vLLM) and in the
-            update, whose rows are grouped by prompt into micro-batches, and leave out rows that have no gradient.
-            False: generate and update as TRL does.
-        exact_trl: turn off everything that changes rounding or draws: with n = m the run is TRL's to the last bit.
+            update, and skip rows that have no gradient. The rows of a prompt then share micro-batches. If False,
+            generate and update as TRL does.
+        exact_trl: turn off everything that changes rounding or random draws. With n = m the run then equals TRL's to
+            the last bit.
         dynamic_sampling: replace groups whose rewards are all equal by groups of new prompts (DAPO, arXiv
-            2503.14476). True: by the total reward; or the name of the reward function that decides. Groups that cannot
-            be replaced have advantage 0.
-        dynamic_sampling_rounds: how often new prompts are generated for a batch at most. It ends earlier after one pass
-            over the prompts, and at least 256 of them, without a group whose rewards differ.
+            2503.14476). If True, the total reward decides; if a name, the reward function of that name. Groups that
+            cannot be replaced have advantage 0.
+        dynamic_sampling_rounds: the most times that new prompts are generated for a batch. It ends earlier if one pass
+            over the prompts, and at least 256 of them, found no group whose rewards differ.
 
     Raises:
         UserError: n < m, an unknown rule or choice, a value of a wrong type or out of bounds, a batch that cannot hold

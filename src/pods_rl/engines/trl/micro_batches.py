@@ -35,7 +35,7 @@ def regroup(batches: Sequence[Batch], live: Tensor | None) -> list[Batch]:
 
     Args:
         batches: of TRL, with equal numbers of rows.
-        live: the rows that are computed, `[W * B]`; None: all.
+        live: the rows that are computed, `[W * B]`. If None, all.
     """
     size = len(batches[0]["completion_ids"])
     columns = {name: _joined([batch[name] for batch in batches], size) for name in batches[0]}

@@ -36,13 +36,13 @@ class Rollouts:
     groups: Tensor  # [P] int64, the group of each prompt's kept rollouts
     advantages: Tensor | None = None  # [P, M], known once the batch is built
     turn_rewards: list[Any] = field(default_factory=list)  # of each rollout's assistant turns, or None; empty: none
-    masked: Tensor | None = None  # [G, N] bool, truncated rollouts that the loss masks out; None: none of them
+    masked: Tensor | None = None  # [G, N] bool, truncated rollouts that the loss masks out. If None, none of them
 
     def columns(self, write: Callable[[Any], str] | None = None) -> dict[str, list[Any]]:
         """Return the ledger's columns, a value per rollout of this process (see `docs/architecture.md`).
 
         Args:
-            write: makes a prompt's text, once a prompt; None: `as_text`.
+            write: returns the text of a prompt; called once for each prompt. If None, `as_text`.
         """
         assert self.advantages is not None
         G, N = self.rewards.shape

@@ -421,7 +421,7 @@ class PODSTrainer(TypedGRPOTrainer):
         On a CPU the resumed run is the same bit for bit. On a GPU it can differ by rounding, as any two runs do there.
 
         Args:
-            resume_from_checkpoint: a folder that this trainer or TRL's saved; True: the newest complete one in
+            resume_from_checkpoint: a folder that this trainer or TRL's saved. If True, the newest complete one in
                 `output_dir`. Its hashes are compared where it has a manifest.
             args: as TRL's, like `kwargs`.
 

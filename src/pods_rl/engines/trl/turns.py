@@ -233,7 +233,7 @@ def describe_vllm(trainer: TRLTrainer) -> dict[str, dict[str, str | None]]:
 class Tools:
     """The tools and environments of a trainer, in training and in evaluation.
 
-    A tool that raises, or runs for longer than `tool_timeout`, gives the policy an error in place of its result, as in
+    A tool that raises, or runs for longer than `tool_timeout`, gives the policy an error instead of its result, as in
     TRL, and is named once in the log. TRL resets environments and uses them again; those with a method `close` are
     closed when training ends, also by an error or an interrupt.
     """

@@ -96,7 +96,7 @@ class Update:
         self._rows_because: str | None = None  # why TRL computed the latest rows of a loss, and no tree
         self._logged: set[str] = set()
         self._batch: Batch = {}  # whose loss is being computed
-        self._live: Tensor | None = None  # its rows that are computed, `[B]`; None: all
+        self._live: Tensor | None = None  # its rows that are computed, `[B]`. If None, all
         self._step_metrics = StepMetrics(by_row=trainer.importance_sampling_level == "sequence")
         now = time.process_time if trainer.args.clock == "cpu" else time.perf_counter
         self.clock = PhaseClock(trainer.accelerator.device, now)

@@ -22,13 +22,13 @@ class AsyncPODSConfig(AsyncGRPOConfig):
 
     Args:
         num_rollouts: n, the rollouts requested for each prompt; at least m = num_generations, the rollouts trained of
-            each prompt. None: n = m, with TRL's advantages.
+            each prompt. If None, n = m, with TRL's advantages.
         rule: which m of the n rollouts are kept: max_variance (the paper, section 3.1), max_reward, random,
             percentile, or your own as a function of a module or as package.module:function.
         advantages: normalise advantages over the m kept rollouts (after; the paper, section 3.2) or over all n
             (before).
-        dynamic_sampling: drop groups whose advantages are all zero (DAPO, arXiv 2503.14476). Another prompt takes the
-            place of a dropped one, which counts as passed where prompts are counted: epochs and checkpoints.
+        dynamic_sampling: drop groups whose advantages are all zero (DAPO, arXiv 2503.14476). Another prompt
+            replaces a dropped one. Epochs and checkpoints count dropped prompts as used.
 
     Raises:
         UserError: n < m, m < 2, an unknown choice, or a rule without an importable name.
