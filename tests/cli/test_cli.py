@@ -208,7 +208,7 @@ def test_compare_checks_every_arm_with_the_libraries_before_anything_is_written(
 def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, tmp_path):
     import pods_rl.experiment as running
 
-    def launch(config, output, *_):
+    def launch(config, output, *_, **__):
         with RunWriter(output) as writer:
             writer.write_config(config.read_text())
             writer.append_eval({"step": 0, "due": 0, "seconds": 0, "accuracy": 0.2})
@@ -224,7 +224,7 @@ def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, tmp_pa
     assert result.exit_code == 1
     assert "[3/3] grpo seed 1 finished" in result.output  # one failure stops no other run
     assert r"Failed: pods seed 1: ValueError: [red]bad\x1b[2J" in result.stderr
-    assert "The same command makes it again." in result.stderr
+    assert "The same command resumes such runs from their last checkpoint" in result.stderr
     assert (tmp_path / "out/report/report.html").is_file()
 
 
@@ -235,7 +235,7 @@ def test_compare_outlives_its_display(tmp_path, stream):
     program = """
 import sys, pods_rl.cli as c, pods_rl.experiment as running
 from pods_rl.runs import RunWriter
-def finish(config, output, *_):
+def finish(config, output, *_, **__):
     with RunWriter(output) as writer:
         writer.write_config(config.read_text())
         writer.append_eval({"step": 1, "seconds": 1.0, "elapsed": 1.0, "due": 1.0, "accuracy": 0.5})

@@ -58,7 +58,8 @@ def compare(
 ) -> None:
     """Train every arm with every seed, then report which arm was faster.
 
-    After Ctrl-C or a crash, the same command resumes: it skips finished runs. Set any key of all arms with --KEY VALUE.
+    After Ctrl-C or a crash, repeat the same command. It skips finished runs and resumes the others from their last
+    complete checkpoint. A run without one starts again. Set any key of all arms with --KEY VALUE.
 
     \b
     Examples:
@@ -89,7 +90,8 @@ def compare(
         except KeyboardInterrupt as interrupt:
             same_command = shlex.join(["pods", *sys.argv[1:]])
             console(stderr=True).print(
-                f"\nStopped. Finished work is kept in {safe_text(output)}; the same command resumes from there.\n"
+                f"\nStopped. The same command skips the finished runs in {safe_text(output)} and resumes the others\n"
+                "from their last checkpoint. A run without a checkpoint starts again.\n"
                 f"{'resume':<12}{safe_text(same_command)}\n{_next_commands(output)}"
             )
             raise typer.Exit(getattr(interrupt, "code", 130)) from None
@@ -197,10 +199,8 @@ def _print_failures(failures: Sequence[Event]) -> None:
         if log.is_file():
             text += f"  (its output: {safe_text(log)})"
         out.print(text)
-    if len(failures) == 1:
-        out.print("The same command makes it again.")
-    elif failures:
-        out.print("The same command makes them again.")
+    if failures:
+        out.print("The same command resumes such runs from their last checkpoint, or starts them again without one.")
 
 
 def report(

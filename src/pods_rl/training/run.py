@@ -369,7 +369,7 @@ def _evaluator(trainer: RunTrainer, prepared: Prepared, recipe: Recipe, shown: W
 
         def show_rows(rows: int, all_rows: int) -> None:
             if rows < all_rows:
-                shown.show_part(f"{label} {rows} of {all_rows}")
+                shown.show_part(f"{label}: {rows} of {all_rows} completions")
 
         sampler = GenerateSampler(trainer.model, prepared.tokenizer)
         with trainer.whole_weights():
