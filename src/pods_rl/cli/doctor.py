@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Option
@@ -117,24 +118,45 @@ def plan(
 ) -> None:
     """Find the n and m with the most signal a second for a recipe, by measuring.
 
-    Measures the seconds of a rollout, a prompt and a trained row and the rewards of the policy on real steps, models
-    each n and m, then times plain GRPO and the three best. Recommends only a setting that it timed. Rows a step and the
-    learning rate stay. Set any key of the recipe with --KEY VALUE. The last line of the output has the options
-    of `pods train` for the recommended n and m.
+    Trains real steps with a learning rate of 0. From the seconds of a rollout, a prompt and a trained row, and the
+    rewards, it models every n and m. Then it times plain GRPO and the three best, and recommends one of these. Rows a
+    step and the learning rate stay. Set any key of the recipe with --KEY VALUE. The last line of the output is the
+    command that trains with the recommended n and m.
 
     \b
     Examples:
       pods plan tiny-pods
       pods plan --config my.yaml --seconds 600
     """
-    recipe = load_recipe(*named_recipe(context, config))
+    named, keys = named_recipe(context, config)
+    recipe = load_recipe(named, keys)
     recipe.check_reachable()
-    from ..planning.measure import plan_recipe
     from ..training.progress import LiveLine
 
     with stoppable() as stop, stop.at_once(), LiveLine(console()) as line:
-        result = plan_recipe(recipe, seconds, show=line.show)
+        line.begin("importing torch and TRL")
+        from ..planning.measure import plan_recipe
+
+        def show(text: str) -> None:
+            line.work_on(text)
+            line.show(text)
+
+        result = plan_recipe(recipe, seconds, show=show)
     for text in result.lines():
         print(plain_text(text))
-    options = [f"--{key} {value}" for key, value in result.chosen.setting.keys.items()]
-    print("Train with: pods train ...", *options)
+    print("Train with:", plain_text(_train_command(named, {**keys, **result.chosen.setting.keys})))
+
+
+def _train_command(named: str, keys: Mapping[str, Any]) -> str:
+    """Return the command that trains a recipe with these keys.
+
+    >>> _train_command("tiny-pods", {"use_cpu": True, "num_rollouts": 64})
+    'pods train tiny-pods --use_cpu true --num_rollouts 64'
+    """
+    words = ["pods", "train", named]
+    for key, value in keys.items():
+        text = str(value)
+        if isinstance(value, bool):
+            text = text.lower()
+        words += [f"--{key}", text]
+    return shlex.join(words)
