@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Mapping
@@ -211,6 +212,39 @@ class Progress(LiveLine):
         if self._max_steps is not None and self._max_steps > 0:
             return f"{place} of {self._max_steps}"
         return place
+
+
+class EvaluationProgress(LiveLine):
+    """Shows what `pods eval` does, on standard error; on standard output if only that is a terminal.
+
+    Args:
+        shows: whether anything is shown. Of several processes only one shows it.
+    """
+
+    def __init__(self, *, shows: bool = True) -> None:
+        on_output = sys.stdout.isatty() and not sys.stderr.isatty()
+        out = console(stderr=not on_output)
+        out.quiet = not shows
+        super().__init__(out)
+
+    def completed(self, completions: int, total: int) -> None:
+        """Show how many completions of all are done."""
+        if completions >= total:
+            self.begin("grading the completions")
+            return
+        share = completions / total
+        text = f"{completions} of {total} completions"
+        time_left = self.left(share)
+        if time_left:
+            text += f", {time_left}"
+        if self.redraws:
+            self.show(f"{self.bar(share)}  {text}")
+        else:
+            self.show(f"{percentage(share)}, {text}")
+
+    def note(self, text: str) -> None:
+        """Print what a user should know about the data."""
+        self.say(f"Note: {text}")
 
 
 def seconds_of_step(row: Mapping[str, Any]) -> str:
