@@ -128,8 +128,26 @@ def test_a_log_has_a_line_for_each_thing_begun_and_then_for_steps() -> None:
 def test_a_log_says_what_is_in_progress_when_it_was_silent_for_a_while() -> None:
     out = screen(80, force_terminal=False, soft_wrap=True)
     with LiveLine(out, silent=0.01) as line:
-        line.begin("loading the policy")
+        line.begin("loading the policy", in_log=False)
         until(lambda: "loading the policy, 0 s so far" in out.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_work_that_is_soon_done_leaves_no_line_in_a_log() -> None:
+    out = screen(80, force_terminal=False, soft_wrap=True)
+    with LiveLine(out, silent=1e9) as line:
+        line.begin("reading the rollouts", in_log=False)
+    assert out.file.getvalue() == ""  # type: ignore[attr-defined]
+
+
+def test_a_terminal_breaks_no_word_of_a_note() -> None:
+    out = screen(40, soft_wrap=True)
+    LiveLine(out).note("Note: " + "seventeen letters " * 5)
+    lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) > 1
+    assert {word for line in lines for word in line.split()} == {"Note:", "seventeen", "letters"}
+    log = screen(40, force_terminal=False, soft_wrap=True)
+    LiveLine(log).note("Note: " + "seventeen letters " * 5)
+    assert len(log.file.getvalue().splitlines()) == 1  # type: ignore[attr-defined]
 
 
 def write(run: Path, state: str, *, steps: int = 3, saved: bool = True, final: bool = False, evals: int = 1) -> Path:

@@ -12,9 +12,10 @@ from signal import SIGINT, SIGTERM
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 import pods_rl.cli
-from pods_rl.cli import main
+from pods_rl.cli import app, main
 from pods_rl.distributed.launch import Failure
 from pods_rl.errors import UserError
 from pods_rl.recipe import shipped_recipes
@@ -376,3 +377,30 @@ def test_a_deleted_working_directory_is_one_line(tmp_path, words):
     assert done.returncode == 2
     assert done.stderr.startswith("Error: The working directory cannot be read")
     assert done.stderr.count("\n") == 1
+
+
+COMMANDS = ["", "train", "eval", "compare", "report", "watch", "plan", "select", "doctor", "recipes", "tasks"]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "tasks check"])
+def test_the_help_of_a_command_fits_80_columns_and_is_not_cut(command):
+    result = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "80"})
+    lines = result.output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if line.endswith("...") and not line.startswith("Usage")]
+
+
+@pytest.mark.parametrize("key", ["num_rollouts", "loss_type", "rule"])
+def test_the_meaning_of_a_key_fits_80_columns(key):
+    lines = pods("train", "--explain", key).output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith(f"{key}: ")
+
+
+def test_what_a_recipe_does_fits_80_columns_and_a_dry_run_says_what_it_waits_for():
+    done = pods("compare", "quickstart", "--dry_run")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stderr.splitlines()[0] == "checking the recipe of each arm and its data"
+    done = pods("doctor", "tiny-pods")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stderr.splitlines()[0] == "importing torch"

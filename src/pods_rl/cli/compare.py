@@ -33,6 +33,7 @@ from .train import (
     show_notes,
     show_plan,
     stoppable,
+    working,
 )
 
 _NEXT = """\
@@ -116,11 +117,11 @@ def _check_arms(experiment: Experiment, *, data: bool = False) -> list[str]:
     Another process checks, since torch would keep memory of the GPU until this one ends. Returns what the runs would
     note on their data.
     """
-    from ..training.progress import LiveLine
-
+    what = "checking the recipe of each arm"
+    if data:
+        what += " and its data"
     checker = ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin_check, initargs=(os.getpid(),))
-    with stoppable(), checker, LiveLine(console()) as line:
-        line.show("checking the recipe of each arm")
+    with stoppable(), checker, working(what):
         return checker.submit(_check_recipes, experiment, data).result()
 
 
@@ -161,7 +162,7 @@ def _show(experiment: Experiment) -> None:
         keys = experiment.arms[run.arm]
         if keys:
             for line in dump_yaml(keys).splitlines():
-                out.print(f"{'sets':<20} {safe_text(line)}")
+                out.print(f"{'sets':<17} {safe_text(line)}")
         show_plan(run.recipe.batch_plan(experiment.processes))
     budgets = [run.recipe.values["max_seconds"] for run in plan]
     limit = "limited by their steps"
@@ -180,7 +181,9 @@ def _report(experiment: Experiment, output: Path) -> bool:
     from ..report import build_report, print_summary
 
     try:
-        print_summary(build_report(output, baseline=experiment.baseline), console())
+        with working("writing the report", in_log=False):
+            files = build_report(output, baseline=experiment.baseline)
+        print_summary(files, console())
     except (OSError, UserError) as error:  # no run has an evaluation, or the disk is full
         console(stderr=True).print(f"[red]No report:[/red] {safe_text(error)}")
         return False
@@ -234,7 +237,7 @@ def report(
       pods report runs/quickstart
       pods report runs/grpo runs/pods --baseline grpo --output report
       pods report runs/quickstart --figures pdf
-      pods report --csv evaluations.csv --baseline grpo --metric answer_accuracy --output report
+      pods report --csv evaluations.csv --metric answer_accuracy
     """
     if (csv is None) == (not directories):
         raise UserError("Name the runs to report on: `pods report DIRECTORY...`, or --csv FILE.")
@@ -251,7 +254,8 @@ def report(
     for kind in (figures or "").split(","):
         if kind.strip():
             kinds.append(kind.strip().lower())
-    files = build_report(sources, output, baseline=baseline, metric=metric, figures=kinds, rollouts_mb=rollouts_mb)
+    with working("writing the report", in_log=False):
+        files = build_report(sources, output, baseline=baseline, metric=metric, figures=kinds, rollouts_mb=rollouts_mb)
     print_summary(files, console())
 
 
@@ -275,9 +279,9 @@ def _check_folder(folder: Path, csv: Path | None, force: bool) -> None:
 
 def watch(
     directory: Annotated[Path, Argument(help="A run or an experiment; it may begin later.")],
-    port: Annotated[int, Option(min=0, max=65535, help="0: a free one.")] = 8760,
-    no_browser: Annotated[bool, Option("--no_browser", help="Print the address only.")] = False,
-    baseline: Annotated[str | None, Option(help="The arm to compare with. [default: as pods report]")] = None,
+    port: Annotated[int, Option(min=0, max=65535, help="Port of the page. 0 takes a free one.")] = 8760,
+    no_browser: Annotated[bool, Option("--no_browser", help="Print the address, and open no browser.")] = False,
+    baseline: Annotated[str | None, Option(help="The arm to compare with. [default: as of pods report]")] = None,
 ) -> None:
     """Show the report of runs while they train, in a browser.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from typer import Option
 from ..engines import TESTED
 from ..recipe import load_recipe
 from ..text import console, plain_text, safe_text
-from .train import Config, named_recipe, show_plan, stoppable
+from .train import Config, named_recipe, show_fact, show_plan, stoppable, working
 
 _TESTED_TRL = TESTED["trl"].rpartition(".")[0]
 _PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "latex2sympy2_extended", "pyarrow")
@@ -41,18 +41,25 @@ def doctor(context: typer.Context, config: Config = None) -> None:
     if context.args or config:
         named, keys = named_recipe(context, config)
         recipe = load_recipe(named, keys)
-    findings = [*check_versions(), *check_machine()]
+    findings = list(check_versions())
+    _show_findings(findings)
+    with working("importing torch"):
+        of_machine = list(check_machine())
     if recipe and recipe.missing_library:
-        findings.append(("bad", "recipe", recipe.missing_library))
-    for grade, name, value in findings:
-        style = _STYLES[grade]
-        console().print(f"[{style}]{grade:<4}[/{style}]  {name:<16} {safe_text(value)}")
+        of_machine.append(("bad", "recipe", recipe.missing_library))
+    _show_findings(of_machine)
+    findings += of_machine
     if recipe:
         console().print()
         show_plan(recipe.batch_plan())
-        console().print(f"\nWhich n and m are quickest here? pods plan measures it: pods plan {safe_text(named)}")
+        console().print(f"\nWhich n and m pay here? Measure it: pods plan {safe_text(named)}")
     if any(grade == "bad" for grade, _, _ in findings):
         raise typer.Exit(1)
+
+
+def _show_findings(findings: Iterable[Finding]) -> None:
+    for grade, name, value in findings:
+        show_fact(f"{grade:<4}  {name:<22} ", value, style=_STYLES[grade])
 
 
 def check_versions() -> Iterator[Finding]:
@@ -85,7 +92,7 @@ def check_machine() -> Iterator[Finding]:
         gpu = torch.cuda.get_device_properties(index)
         yield "ok", f"GPU {index}", f"{gpu.name}, {gpu.total_memory / _GIB:.0f} GiB"
     if not torch.cuda.is_available():
-        yield "note", "device", "CPU only: enough for the tiny policy; set use_cpu: true"
+        yield "note", "device", "CPU only: enough for the shipped tiny policies"
     bf16 = gpu_has_bf16() if torch.cuda.is_available() else cpu_has_bf16()
     words = {True: "yes", False: "no: training runs in float32", None: "unknown"}
     yield "ok" if bf16 else "note", "bf16", words[bf16]

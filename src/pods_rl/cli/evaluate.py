@@ -53,7 +53,8 @@ def evaluate(
     Examples:
       pods eval --run runs/mine --eval_repeats 5 --output results
       pods eval --model tiny --task_difficulty hard
-      pods eval --model Qwen/Qwen2.5-3B-Instruct --adapter runs/lora/checkpoints/final --task gsm8k
+      pods eval --model Qwen/Qwen2.5-3B-Instruct --task gsm8k
+      pods eval --model BASE --adapter runs/lora/checkpoints/final --task gsm8k
     """
     keys = parse_overrides(context.args)
     _check_options(run, model, adapter, config)

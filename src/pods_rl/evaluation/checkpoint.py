@@ -62,7 +62,7 @@ def evaluate_checkpoint(
         backend: `generate`, `vllm`, or `auto`: `vllm` if it is installed and there is a GPU.
         done: called with the number of finished rows, to show progress.
         begin: called with what begins: loading, completing.
-        note: called with each note of the task on its data.
+        note: called with a line for each note of the task on its data.
 
     Raises:
         UserError: the policy, the task or the backend cannot be used.
@@ -78,7 +78,7 @@ def evaluate_checkpoint(
         begin(f"loading the task {recipe.values['task']}")
         task = load_task(recipe.task_settings(), reward_errors=recipe.values["reward_errors"])
         for text in task.notes:
-            note(text)
+            note(f"Note: {text}")
         backend = choose_backend(backend, on_cpu=bool(recipe.values.get("use_cpu")), task=task)
         tokenizer = load_tokenizer(policy.tokenizer)
         tools = tool_options(tokenizer, task)  # refuses a policy without tools before its weights are loaded

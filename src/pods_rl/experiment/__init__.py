@@ -338,9 +338,7 @@ class _Runner:
             self._environments.put(environment)
         self._report(kind, position, run, reason)
 
-    def _train(
-        self, run: PlannedRun, path: Path, environment: dict[str, str], resume: bool
-    ) -> tuple[Kind, str | None]:
+    def _train(self, run: PlannedRun, path: Path, environment: dict[str, str], resume: bool) -> tuple[Kind, str | None]:
         config = self._output / "configs" / f"{run.arm}-seed-{run.seed}.yaml"
         write_atomic(config, run.recipe.to_yaml())
         earlier_status = Run(path).status

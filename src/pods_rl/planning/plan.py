@@ -123,8 +123,8 @@ class Plan:
                 verdicts.append(f"{' and '.join(labels)} would be {word} than GRPO")
         return (
             f"Compared with a step of GRPO with the same m, {' and '.join(costs)}. In our study of word problems PODS "
-            f"needed {BREAK_EVEN:g} times fewer steps than GRPO to the same accuracy. If it saves as many on your task, "
-            f"{', and '.join(verdicts)}."
+            f"needed {BREAK_EVEN:g} times fewer steps than GRPO to the same accuracy. If it saves as many on your "
+            f"task, {', and '.join(verdicts)}."
         )
 
 
@@ -168,7 +168,9 @@ def decide(candidates: Sequence[Candidate], pool: Pool, simulated: Simulated, fa
     best = max(others, key=lambda candidate: gains[candidate.setting].low)
     gain = gains[best.setting]
     if gain.low > 1:
-        reason = f"It has at least {gain.low:.2f} times the signal a second of {kept}, probably {gain.median:.2f} times."
+        reason = (
+            f"It has at least {gain.low:.2f} times the signal a second of {kept}, probably {gain.median:.2f} times."
+        )
         return Plan(candidates, best, reason, facts, gains)
     if max(gains[candidate.setting].median for candidate in others) <= 1:
         reason = "No other timed setting has more signal a second: keep GRPO."
@@ -180,9 +182,7 @@ def decide(candidates: Sequence[Candidate], pool: Pool, simulated: Simulated, fa
     return Plan(candidates, grpo, reason, facts, gains)
 
 
-def _gains(
-    grpo: Candidate, others: Sequence[Candidate], pool: Pool, simulated: Simulated
-) -> dict[Setting, Gain]:
+def _gains(grpo: Candidate, others: Sequence[Candidate], pool: Pool, simulated: Simulated) -> dict[Setting, Gain]:
     """Return the gain over plain GRPO of each timed setting, over resampled prompts and timed seconds."""
     rng = np.random.default_rng(0)
     ratios: dict[Setting, list[float]] = {candidate.setting: [] for candidate in others}

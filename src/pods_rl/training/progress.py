@@ -24,6 +24,7 @@ _PHASE = "pods/seconds/"
 _PHASE_NAMES = {"rollout": "rollouts", "reward": "rewards", "selection": "selection", "update": "update"}
 _RECENT = 3600.0  # seconds from which rich estimates the time left; a step may take minutes
 _SILENT = 30.0  # seconds without a line, after which a log says what is still in progress
+_LONGEST_SILENCE = 60.0  # seconds between such lines, once the work takes long
 _LOG_WIDTH = 80
 _BAR_WIDTH = 14
 
@@ -76,12 +77,17 @@ class LiveLine(RichProgress):
         if self.live.is_started:
             super().stop()
 
-    def begin(self, what: str) -> None:
-        """Show what begins; a log shows it at once."""
+    def begin(self, what: str, *, in_log: bool = True) -> None:
+        """Show what begins.
+
+        Args:
+            what: the work.
+            in_log: whether a log shows it at once. If not, only if it takes longer than `silent`.
+        """
         self.work_on(what)
         if self.redraws:
             self.show(what)
-        else:
+        elif in_log:
             self.say(what)
 
     def work_on(self, what: str) -> None:
@@ -105,12 +111,24 @@ class LiveLine(RichProgress):
             self._heard_at = time.monotonic()
             self.console.print(Text(plain_text(text)))
 
+    def note(self, text: str) -> None:
+        """Print sentences that stay, of which a terminal breaks no word."""
+        with self._writing:
+            self._heard_at = time.monotonic()
+            self.console.print(Text(plain_text(text)), soft_wrap=not self.console.is_terminal)
+
     def _watch_silence(self) -> None:
-        """Print what is in progress whenever a log got no line for `silent` seconds."""
+        """Print what is in progress when a log got no line for `silent` seconds, then ever less often."""
+        patience = self._silent
+        said_of = self._doing_since
         while not self._over.wait(min(1.0, self._silent)):
             now = time.monotonic()
-            if not self._doing or now - self._heard_at < self._silent:
+            if self._doing_since != said_of:
+                said_of = self._doing_since
+                patience = self._silent
+            if not self._doing or now - self._heard_at < patience:
                 continue
+            patience = max(self._silent, min(2 * patience, _LONGEST_SILENCE))
             try:
                 self.say(f"{self._doing}, {duration(now - self._doing_since)} so far")
             except (OSError, ValueError):  # the output is gone; the work itself finds out
@@ -161,14 +179,9 @@ class Progress(LiveLine):
         self._max_steps = max_steps
         self._trains = False
 
-    def begin(self, what: str) -> None:
+    def begin(self, what: str, *, in_log: bool = True) -> None:
         """Show what begins: loading, an evaluation. A log shows it at once, until the run makes its first step."""
-        text = f"{self._label}: {what}"
-        self.work_on(text)
-        if self.redraws:
-            self.show(text)
-        elif not self._trains:
-            self.say(text)
+        super().begin(f"{self._label}: {what}", in_log=in_log and not self._trains)
 
     def show_part(self, doing: str) -> None:
         """Show the progress of an evaluation."""
@@ -215,15 +228,14 @@ class Progress(LiveLine):
 
 
 class EvaluationProgress(LiveLine):
-    """Shows what `pods eval` does, on standard error; on standard output if only that is a terminal.
+    """Shows what `pods eval` does and how far it is.
 
     Args:
         shows: whether anything is shown. Of several processes only one shows it.
     """
 
     def __init__(self, *, shows: bool = True) -> None:
-        on_output = sys.stdout.isatty() and not sys.stderr.isatty()
-        out = console(stderr=not on_output)
+        out = progress_console()
         out.quiet = not shows
         super().__init__(out)
 
@@ -242,9 +254,11 @@ class EvaluationProgress(LiveLine):
         else:
             self.show(f"{percentage(share)}, {text}")
 
-    def note(self, text: str) -> None:
-        """Print what a user should know about the data."""
-        self.say(f"Note: {text}")
+
+def progress_console() -> Console:
+    """Return a console for progress next to results: standard error, or standard output if only that is a terminal."""
+    on_output = sys.stdout.isatty() and not sys.stderr.isatty()
+    return console(stderr=not on_output)
 
 
 def seconds_of_step(row: Mapping[str, Any]) -> str:
