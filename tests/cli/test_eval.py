@@ -194,7 +194,7 @@ def test_an_evaluation_without_a_terminal_says_what_it_does_and_how_far_it_is(tm
     data = ["--dataset_name", "q.jsonl", "--prompt_style", "plain"]
     done = pods("eval", "--model", "tiny", *data, *SHORT, "--eval_batch_size", "1")
     assert done.stdout.startswith("policy  ")
-    lines = done.stderr.splitlines()
+    lines = [line for line in done.stderr.splitlines() if "so far" not in line]  # a busy machine has those
     assert lines[:2] == ["importing torch", "loading the task dataset"]
     assert lines[2].startswith("Note: q.jsonl (train) has no test split. Of its 90 rows ")
     assert lines[3:] == [

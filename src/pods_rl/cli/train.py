@@ -135,7 +135,8 @@ def working(what: str, *, in_log: bool = True) -> Iterator[LiveLine]:
     """
     from ..training.progress import LiveLine, progress_console
 
-    with LiveLine(progress_console(), silent=_SOON) as line:
+    # A command does not end because its progress cannot be written.
+    with outlive_output(None), LiveLine(progress_console(), silent=_SOON) as line:
         line.begin(what, in_log=in_log)
         yield line
 
