@@ -397,6 +397,13 @@ def test_the_meaning_of_a_key_fits_80_columns(key):
     assert lines[0].startswith(f"{key}: ")
 
 
+def test_the_list_of_recipes_fits_80_columns_and_says_how_to_use_a_name():
+    lines = pods("recipes").output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if line.strip().startswith("->") or line.endswith("->")]
+    assert lines[-5].startswith("pods compare NAME  ")
+
+
 def test_what_a_recipe_does_fits_80_columns_and_a_dry_run_says_what_it_waits_for():
     done = pods("compare", "quickstart", "--dry_run")
     assert max(map(len, done.stdout.splitlines())) <= 80

@@ -18,7 +18,7 @@ from ..text import console
 from ..training.progress import LiveLine, percentage, share_done
 
 _EVERY = 1.0  # seconds between looks at the runs in progress
-_LOG_EVERY = 30.0  # seconds between lines on what is left, in a log
+_LOG_EVERY = 60.0  # seconds between lines on what is left, in a log
 _WIDTH = 78  # next to the spinner
 
 

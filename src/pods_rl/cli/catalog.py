@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 
 
 _REFUSALS_SHOWN = 10
+_USES = {
+    "pods compare NAME": "an experiment, which has arms: train all of them",
+    "pods train NAME": "a recipe, which has none: train it",
+    "pods train NAME-ARM": "train one arm of an experiment",
+    "... --accelerate_config NAME": "in several processes, as the last four say",
+    "pods recipes NAME > mine.yaml": "copy a recipe or an experiment, to change it",
+}
 
 tasks_app = typer.Typer(
     invoke_without_command=True,
@@ -79,14 +86,16 @@ def _list_recipes() -> None:
         _print_indented(out, first_line.lstrip("# "))
         if file in arms:
             _print_indented(out, f"arms: {', '.join(arms[file])}")
-    out.print("\n[bold]pods compare --config NAME[/bold] runs all arms of an experiment,")
-    out.print("[bold]pods train --recipe NAME-ARM[/bold] (or NAME, if it has no arms) one run,")
-    out.print("[bold]accelerate launch --config_file $(pods recipes --path NAME)[/bold] several processes.")
+    out.print()
+    for command, what in _USES.items():
+        out.print(f"[bold]{command:<31}[/bold] {what}")
 
 
 def _print_indented(out: Console, text: str) -> None:
-    for line in textwrap.wrap(text, width=76, subsequent_indent="  "):
-        out.print(f"    {safe_text(line)}")
+    unbroken = text.replace(" -> ", "\xa0->\xa0")  # n -> m stays on one line
+    for line in textwrap.wrap(unbroken, width=76, subsequent_indent="  "):
+        plain = line.replace("\xa0", " ")
+        out.print(f"    {safe_text(plain)}")
 
 
 @tasks_app.callback()
