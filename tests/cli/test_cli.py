@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 
 import pods_rl.cli
 from pods_rl.cli import app, main
+from pods_rl.cli.compare import _show as show_experiment
 from pods_rl.distributed.launch import Failure
 from pods_rl.errors import UserError
+from pods_rl.experiment import load_experiment
 from pods_rl.recipe import shipped_recipes
 from pods_rl.recipe.recipe import checkpoint_keys
 from pods_rl.runs import Run, RunWriter
@@ -404,10 +406,14 @@ def test_the_list_of_recipes_fits_80_columns_and_says_how_to_use_a_name():
     assert lines[-5].startswith("pods compare NAME  ")
 
 
-def test_what_a_recipe_does_fits_80_columns_and_a_dry_run_says_what_it_waits_for():
-    done = pods("compare", "quickstart", "--dry_run")
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert done.stderr.splitlines()[0] == "checking the recipe of each arm and its data"
+def test_what_the_arms_of_an_experiment_do_fits_80_columns(capsys):
+    show_experiment(load_experiment("quickstart"))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("a process         ") for line in lines)
+
+
+def test_doctor_fits_80_columns_and_says_what_it_waits_for():
     done = pods("doctor", "tiny-pods")
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert done.stderr.splitlines()[0] == "importing torch"
