@@ -1,7 +1,8 @@
 """Memory of the update in each arm of an experiment: python benchmarks/update_memory.py EXPERIMENT.yaml [--csv FILE]
 
 Trains some steps of each arm's recipe, with the first seed, and records the peak of the tensors in each pass forward
-and backward, above what was held before it. Generation is outside. Prints the median and the greatest peak, for the
+and backward, above what was held before it. Generation is outside. The first micro-batch, in which the trainer checks
+its pass over the tree, and those that are skipped do not count. Prints the median and the greatest peak, for the
 experiment's own policy and with --trained for another one, whose rollouts share more.
 
     python benchmarks/update_memory.py benchmarks/equal_memory_4.yaml --trained FOLDER
@@ -60,7 +61,7 @@ def main() -> None:
     print(f"{'arm':<24}{'policy':<10}{'median MB':>10}{'greatest MB':>12}")
     for policy, keys in policies.items():
         for run in load_experiment(options.experiment, keys).first_runs():
-            of_run = [peak / 1e6 for peak in peaks(run, options.steps)]
+            of_run = [peak / 1e6 for peak in peaks(run, options.steps)[1:] if peak > 0]
             median = statistics.median(of_run)
             print(f"{run.arm:<24}{policy:<10}{median:>10.1f}{max(of_run):>12.1f}", flush=True)
             rows.append([run.arm, policy, len(of_run), f"{median:.1f}", f"{max(of_run):.1f}"])

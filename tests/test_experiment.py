@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ import yaml
 from pods_rl.errors import UserError
 from pods_rl.experiment import build_experiment, load_experiment, run_experiment, train_in_process
 from pods_rl.runs import Run, RunWriter, find_runs
+from pods_rl.runs.checkpoints import prepare, publish
 from pods_rl.yaml_files import Origin, parse_yaml
 
 from . import DEADLINE
@@ -34,9 +36,9 @@ def experiment(text=TEXT, **overrides):
     return build_experiment(*parse_yaml(text, "mine.yaml"), overrides)
 
 
-def finish(config: Path, output: Path, *_) -> int:
+def finish(config: Path, output: Path, *_, resume: bool = False) -> int:
     """A run that ends well."""
-    with RunWriter(output) as writer:
+    with RunWriter(output, resume=resume) as writer:
         writer.write_config(config.read_text())
         writer.write_status("finished", step=3)
     return 0
@@ -130,7 +132,7 @@ def test_finished_runs_are_not_repeated(tmp_path):
 
 
 def test_a_failed_run_costs_one_run_and_is_made_again(tmp_path):
-    def fail_once(config, output, *_):
+    def fail_once(config, output, *_, **__):
         if "pods/seed-1" in str(output) and not (tmp_path / ".attempts").exists():
             with RunWriter(output) as writer:
                 writer.write_config(config.read_text())
@@ -152,8 +154,95 @@ def test_a_failed_run_costs_one_run_and_is_made_again(tmp_path):
     assert {arm: [r.seed for r in runs] for arm, runs in found.items()} == {"pods": [1, 2], "grpo": [1, 2]}
 
 
+def save(run: Path, step: int, processes: int = 1) -> None:
+    """A complete checkpoint."""
+    (prepare(run / f"checkpoints/checkpoint-{step}") / "model.bin").write_bytes(b"x")
+    publish(run / f"checkpoints/checkpoint-{step}", {"step": step, "processes": processes})
+
+
+def interrupted(config: Path, output: Path, *_, resume: bool = False) -> int:
+    """A run that is killed after its step 2, with a checkpoint of it."""
+    with RunWriter(output, resume=resume) as writer:
+        writer.write_config(config.read_text())
+        writer.write_status("running", step=2)
+    save(output, 2)
+    return -9
+
+
+def notes(what, output, launch=finish, **options) -> list[str | None]:
+    """Run an experiment; what it says of each run that it starts."""
+    events = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pods_rl.experiment.train_in_process", launch)
+        run_experiment(what, output, events.append, **options)
+    return [event.reason for event in events if event.kind == "started"]
+
+
+def test_an_unfinished_run_resumes_from_its_checkpoint_in_its_own_directory(tmp_path):
+    one = experiment(seeds="1")
+    assert notes(one, tmp_path, interrupted) == [None, None]
+    resumed = []
+
+    def launch(config, output, *_, resume):
+        resumed.append(resume)
+        return finish(config, output, resume=resume)
+
+    assert notes(one, tmp_path, launch) == ["resumes from checkpoint-2"] * 2
+    assert resumed == [True, True]
+    assert not (tmp_path / ".attempts").exists()
+    assert Run.open(tmp_path / "pods/seed-1").state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        ("nothing saved", "starts again: it has no complete checkpoint"),
+        ("torn", "starts again: it has no complete checkpoint"),
+        ("recipe", "starts again: its recipe has changed"),
+        ("evaluation", "starts again: its recipe has changed"),  # one curve would have points of two kinds
+        ("processes", "starts again: its number of processes has changed"),
+    ],
+)
+def test_a_run_that_cannot_resume_starts_again_and_says_why(tmp_path, change, note):
+    one = experiment(seeds="1")
+    notes(one, tmp_path, interrupted)
+    for path in tmp_path.glob("*/seed-1"):
+        if change == "nothing saved":
+            shutil.rmtree(path / "checkpoints")
+        elif change == "torn":
+            (path / "checkpoints/checkpoint-2/model.bin").write_bytes(b"y")
+        elif change == "processes":
+            save(path, 3, processes=2)
+    changed = {"recipe": {"learning_rate": "0.5"}, "evaluation": {"eval_prompts": "7"}}
+    assert notes(experiment(seeds="1", **changed.get(change, {})), tmp_path) == [note, note]
+    kept = {path.name for path in (tmp_path / ".attempts").iterdir()}
+    assert kept == {"pods-seed-1-1", "grpo-seed-1-1"}
+
+
+def test_a_resume_that_ends_before_it_trains_is_a_failure_of_its_own(tmp_path):
+    """It leaves the earlier status, `stopped`, which says nothing about it."""
+
+    def stopped(*job, **options):
+        interrupted(*job, **options)
+        with RunWriter(job[1], resume=True) as writer:
+            writer.write_status("stopped", reason="interrupted by SIGINT")
+        return 130
+
+    def cannot_load(config, output, *_, **__):
+        (output / "log.txt").write_text("Error: no such model\n")
+        return 2
+
+    assert run(experiment(seeds="1"), tmp_path, stopped)[0] == {"stopped": 2}
+    events = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pods_rl.experiment.train_in_process", cannot_load)
+        run_experiment(experiment(seeds="1"), tmp_path, events.append)
+    failures = [event.reason for event in events if event.kind == "failed"]
+    assert failures == ["exit code 2: Error: no such model"] * 2
+
+
 def test_a_run_that_never_began_is_reported_with_the_last_line_it_printed(tmp_path):
-    def refuse(_, output, *__):
+    def refuse(_, output, *__, **___):
         output.mkdir(parents=True)
         (output / "log.txt").write_text("loading\nError: no such model\n\n")
         return 2
@@ -185,7 +274,7 @@ def test_a_run_that_another_process_makes_is_neither_made_twice_nor_lost(tmp_pat
 
 
 def test_a_second_call_on_the_same_place_is_refused(tmp_path):
-    def again(*job):
+    def again(*job, **_):
         with pytest.raises(UserError, match="another `pods compare` is making this experiment"):
             run(experiment(), tmp_path)
         return finish(*job)
@@ -206,7 +295,7 @@ def test_a_full_disk_costs_the_runs_it_hits_and_is_reported(tmp_path, monkeypatc
     monkeypatch.setattr("pods_rl.runs.run.RunWriter", Full)
     events = []
 
-    def launch(config, output, *_):
+    def launch(config, output, *_, **__):
         return 1 if "pods" in str(output) else finish(config, output)
 
     monkeypatch.setattr("pods_rl.experiment.train_in_process", launch)
@@ -230,7 +319,7 @@ def test_each_place_has_a_gpu_of_its_own(tmp_path, monkeypatch, chosen, parallel
     together = threading.Barrier(min(parallel, 2))
     given = []
 
-    def launch(config, output, accelerate, environment):
+    def launch(config, output, accelerate, environment, **_):
         if parallel > 1:
             together.wait(timeout=DEADLINE)
         given.append(environment.get("CUDA_VISIBLE_DEVICES"))
@@ -308,7 +397,7 @@ def test_a_signal_reaches_the_runs_and_waits_until_they_have_saved_themselves(tm
 def test_runs_side_by_side_are_in_progress_together(tmp_path):
     together = threading.Barrier(2)
 
-    def meet(*job):
+    def meet(*job, **_):
         together.wait(timeout=DEADLINE)  # breaks unless two runs are in progress at once
         return finish(*job)
 

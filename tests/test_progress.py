@@ -10,8 +10,10 @@ from rich.console import Console
 
 from pods_rl.runs import RunWriter
 from pods_rl.runs.checkpoints import prepare, publish
-from pods_rl.training.progress import Progress
+from pods_rl.training.progress import LiveLine, Progress
 from pods_rl.training.resume import last_lines
+
+from . import until
 
 ROW = {
     "step": 120, "seconds": 40.0, "reward": 0.953, "pods/seconds/rollout": 0.77, "pods/seconds/reward": 0.02,
@@ -25,28 +27,63 @@ def screen(width: int, **options: object) -> Console:
     return Console(file=io.StringIO(), width=width, height=24, **terminal)  # type: ignore[arg-type]
 
 
-PHASES = "gen/rew/sel/upd 0.77/0.02/0.00/0.20 s"
-STEP = "run                    40 s  step   120 of 500  reward 0.95"
+SECONDS = "0.994 s a step: 77 % rollouts, 2 % rewards, 20 % update"
+
+
+def shown_on(out: Console, progress: Progress) -> list[str]:
+    """The lines that a terminal shows now."""
+    lines = []
+    for parts in out.render_lines(progress.make_tasks_table(progress.tasks)):
+        lines.append("".join(part.text for part in parts).rstrip())
+    return lines
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_a_terminal_redraws_a_step_on_one_line_of_its_width(width: int) -> None:
+def test_a_terminal_shows_how_far_a_run_is_and_cuts_nothing(width: int) -> None:
     out = screen(width)
     with Progress("run", out=out, max_steps=500) as progress:
         progress.begin("loading the task [red]\x1b[2J")
         progress.step(ROW)
-        lines = out.render_lines(progress.make_tasks_table(progress.tasks))
+        lines = shown_on(out, progress)
     assert "loading the task [red]\\x1b[2J" in out.file.getvalue() or width < 80  # type: ignore[attr-defined]
-    (line,) = ["".join(part.text for part in parts).rstrip() for parts in lines]
-    assert len(line) <= width
-    assert f"{STEP}  {PHASES}".startswith(line[line.index("run") :].rstrip("…"))
+    assert max(map(len, lines)) <= width
+    words = " ".join(" ".join(lines).split())
+    assert f"━━━┄┄┄┄┄┄┄┄┄┄┄ 24 % step 120 of 500, reward 0.953 {SECONDS}" in words
+    if width >= 80:
+        assert len(lines) == 2
+
+
+def test_a_line_of_a_long_run_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest that is likely: six digits of steps, days left, four phases."""
+    row = ROW | {"step": 123_456, "seconds": 40_000.0, "reward": -12.34, "pods/seconds/selection": 1.0}
+    out = screen(80)
+    with Progress("run", out=out, max_steps=200_000) as progress:
+        monkeypatch.setattr(progress, "left", lambda share: "23 h 59 min left")
+        progress.step(row)
+        assert len(shown_on(out, progress)) == 2
+    log = screen(80, force_terminal=False)
+    progress = Progress("gsm8k-qwen2.5-3b-pods-20260101-120000", out=log, max_steps=200_000)
+    monkeypatch.setattr(progress, "left", lambda share: "23 h 59 min left")
+    progress.step(row)
+    assert log.file.getvalue() == (  # type: ignore[attr-defined]
+        "gsm8k-qwen2.5-3b-pods-20260101-120000: 61 %, step 123456 of 200000, 23 h 59 min\n"
+        "  left, reward -12.3\n"
+        "  1.99 s a step: 39 % rollouts, 1 % rewards, 50 % selection, 10 % update\n"
+    )
+
+
+def test_a_terminal_without_unicode_has_a_bar_too() -> None:
+    progress = Progress("run", out=screen(80, legacy_windows=True), max_steps=2)
+    assert "━" in progress.bar(0.5)
+    ascii_only = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), force_terminal=True)
+    assert Progress("run", out=ascii_only).bar(0.5) == "#######....... 50 %"
 
 
 @pytest.mark.parametrize(
     ("budget", "left"),
     [
-        ({"max_steps": 500, "max_seconds": 64.0}, "0:00:24 left"),
-        ({"max_steps": 130, "max_seconds": 3600.0}, "0:00:04 left"),
+        ({"max_steps": 500, "max_seconds": 64.0}, "62 %, step 120 of 500, 24 s left"),
+        ({"max_steps": 130, "max_seconds": 3600.0}, "92 %, step 120 of 130, 4 s left"),
     ],
 )
 def test_the_time_left_is_of_the_budget_that_ends_first(budget: dict, left: str) -> None:
@@ -55,9 +92,17 @@ def test_the_time_left_is_of_the_budget_that_ends_first(budget: dict, left: str)
     progress.get_time = lambda: next(clock)
     for row in (ROW | {"step": 60, "seconds": 20.0}, ROW):
         progress.step(row)
-    first, second = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    first, _, second, _ = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert "left" not in first
     assert left in second
+
+
+def test_epochs_become_a_number_of_steps() -> None:
+    out = screen(80, force_terminal=False)
+    progress = Progress("run", out=out, max_steps=-1)
+    progress.expect_steps(240)
+    progress.step(ROW)
+    assert "run: 50 %, step 120 of 240" in out.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_log_has_a_line_for_each_thing_begun_and_then_for_steps() -> None:
@@ -74,9 +119,35 @@ def test_a_log_has_a_line_for_each_thing_begun_and_then_for_steps() -> None:
         "run: loading the task gsm8k",
         "run: evaluating before training",
         "run                    30 s  step   100 of 500  accuracy 0.250  format 0.500",
-        f"{STEP}  {PHASES}",
+        "run: 24 %, step 120 of 500, reward 0.953",
+        f"  {SECONDS}",
         "",
     ]
+
+
+def test_a_log_says_what_is_in_progress_when_it_was_silent_for_a_while() -> None:
+    out = screen(80, force_terminal=False, soft_wrap=True)
+    with LiveLine(out, silent=0.01) as line:
+        line.begin("loading the policy", in_log=False)
+        until(lambda: "loading the policy, 0 s so far" in out.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_work_that_is_soon_done_leaves_no_line_in_a_log() -> None:
+    out = screen(80, force_terminal=False, soft_wrap=True)
+    with LiveLine(out, silent=1e9) as line:
+        line.begin("reading the rollouts", in_log=False)
+    assert out.file.getvalue() == ""  # type: ignore[attr-defined]
+
+
+def test_a_terminal_breaks_no_word_of_a_note() -> None:
+    out = screen(40, soft_wrap=True)
+    LiveLine(out).note("Note: " + "seventeen letters " * 5)
+    lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) > 1
+    assert {word for line in lines for word in line.split()} == {"Note:", "seventeen", "letters"}
+    log = screen(40, force_terminal=False, soft_wrap=True)
+    LiveLine(log).note("Note: " + "seventeen letters " * 5)
+    assert len(log.file.getvalue().splitlines()) == 1  # type: ignore[attr-defined]
 
 
 def write(run: Path, state: str, *, steps: int = 3, saved: bool = True, final: bool = False, evals: int = 1) -> Path:

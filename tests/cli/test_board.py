@@ -47,13 +47,39 @@ def test_the_line_of_a_terminal_has_the_time_left_and_the_runs_in_progress(plan,
         board(event("failed" if number == 3 else "finished", plan, number, tmp_path, "why"))
     for number in (20, 21):
         board(event("started", plan, number, tmp_path))
-    assert board.summary() == "20 of 26 runs done, 1 failed, arm-7 seed 2 loading, arm-8 seed 2 loading"
+    loading = "20 of 26 runs done, 1 failed\nnow: arm-7 seed 2 loading, arm-8 seed 2 loading"
+    assert board.summary() == loading
     progress(tmp_path / plan[20].path, 120, 50.0, 80.0, 0.625)
     board._read(event("started", plan, 20, tmp_path))
     # half a run in 10 seconds, of 5.5
     assert board.summary() == (
-        "20 of 26 runs done, 0:01:50 left, 1 failed, arm-7 seed 2 step 120, arm-8 seed 2 loading"
+        "20 of 26 runs done, 1 min 50 s left, 1 failed\nnow: arm-7 seed 2 step 120 (50 %), arm-8 seed 2 loading"
     )
+
+
+def test_many_runs_at_once_are_all_shown_at_80_columns(plan, tmp_path):
+    out = screen(terminal=True)
+    board = Board(plan, out=out)
+    for number in range(8):
+        board(event("started", plan, number, tmp_path))
+    board.show(board.summary())
+    lines = []
+    for parts in out.render_lines(board.make_tasks_table(board.tasks)):
+        lines.append("".join(part.text for part in parts).rstrip())
+    assert max(map(len, lines)) <= 80
+    assert "┄┄ 0 %  0 of 26 runs done" in lines[0]
+    words = " ".join(" ".join(lines).split())
+    assert all(f"arm-{number} seed 1 loading" in words for number in range(8))
+
+
+def test_a_log_says_now_and_then_what_is_left_and_how_a_run_begins(plan, tmp_path, monkeypatch):
+    monkeypatch.setattr("pods_rl.cli.board._EVERY", 0.01)
+    monkeypatch.setattr("pods_rl.cli.board._LOG_EVERY", 0.01)
+    out = screen(terminal=False)
+    with Board(plan, out=out) as board:
+        board(event("started", plan, 0, tmp_path, "resumes from checkpoint-40"))
+        until(lambda: "0 of 26 runs done\nnow: arm-0 seed 1 loading" in out.file.getvalue())
+    assert "[1/26] arm-0 seed 1 resumes from checkpoint-40  " in out.file.getvalue()
 
 
 @pytest.mark.parametrize("terminal", [True, False])

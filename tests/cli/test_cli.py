@@ -12,11 +12,14 @@ from signal import SIGINT, SIGTERM
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 import pods_rl.cli
-from pods_rl.cli import main
+from pods_rl.cli import app, main
+from pods_rl.cli.compare import _show as show_experiment
 from pods_rl.distributed.launch import Failure
 from pods_rl.errors import UserError
+from pods_rl.experiment import load_experiment
 from pods_rl.recipe import shipped_recipes
 from pods_rl.recipe.recipe import checkpoint_keys
 from pods_rl.runs import Run, RunWriter
@@ -206,7 +209,7 @@ def test_compare_checks_every_arm_with_the_libraries_before_anything_is_written(
 
 
 def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, tmp_path):
-    def launch(starters, config, output, in_progress):
+    def launch(starters, config, output, in_progress, **_):
         with RunWriter(output) as writer:
             writer.write_config(config.read_text())
             writer.append_eval({"step": 0, "due": 0, "seconds": 0, "accuracy": 0.2})
@@ -222,7 +225,7 @@ def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, tmp_pa
     assert result.exit_code == 1
     assert "[3/3] grpo seed 1 finished" in result.output  # one failure stops no other run
     assert r"Failed: pods seed 1: ValueError: [red]bad\x1b[2J" in result.stderr
-    assert "The same command makes it again." in result.stderr
+    assert "The same command resumes such runs from their last checkpoint" in result.stderr
     assert (tmp_path / "out/report/report.html").is_file()
 
 
@@ -234,7 +237,7 @@ def test_compare_outlives_its_display(tmp_path, stream):
 import sys, pods_rl.cli as c
 from pods_rl.experiment import Starters
 from pods_rl.runs import RunWriter
-def finish(starters, config, output, in_progress):
+def finish(starters, config, output, in_progress, **_):
     with RunWriter(output) as writer:
         writer.write_config(config.read_text())
         writer.append_eval({"step": 1, "seconds": 1.0, "elapsed": 1.0, "due": 1.0, "accuracy": 0.5})
@@ -375,3 +378,41 @@ def test_a_deleted_working_directory_is_one_line(tmp_path, words):
     assert done.returncode == 2
     assert done.stderr.startswith("Error: The working directory cannot be read")
     assert done.stderr.count("\n") == 1
+
+
+COMMANDS = ["", "train", "eval", "compare", "report", "watch", "plan", "select", "doctor", "recipes", "tasks"]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "tasks check"])
+def test_the_help_of_a_command_fits_80_columns_and_is_not_cut(command):
+    result = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "80"})
+    lines = result.output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if line.endswith("...") and not line.startswith("Usage")]
+
+
+@pytest.mark.parametrize("key", ["num_rollouts", "loss_type", "rule"])
+def test_the_meaning_of_a_key_fits_80_columns(key):
+    lines = pods("train", "--explain", key).output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith(f"{key}: ")
+
+
+def test_the_list_of_recipes_fits_80_columns_and_says_how_to_use_a_name():
+    lines = pods("recipes").output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if line.strip().startswith("->") or line.endswith("->")]
+    assert lines[-5].startswith("pods compare NAME  ")
+
+
+def test_what_the_arms_of_an_experiment_do_fits_80_columns(capsys):
+    show_experiment(load_experiment("quickstart"))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("a process         ") for line in lines)
+
+
+def test_doctor_fits_80_columns_and_says_what_it_waits_for():
+    done = pods("doctor", "tiny-pods")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stderr.splitlines()[0] == "importing torch"

@@ -23,8 +23,11 @@ def test_a_plan_is_measured_and_printed(place, monkeypatch):  # noqa: F811
         "prices",
         "completions",
         "rollouts are distinct",
+        "Modelled with these prices",
+        "Timed here, and the gain in signal a second over GRPO",
         "Limits:",
         "Recommended: ",
-        "Train with: pods train ... --num_generations ",
+        "Train with: pods train r.yaml --num_generations ",
+        "importing torch and TRL",
     ):
         assert part in done.output

@@ -58,7 +58,7 @@ def test_a_grader_that_refuses_its_gold_is_said_and_fails():
     result = pods("check", f"{__name__}:broken")
     assert result.exit_code == 1
     lines = lines_of(result)
-    assert any(line.startswith("train 22 prompts, 1 gold answers accepted, 21 not") for line in lines)
+    assert any(line.startswith("train 22 prompts, 1 gold answers accepted, 21 refused") for line in lines)
     assert r"row 2 (counted from 1): not accepted: '<answer>\x1b[2J[red]'" in lines
     assert "\x1b" not in result.output
     assert "note: 22 test prompts also in the training split" in lines
@@ -79,6 +79,7 @@ def test_a_task_that_cannot_be_loaded_fails_and_the_others_are_still_checked(mon
 def test_the_published_files_are_counted_and_every_gold_answer_is_accepted():
     result = pods("check", "gsm8k", "math", "sciknoweval_chemistry", "--data_dir", str(SHARED))
     assert result.exit_code == 0
-    counts = re.findall(r"(?:train|test) +(\d+) prompts, +(\d+) gold answers accepted, 0 not", result.output)
+    assert "refused" not in result.output
+    counts = re.findall(r"(?:train|test) +(\d+) prompts, +(\d+) gold answers accepted, mean", result.output)
     assert [int(prompts) for prompts, _ in counts] == [7473, 1319, 0, 500, 2794, 675]
     assert all(prompts == accepted for prompts, accepted in counts)

@@ -98,7 +98,7 @@ def test_a_dry_run_refuses_the_data_that_training_refuses(place):
             pods("train", *words, "--dataset_name", f"{name}.jsonl", "--dry_run")
         with pytest.raises(UserError, match=message):
             pods("train", *words, "--dataset_name", f"{name}.jsonl", "--output", name)
-    note = "Note: good.jsonl (train) has no test split: 2 rows of 20"
+    note = "Note: good.jsonl (train) has no test split. Of its 20 rows 19 are for training and 1 for testing"
     output = pods("train", *words, "--dataset_name", "good.jsonl", "--dry_run").output
     assert note in output
     assert "rollouts generated" in output

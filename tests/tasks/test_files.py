@@ -92,26 +92,67 @@ def test_a_saved_set_can_be_cut_in_two(tmp_path):
     assert (len(task.train), task.test["answer"][:]) == (8, ["8", "9"])
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "saved"])
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "folder", "saved"])
 def test_data_without_a_test_split_are_cut_in_two_with_a_note(tmp_path, kind):
-    """One distinct prompt in ten, chosen by its text, so that equal prompts are on one side; the order stays."""
+    """About one distinct question in ten, chosen by its text, so that equal ones are on one side; the order stays."""
     rows = [{"question": f"{i // 2}+0?", "answer": i // 2} for i in range(60)]
-    name = write_jsonl(tmp_path / "data" / "train.jsonl", rows)
-    if kind == "saved":
-        datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
-    place = {"file": name, "folder": str(tmp_path / "data"), "saved": str(tmp_path / "saved")}[kind]
-    task = load_task({"dataset_name": place})
-    again = load_task({"dataset_name": place})
-    assert (len(task.train), len(task.test)) == (54, 6)
+    path = tmp_path / f"data.{kind}"
+    table = datasets.Dataset.from_list(rows)
+    if kind == "jsonl":
+        write_jsonl(path, rows)
+    elif kind == "json":
+        path.write_text(json.dumps(rows))
+    elif kind == "csv":
+        table.to_csv(path)
+    elif kind == "parquet":
+        table.to_parquet(str(path))
+    elif kind == "folder":
+        write_jsonl(path / "train.jsonl", rows)
+    else:
+        table.save_to_disk(str(path))
+    task = load_task({"dataset_name": str(path)})
+    again = load_task({"dataset_name": str(path)})
+    assert (len(task.train), len(task.test)) == (52, 8)
     assert not set(task.train["answer"]) & set(task.test["answer"])
     assert task.train["answer"][:] == sorted(task.train["answer"], key=int)
     assert task.test["answer"][:] == again.test["answer"][:]
-    assert "has no test split: 6 rows of 60" in task.notes[0]
-    sized = load_task({"dataset_name": place, "task_train_size": 5, "task_test_size": 1})
+    assert "has no test split. Of its 60 rows 52 are for training and 8 for testing" in task.notes[0]
+    sized = load_task({"dataset_name": str(path), "task_train_size": 5, "task_test_size": 1})
     assert (sized.train["answer"][:], sized.test["answer"][:]) == (task.train["answer"][:5], task.test["answer"][:1])
-    one_prompt = write_jsonl(tmp_path / "one.jsonl", rows[:2])
-    with pytest.raises(UserError, match="one distinct prompt, so there is nothing to test on"):
-        load_task({"dataset_name": one_prompt})
+    assert "Of its 60 rows 5 are for training and 1 for testing" in sized.notes[0]
+
+
+def test_data_of_one_question_cannot_be_cut_in_two(tmp_path):
+    one_question = write_jsonl(tmp_path / "one.jsonl", [{"question": q, "answer": 1} for q in ("1+0?", "1+0? ")])
+    with pytest.raises(UserError, match="one distinct question, so there is nothing to test on"):
+        load_task({"dataset_name": one_question})
+
+
+def questions_of(split) -> set[str]:
+    """The questions of prompts, without a system prompt; of spaces and capitals in any form."""
+    found = set()
+    for prompt in split["prompt"]:
+        text = prompt
+        if not isinstance(prompt, str):
+            text = prompt[-1]["content"]
+        found.add(text.strip().splitlines()[-1].strip().lower())
+    return found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"system_prompt": "Add."}, {"system_prompt": ""}, {"prompt_style": "plain"}, {"task_seed": 7}],
+)
+def test_a_row_that_was_trained_is_never_a_test_row_later(tmp_path, change):
+    """Neither with another prompt, as `pods eval` may set it, nor in a file to which rows were added meanwhile."""
+    rows = [{"question": f"What is {i}+0?", "answer": i} for i in range(200)]
+    before = load_task({"dataset_name": write_jsonl(tmp_path / "a.jsonl", rows)})
+    more = [{"question": f"What is  {i}+0? ", "answer": i} for i in range(500)]
+    after = load_task({"dataset_name": write_jsonl(tmp_path / "b.jsonl", rows + more), **change})
+    assert len(after.test) > len(before.test)
+    trained = {question.replace("  ", " ") for question in questions_of(before.train)}
+    tested = {question.replace("  ", " ") for question in questions_of(after.test)}
+    assert not trained & tested
 
 
 def test_a_validation_split_is_used_to_test_on_with_a_note(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pods_rl.errors import UserError
 from pods_rl.tasks import load_task
 
 from .conftest import write_jsonl
@@ -53,3 +54,22 @@ def test_hub_and_folder_give_the_same_prompts_and_gold_answers(hub, folder, name
     assert from_hub.name == name
     assert (from_hub.train["answer"][:], from_hub.test["answer"][:]) == (trained, tested)
     assert set(hub.asked) <= set(HUB)
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "math"])
+def test_a_folder_without_a_test_file_is_cut_in_two_and_is_not_the_published_set(tmp_path, name):
+    rows = [{**GSM8K[0], **MATH[0], "question": f"{i}+1?", "problem": f"{i}/7?"} for i in range(40)]
+    write_jsonl(tmp_path / name / "train.jsonl", rows)
+    task = load_task({"task": name, "data_dir": str(tmp_path)})
+    assert len(task.train) + len(task.test) == 40
+    assert not {repr(p) for p in task.train["prompt"]} & {repr(p) for p in task.test["prompt"]}
+    assert f"are not the published ones of {name}" in task.notes[1]
+    write_jsonl(tmp_path / name / "test.jsonl", rows[:1])
+    published = load_task({"task": name, "data_dir": str(tmp_path)})
+    assert published.version != task.version  # reports do not compare them
+
+
+def test_a_test_set_is_not_cut_off_another_set(tmp_path):
+    write_jsonl(tmp_path / "math" / "train.jsonl", MATH)
+    with pytest.raises(UserError, match="task amc23 found no test file there"):
+        load_task({"task": "amc23", "data_dir": str(tmp_path)})

@@ -48,14 +48,12 @@ def _takes_keys(**options: Any) -> Any:
 
 _takes_keys(options_metavar=_RECIPE, short_help="Train a policy from a recipe.")(train.train)
 _takes_keys(options_metavar=_KEYS, name="eval")(evaluate.evaluate)
-_takes_keys(options_metavar=f"[EXPERIMENT] {_KEYS}", short_help="Train every arm with every seed, and report.")(
-    compare.compare
-)
+_takes_keys(
+    options_metavar=f"[EXPERIMENT] {_KEYS}", short_help="Train several settings with several seeds, and report."
+)(compare.compare)
 app.command(short_help="Write the report of finished runs.")(compare.report)
 app.command(short_help="Show the report of runs while they train.")(compare.watch)
-_takes_keys(options_metavar=_RECIPE, short_help="Find the n and m with most signal a second, by measuring.")(
-    doctor.plan
-)
+_takes_keys(options_metavar=_RECIPE, short_help="Measure how many rollouts to generate and train here.")(doctor.plan)
 app.command()(select.select)
 _takes_keys(options_metavar=_RECIPE, short_help="Check whether this machine can train.")(doctor.doctor)
 app.command(short_help="List recipes, experiments and configurations.")(catalog.recipes)

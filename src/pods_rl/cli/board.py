@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +15,11 @@ from ..experiment import Event, PlannedRun
 from ..runs import EVALS, METRICS, Run
 from ..runs.files import last_row, number
 from ..text import console
-from ..training.progress import LiveLine, share_done
+from ..training.progress import LiveLine, percentage, share_done
 
 _EVERY = 1.0  # seconds between looks at the runs in progress
+_LOG_EVERY = 60.0  # seconds between lines on what is left, in a log
+_WIDTH = 78  # next to the spinner
 
 
 class Board(LiveLine):
@@ -26,7 +30,7 @@ class Board(LiveLine):
     """
 
     def __init__(self, plan: Sequence[PlannedRun], *, out: Console | None = None) -> None:
-        super().__init__(out or console())
+        super().__init__(out or console(), every=_LOG_EVERY)
         self._plan = plan
         self._events: dict[Path, Event] = {}  # the latest of each run
         self._clocks: dict[Path, tuple[float, float]] = {}  # seconds of training clock and steps
@@ -38,6 +42,7 @@ class Board(LiveLine):
 
     def start(self) -> None:
         super().start()
+        self._printed_at = time.monotonic()  # the first events are lines of their own
         self._thread.start()
 
     def stop(self) -> None:
@@ -53,7 +58,9 @@ class Board(LiveLine):
                 self.failures.append(event)
             self._read(event)
             outcome: str = event.kind
-            if event.reason:
+            if event.reason and event.kind == "started":
+                outcome = event.reason  # resumes from a checkpoint, or starts again
+            elif event.reason:
                 outcome += f": {event.reason}"
             self.say(f"[{event.position}/{event.total}] {_label(event.run)} {outcome}  {event.path}")
 
@@ -63,8 +70,7 @@ class Board(LiveLine):
                 for event in self._events.values():
                     if event.kind == "started":
                         self._read(event)
-                if self.redraws:
-                    self.show(self.summary())
+                self.show(self.summary())
 
     def _read(self, event: Event) -> None:
         """Read how far a run is, and print a new evaluation. Damaged values count as 0."""
@@ -87,28 +93,37 @@ class Board(LiveLine):
         self.say(f"{_label(event.run):<24} {clock}  {score} {number(evaluation.get(score)):.3f}")
 
     def summary(self) -> str:
-        """Return one line: the runs that have ended, the time left, and the runs in progress with their steps."""
+        """Return a line on the runs that have ended and the time left, and the runs in progress with their steps."""
         counts = Counter(event.kind for event in self._events.values())
         ended = len(self._events) - counts["started"]
-        runs_in_progress = [event.run for event in self._events.values() if event.kind == "started"]
         done = float(ended)  # a run in progress counts with its share
         run_texts = []
-        for run in runs_in_progress:
-            seconds, step = self._clocks[run.path]
-            budgets = run.recipe.values
-            done += share_done(seconds, step, budgets.get("max_seconds"), budgets.get("max_steps"))
+        for event in self._events.values():
+            if event.kind != "started":
+                continue
+            seconds, step = self._clocks[event.run.path]
+            budgets = event.run.recipe.values
+            share = share_done(seconds, step, budgets.get("max_seconds"), budgets.get("max_steps"))
+            done += share
             if step:
-                run_texts.append(f"{_label(run)} step {step:.0f}")
+                run_texts.append(f"{_label(event.run)} step {step:.0f} ({percentage(share)})")
             else:
-                run_texts.append(f"{_label(run)} loading")
+                run_texts.append(f"{_label(event.run)} loading")
+        share_of_all = done / len(self._plan)
         parts = [f"{ended} of {len(self._plan)} runs done"]
-        time_left = self.left(done / len(self._plan))
+        time_left = self.left(share_of_all)
         if time_left:
             parts.append(time_left)
         for kind in ("failed", "stopped"):
             if counts[kind]:
                 parts.append(f"{counts[kind]} {kind}")
-        return ", ".join(parts + run_texts)
+        line = ", ".join(parts)
+        if self.redraws:
+            line = f"{self.bar(share_of_all)}  {line}"
+        lines = [line]
+        if run_texts:
+            lines += textwrap.wrap(f"now: {', '.join(run_texts)}", _WIDTH, subsequent_indent="     ")
+        return "\n".join(lines)
 
 
 def _label(run: PlannedRun) -> str:

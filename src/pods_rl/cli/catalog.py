@@ -16,12 +16,22 @@ from ..recipe.catalog import accelerate_configs, read_arm
 from ..recipe.schema import parse_overrides
 from ..text import console, plain_text, safe_text, short, suggest
 from ..yaml_files import dump_yaml
+from .train import working
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..tasks.task import SplitCheck
+
 
 _REFUSALS_SHOWN = 10
+_USES = {
+    "pods compare NAME": "an experiment, which has arms: train all of them",
+    "pods train NAME": "a recipe, which has none: train it",
+    "pods train NAME-ARM": "train one arm of an experiment",
+    "... --accelerate_config NAME": "in several processes, as the last four say",
+    "pods recipes NAME > mine.yaml": "copy a recipe or an experiment, to change it",
+}
 
 tasks_app = typer.Typer(
     invoke_without_command=True,
@@ -76,14 +86,16 @@ def _list_recipes() -> None:
         _print_indented(out, first_line.lstrip("# "))
         if file in arms:
             _print_indented(out, f"arms: {', '.join(arms[file])}")
-    out.print("\n[bold]pods compare --config NAME[/bold] runs all arms of an experiment,")
-    out.print("[bold]pods train --recipe NAME-ARM[/bold] (or NAME, if it has no arms) one run,")
-    out.print("[bold]accelerate launch --config_file $(pods recipes --path NAME)[/bold] several processes.")
+    out.print()
+    for command, what in _USES.items():
+        out.print(f"[bold]{command:<31}[/bold] {what}")
 
 
 def _print_indented(out: Console, text: str) -> None:
-    for line in textwrap.wrap(text, width=76, subsequent_indent="  "):
-        out.print(f"    {safe_text(line)}")
+    unbroken = text.replace(" -> ", "\xa0->\xa0")  # n -> m stays on one line
+    for line in textwrap.wrap(unbroken, width=76, subsequent_indent="  "):
+        plain = line.replace("\xa0", " ")
+        out.print(f"    {safe_text(plain)}")
 
 
 @tasks_app.callback()
@@ -95,7 +107,7 @@ def tasks(context: typer.Context) -> None:
     \b
     Examples:
       pods tasks
-      pods tasks check
+      pods tasks check arithmetic words
       pods tasks check gsm8k math --data_dir data
     """
     if context.invoked_subcommand is not None:
@@ -113,8 +125,11 @@ def tasks(context: typer.Context) -> None:
     out.print(f"[bold]reasoning_gym:NAME[/bold]\n  {GYM_TASKS.what}\n  from     {safe_text(GYM_TASKS.source)}")
 
 
-@tasks_app.command(context_settings={"ignore_unknown_options": True})
-def check(words: Annotated[list[str], Argument(metavar="NAME... [--KEY VALUE]...")]) -> None:
+@tasks_app.command(
+    short_help="Check that the grader of a task accepts its own gold answers.",
+    context_settings={"ignore_unknown_options": True},
+)
+def check(words: Annotated[list[str], Argument(metavar="NAME", help="Names of tasks, and --KEY VALUE.")]) -> None:
     """Load tasks, count their prompts, and grade every gold answer in the required form.
 
     Lists the gold answers that the grader does not accept; the exit code is then 1. Set any key of a recipe's task with
@@ -124,7 +139,7 @@ def check(words: Annotated[list[str], Argument(metavar="NAME... [--KEY VALUE]...
     Examples:
       pods tasks check arithmetic words
       pods tasks check gsm8k math --data_dir data
-      pods tasks check dataset --dataset_name mine.jsonl --dataset_test_name test.jsonl
+      pods tasks check dataset --dataset_name mine.jsonl
     """
     names: list[str] = []
     keys = {"model_name_or_path": "any/policy", **parse_overrides(words, names)}
@@ -138,14 +153,14 @@ def check(words: Annotated[list[str], Argument(metavar="NAME... [--KEY VALUE]...
 
 def _check_task(settings: Mapping[str, Any], out: Console) -> bool:
     """Check one task and print the result; return whether all its gold answers are accepted."""
-    from ..distributed.processes import quiet_libraries
-    from ..tasks import load_task
-    from ..tasks.task import check_split
-
-    quiet_libraries()
     out.print(f"[bold]{safe_text(settings['task'])}[/bold]")
     try:
-        with out.status("loading"):
+        with working(f"loading the task {settings['task']}", in_log=False):
+            from ..distributed.processes import quiet_libraries
+            from ..tasks import load_task
+            from ..tasks.task import check_split
+
+            quiet_libraries()
             task = load_task(settings, check=False)
     except UserError as error:
         out.print(f"  [red]not loaded:[/red] {safe_text(error)}")
@@ -153,16 +168,23 @@ def _check_task(settings: Mapping[str, Any], out: Console) -> bool:
     out.print(f"  version {safe_text(task.version)}")
     sound = True
     for split in ("train", "test"):
-        with out.status(f"{split}: grading"):
+        with working(f"grading the gold answers of the {split} split", in_log=False):
             result = check_split(task, split)
-        out.print(
-            f"  {split:<5} {result.prompts:>5} prompts, {result.accepted:>5} gold answers accepted, "
-            f"{len(result.refused)} not, {result.unknown} unknown, mean reward {result.reward:.4g}"
-        )
+        out.print(f"  {split:<5} {_counts_of(result)}")
         for row, gold in result.refused[:_REFUSALS_SHOWN]:
             out.print(f"        row {row} (counted from 1): [red]not accepted:[/red] {safe_text(repr(gold))}")
         if result.refused:
             sound = False
     for note in task.notes:
-        out.print(f"  [yellow]note:[/yellow] {safe_text(note)}")
+        out.print(f"  [yellow]note:[/yellow] {safe_text(note)}", soft_wrap=not out.is_terminal)
     return sound
+
+
+def _counts_of(result: SplitCheck) -> str:
+    """Return how many gold answers of a split are accepted, and what an accepted one is rewarded, on one line."""
+    text = f"{result.prompts:>5} prompts, {result.accepted:>5} gold answers accepted"
+    if result.refused:
+        text += f", {len(result.refused)} refused"
+    if result.unknown:
+        text += f", {result.unknown} not checked"
+    return f"{text}, mean reward {result.reward:.4g}"

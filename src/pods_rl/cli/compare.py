@@ -29,6 +29,7 @@ from .train import (
     show_notes,
     show_plan,
     stoppable,
+    working,
 )
 
 _NEXT = """\
@@ -54,7 +55,8 @@ def compare(
 ) -> None:
     """Train every arm with every seed, then report which arm was faster.
 
-    After Ctrl-C or a crash, the same command resumes: it skips finished runs. Set any key of all arms with --KEY VALUE.
+    After Ctrl-C or a crash, repeat the same command. It skips finished runs and resumes the others from their last
+    complete checkpoint. A run without one starts again. Set any key of all arms with --KEY VALUE.
 
     \b
     Examples:
@@ -86,7 +88,8 @@ def compare(
         except KeyboardInterrupt as interrupt:
             same_command = shlex.join(["pods", *sys.argv[1:]])
             console(stderr=True).print(
-                f"\nStopped. Finished work is kept in {safe_text(output)}; the same command resumes from there.\n"
+                f"\nStopped. The same command skips the finished runs in {safe_text(output)} and resumes the others\n"
+                "from their last checkpoint. A run without a checkpoint starts again.\n"
                 f"{'resume':<12}{safe_text(same_command)}\n{_next_commands(output)}"
             )
             raise typer.Exit(getattr(interrupt, "code", 130)) from None
@@ -110,10 +113,10 @@ def _check_arms(experiment: Experiment, starters: Starters, *, data: bool = Fals
 
     Returns what the runs would note on their data.
     """
-    from ..training.progress import LiveLine
-
-    with stoppable(), LiveLine(console()) as line:
-        line.show("checking the recipe of each arm")
+    what = "checking the recipe of each arm"
+    if data:
+        what += " and its data"
+    with stoppable(), working(what):
         return starters.check(experiment, data=data)
 
 
@@ -129,7 +132,7 @@ def _show(experiment: Experiment) -> None:
         keys = experiment.arms[run.arm]
         if keys:
             for line in dump_yaml(keys).splitlines():
-                out.print(f"{'sets':<20} {safe_text(line)}")
+                out.print(f"{'sets':<17} {safe_text(line)}")
         show_plan(run.recipe.batch_plan(experiment.processes))
     budgets = [run.recipe.values["max_seconds"] for run in plan]
     limit = "limited by their steps"
@@ -148,7 +151,9 @@ def _report(experiment: Experiment, output: Path) -> bool:
     from ..report import build_report, print_summary
 
     try:
-        print_summary(build_report(output, baseline=experiment.baseline), console())
+        with working("writing the report", in_log=False):
+            files = build_report(output, baseline=experiment.baseline)
+        print_summary(files, console())
     except (OSError, UserError) as error:  # no run has an evaluation, or the disk is full
         console(stderr=True).print(f"[red]No report:[/red] {safe_text(error)}")
         return False
@@ -167,10 +172,8 @@ def _print_failures(failures: Sequence[Event]) -> None:
         if log.is_file():
             text += f"  (its output: {safe_text(log)})"
         out.print(text)
-    if len(failures) == 1:
-        out.print("The same command makes it again.")
-    elif failures:
-        out.print("The same command makes them again.")
+    if failures:
+        out.print("The same command resumes such runs from their last checkpoint, or starts them again without one.")
 
 
 def report(
@@ -204,7 +207,7 @@ def report(
       pods report runs/quickstart
       pods report runs/grpo runs/pods --baseline grpo --output report
       pods report runs/quickstart --figures pdf
-      pods report --csv evaluations.csv --baseline grpo --metric answer_accuracy --output report
+      pods report --csv evaluations.csv --metric answer_accuracy
     """
     if (csv is None) == (not directories):
         raise UserError("Name the runs to report on: `pods report DIRECTORY...`, or --csv FILE.")
@@ -221,7 +224,8 @@ def report(
     for kind in (figures or "").split(","):
         if kind.strip():
             kinds.append(kind.strip().lower())
-    files = build_report(sources, output, baseline=baseline, metric=metric, figures=kinds, rollouts_mb=rollouts_mb)
+    with working("writing the report", in_log=False):
+        files = build_report(sources, output, baseline=baseline, metric=metric, figures=kinds, rollouts_mb=rollouts_mb)
     print_summary(files, console())
 
 
@@ -245,9 +249,9 @@ def _check_folder(folder: Path, csv: Path | None, force: bool) -> None:
 
 def watch(
     directory: Annotated[Path, Argument(help="A run or an experiment; it may begin later.")],
-    port: Annotated[int, Option(min=0, max=65535, help="0: a free one.")] = 8760,
-    no_browser: Annotated[bool, Option("--no_browser", help="Print the address only.")] = False,
-    baseline: Annotated[str | None, Option(help="The arm to compare with. [default: as pods report]")] = None,
+    port: Annotated[int, Option(min=0, max=65535, help="Port of the page. 0 takes a free one.")] = 8760,
+    no_browser: Annotated[bool, Option("--no_browser", help="Print the address, and open no browser.")] = False,
+    baseline: Annotated[str | None, Option(help="The arm to compare with. [default: as of pods report]")] = None,
 ) -> None:
     """Show the report of runs while they train, in a browser.
 

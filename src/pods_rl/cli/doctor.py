@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Option
@@ -14,7 +15,7 @@ from typer import Option
 from ..engines import TESTED
 from ..recipe import load_recipe
 from ..text import console, plain_text, safe_text
-from .train import Config, named_recipe, show_plan, stoppable
+from .train import Config, named_recipe, show_fact, show_plan, stoppable, working
 
 _TESTED_TRL = TESTED["trl"].rpartition(".")[0]
 _PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "latex2sympy2_extended", "pyarrow")
@@ -40,18 +41,25 @@ def doctor(context: typer.Context, config: Config = None) -> None:
     if context.args or config:
         named, keys = named_recipe(context, config)
         recipe = load_recipe(named, keys)
-    findings = [*check_versions(), *check_machine()]
+    findings = list(check_versions())
+    _show_findings(findings)
+    with working("importing torch"):
+        of_machine = list(check_machine())
     if recipe and recipe.missing_library:
-        findings.append(("bad", "recipe", recipe.missing_library))
-    for grade, name, value in findings:
-        style = _STYLES[grade]
-        console().print(f"[{style}]{grade:<4}[/{style}]  {name:<16} {safe_text(value)}")
+        of_machine.append(("bad", "recipe", recipe.missing_library))
+    _show_findings(of_machine)
+    findings += of_machine
     if recipe:
         console().print()
         show_plan(recipe.batch_plan())
-        console().print(f"\nWhich n and m are quickest here? pods plan measures it: pods plan {safe_text(named)}")
+        console().print(f"\nWhich n and m pay here? Measure it: pods plan {safe_text(named)}")
     if any(grade == "bad" for grade, _, _ in findings):
         raise typer.Exit(1)
+
+
+def _show_findings(findings: Iterable[Finding]) -> None:
+    for grade, name, value in findings:
+        show_fact(f"{grade:<4}  {name:<22} ", value, style=_STYLES[grade])
 
 
 def check_versions() -> Iterator[Finding]:
@@ -84,7 +92,7 @@ def check_machine() -> Iterator[Finding]:
         gpu = torch.cuda.get_device_properties(index)
         yield "ok", f"GPU {index}", f"{gpu.name}, {gpu.total_memory / _GIB:.0f} GiB"
     if not torch.cuda.is_available():
-        yield "note", "device", "CPU only: enough for the tiny policy; set use_cpu: true"
+        yield "note", "device", "CPU only: enough for the shipped tiny policies"
     bf16 = gpu_has_bf16() if torch.cuda.is_available() else cpu_has_bf16()
     words = {True: "yes", False: "no: training runs in float32", None: "unknown"}
     yield "ok" if bf16 else "note", "bf16", words[bf16]
@@ -117,24 +125,45 @@ def plan(
 ) -> None:
     """Find the n and m with the most signal a second for a recipe, by measuring.
 
-    Measures the seconds of a rollout, a prompt and a trained row and the rewards of the policy on real steps, models
-    each n and m, then times plain GRPO and the three best. Recommends only a setting that it timed. Rows a step and the
-    learning rate stay. Set any key of the recipe with --KEY VALUE. The last line of the output has the options
-    of `pods train` for the recommended n and m.
+    Trains real steps with a learning rate of 0. From the seconds of a rollout, a prompt and a trained row, and the
+    rewards, it models every n and m. Then it times plain GRPO and the three best, and recommends one of these. Rows a
+    step and the learning rate stay. Set any key of the recipe with --KEY VALUE. The last line of the output is the
+    command that trains with the recommended n and m.
 
     \b
     Examples:
       pods plan tiny-pods
       pods plan --config my.yaml --seconds 600
     """
-    recipe = load_recipe(*named_recipe(context, config))
+    named, keys = named_recipe(context, config)
+    recipe = load_recipe(named, keys)
     recipe.check_reachable()
-    from ..planning.measure import plan_recipe
     from ..training.progress import LiveLine
 
     with stoppable() as stop, stop.at_once(), LiveLine(console()) as line:
-        result = plan_recipe(recipe, seconds, show=line.show)
+        line.begin("importing torch and TRL")
+        from ..planning.measure import plan_recipe
+
+        def show(text: str) -> None:
+            line.work_on(text)
+            line.show(text)
+
+        result = plan_recipe(recipe, seconds, show=show)
     for text in result.lines():
         print(plain_text(text))
-    options = [f"--{key} {value}" for key, value in result.chosen.setting.keys.items()]
-    print("Train with: pods train ...", *options)
+    print("Train with:", plain_text(_train_command(named, {**keys, **result.chosen.setting.keys})))
+
+
+def _train_command(named: str, keys: Mapping[str, Any]) -> str:
+    """Return the command that trains a recipe with these keys.
+
+    >>> _train_command("tiny-pods", {"use_cpu": True, "num_rollouts": 64})
+    'pods train tiny-pods --use_cpu true --num_rollouts 64'
+    """
+    words = ["pods", "train", named]
+    for key, value in keys.items():
+        text = str(value)
+        if isinstance(value, bool):
+            text = text.lower()
+        words += [f"--{key}", text]
+    return shlex.join(words)

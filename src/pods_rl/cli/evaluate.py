@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,10 +53,9 @@ def evaluate(
     Examples:
       pods eval --run runs/mine --eval_repeats 5 --output results
       pods eval --model tiny --task_difficulty hard
-      pods eval --model Qwen/Qwen2.5-3B-Instruct --adapter runs/lora/checkpoints/final --task gsm8k
+      pods eval --model Qwen/Qwen2.5-3B-Instruct --task gsm8k
+      pods eval --model BASE --adapter runs/lora/checkpoints/final --task gsm8k
     """
-    from ..rewards import check_rewards
-
     keys = parse_overrides(context.args)
     _check_options(run, model, adapter, config)
     if run is not None:
@@ -65,23 +63,27 @@ def evaluate(
     else:
         assert model is not None
         recipe = _recipe_of_model(model, config, keys)
-    with stoppable():
-        check_rewards(recipe.values)
     if output is not None:
         _check_writable(output)
-    from ..evaluation.checkpoint import evaluate_checkpoint, write_results
-    from ..training.progress import LiveLine
+    from ..training.progress import EvaluationProgress
 
     is_main = get_rank() == 0
     with stoppable(), outlive_output(None):
-        display = LiveLine(console(stderr=True), every=60) if is_main else None
+        with EvaluationProgress(shows=is_main) as display:
+            display.begin("importing torch")
+            from ..evaluation.checkpoint import evaluate_checkpoint, write_results
+            from ..rewards import check_rewards
 
-        def show_progress(completions: int, total: int) -> None:
-            if display is not None and completions < total:
-                display.show(f"{completions} of {total} completions")
-
-        with display or nullcontext():
-            evaluation, line = evaluate_checkpoint(recipe, model, adapter=adapter, backend=backend, done=show_progress)
+            check_rewards(recipe.values)
+            evaluation, line = evaluate_checkpoint(
+                recipe,
+                model,
+                adapter=adapter,
+                backend=backend,
+                done=display.completed,
+                begin=display.begin,
+                note=display.note,
+            )
         if not is_main:
             return
         written: tuple[Path, ...] = ()

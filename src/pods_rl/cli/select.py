@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..runs import to_json
 from ..runs.files import begins_with, check_output, write_output
 from ..text import DEEPEST, console, counted, depth, safe_text, short, suggest
-from .train import Force
+from .train import Force, working
 
 _HEAD = '{"selected_rank": '  # how a file of kept rows begins
 
@@ -64,7 +64,7 @@ def select(
     \b
     Examples:
       pods select rollouts.jsonl -m 16 --output kept.jsonl
-      pods select rollouts.jsonl --rule percentile -m 4 --group_by prompt_id --reward_key score
+      pods select rollouts.jsonl --rule percentile -m 4 --group_by prompt_id
       pods select runs/mine/rollouts -m 16 --rule max_variance --output kept.jsonl
     """
     if output is not None and output != "-":
@@ -73,8 +73,9 @@ def select(
         check_output(
             Path(output), "--output", inputs=[Path(rollouts)], ours=lambda path: begins_with(path, _HEAD), force=force
         )
-    rows = read_rollouts(rollouts, group_by, reward_key)
-    kept = keep_best(rows, keep, rule, advantages, seed)
+    with working("reading the rollouts", in_log=False):
+        rows = read_rollouts(rollouts, group_by, reward_key)
+        kept = keep_best(rows, keep, rule, advantages, seed)
     if output is not None:
         lines = []
         for place, additions in kept.items():

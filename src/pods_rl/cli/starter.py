@@ -74,12 +74,17 @@ def serve(request: Check | Train, connection: Connection) -> None:
             connection.send(error)
         return
     connection.close()
-    with open_own(request.output / LOG, "wb") as log:
+    words = ["train", "--config", str(request.config), "--output", str(request.output)]
+    mode = "wb"
+    if request.resume:
+        words.append("--resume")
+        mode = "ab"
+    with open_own(request.output / LOG, mode) as log:
         sys.stdout.flush()
         sys.stderr.flush()
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    sys.argv = ["pods", "train", "--config", str(request.config), "--output", str(request.output)]
+    sys.argv = ["pods", *words]
     os.environ[PARENT] = str(os.getppid())
     from . import main as pods
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from typer import Option
@@ -23,6 +24,9 @@ from ..runs import Run, RunInUseError, RunWriter, check_unused, last_clocks, pla
 from ..runs.files import LOG, STATUS
 from ..streams import outlive_output
 from ..text import console, counted, plain_text, safe_text, short, suggest
+
+if TYPE_CHECKING:
+    from ..training.progress import LiveLine
 
 Config = Annotated[
     str | None,
@@ -43,8 +47,11 @@ AllowChanged = Annotated[
     bool, Option("--allow_changed_recipe", help="With --resume: accept a checkpoint of another recipe.")
 ]
 DryRun = Annotated[
-    bool, Option("--dry_run", help="Check the recipe, or each arm, and its data, and show its batch plan; then stop.")
+    bool, Option("--dry_run", help="Check recipes and data as training does, and show what a step does. Train nothing.")
 ]
+_SOON = 5.0  # seconds after which a log says what a command still does
+_WIDTH = 80  # columns of what is printed
+_FACT_WIDTH = 18  # of the name of a fact
 _PROCESSES_A_CORE = 8  # each process imports torch and holds a policy; more would only exhaust the memory
 Force = Annotated[bool, Option("--force", help="Replace a file that this command did not write.")]
 Explain = Annotated[str | None, Option(metavar="KEY", help="Show type, default and meaning of a recipe key.")]
@@ -71,7 +78,7 @@ def train(
     Examples:
       pods train tiny-pods
       pods train --recipe gsm8k-qwen2.5-3b-pods --data_dir gsm8k/ --dry_run
-      pods train --config my.yaml --num_rollouts 64 --learning_rate 5e-6 --output runs/mine
+      pods train --config my.yaml --num_rollouts 64 --output runs/mine
       pods train --config my.yaml --num_processes 8 --dry_run
       pods train --config my.yaml --num_processes 8 --accelerate_config fsdp2
       pods train --output runs/mine --resume
@@ -108,13 +115,30 @@ def _show_dry_run(
 ) -> None:
     """Check a recipe and its data, and print what a run would do."""
     processes = launch and launch.processes
-    notes = check_recipe(recipe, processes)
+    with working("checking the recipe and its data"):
+        notes = check_recipe(recipe, processes)
     if output is not None:
         _check_output(recipe, output, launch, resume=resume, allow_changed_recipe=allow_changed_recipe)
     print(plain_text(recipe.to_yaml()))
     show_plan(recipe.batch_plan(processes))
     show_notes(notes)
     note_missing(recipe)
+
+
+@contextmanager
+def working(what: str, *, in_log: bool = True) -> Iterator[LiveLine]:
+    """Inside, show what the command does, away from its results on standard output.
+
+    Args:
+        what: the work.
+        in_log: as of `LiveLine.begin`.
+    """
+    from ..training.progress import LiveLine, progress_console
+
+    # A command does not end because its progress cannot be written.
+    with outlive_output(None), LiveLine(progress_console(), silent=_SOON) as line:
+        line.begin(what, in_log=in_log)
+        yield line
 
 
 @contextmanager
@@ -165,7 +189,17 @@ def named_recipe(
 def show_plan(plan: BatchPlan) -> None:
     """Print what a step generates and trains."""
     for label, value in plan.describe():
-        console().print(f"{label:<20} {safe_text(value)}")
+        show_fact(f"{label:<{_FACT_WIDTH}}", value)
+
+
+def show_fact(name: str, value: object, *, style: str = "") -> None:
+    """Print a fact with its name, within 80 columns."""
+    indent = " " * len(name)
+    lines = textwrap.wrap(plain_text(value), _WIDTH - len(name), break_long_words=False, break_on_hyphens=False)
+    text = f"\n{indent}".join(lines)
+    out = console()
+    out.print(name, end="", style=style, markup=False)
+    out.print(text, markup=False)
 
 
 def check_engine(recipe: Recipe, processes: int | None = None) -> None:
@@ -192,8 +226,9 @@ def check_recipe(recipe: Recipe, processes: int | None = None, loaded: dict[str,
 
 def show_notes(notes: Iterable[str]) -> None:
     """Print what a run would note on its data."""
+    out = console()
     for note in notes:
-        console().print(f"[yellow]Note:[/yellow] {safe_text(note)}")
+        out.print(f"[yellow]Note:[/yellow] {safe_text(note)}", soft_wrap=not out.is_terminal)
 
 
 def note_missing(recipe: Recipe) -> None:
@@ -206,7 +241,10 @@ def _show_key(key: str) -> None:
     key = key.lstrip("-").replace("-", "_")
     if key not in fields():
         raise UserError(f"Unknown recipe key {key}.{suggest(key, fields())}")
-    print(explain(key))
+    name, *about = explain(key).splitlines()
+    print("\n".join(textwrap.wrap(name, _WIDTH, subsequent_indent="  ")))
+    for line in about:
+        print("\n".join(textwrap.wrap(line.strip(), _WIDTH, initial_indent="  ", subsequent_indent="  ")))
 
 
 def _check_output(

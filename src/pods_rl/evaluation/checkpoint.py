@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -32,6 +32,7 @@ from ..runs.environment import git_commit
 from ..runs.files import encoded, open_own
 from ..tasks import Task, fit_prompts, load_task
 from ..tasks.task import Messages
+from ..text import counted
 from . import Evaluation, evaluate
 from .sampling import GenerateSampler, RowsDone, Sampler, Sampling, VLLMSampler, sampling_of
 
@@ -46,6 +47,8 @@ def evaluate_checkpoint(
     adapter: str | None = None,
     backend: str = "auto",
     done: RowsDone = lambda rows, of: None,
+    begin: Callable[[str], None] = lambda what: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> tuple[Evaluation, dict[str, Any]]:
     """Evaluate a policy on a recipe's task, with the recipe's evaluation settings and precision.
 
@@ -58,6 +61,8 @@ def evaluate_checkpoint(
         adapter: a LoRA adapter for `model`.
         backend: `generate`, `vllm`, or `auto`: `vllm` if it is installed and there is a GPU.
         done: called with the number of finished rows, to show progress.
+        begin: called with what begins: loading, completing.
+        note: called with a line for each note of the task on its data.
 
     Raises:
         UserError: the policy, the task or the backend cannot be used.
@@ -70,10 +75,14 @@ def evaluate_checkpoint(
     set_threads(settings["threads"])
     policy = find_policy(model, adapter, revision=recipe.model_arguments().get("model_revision") or "main")
     with _device(recipe) as device:
+        begin(f"loading the task {recipe.values['task']}")
         task = load_task(recipe.task_settings(), reward_errors=recipe.values["reward_errors"])
+        for text in task.notes:
+            note(f"Note: {text}")
         backend = choose_backend(backend, on_cpu=bool(recipe.values.get("use_cpu")), task=task)
         tokenizer = load_tokenizer(policy.tokenizer)
         tools = tool_options(tokenizer, task)  # refuses a policy without tools before its weights are loaded
+        begin(f"loading the policy {model}")
         sampler: Sampler
         if backend == "vllm":
             sampler = VLLMSampler(policy, recipe, tokenizer)
@@ -87,6 +96,8 @@ def evaluate_checkpoint(
         )
         # Described before the evaluation: an error here loses no result.
         line = _describe(recipe, policy, sampler, sampling, task) | {"date": time.time()}
+        count = len(task.test) if prompts is None else min(prompts, len(task.test))
+        begin(f"evaluating {counted(count * settings['eval_repeats'], 'completion')}")
         evaluation = evaluate(
             sampler, task, sampling, prompts=prompts, repeats=settings["eval_repeats"], done=done, tools=tools
         )

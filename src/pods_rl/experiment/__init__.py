@@ -25,7 +25,8 @@ from ..recipe import Recipe, build_recipe, find_accelerate_config, find_recipe
 from ..recipe.catalog import accelerate_processes, check_accelerate, split_experiment
 from ..recipe.recipe import convert, differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
-from ..runs.files import LOG, begins_with, open_own
+from ..runs.checkpoints import MANIFEST, last_good
+from ..runs.files import CHECKPOINTS, LOG, begins_with, open_own, read_mapping
 from ..text import describe
 from ..yaml_files import Origin, YAMLError, dump_yaml, parse_value, read_yaml
 from .starters import ForkedRun, Starters
@@ -182,7 +183,11 @@ def _are_seeds(seeds: Any) -> bool:
 
 @dataclass(frozen=True)
 class Event:
-    """An event of a run, the ``position``-th of ``total``, counted from 1."""
+    """An event of a run, the ``position``-th of ``total``, counted from 1.
+
+    ``reason`` says why a run stopped or failed. Of a run that starts it says how an earlier attempt is used; None if
+    there was none.
+    """
 
     kind: Kind
     run: PlannedRun
@@ -203,8 +208,9 @@ def run_experiment(
 ) -> dict[Kind, int]:
     """Make every run that is not finished yet, `parallel` at a time, and return how many ended in each state.
 
-    A run that failed or was stopped is repeated; its files are kept under ``.attempts/``. A failed run never stops
-    the others. If this process is killed, its runs end too. A run that another process is making counts as failed.
+    A run that failed, was stopped or was killed resumes from its last complete checkpoint. If it has none, or its
+    recipe has changed, it starts again, and its files are kept under ``.attempts/``. A failed run never stops the
+    others. If this process is killed, its runs end too. A run that another process makes counts as failed.
 
     Args:
         on_event: called as runs start and end, one call at a time, in other threads.
@@ -303,6 +309,7 @@ class _Runner:
         starters: Starters | None,
     ) -> None:
         self._starters = starters
+        self._processes = experiment.processes
         self._output = output
         self._on_event = on_event
         self._finished = finished
@@ -341,9 +348,11 @@ class _Runner:
         try:
             if is_run(path):
                 RunWriter(path, resume=True).close()  # raises if another process makes it
-            _set_aside(path, self._output / ".attempts")
-            self._report("started", position, run)
-            kind, reason = self._train(run, path, environment)
+            resumes, note = _use_of_attempt(run, path, self._processes)
+            if not resumes:
+                _set_aside(path, self._output / ".attempts")
+            self._report("started", position, run, note)
+            kind, reason = self._train(run, path, environment, resumes)
         except OSError as error:
             kind = "failed"
             reason = f"cannot write {error.filename or self._output}: {error.strerror or error}"
@@ -354,23 +363,44 @@ class _Runner:
             self._environments.put(environment)
         self._report(kind, position, run, reason)
 
-    def _train(self, run: PlannedRun, path: Path, environment: dict[str, str]) -> tuple[Kind, str | None]:
+    def _train(self, run: PlannedRun, path: Path, environment: dict[str, str], resume: bool) -> tuple[Kind, str | None]:
         config = self._output / "configs" / f"{run.arm}-seed-{run.seed}.yaml"
         write_atomic(config, run.recipe.to_yaml())
+        earlier_status = Run(path).status
         if self._starters is not None and self._starters.trains:
-            code = self._starters.train(config, path, _in_progress)
+            code = self._starters.train(config, path, _in_progress, resume=resume)
         else:
-            code = train_in_process(config, path, self._accelerate, environment)
+            code = train_in_process(config, path, self._accelerate, environment, resume=resume)
         # `end_run` changes nothing if the run has written how it ended.
         if self.stopping:
             end_run(path, "stopped", "interrupted")
         else:
             end_run(path, "failed", _why(code, path / LOG))
         status = Run(path).status
+        if code and status == earlier_status and not self.stopping:
+            return "failed", _why(code, path / LOG)  # it ended before it trained, which leaves the earlier status
         kind: Kind = status["state"]
         if kind == "finished":
             return kind, None
         return kind, status.get("reason")
+
+
+def _use_of_attempt(run: PlannedRun, path: Path, processes: int) -> tuple[bool, str | None]:
+    """Return whether a run resumes an earlier attempt in its directory, and a note for the user.
+
+    It does if the attempt has a complete checkpoint and the same recipe; then it trains on bit for bit as
+    ``pods train --resume`` does. The note is None if there is no earlier attempt.
+    """
+    if not is_run(path):
+        return False, None
+    if differences(Run(path).config, run.recipe.values):
+        return False, "starts again: its recipe has changed"
+    checkpoint, _ = last_good(path / CHECKPOINTS)
+    if checkpoint is None:
+        return False, "starts again: it has no complete checkpoint"
+    if read_mapping(checkpoint / MANIFEST).get("processes", processes) != processes:
+        return False, "starts again: its number of processes has changed"
+    return True, f"resumes from {checkpoint.name}"
 
 
 def _set_aside(path: Path, attempts: Path) -> None:
@@ -385,7 +415,9 @@ def _set_aside(path: Path, attempts: Path) -> None:
     os.replace(path, attempts / f"{name}-{number}")
 
 
-def train_in_process(config: Path, output: Path, accelerate: Path | None, environment: Mapping[str, str]) -> int:
+def train_in_process(
+    config: Path, output: Path, accelerate: Path | None, environment: Mapping[str, str], *, resume: bool = False
+) -> int:
     """Run `pods train` in its own process, which prints to ``log.txt`` of the run's directory; return the exit code.
 
     Args:
@@ -393,12 +425,15 @@ def train_in_process(config: Path, output: Path, accelerate: Path | None, enviro
         output: the run's directory.
         accelerate: the configuration to launch several processes with. If None, one process.
         environment: variables to add to those of this process.
+        resume: continue the run in its directory, and its log.
     """
     words = ["train", "--config", str(config), "--output", str(output)]
     if accelerate is not None:
         words += ["--accelerate_config", str(accelerate)]
+    if resume:
+        words.append("--resume")
     output.mkdir(parents=True, exist_ok=True)
-    with open_own(output / LOG, "wb") as log:
+    with open_own(output / LOG, "ab" if resume else "wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "pods_rl", *words],
             # no file here shadows a module; a run that outlived this process would keep its directory locked

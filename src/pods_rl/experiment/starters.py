@@ -37,6 +37,7 @@ class Train(NamedTuple):
 
     config: Path  # the recipe's file
     output: Path  # the run's directory
+    resume: bool  # continue the run that is there, and its log
 
 
 class Began(NamedTuple):
@@ -92,19 +93,20 @@ class Starter:
             raise result
         return result
 
-    def train(self, config: Path, output: Path, in_progress: set[Any]) -> int:
+    def train(self, config: Path, output: Path, in_progress: set[Any], *, resume: bool = False) -> int:
         """Make a run as `pods train` does, with its output in ``log.txt``; return the exit code.
 
         Args:
             config: the recipe's file.
             output: the run's directory.
+            resume: continue the run in its directory, and its log.
             in_progress: has the run's process while it is there, so that signals reach it.
         """
         output.mkdir(parents=True, exist_ok=True)
         code = -int(signal.SIGKILL)  # if the starter itself is killed
         run = None
         try:
-            for answer in self._answers(Train(config, output)):
+            for answer in self._answers(Train(config, output, resume)):
                 if isinstance(answer, Began):
                     run = ForkedRun(answer.process)
                     in_progress.add(run)
@@ -175,10 +177,10 @@ class Starters:
             if not self.trains:
                 self._starters[0].end()  # torch would keep memory of the GPU
 
-    def train(self, config: Path, output: Path, in_progress: set[Any]) -> int:
+    def train(self, config: Path, output: Path, in_progress: set[Any], *, resume: bool = False) -> int:
         """Make a run in a starter that is free (`Starter.train`)."""
         starter = self._free.get()
         try:
-            return starter.train(config, output, in_progress)
+            return starter.train(config, output, in_progress, resume=resume)
         finally:
             self._free.put(starter)

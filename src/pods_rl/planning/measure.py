@@ -76,7 +76,7 @@ def _survey(
     meter: Meter, settings: Sequence[Setting], seconds: float, simulated: partial[Candidate], facts: dict[str, str]
 ) -> Generator[Setting, None, Plan]:
     """Yield the settings that show the prices, then plain GRPO and the best; return the plan."""
-    yield from meter.rounds(to_measure(settings), _MEASURING * seconds)
+    yield from meter.rounds(to_measure(settings), _MEASURING * seconds, "measuring what a step costs")
     prices = fit_prices(list(meter.steps.values()))
     pool = Pool(list(meter.rewards.values()))
     if not len(pool.rewards):
@@ -91,7 +91,7 @@ def _survey(
     grpo = candidates[0]
     best = sorted(candidates[1:], key=lambda candidate: candidate.rate, reverse=True)[:_FINALISTS]
     finalists = [candidate.setting for candidate in (grpo, *best)]
-    yield from meter.rounds(finalists, (1 - _MEASURING) * seconds)
+    yield from meter.rounds(finalists, (1 - _MEASURING) * seconds, "timing the best")
     timed = []
     for candidate in candidates:
         steps = meter.steps.get(candidate.setting, [])
@@ -141,6 +141,9 @@ class Meter(TrainerCallback):
         self._schedule: Iterator[Setting] = iter(())
         self._setting: Setting | None = None
         self._result: Any = None  # of the schedule
+        self._part = "measuring"  # of the schedule, for `show`
+        self._part_seconds = 0.0
+        self._part_started = 0.0
 
     def run(self, schedule: Iterator[Setting]) -> Any:
         """Train through a schedule, which may depend on earlier steps; return what it returns."""
@@ -149,9 +152,18 @@ class Meter(TrainerCallback):
         self._trainer.train()
         return self._result
 
-    def rounds(self, settings: Sequence[Setting], seconds: float) -> Iterator[Setting]:
-        """Yield the settings in alternating rounds; the first round warms up and is dropped."""
+    def rounds(self, settings: Sequence[Setting], seconds: float, part: str = "measuring") -> Iterator[Setting]:
+        """Yield the settings in alternating rounds; the first round warms up and is dropped.
+
+        Args:
+            settings: of a round.
+            seconds: after which no new round begins, once there were enough.
+            part: what this is, as progress says it.
+        """
         started = time.perf_counter()
+        self._part = part
+        self._part_seconds = seconds
+        self._part_started = started
         yield from settings
         self.steps = {}
         for done in range(_MOST_ROUNDS):
@@ -177,7 +189,11 @@ class Meter(TrainerCallback):
         step = Step(self._record_rollouts(), generation, update)
         self.steps.setdefault(self._setting, []).append(step)
         self.distinct[self._setting.n] = logs["pods/distinct_tokens"]
-        self._show(f"{self._setting.label}: {step.seconds:.3g} s a step")
+        elapsed = time.perf_counter() - self._part_started
+        self._show(
+            f"{self._part}: {self._setting.label}, {step.seconds:.3g} s a step; {elapsed:.0f} of "
+            f"{self._part_seconds:.0f} s"
+        )
         self._next(control)
 
     def _next(self, control: TrainerControl) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from .prices import Array, Prices
+from .prices import Array, Prices, Setting
 from .signal import Candidate, Pool, Simulated
 
-LIMITS = """\
+LEGEND = """\
+n -> m: of each prompt n rollouts are generated and m are trained. No signal:
+prompts whose m rewards are equal, which teach nothing. Signal: what a step can
+learn from, by the spread of its rewards. Gain from, to: a 90 % interval.
 Limits: rewards are those of the policy now, and seconds those of this machine.
-Signal ranks settings of equal rows at one learning rate. Check: pods compare."""
+Settings have equal rows and one learning rate. Check with: pods compare."""
 NO_INFORMATION = "No prompt has two different rewards, so these rollouts do not show the signal: keep GRPO."
 BREAK_EVEN = 1.5
 """How many times fewer steps PODS 64 -> 16 needs than GRPO 16 to half of the word problems right (docs/results.md)."""
@@ -24,62 +27,109 @@ _PERCENTILES = (5, 50, 95)
 
 
 @dataclass(frozen=True)
+class Gain:
+    """How many times the signal a second of plain GRPO a timed setting has: a 90 % interval and its median."""
+
+    low: float
+    median: float
+    high: float
+
+
+@dataclass(frozen=True)
 class Plan:
-    """The candidates, plain GRPO first; the recommended one; why; and what was measured."""
+    """The candidates, plain GRPO first; the recommended one; why; what was measured; and gains of timed settings.
+
+    The recommended setting is the timed one with the highest `low` of its gain; that of plain GRPO is 1.
+    """
 
     candidates: Sequence[Candidate]
     chosen: Candidate
     reason: str
     facts: Mapping[str, str]
+    gains: Mapping[Setting, Gain] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """Return the plan as text of 80 columns."""
         lines: list[str] = []
         for name, text in self.facts.items():
             lines += _wrapped(text, f"{name:<12} ")
-        lines += ["", _row("n -> m", "prompts", "rollouts", "dead", "signal", "s/step", "timed", "signal/s")]
+        lines += ["", "Modelled with these prices, only to choose what to time:"]
+        lines.append(_row("n -> m", "prompts", "rollouts", "no signal", "signal", "s a step", "signal/s"))
         for candidate in self.candidates:
-            lines.append(_row(*_cells(candidate)))
-        lines += ["", *_wrapped(self.step_costs()), *LIMITS.splitlines()]
-        lines += ["", *_wrapped(f"Recommended: {self.chosen.setting.label}. {self.reason}")]
+            lines.append(_row(*_modelled_cells(candidate)))
+        lines += ["", *self._timed_lines(), ""]
+        if self.step_costs():
+            lines += [*_wrapped(self.step_costs()), ""]
+        lines += [*LEGEND.splitlines(), ""]
+        lines += [*_wrapped(f"Recommended: {self.chosen.setting.label}. {self.reason}")]
         return lines
 
-    def step_costs(self) -> str:
-        """Return what a step of each timed n > m costs in steps of GRPO with the same m, and break-even.
+    def _timed_lines(self) -> list[str]:
+        """Return the table of the timed settings, the recommended one first."""
+        grpo = self.candidates[0]
+        timed = [candidate for candidate in self.candidates if candidate.times]
+        timed.sort(key=lambda candidate: self._low(candidate), reverse=True)
+        lines = [f"Timed here, and the gain in signal a second over GRPO {grpo.setting.label}:"]
+        lines.append(_row("n -> m", "s a step", "gain from", "median", "to"))
+        for candidate in timed:
+            cells = [candidate.setting.label, f"{candidate.seconds:.3g}"]
+            gain = self.gains.get(candidate.setting)
+            if gain is not None:
+                cells += [f"{gain.low:.2f}", f"{gain.median:.2f}", f"{gain.high:.2f}"]
+            elif candidate is grpo:
+                cells += ["1.00"] * 3
+            line = _row(*cells)
+            if candidate is self.chosen:
+                line += "  recommended"
+            lines.append(line)
+        return lines
 
-        The seconds are timed where both settings were timed, else modelled. Empty if no n > m was timed.
+    def _low(self, candidate: Candidate) -> float:
+        """Return the least gain of a timed setting; 1 of plain GRPO, and 0 if it is unknown."""
+        if candidate is self.candidates[0]:
+            return 1.0
+        gain = self.gains.get(candidate.setting)
+        if gain is None:
+            return 0.0
+        return gain.low
+
+    def step_costs(self) -> str:
+        """Return what a step of each n > m costs, and which of them pay if steps are saved as in our study.
+
+        Only where the setting and GRPO with the same m were both timed. Empty if there is none.
         """
         grpo_of_m: dict[int, Candidate] = {}
         for candidate in self.candidates:
-            if candidate.setting.n == candidate.setting.m:
+            if candidate.times and candidate.setting.n == candidate.setting.m:
                 grpo_of_m[candidate.setting.m] = candidate
         costs = []
+        faster = []
+        slower = []
         for candidate in self.candidates:
-            if candidate.times and candidate.setting.n > candidate.setting.m:
-                ratio = _cost_ratio(candidate, grpo_of_m[candidate.setting.m])
-                side = "above"
-                if ratio < BREAK_EVEN:
-                    side = "below"
-                costs.append(f"{candidate.setting.label} {ratio:.2f} ({side})")
+            setting = candidate.setting
+            if not candidate.times or setting.n == setting.m or setting.m not in grpo_of_m:
+                continue
+            ratio = candidate.seconds / grpo_of_m[setting.m].seconds
+            costs.append(f"one of {setting.label} takes {ratio:.2f} times as long")
+            if ratio < BREAK_EVEN:
+                faster.append(setting.label)
+            else:
+                slower.append(setting.label)
         if not costs:
             return ""
+        verdicts = []
+        for word, labels in (("faster", faster), ("slower", slower)):
+            if labels:
+                verdicts.append(f"{' and '.join(labels)} would be {word} than GRPO")
         return (
-            f"Cost of a step, in steps of GRPO with n = m: {', '.join(costs)} break-even. In our study of word "
-            f"problems PODS needed {BREAK_EVEN:g} times fewer steps, so it is sooner where this cost is lower."
+            f"Compared with a step of GRPO with the same m, {' and '.join(costs)}. In our study of word problems PODS "
+            f"needed {BREAK_EVEN:g} times fewer steps than GRPO to the same accuracy. If it saves as many on your "
+            f"task, {', and '.join(verdicts)}."
         )
 
 
-def _cost_ratio(candidate: Candidate, grpo: Candidate) -> float:
-    if grpo.times:
-        return candidate.seconds / grpo.seconds
-    return candidate.modelled / grpo.modelled
-
-
-def _cells(candidate: Candidate) -> list[str]:
-    """Return the texts of a candidate's row in the table."""
-    timed = ""
-    if candidate.times:
-        timed = f"{candidate.seconds:.3g}"
+def _modelled_cells(candidate: Candidate) -> list[str]:
+    """Return the texts of a candidate's row in the table of what is modelled."""
     return [
         candidate.setting.label,
         f"{candidate.work.prompts:g}",
@@ -87,47 +137,70 @@ def _cells(candidate: Candidate) -> list[str]:
         f"{candidate.dead:.0%}",
         f"{candidate.signal:.2f}",
         f"{candidate.modelled:.3g}",
-        timed,
-        f"{candidate.rate:.3g}",
+        f"{candidate.signal / max(candidate.modelled, 1e-9):.3g}",
     ]
 
 
 def _row(first: str, *cells: str) -> str:
-    return f"{first:<12}" + "".join(f"{cell:>9}" for cell in cells)
+    return f"{first:<12}" + "".join(f"{cell:>11}" for cell in cells)
 
 
 def _wrapped(text: str, first: str = "") -> list[str]:
-    return textwrap.wrap(text, 80, initial_indent=first, subsequent_indent=" " * len(first))
+    """Return lines of 80 columns, which do not break a setting such as `64 -> 16`."""
+    unbroken = text.replace(" -> ", "\xa0->\xa0")
+    lines = textwrap.wrap(unbroken, 80, initial_indent=first, subsequent_indent=" " * len(first))
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 def decide(candidates: Sequence[Candidate], pool: Pool, simulated: Simulated, facts: Mapping[str, str]) -> Plan:
-    """Recommend the timed setting with the most signal a second, if its gain over GRPO is above 1.
+    """Recommend the timed setting whose gain over plain GRPO is surely highest, if it is above 1. Else keep GRPO.
 
-    That is: the 5th percentile of the gain over resampled prompts and timed seconds. Otherwise keep GRPO.
+    Surely: the 5th percentile of the gain over resampled prompts and timed seconds.
     """
     grpo = candidates[0]
     if not pool.live:
         return Plan(candidates, grpo, NO_INFORMATION, facts)
-    timed = [candidate for candidate in candidates if candidate.times]
-    best = max(timed, key=lambda candidate: candidate.rate)
-    if best is grpo:
-        return Plan(candidates, grpo, "No timed setting has more signal a second: keep GRPO.", facts)
+    others = [candidate for candidate in candidates if candidate.times and candidate is not grpo]
+    gains = _gains(grpo, others, pool, simulated)
+    kept = f"GRPO {grpo.setting.label}"
+    if not others:
+        return Plan(candidates, grpo, f"Nothing but {kept} was timed.", facts)
+    best = max(others, key=lambda candidate: gains[candidate.setting].low)
+    gain = gains[best.setting]
+    if gain.low > 1:
+        reason = (
+            f"It has at least {gain.low:.2f} times the signal a second of {kept}, probably {gain.median:.2f} times."
+        )
+        return Plan(candidates, best, reason, facts, gains)
+    if max(gains[candidate.setting].median for candidate in others) <= 1:
+        reason = "No other timed setting has more signal a second: keep GRPO."
+        return Plan(candidates, grpo, reason, facts, gains)
+    reason = (
+        f"Others may have more signal a second, but it is uncertain: {best.setting.label} has {gain.low:.2f} to "
+        f"{gain.high:.2f} times that of {kept}. Keep GRPO, or measure longer with --seconds."
+    )
+    return Plan(candidates, grpo, reason, facts, gains)
+
+
+def _gains(grpo: Candidate, others: Sequence[Candidate], pool: Pool, simulated: Simulated) -> dict[Setting, Gain]:
+    """Return the gain over plain GRPO of each timed setting, over resampled prompts and timed seconds."""
     rng = np.random.default_rng(0)
-    gains = []
+    ratios: dict[Setting, list[float]] = {candidate.setting: [] for candidate in others}
     for _ in range(_RESAMPLES):
         prompts = rng.integers(len(pool.counts_P), size=len(pool.counts_P))
         seed = int(rng.integers(2**31))
-        best_rate = _resampled_rate(best, simulated, prompts, seed, rng)
         grpo_rate = _resampled_rate(grpo, simulated, prompts, seed, rng)
-        if grpo_rate:
-            gains.append(best_rate / grpo_rate)
-        else:  # of prompts without a signal
-            gains.append(1.0)
-    low, middle, high = np.percentile(gains, _PERCENTILES)
-    gain = f"{middle:.2f} times the signal a second of GRPO {grpo.setting.label} [{low:.2f}, {high:.2f}]"
-    if low <= 1:
-        return Plan(candidates, grpo, f"{best.setting.label} has {gain}: too uncertain, keep GRPO.", facts)
-    return Plan(candidates, best, f"It has {gain}.", facts)
+        for candidate in others:
+            rate = _resampled_rate(candidate, simulated, prompts, seed, rng)
+            ratio = 1.0  # of prompts without a signal
+            if grpo_rate:
+                ratio = rate / grpo_rate
+            ratios[candidate.setting].append(ratio)
+    gains = {}
+    for setting, of_setting in ratios.items():
+        low, median, high = np.percentile(of_setting, _PERCENTILES)
+        gains[setting] = Gain(float(low), float(median), float(high))
+    return gains
 
 
 def _resampled_rate(

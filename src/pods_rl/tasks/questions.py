@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from datasets import Dataset
 
 from ..errors import UserError
-from ..text import describe
+from ..text import counted, describe
 from .checks import check_golds, gold_notes, last_turn_problem, prompt_notes, raise_listed, read_gold
 from .files import with_numbers
 from .prompts import PromptForm, mapped
@@ -25,6 +25,7 @@ from .sources import (
     listing,
     local_folder,
     names_data,
+    question_hash,
 )
 from .task import COLUMNS, PAPER_REWARDS, Prompt, Settings, Task, deciding_reward
 
@@ -32,6 +33,7 @@ QUESTION_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("answer", "final_answer", "solution")
 _TEST_SPLITS = ("test", "validation", "valid", "val", "dev")  # in the order in which they are used to test on
 _BATCH = 1000  # rows read at once
+_CUT_HERE = 2  # the number in a task's version if its test split is cut off the training rows, else 1
 
 
 @dataclass(frozen=True)
@@ -79,19 +81,24 @@ def dataset_task(settings: Settings) -> Task:
 def published_task(name: str, settings: Settings) -> Task:
     """Make `gsm8k` (7473 problems to train on, 1319 to test), `math` (7500, 500) or `amc23` (MATH's 7500, 40).
 
-    Rows are read from the folders in `data_dir` if given, else from the hub. Gold answers of GSM8K follow `####`;
-    those of MATH are the last box of `solution`, or `answer` if present. Raises UserError as `dataset_task` does.
+    Rows are read from the folders in `data_dir` if given, else from the hub. If the folder of gsm8k or math has no test
+    file, part of the training rows is kept to test on. Gold answers of GSM8K follow `####`; those of MATH are the last
+    box of `solution`, or `answer` if present. Raises UserError as `dataset_task` does.
     """
     train, test = PUBLISHED[name]
     data_dir = settings.get("data_dir")
-    test_source = test.source("test", data_dir)
-    if test_source is None:
-        raise UserError(
-            f"data_dir = {data_dir}: task {name} found no test file there: expected {test.folders[0]}/test.jsonl (or "
-            f"{', '.join(READERS)}); the folder holds {listing(local_folder(str(data_dir)))}"
-        )
     train_source = train.source(settings.get("dataset_train_split") or "train", data_dir)
-    return _task(name, train_source, test_source, settings)
+    test_source = test.source("test", data_dir)
+    notes: tuple[str, ...] = ()
+    if test_source is None:
+        same_set = set(train.folders) & set(test.folders)  # amc23 trains on another set than it tests on
+        if train_source is None or not same_set:
+            raise UserError(
+                f"data_dir = {data_dir}: task {name} found no test file there: expected {test.folders[0]}/test.jsonl "
+                f"(or {', '.join(READERS)}); the folder holds {listing(local_folder(str(data_dir)))}"
+            )
+        notes = (f"these test rows are not the published ones of {name}: do not compare with published results",)
+    return _task(name, train_source, test_source, settings, notes)
 
 
 def _task(
@@ -112,23 +119,40 @@ def _task(
     grader = deciding_reward(rewards, "accuracy")
     train_size = settings.get("task_train_size")
     test_size = settings.get("task_test_size")
+    if train_source and not test_source:
+        train, test, cut_notes = _cut_in_two(train_source, settings, form, grader)
+        return Task(name, form.version(_CUT_HERE), train, test, dict(PAPER_REWARDS), notes=cut_notes + notes)
     no_rows = Dataset.from_dict({column: [] for column in COLUMNS})
     train = no_rows
     test = no_rows
     if train_source:
-        # A split that is cut in two is read completely: the sizes are those of its parts.
-        rows_to_read = train_size if test_source else None
-        train = _split(train_source, settings, form, grader, rows_to_read)
+        train = _split(_read(train_source, settings, train_size), form, grader)
         notes += _notes(train, train_source, grader)
     if test_source:
-        test = _split(test_source, settings, form, grader, test_size)
+        test = _split(_read(test_source, settings, test_size), form, grader)
         notes += _notes(test, test_source, grader)
-    elif train_source:
-        train, test, note = hold_out(train, train_source)
-        train = first_rows(train, train_size)
-        test = first_rows(test, test_size)
-        notes += (note,)
     return Task(name, form.version(1), train, test, dict(PAPER_REWARDS), notes=notes)
+
+
+def _cut_in_two(
+    source: DataSource, settings: Settings, form: PromptForm, grader: str | None
+) -> tuple[Dataset, Dataset, tuple[str, ...]]:
+    """Return training rows, test rows and notes of a source that has no test split.
+
+    All of its rows are read: the sizes that a recipe sets are those of the parts.
+    """
+    questions = _read(source, settings, None)
+    rows = _split(questions, form, grader)
+    hashes = [question_hash(question) for question in questions.texts()]
+    train, test = hold_out(rows, hashes, source)
+    train = first_rows(train, settings.get("task_train_size"))
+    test = first_rows(test, settings.get("task_test_size"))
+    note = (
+        f"{source} has no test split. Of its {counted(len(rows), 'row')} {len(train):,} are for training and "
+        f"{len(test):,} for testing, by a hash of the question: the same rows every time. To choose them yourself, set "
+        "dataset_test_name"
+    )
+    return train, test, (note, *_notes(rows, source, grader))
 
 
 def _notes(rows: Dataset, source: DataSource, grader: str | None) -> tuple[str, ...]:
@@ -184,8 +208,23 @@ def _usual_test(train: DataSource) -> tuple[DataSource | None, tuple[str, ...]]:
     return None, ()
 
 
-def _split(source: DataSource, settings: Settings, form: PromptForm, grader: str | None, size: int | None) -> Dataset:
-    """Return the prompts and gold answers of a source's first rows, in a file if they are many (`mapped`)."""
+@dataclass(frozen=True)
+class _Questions:
+    """Rows as a source has them, and the names of their columns."""
+
+    rows: Dataset
+    source: DataSource
+    question_column: str
+    answer_column: str
+
+    def texts(self) -> Iterator[object]:
+        """Yield the questions as the data have them, without a system prompt."""
+        for batch in self.rows.iter(_BATCH):
+            yield from column_values(batch, self.question_column)
+
+
+def _read(source: DataSource, settings: Settings, size: int | None) -> _Questions:
+    """Read the first rows of a source, and find their columns."""
     rows = first_rows(source.read(), size)
     question_column = _column(rows, source, settings, "question_column", QUESTION_COLUMNS)
     answer_column = _column(rows, source, settings, "answer_column", ANSWER_COLUMNS)
@@ -193,16 +232,25 @@ def _split(source: DataSource, settings: Settings, form: PromptForm, grader: str
         raise UserError(
             f"question_column and answer_column are both {question_column!r}: the prompt would give the answer away"
         )
+    return _Questions(rows, source, question_column, answer_column)
+
+
+def _split(questions: _Questions, form: PromptForm, grader: str | None) -> Dataset:
+    """Return prompts and gold answers, in a file if they are many (`mapped`)."""
+    rows = questions.rows
+    source = questions.source
+    question_column = questions.question_column
+    answer_column = questions.answer_column
     answer_dtype = getattr(rows.features.get(answer_column), "dtype", None)
 
     def prepare(batch: Mapping[str, list[object]], numbers: list[int]) -> dict[str, list[Any]]:
-        questions = column_values(batch, question_column)
+        texts = column_values(batch, question_column)
         answers = column_values(batch, answer_column, answer_dtype)
         prompts: list[Prompt] = []
         golds: list[str] = []
         gold_places: list[str] = []
         problems: list[str] = []
-        for question, answer, number in zip(questions, answers, numbers, strict=True):
+        for question, answer, number in zip(texts, answers, numbers, strict=True):
             row_place = f"{source}, row {number + 1} (counted from 1)"
             gold_place = f"{row_place}, column {answer_column!r}"
             gold_places.append(gold_place)

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,14 @@ from datasets import (
 )
 
 from ..errors import UserError
-from ..text import counted, suggest
+from ..text import suggest
 from . import files
 from .files import ROW, parse_row
 
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 _MARKERS = ("dataset_dict.json", "state.json")  # of a folder that `save_to_disk` wrote
 _BATCH = 1000  # rows read at once
-_HELD_OUT_ONE_IN = 10
+_HELD_OUT_BELOW = (2**256 // 10).to_bytes(32, "big")  # of the hashes of questions: one in ten
 _MOST_HELD_OUT = 1000
 
 
@@ -196,41 +197,49 @@ def first_rows(rows: Dataset, size: int | None) -> Dataset:
     return rows.select(range(size))
 
 
-def hold_out(rows: Dataset, source: DataSource) -> tuple[Dataset, Dataset, str]:
-    """Cut prompts with answers in two splits: one distinct prompt in ten, at least 1 and at most 1,000, is to test.
+def hold_out(rows: Dataset, questions: Sequence[bytes], source: DataSource) -> tuple[Dataset, Dataset]:
+    """Cut rows in two splits, of about nine and one in ten of the distinct questions: the training and the test rows.
 
-    Which ones depends on a hash of the prompt alone, so the same rows give the same splits on every machine, and equal
-    prompts are on one side. The order of rows stays.
+    A question is in the test split if its own hash says so, whatever the other rows, the seed and the prompt's form
+    are. So no row that was trained is tested later, even if rows are added in between. At least one question is in
+    each split, and at most 1,000 are in the test split. The order of rows stays.
 
-    Returns the training rows, the test rows, and a note for the user.
+    Args:
+        rows: with prompts and answers.
+        questions: the `question_hash` of each row.
+        source: where the rows are read, for messages.
 
-    Raises UserError if all rows have the same prompt.
+    Raises UserError if all rows have the same question.
     """
-    hashes = [_hash(prompt) for prompt in column_of(rows, "prompt")]
-    distinct = sorted(set(hashes))
+    distinct = sorted(set(questions))
     if len(distinct) < 2:
         raise UserError(
-            f"{source} has one distinct prompt, so there is nothing to test on: name test rows as dataset_test_name"
+            f"{source} has one distinct question, so there is nothing to test on: name test rows as dataset_test_name"
         )
-    count = min(max(1, round(len(distinct) / _HELD_OUT_ONE_IN)), _MOST_HELD_OUT)
+    count = bisect_left(distinct, _HELD_OUT_BELOW)
+    count = min(max(1, count), _MOST_HELD_OUT, len(distinct) - 1)
     held_out = set(distinct[:count])
     train: list[int] = []
     test: list[int] = []
-    for row, prompt_hash in enumerate(hashes):
-        if prompt_hash in held_out:
+    for row, question in enumerate(questions):
+        if question in held_out:
             test.append(row)
         else:
             train.append(row)
-    note = (
-        f"{source} has no test split: {counted(len(test), 'row')} of {len(rows):,}, by a hash of the prompt, are kept "
-        "to test on and never trained. To choose them yourself, set dataset_test_name to a file, or to a split such as "
-        "train[90%:] with dataset_train_split: train[:90%]"
-    )
-    return rows.select(train), rows.select(test), note
+    return rows.select(train), rows.select(test)
 
 
-def _hash(prompt: object) -> bytes:
-    return hashlib.sha256(json.dumps(prompt, sort_keys=True, default=str).encode()).digest()
+def question_hash(question: object) -> bytes:
+    """Return a hash of a question as the data have it, which decides the split of its row.
+
+    Spaces and capitals do not count, so that a question written twice is in one split.
+
+    >>> question_hash("What is  1+1?") == question_hash("what is 1+1? ")
+    True
+    """
+    if isinstance(question, str):
+        question = " ".join(question.split()).casefold()
+    return hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).digest()
 
 
 def _reason(error: Exception) -> str:

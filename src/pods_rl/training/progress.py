@@ -1,12 +1,14 @@
-"""The progress of a run: a line that a terminal redraws, plain lines in a log file."""
+"""What a command shows while it works: lines that a terminal redraws, plain lines in a log file."""
 
 from __future__ import annotations
 
+import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from threading import Event, RLock, Thread
 from typing import Any
 
 from rich.console import Console
@@ -19,26 +21,42 @@ from ..distributed import get_rank
 from ..text import console, plain_text, safe_text
 
 _PHASE = "pods/seconds/"
+_PHASE_NAMES = {"rollout": "rollouts", "reward": "rewards", "selection": "selection", "update": "update"}
 _RECENT = 3600.0  # seconds from which rich estimates the time left; a step may take minutes
+_SILENT = 30.0  # seconds without a line, after which a log says what is still in progress
+_LONGEST_SILENCE = 60.0  # seconds between such lines, once the work takes long
+_LOG_WIDTH = 80
+_BAR_WIDTH = 14
 
 
 class LiveLine(RichProgress):
-    """One line that a terminal redraws; elsewhere it is printed now and then, so that a log stays short.
+    """What a command does now, on lines that a terminal redraws; in a log, on lines that are printed now and then.
+
+    A log is never silent for long: what is in progress is printed again, with the time that it has taken.
 
     Args:
-        every: seconds between lines in a log.
+        out: the console.
+        every: seconds between lines of progress in a log.
+        silent: seconds after which a log without a new line says what is in progress.
     """
 
-    def __init__(self, out: Console, *, every: float = 10.0) -> None:
+    def __init__(self, out: Console, *, every: float = 10.0, silent: float = _SILENT) -> None:
         spinner = SpinnerColumn("line" if out.options.ascii_only else "dots")
-        one_line = Column(no_wrap=True, overflow="ellipsis")  # truncated if the terminal is too narrow
-        text = TextColumn("{task.description}", markup=False, table_column=one_line)
+        wrapped = Column(overflow="fold")  # nothing is cut if the terminal is narrow
+        text = TextColumn("{task.description}", markup=False, table_column=wrapped)
         super().__init__(
             spinner, text, console=out, refresh_per_second=4, transient=True, speed_estimate_period=_RECENT
         )
         self._row = self.add_task("", total=1.0)
         self._every = every
-        self._due = 0.0  # when a log gets its next line
+        self._silent = silent
+        self._printed_at: float | None = None  # when a log got its last line of progress
+        self._doing = ""  # what is in progress, as a log says it
+        self._doing_since = time.monotonic()
+        self._heard_at = time.monotonic()  # when a log got its last line of any kind
+        self._over = Event()
+        self._watching: Thread | None = None
+        self._writing = RLock()  # a line may come from `_watch_silence`
 
     @property
     def redraws(self) -> bool:
@@ -48,21 +66,73 @@ class LiveLine(RichProgress):
     def start(self) -> None:
         if self.redraws:
             super().start()
+        elif not self.console.quiet:
+            self._watching = Thread(target=self._watch_silence, daemon=True)
+            self._watching.start()
 
     def stop(self) -> None:
+        self._over.set()
+        if self._watching is not None:
+            self._watching.join()
         if self.live.is_started:
             super().stop()
 
-    def show(self, line: str) -> None:
-        if self.redraws:
-            self.update(self._row, description=plain_text(line), refresh=True)
-        elif time.monotonic() >= self._due:
-            self._due = time.monotonic() + self._every
-            self.say(line)
+    def begin(self, what: str, *, in_log: bool = True) -> None:
+        """Show what begins.
 
-    def say(self, line: str) -> None:
-        """Print a line that stays; text of users and models in it is escaped."""
-        self.console.print(Text(plain_text(line)))
+        Args:
+            what: the work.
+            in_log: whether a log shows it at once. If not, only if it takes longer than `silent`.
+        """
+        self.work_on(what)
+        if self.redraws:
+            self.show(what)
+        elif in_log:
+            self.say(what)
+
+    def work_on(self, what: str) -> None:
+        """Set what a log prints, with its duration, if no other line comes for a while."""
+        self._doing = what
+        self._doing_since = time.monotonic()
+
+    def show(self, text: str) -> None:
+        """Show how far the work is; text may have several lines."""
+        if self.redraws:
+            self.update(self._row, description=plain_text(text), refresh=True)
+            return
+        now = time.monotonic()
+        if self._printed_at is None or now - self._printed_at >= self._every:
+            self._printed_at = now
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """Print text that stays; what users and models wrote in it is escaped."""
+        with self._writing:
+            self._heard_at = time.monotonic()
+            self.console.print(Text(plain_text(text)))
+
+    def note(self, text: str) -> None:
+        """Print sentences that stay, of which a terminal breaks no word."""
+        with self._writing:
+            self._heard_at = time.monotonic()
+            self.console.print(Text(plain_text(text)), soft_wrap=not self.console.is_terminal)
+
+    def _watch_silence(self) -> None:
+        """Print what is in progress when a log got no line for `silent` seconds, then ever less often."""
+        patience = self._silent
+        said_of = self._doing_since
+        while not self._over.wait(min(1.0, self._silent)):
+            now = time.monotonic()
+            if self._doing_since != said_of:
+                said_of = self._doing_since
+                patience = self._silent
+            if not self._doing or now - self._heard_at < patience:
+                continue
+            patience = max(self._silent, min(2 * patience, _LONGEST_SILENCE))
+            try:
+                self.say(f"{self._doing}, {duration(now - self._doing_since)} so far")
+            except (OSError, ValueError):  # the output is gone; the work itself finds out
+                return
 
     def left(self, done: float) -> str:
         """Return the time left, which rich estimates from the share that is done; empty while it is unknown."""
@@ -70,17 +140,27 @@ class LiveLine(RichProgress):
         seconds = self.tasks[0].time_remaining
         if seconds is None:
             return ""
-        return f"{timedelta(seconds=int(seconds))} left"
+        return f"{duration(seconds)} left"
+
+    def bar(self, share: float) -> str:
+        """Return a bar of a share from 0 to 1, with its percentage."""
+        full = "━"
+        empty = "┄"
+        if self.console.options.ascii_only:
+            full = "#"
+            empty = "."
+        filled = int(_BAR_WIDTH * share)
+        return f"{full * filled}{empty * (_BAR_WIDTH - filled)} {percentage(share)}"
 
 
 class Progress(LiveLine):
-    """Shows what a run does and its steps on one line, and each evaluation on a line of its own.
+    """Shows what a run does and how far it is, and each evaluation on a line of its own.
 
     Args:
-        label: the run's name in each line, such as `pods seed-1`.
+        label: the run's name in each line of a log, such as `pods seed-1`.
         max_seconds: the budget of training clock. If None, there is no limit.
         max_steps: the budget of steps. If None or -1, there is no limit.
-        every: seconds between lines in a log.
+        every: seconds between lines of progress in a log.
         out: the console. If None, standard output.
     """
 
@@ -99,12 +179,9 @@ class Progress(LiveLine):
         self._max_steps = max_steps
         self._trains = False
 
-    def begin(self, what: str) -> None:
+    def begin(self, what: str, *, in_log: bool = True) -> None:
         """Show what begins: loading, an evaluation. A log shows it at once, until the run makes its first step."""
-        if self.redraws:
-            self.show_part(what)
-        elif not self._trains:
-            self.say(f"{self._label}: {what}")
+        super().begin(f"{self._label}: {what}", in_log=in_log and not self._trains)
 
     def show_part(self, doing: str) -> None:
         """Show the progress of an evaluation."""
@@ -112,28 +189,124 @@ class Progress(LiveLine):
 
     def evaluation(self, row: Mapping[str, Any]) -> None:
         """Print an evaluation."""
-        self.say(f"{self._start(row)}  {scores_of(row)}")
+        place = self._of_all(f"step {row['step']:>5}")
+        self.say(f"{self._label:<18} {row['seconds']:6.0f} s  {place}  {scores_of(row)}")
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """Show a training step, with its mean reward and its seconds; a narrow terminal cuts the last parts."""
+        """Show a training step: how far the run is, the mean reward, and what a step spends its seconds on."""
         self._trains = True
-        parts = [self._start(row)]
-        left = self.left(share_done(row["seconds"], row["step"], self._max_seconds, self._max_steps))
-        if left:
-            parts.append(left)
-        reward = "-"
+        self.work_on(f"{self._label}: step {row['step'] + 1}")
+        share = share_done(row["seconds"], row["step"], self._max_seconds, self._max_steps)
+        facts = [self._of_all(f"step {row['step']}")]
+        time_left = self.left(share)
+        if time_left:
+            facts.append(time_left)
         if row.get("reward") is not None:
-            reward = f"{row['reward']:.2f}"
-        parts.append(f"reward {reward}")
-        phases = [f"{seconds or 0.0:.2f}" for key, seconds in row.items() if key.startswith(_PHASE)]
-        parts.append(f"gen/rew/sel/upd {'/'.join(phases)} s")
-        self.show("  ".join(parts))
+            facts.append(f"reward {row['reward']:.3g}")
+        if self.redraws:
+            line = ", ".join(facts)
+            if share:
+                line = f"{self.bar(share)}  {line}"
+            self.show(f"{line}\n{seconds_of_step(row)}".rstrip())
+            return
+        if share:
+            facts.insert(0, percentage(share))
+        lines = textwrap.wrap(f"{self._label}: {', '.join(facts)}", _LOG_WIDTH, subsequent_indent="  ")
+        if seconds_of_step(row):
+            lines.append(f"  {seconds_of_step(row)}")
+        self.show("\n".join(lines))
 
-    def _start(self, row: Mapping[str, Any]) -> str:
-        line = f"{self._label:<18} {row['seconds']:6.0f} s  step {row['step']:>5}"
+    def expect_steps(self, steps: int) -> None:
+        """Set the number of steps of a run whose recipe sets epochs instead."""
+        self._max_steps = steps
+
+    def _of_all(self, place: str) -> str:
+        """Return the place of a step among all steps, if their number is known."""
         if self._max_steps is not None and self._max_steps > 0:
-            line += f" of {self._max_steps}"
-        return line
+            return f"{place} of {self._max_steps}"
+        return place
+
+
+class EvaluationProgress(LiveLine):
+    """Shows what `pods eval` does and how far it is.
+
+    Args:
+        shows: whether anything is shown. Of several processes only one shows it.
+    """
+
+    def __init__(self, *, shows: bool = True) -> None:
+        out = progress_console()
+        out.quiet = not shows
+        super().__init__(out)
+
+    def completed(self, completions: int, total: int) -> None:
+        """Show how many completions of all are done."""
+        if completions >= total:
+            self.begin("grading the completions")
+            return
+        share = completions / total
+        text = f"{completions} of {total} completions"
+        time_left = self.left(share)
+        if time_left:
+            text += f", {time_left}"
+        if self.redraws:
+            self.show(f"{self.bar(share)}  {text}")
+        else:
+            self.show(f"{percentage(share)}, {text}")
+
+
+def progress_console() -> Console:
+    """Return a console for progress next to results: standard error, or standard output if only that is a terminal."""
+    on_output = sys.stdout.isatty() and not sys.stderr.isatty()
+    return console(stderr=not on_output)
+
+
+def seconds_of_step(row: Mapping[str, Any]) -> str:
+    """Return the seconds of a step and what they were spent on, in words; empty if they are unknown.
+
+    >>> seconds_of_step({"pods/seconds/rollout": 0.2, "pods/seconds/selection": 0.0001, "pods/seconds/update": 0.05})
+    '0.25 s a step: 80 % rollouts, 20 % update'
+    """
+    seconds = {}
+    for phase, name in _PHASE_NAMES.items():
+        seconds[name] = row.get(f"{_PHASE}{phase}") or 0.0
+    total = sum(seconds.values())
+    if total <= 0:
+        return ""
+    parts = []
+    for name, part in seconds.items():
+        rounded = round(100 * part / total)
+        if rounded > 0:
+            parts.append(f"{rounded} % {name}")
+    return f"{total:.3g} s a step: {', '.join(parts)}"
+
+
+def percentage(share: float) -> str:
+    """Return a share as text; only the end of the work is 100 %.
+
+    >>> percentage(0.345), percentage(0.9999), percentage(1.2)
+    ('34 %', '99 %', '100 %')
+    """
+    whole = int(100 * min(share, 1.0) + 1e-9)  # 29 of 100 steps, as a float, is just below 29 %
+    return f"{whole} %"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in at most two units.
+
+    >>> duration(5), duration(80), duration(7500), duration(200_000)
+    ('5 s', '1 min 20 s', '2 h 5 min', '2 d 7 h')
+    """
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days} d {hour} h"
+    if hours:
+        return f"{hours} h {minute} min"
+    if minutes:
+        return f"{minutes} min {second} s"
+    return f"{second} s"
 
 
 def label_of(output: Path) -> str:

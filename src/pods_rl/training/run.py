@@ -310,9 +310,11 @@ def print_start(
 ) -> None:
     """Print what a run trains, where it resumes, and how to watch it."""
     task = prepared.task
-    lines = [device_line(trainer)]  # each line fits 80 columns
-    lines.append(f"{task.name}: {counted(len(task.train), 'prompt')}")
-    lines += [f"Note: {note}" for note in task.notes]
+    shown.say(f"{label}: {device_line(trainer)}")  # each line fits 80 columns
+    shown.say(f"{label}: {task.name}: {counted(len(task.train), 'prompt')}")
+    for note in task.notes:
+        shown.note(f"{label}: Note: {note}")
+    lines = []
     if prepared.fitted:
         lines.append(str(prepared.fitted))
     if start:
@@ -369,7 +371,7 @@ def _evaluator(trainer: RunTrainer, prepared: Prepared, recipe: Recipe, shown: W
 
         def show_rows(rows: int, all_rows: int) -> None:
             if rows < all_rows:
-                shown.show_part(f"{label} {rows} of {all_rows}")
+                shown.show_part(f"{label}: {rows} of {all_rows} completions")
 
         sampler = GenerateSampler(trainer.model, prepared.tokenizer)
         with trainer.whole_weights():
