@@ -364,7 +364,15 @@ def _runs_by_folder(sources: Sequence[str | Path]) -> dict[str, list[Run]]:
                 if place not in seen:
                     seen.add(place)
                     folders.setdefault(name, []).append(run)
+    for runs_of_folder in folders.values():
+        runs_of_folder.sort(key=_seed_of)  # those without a seed stay in the order given, at the end
     return folders
+
+
+def _seed_of(run: Run) -> float:
+    if run.seed is None:
+        return math.inf
+    return run.seed
 
 
 def _config_of(runs: Sequence[Run]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
     if len(analysis.results) < 2:
         return []
     if base is None:
-        return ["No baseline is set, so nothing is compared.", *_mixed(analysis)]
+        return ["Without a baseline nothing is compared.", *_mixed(analysis)]
     base_result = analysis.result_of(base.name)
     if base_result.final is None:
         return [f"{base.label}, the baseline, has no evaluation that most of its runs share: nothing is compared."]
