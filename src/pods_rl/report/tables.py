@@ -146,7 +146,7 @@ def tables(analysis: Analysis) -> dict[str, Table]:
 def result_table(analysis: Analysis) -> Table:
     """A row for each arm: final score, seconds of a step, time to the level, and a verdict. It opens every output."""
     rows: tuple[Row, ...] = ()
-    if any(result.final or result.cost for result in analysis.results):
+    if analysis.scored or not analysis.states["running"]:
         rows = tuple(_arm_row(analysis, result) for result in analysis.results)
     times = set()
     end_of_last = 0.0
@@ -244,6 +244,8 @@ def arms_table(analysis: Analysis) -> Table:
         "settled evaluation_se"
     )
     names = (*keys.split(), *PHASES, "other", *other_metrics)
+    if not analysis.scored:
+        columns = []  # a file only
     return Table("final", f"All scores: {words(analysis.metric)}", names, tuple(columns), rows, " ".join(notes))
 
 

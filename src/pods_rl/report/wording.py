@@ -10,7 +10,7 @@ from .analysis import Analysis, ArmResult, Cost, Pair
 from .arms import LENGTH, Arm
 from .intervals import SCORE_DIGITS, SPEEDUP_DIGITS, Difference
 from .statistics import FLAT, SHORT, Speedup
-from .text import duration, interval, number, percent, plain, signed, two_digits, unit_for, with_interval, words
+from .text import duration, interval, number, percent, signed, two_digits, unit_for, with_interval, words
 
 LEVEL_MARGIN = 0.02
 """Two arms are level if the interval of their difference lies within this distance of 0: two points of accuracy."""
@@ -189,7 +189,13 @@ def opening(analysis: Analysis) -> tuple[str, ...]:
     for result in scored[:_NAMED]:
         lines.append(_progress_sentence(analysis, result))
     if not lines:
-        lines.append(f"No evaluation of {plain(analysis.metric)} yet.")
+        line = f"No evaluation of {words(analysis.metric)} yet"
+        running = analysis.states["running"]
+        if running == 1:
+            line += ": 1 run trains"
+        elif running:
+            line += f": {running} runs train"
+        lines.append(f"{line}.")
     if len(analysis.results) == 1:
         lines += _cost_sentences(analysis.results)
     return tuple(lines)
@@ -306,18 +312,10 @@ def _when(pair: Pair) -> str:
 
 
 def _runs_of(pair: Pair) -> str:
-    """Return how many runs a comparison is over, and how many of the arms' runs did not finish."""
+    """Return how many runs a comparison is over."""
     if pair.runs == pair.rival_runs:
-        text = f"{counted(pair.runs, 'run')} each"
-    else:
-        text = f"{pair.runs} and {counted(pair.rival_runs, 'run')}"
-    unfinished = []
-    for arm in (pair.arm, pair.rival):
-        if arm.unfinished:
-            unfinished.append(f"{arm.label}: {arm.unfinished}")
-    if unfinished:
-        text += f"; {'; '.join(unfinished)}"
-    return text
+        return f"{counted(pair.runs, 'run')} each"
+    return f"{pair.runs} and {counted(pair.rival_runs, 'run')}"
 
 
 def _speedup_sentence(analysis: Analysis, pair: Pair) -> str:
