@@ -149,11 +149,11 @@ class Analysis:
         """Whether the metric is a share of right answers, which sentences give in percent."""
         if self.metric not in ACCURACIES and not self.metric.startswith("pass@"):
             return False
+        highest = 0.0
         for arm in self.arms:
-            # a CSV may have percentages already
-            if arm.curve is not None and np.nanmax(arm.curve.scores) > 1:
-                return False
-        return True
+            if arm.curve is not None:
+                highest = max(highest, float(np.nanmax(arm.curve.scores)))
+        return highest <= 1  # a CSV may have percentages already
 
     def pair_with_baseline(self, arm: Arm) -> Pair | None:
         """Return the comparison of an arm with the baseline; None if there is none."""

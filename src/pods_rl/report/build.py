@@ -179,7 +179,7 @@ def read_account(
     """Return what a report says of runs, without writing it; arguments as of ``build_report``."""
     if not 0 <= rollouts_mb <= _MOST_MB:
         raise UserError(f"--rollouts_mb must be between 0 and {_MOST_MB:g}: got {rollouts_mb}.")
-    title = f"{len(paths)} runs"
+    title = f"{len(paths)} directories"
     if len(paths) == 1:
         title = os.path.basename(os.path.realpath(paths[0]))
     if _is_csv(paths):

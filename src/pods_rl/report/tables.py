@@ -174,10 +174,11 @@ def result_table(analysis: Analysis) -> Table:
             f"Time {target}: when the mean curve first has {level_text(analysis.baseline)}, on straight lines between "
             "evaluations."
         )
-    if analysis.pairs:
+    if analysis.baseline is not None and len(analysis.results) > 1:
         columns.append(
             Column("verdict", lambda row: verdict_text(analysis, row["result"]), is_text=True, terminal="verdict")
         )
+    if analysis.pairs:
         notes += _verdict_notes(analysis)
     return Table("result", "Result", (), tuple(columns), rows, " ".join(notes))
 

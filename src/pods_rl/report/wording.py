@@ -117,14 +117,8 @@ def result_text(analysis: Analysis, result: ArmResult) -> str:
     return with_interval(score, 100 * final.low, 100 * final.high, 1)
 
 
-def target_text(analysis: Analysis) -> str:
-    """Return the score that times and speedups are to, such as ``78.8 % accuracy``; empty if there is none."""
-    if analysis.level is None:
-        return ""
-    return _target(analysis, analysis.level)
-
-
 def _target(analysis: Analysis, level: float) -> str:
+    """Return the score that times and speedups are to, such as ``78.8 % accuracy``."""
     if analysis.is_share:
         return f"{short_target_text(analysis, level)} {words(analysis.metric)}"
     return f"{words(analysis.metric)} {short_target_text(analysis, level)}"
@@ -293,19 +287,19 @@ def _verdict(pair: Pair) -> str:
     """Return whether a difference is settled, in words that say what that means."""
     gap = pair.difference
     if gap.settled:
-        return "settled"
+        return "settled: this is hardly chance"
     if math.isnan(gap.low):
         return "not settled: one run does not show how much seeds differ"
     if gap.order:
         every = f"every run of {pair.arm.label} is {gap.order} every run of {pair.rival.label}"
         return f"not settled, although {every}"
-    return "not settled: it may be chance"
+    return "not settled: this may be chance"
 
 
 def _when(pair: Pair) -> str:
     """Return the time of a comparison, and which arm ends there if the other has later scores."""
     unit = unit_for(max(pair.arm.end, pair.rival.end))
-    when = duration(pair.due, unit)
+    when = f"{duration(pair.due, unit)} of training"
     if pair.is_early and pair.ended:
         when += f", where {pair.ended.label} ends"
     return when

@@ -7,7 +7,12 @@ window.pods = { figures: (() => {
     made.append(...children);
     return made;
   };
-  const text = (value, digits = 3) => value == null ? "–" : Number(value.toPrecision(digits)).toLocaleString("en");
+  const text = (value, digits = 3) => {
+    if (value == null) return "–";
+    const short = Number(value.toPrecision(digits));
+    if (short !== 0 && Math.abs(short) < 1e-3) return short.toExponential();  // a learning rate
+    return short.toLocaleString("en", { maximumFractionDigits: 6 });
+  };
   const faded = (colour, alpha) => colour + Math.round(alpha * 255).toString(16).padStart(2, "0");
   const swatch = (arm) => {
     const made = element("i", { className: "swatch" });
@@ -76,7 +81,7 @@ window.pods = { figures: (() => {
         bands: lines.flatMap((line, at) => line.fill ? [{ series: [at + 1, at + 2], fill: line.fill }] : []),
         cursor: { points: { show: false }, y: false, drag: { x: true, y: false } },
         scales: { x: { time: false, range: widened } },
-        axes: [{ ...axis, label: x[1], size: 40 }, { ...axis, label: chart.y, size: 52 }],
+        axes: [{ ...axis, label: x[1], size: 40 }, { ...axis, label: chart.y, size: 56, values: (u, splits) => splits.map((value) => text(value, 8)) }],
         series: [{}, ...lines.map(({ show, stroke, width, dash }) =>
           ({ show, stroke, width, dash, spanGaps: true, points: { show: xs.length === 1 } }))],
         hooks: { draw: [level], setCursor: [hover], setScale: [(u, key) => {
