@@ -187,13 +187,15 @@ def test_the_explorer_opens_on_the_pods_group_of_largest_spread_and_sorts(page: 
 
 
 def test_an_arm_has_one_colour_everywhere(page: Browser, explored: ReportFiles) -> None:
+    page.run("document.getElementById('ledger').scrollIntoView()")
+    page.until("document.querySelectorAll('#ledger-groups .g .strip .k').length > 20")
     found = page.run("""(() => {
         const found = {}, add = (name, colour) => (found[name] ??= []).push(colour);
         const colour = (element) => getComputedStyle(element).backgroundColor;
         for (const box of document.querySelectorAll("tbody .swatch")) add(box.nextSibling.textContent, colour(box));
         for (const box of document.querySelectorAll(".read .swatch, .where .swatch"))
           add(box.nextSibling.textContent, colour(box));
-        for (const box of document.querySelectorAll(".bar button .swatch")) add(box.parentNode.textContent, colour(box));
+        for (const box of document.querySelectorAll("button .swatch")) add(box.parentNode.textContent, colour(box));
         for (const group of document.querySelectorAll(".g")) for (const bar of group.querySelectorAll(".strip .k"))
           add(group.querySelector(".where b").textContent, colour(bar));
         return found;
