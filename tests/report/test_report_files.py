@@ -138,7 +138,7 @@ def test_several_directories_are_compared_with_the_first_and_the_report_says_so(
         assert report.account.analysis is not None
         assert report.account.analysis.baseline is not None
         assert report.account.analysis.baseline.name == first
-        note = f"The baseline is {first} (64→16), the first arm of {first}, which was named first."
+        note = f"The baseline is {first} (64→16), the first one given."
         assert report.account.notes[0] == f"{note} Choose another with --baseline."
         out = io.StringIO()
         print_summary(report, Console(file=out, width=80))
@@ -225,7 +225,7 @@ def test_every_logged_metric_is_drawn_over_steps_time_and_tokens_with_a_band(tmp
     charts = build_report(tmp_path, tmp_path / "out").account.charts
     panels = {panel["metric"]: panel for panel in charts["steps"]}
     assert [*panels] == ["loss", "entropy", "kl", "zebra"]
-    tokens = ["tokens", "thousand tokens of prompts and completions"]
+    tokens = ["tokens", "thousand tokens, prompts included"]
     assert panels["loss"]["x"] == [["step", "step"], ["time", "training time (s)"], tokens]
     (arm,) = panels["loss"]["arms"]
     assert arm["lines"]["step"]["x"] == [*range(1, 11)]

@@ -160,10 +160,10 @@ def _usual_baseline(paths: Sequence[Path], arms: Sequence[Arm]) -> tuple[str, st
             return declared, ""  # refused, with the names that there are
     if len(arms) == 1 or (len(paths) == 1 and "grpo" in names):
         return "grpo", ""
-    note = f"The baseline is {arms[0].label}, the first arm"
+    place = "the first arm"
     if len(paths) > 1:
-        note += f" of {plain(paths[0].name)}, which was named first"
-    return names[0], f"{note}. Choose another with --baseline."
+        place = "the first one given"
+    return names[0], f"The baseline is {arms[0].label}, {place}. Choose another with --baseline."
 
 
 def _has_not_begun(name: str, declared: object, names: Sequence[str]) -> bool:

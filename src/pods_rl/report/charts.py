@@ -203,8 +203,8 @@ def _tokens_by_step(run: Run) -> Array:
 def _token_axis(most: float) -> tuple[str, float]:
     """Return the title and the scale of an axis of tokens."""
     if most >= 2e6:
-        return "million tokens of prompts and completions", 1e-6
-    return "thousand tokens of prompts and completions", 1e-3
+        return "million tokens, prompts included", 1e-6
+    return "thousand tokens, prompts included", 1e-3
 
 
 class _Axis(NamedTuple):
