@@ -60,6 +60,7 @@ def write_run(
         for step in range(1, steps + 1, 7):
             t = step * step_seconds
             row = {"step": step, "seconds": t, "elapsed": t * 1.2, "reward": accuracy(t) + random.normal(0, 0.1)}
+            row |= {"num_tokens": 500.0 * step, "loss": 0.1 * seed + 1 / step}
             row |= {"pods/selected/reward_mean": 0.55 + random.normal(0, 0.05), "pods/zero_variance_share": t / 500}
             phases = zip(("rollout", "reward", "selection", "update"), costs, strict=True)
             row |= {f"pods/seconds/{name}": cost for name, cost in phases}

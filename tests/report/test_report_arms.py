@@ -21,8 +21,8 @@ from pods_rl.report.arms import Arm, arms_from_csv, arms_from_runs, curve_of
 from pods_rl.report.intervals import Difference
 from pods_rl.report.ledger import Ledger
 from pods_rl.report.notes import notes as notes_of
-from pods_rl.report.tables import arms_table
-from pods_rl.report.wording import headlines
+from pods_rl.report.tables import arms_table, result_table
+from pods_rl.report.wording import details, opening
 
 CLOCK = [6.0 * k for k in range(11)]
 
@@ -34,6 +34,17 @@ def analysis_of(root: Path, baseline: str | None = "grpo", **settings: object) -
 
 def notes(analysis: Analysis) -> tuple[str, ...]:
     return notes_of(analysis, Ledger())
+
+
+def sentences(analysis: Analysis) -> list[str]:
+    return [*opening(analysis), *details(analysis)]
+
+
+def verdicts(analysis: Analysis) -> dict[str, str]:
+    """The last cell of each row of the table that opens a report."""
+    table = result_table(analysis)
+    assert table.columns[-1].title == "verdict"
+    return {str(row["arm"]): cells[-1] for row, cells in zip(table.rows, table.cells, strict=True)}
 
 
 def final_of(analysis: Analysis, arm: str) -> Final:
@@ -114,9 +125,7 @@ def test_final_scores_are_compared_where_the_baseline_ends(tmp_path: Path) -> No
     pairs = {(pair.arm.name, pair.rival.name): pair for pair in analysis.pairs}
     assert pairs["pods", "grpo"].due == 60
     assert pairs["short", "grpo"].due == pairs["pods", "short"].due == 30
-    text = " ".join(headlines(analysis))
-    assert "At 60.0 s, where grpo (16) ends, pods (64→16) is" in text
-    assert "At 30.0 s, where short (64→16) ends, short (64→16) is" in text
+    assert opening(analysis)[0].startswith("After 60.0 s of training, where grpo (16) ends, pods (64→16) has ")
     assert any("short" in note and "compared at 30.0 s" in note for note in notes(analysis))
 
 
@@ -128,6 +137,8 @@ def test_an_unknown_baseline_is_refused_with_the_names(experiment: Path) -> None
 def test_run_directories_join_the_arms_they_are_named_after(experiment: Path) -> None:
     paths = [experiment / arm / f"seed-{seed}" for seed in (0, 1) for arm in ("grpo", "pods")]
     assert {arm.name: arm.run_count for arm in arms_from_runs(paths, "accuracy")} == {"grpo": 2, "pods": 2}
+    folders = [experiment / "pods", experiment / "grpo"]
+    assert {arm.name: arm.run_count for arm in arms_from_runs(folders, "accuracy")} == {"pods": 3, "grpo": 3}
     (arm,) = arms_from_runs(paths[1:2], "accuracy")
     assert (arm.name, arm.run_count) == ("pods", 1)
     assert analyse([arm], baseline="grpo", metric="accuracy").baseline is None
@@ -232,7 +243,8 @@ def test_scores_of_different_questions_are_not_compared(
     assert [result.arm.name for result in analysis.results if result.speedups] == ["grpo"]
     (note,) = (note for note in notes(analysis) if "is not compared with" in note)
     assert reason in note
-    assert not any("above" in line or "speedup" in line for line in headlines(analysis))
+    assert verdicts(analysis)["pods"] == "not compared"
+    assert not any(" more " in line or "faster" in line for line in sentences(analysis))
 
 
 @pytest.mark.parametrize(
@@ -277,7 +289,7 @@ def test_without_a_baseline_every_run_is_shown_to_its_own_end(tmp_path: Path) ->
         write_run(tmp_path / name, name, end=max(end, 10) if end else 1)
     analysis = analysis_of(tmp_path, baseline=None)
     assert final_of(analysis, "long").final_due == 150
-    assert any("long" in line and "in 150" in line for line in headlines(analysis))
+    assert any("long" in line and "in 150" in line for line in opening(analysis))
 
 
 def test_an_arm_that_ends_early_is_compared_where_both_have_data(tmp_path: Path) -> None:
@@ -290,10 +302,10 @@ def test_an_arm_that_ends_early_is_compared_where_both_have_data(tmp_path: Path)
     assert (pair.due, pair.difference.paired) == (30, True)
     assert pair.difference.low > 0
     assert final_of(analysis, "pods").final < final_of(analysis, "grpo").final
-    scores, speedup = headlines(analysis)
-    assert scores.startswith("At 30.0 s, where pods (64→16) ends, pods (64→16) is 0.")
-    assert "above grpo (16)" in scores
-    assert "Settled" in scores
+    scores, _, speedup = sentences(analysis)
+    assert scores.startswith("After 30.0 s of training, where pods (64→16) ends, pods (64→16) has ")
+    assert " points more (" in scores
+    assert scores.endswith("5 runs each), settled: this is hardly chance.")
     assert speedup.startswith("No speedup: pods (64→16) ends at 30")
 
 
@@ -331,21 +343,67 @@ def test_clocks_that_share_no_checkpoint_are_compared_at_one_time_or_not_at_all(
     assert final_of(analysis, "later").final_due == 50
 
 
-# -------------------------------------------------------------------------------------------- headlines
+# ---------------------------------------------------------------------- the sentences and the table that open
 
 
-def test_a_headline_leads_with_the_final_scores_and_their_difference_then_the_speedup(tmp_path: Path) -> None:
+def test_two_sentences_open_with_the_difference_and_the_cost_of_a_step(tmp_path: Path) -> None:
     for arm in ("grpo", "pods"):
         for seed in range(5):
             write_run(tmp_path / arm / f"seed-{seed}", arm, seed)
     analysis = analysis_of(tmp_path)
     (pair,) = analysis.pairs
     ours, theirs = (final_of(analysis, arm).final for arm in ("pods", "grpo"))
-    scores, speedup = headlines(analysis)
-    assert pair.difference.mean == pytest.approx(ours - theirs)
-    assert f"{ours - theirs:.3f} above grpo (16): accuracy {ours:.3f} against {theirs:.3f}. Settled" in scores
-    assert "ot settled" not in scores + speedup
-    assert f"{pair.speedup.speedup:.2f}x [{pair.speedup.ci_low:.2f}, {pair.speedup.ci_high:.2f}]" in speedup
+    gap = pair.difference
+    assert gap.mean == pytest.approx(ours - theirs)
+    assert opening(analysis) == (
+        f"After 150.0 s of training, pods (64→16) has {100 * ours:.1f} % accuracy and grpo (16) {100 * theirs:.1f} %: "
+        f"{100 * gap.mean:.1f} points more (95 % interval +{100 * gap.low:.1f} to +{100 * gap.high:.1f}, 5 runs each), "
+        "settled: this is hardly chance.",
+        "A step of pods (64→16) takes 0.31 s, of grpo (16) 0.20 s.",
+    )
+    fast = pair.to_target
+    assert fast.interpolated
+    assert fast.speedup == pytest.approx(fast.baseline_time / fast.arm_time)
+    ratio = f"{fast.speedup:.2f} times faster than grpo (16) to {100 * fast.threshold:.1f} % accuracy"
+    interval = f"(95 % interval {fast.ci_low:.2f} to {fast.ci_high:.2f} times, settled)"
+    times = f"{fast.arm_time:.1f} s against {fast.baseline_time:.1f} s"
+    assert details(analysis) == (f"pods (64→16) is {ratio}: {times} {interval}.",)
+
+
+def test_the_table_that_opens_has_score_cost_time_and_a_verdict_in_a_word(tmp_path: Path) -> None:
+    rates = {"grpo": 0.6, "pods": 1.5, "same": 0.6, "worse": 0.2}
+    for arm, rate in rates.items():
+        for seed in range(5):
+            write_run(tmp_path / arm / f"seed-{seed}", arm, seed, rate=rate, noise=0.001)
+    write_run(tmp_path / "single" / "seed-9", "single", 9)
+    write_run(tmp_path / "other" / "seed-0", "other", 0, config={"task": "words"})
+    analysis = analysis_of(tmp_path)
+    expected = {"grpo": "baseline", "pods": "better", "same": "level", "worse": "worse", "single": "one run"}
+    assert verdicts(analysis) == expected | {"other": "not compared"}
+    table = result_table(analysis)
+    final = final_of(analysis, "pods")
+    speedup = analysis.result_of("pods").to_target
+    assert speedup is not None
+    assert [column.title for column in table.columns][1:] == [
+        "final accuracy, 95 % interval", "seconds a step", f"time to {100 * speedup.threshold:.1f} %", "verdict",
+    ]  # fmt: skip
+    (cells,) = (cells for cells in table.cells if cells[0].startswith("pods"))
+    score = f"{100 * final.final:.1f} % [{100 * final.low:.1f}, {100 * final.high:.1f}]"
+    assert cells[1:] == [score, "0.31 s", f"{speedup.arm_time:.1f} s", "better"]
+
+
+def test_a_metric_that_is_no_share_stays_a_number_and_none_is_better(tmp_path: Path) -> None:
+    for arm, length in (("grpo", 30.0), ("pods", 20.0)):
+        for seed in range(5):
+            path = write_run(tmp_path / arm / f"seed-{seed}", arm, seed)
+            rows = [{"due": t, "seconds": t, "mean_completion_tokens": length + seed + t / 10} for t in (0, 10, 20)]
+            (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    arms = arms_from_runs([tmp_path], "mean_completion_tokens")
+    analysis = analyse(arms, baseline="grpo", metric="mean_completion_tokens")
+    assert verdicts(analysis)["pods"] == "lower"
+    name = "mean completion length (tokens)"
+    scores = f"pods (64→16) has {name} 24.000 and grpo (16) 34.000: 10.000 less (95 % interval -10.000 to -10.000"
+    assert scores in opening(analysis)[0]
 
 
 def test_a_single_evaluated_run_has_the_error_of_its_evaluation_in_sentence_and_table(tmp_path: Path) -> None:
@@ -356,7 +414,8 @@ def test_a_single_evaluated_run_has_the_error_of_its_evaluation_in_sentence_and_
     (write_run(tmp_path / "pods" / "seed-2", "pods", 2) / "evals.jsonl").write_text("")
     analysis = analysis_of(tmp_path)
     table = arms_table(analysis)
-    assert "to 0.500 ± 0.020 accuracy" in headlines(analysis)[0]
+    assert "to 50.0 % ± 2.0 accuracy" in opening(analysis)[0]
+    assert "50.0 % ± 2.0" in result_table(analysis).cells[0]
     assert "0.500 ± 0.020" in table.cells[0]
     assert "standard errors of the evaluation of a single run" in table.note
 
@@ -370,17 +429,24 @@ def test_a_difference_is_settled_if_the_printed_interval_excludes_0() -> None:
 
 def test_few_runs_settle_no_score_but_a_clear_order_of_all_runs_is_named(experiment: Path) -> None:
     """Two of three PODS runs reach the end, both above the three of GRPO; the interval of two runs is wide."""
-    scores, _ = headlines(analysis_of(experiment))
-    assert "Not settled" in scores
-    assert "2 and 3 runs (pods (64→16): 1 failed), but every run of pods (64→16) is above every run of grpo" in scores
+    analysis = analysis_of(experiment)
+    every = "not settled, although every run of pods (64→16) is above every run of grpo (16)."
+    assert opening(analysis)[0].endswith(f", 2 and 3 runs), {every}")
+    assert verdicts(analysis)["pods"] == "not settled"
 
 
-@pytest.mark.parametrize(("rate", "words"), [(0.05, "never reached"), (0.45, "speedup of 0.")])
+@pytest.mark.parametrize(("rate", "words"), [(0.05, "never reached"), (0.45, "times slower than grpo (16) to ")])
 def test_an_arm_that_is_slower_or_never_there(tmp_path: Path, rate: float, words: str) -> None:
     for seed in range(5):
         write_run(tmp_path / "grpo" / f"seed-{seed}", "grpo", seed)
         write_run(tmp_path / "other" / f"seed-{seed}", "other", seed + 10, rate=rate, end=300)
-    assert words in headlines(analysis_of(tmp_path))[-1]
+    analysis = analysis_of(tmp_path)
+    (line,) = details(analysis)
+    assert words in line
+    if "slower" in words:  # the interval is of the same ratio as the number
+        fast = analysis.pairs[0].to_target
+        assert f"{1 / fast.speedup:.2f} times slower" in line
+        assert f"(95 % interval {1 / fast.ci_high:.2f} to {1 / fast.ci_low:.2f} times, settled)" in line
 
 
 def test_every_pair_of_few_arms_is_compared_and_the_one_that_drops_rollouts_leads(tmp_path: Path) -> None:
@@ -394,7 +460,8 @@ def test_every_pair_of_few_arms_is_compared_and_the_one_that_drops_rollouts_lead
     assert pairs == [("pods", "grpo-trl"), ("cheaper", "grpo-trl"), ("pods", "cheaper")]
     assert analysis.pairs[2].difference.mean > 0
     assert analysis.pairs[2].speedup.speedup > 1
-    assert any(line.startswith("pods (64→16) ends") and "cheaper" in line for line in headlines(analysis))
+    assert "pods (64→16) has " in opening(analysis)[0]
+    assert " and grpo-trl (16) " in opening(analysis)[0]
 
 
 def test_an_arm_that_has_only_begun_starts_and_is_compared_with_nothing(tmp_path: Path) -> None:
@@ -402,8 +469,8 @@ def test_an_arm_that_has_only_begun_starts_and_is_compared_with_nothing(tmp_path
         path = write_run(tmp_path / arm / "seed-1", arm, 1)
         if arm == "broken":
             (path / "evals.jsonl").write_text('{"due": 0, "seconds": 0.01, "accuracy": 0.172}\n')
-    lines = headlines(analysis_of(tmp_path))
-    assert any("broken" in line and "starts at 0.172" in line for line in lines)
+    lines = opening(analysis_of(tmp_path))
+    assert any("broken" in line and "starts at 17.2 %" in line for line in lines)
     assert not any(" ends " in line or "to 0.172" in line for line in lines)
 
 
@@ -414,7 +481,8 @@ def test_a_baseline_that_peaks_at_its_start_is_noted(tmp_path: Path) -> None:
             rows = [{"due": 10 * k, "seconds": 10.0 * k, "accuracy": score} for k, score in enumerate(scores)]
             (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
     analysis = analysis_of(tmp_path)
-    assert headlines(analysis)[-1].startswith("No speedup: grpo (16) has 99 % of its own peak (0.495) at its first")
+    (line,) = details(analysis)
+    assert line.startswith("No speedup: grpo (16) has 99 % of its own peak (49.5 % accuracy) at its first")
     assert any("no speedup can be measured against it" in note for note in notes(analysis))
     assert all(math.isnan(row.speedup) for row in analysis.result_of("pods").speedups)
 

@@ -115,6 +115,23 @@ def test_the_cursor_shows_values_and_saved_files_hold_them(page: Browser) -> Non
     assert picture.startswith("data:image/png")
 
 
+def test_every_logged_metric_can_be_drawn_over_steps_time_and_tokens(page: Browser, explored: ReportFiles) -> None:
+    panels = {panel["metric"]: panel for panel in explored.account.charts["steps"]}
+    values = "[...document.querySelectorAll('#steps select')].map((s) => [...s.options].map((o) => o.value))"
+    assert page.run(values) == [[*panels], ["step", "time", "tokens"]]
+    assert page.run("document.querySelector('#steps input[type=range]').value") == "0.6"
+    page.run("""(() => {for (const [at, value] of [[0, 'loss'], [1, 'time']]) {
+        const pick = document.querySelectorAll('#steps select')[at];
+        pick.value = value; pick.dispatchEvent(new Event('change'));
+    }})()""")
+    page.run("""(() => {const range = document.querySelector('#steps input[type=range]');
+        range.value = 0; range.dispatchEvent(new Event('input'))})()""")
+    for arm, line in zip(panels["loss"]["arms"], page.run("texts('#steps .read div')"), strict=True):
+        value = arm["lines"]["step"]["mean"][-1]
+        seconds = arm["lines"]["time"]["x"][-1]
+        assert line == f"{arm['label']} {float(f'{value:.3g}'):g} at {float(f'{seconds:.4g}'):g}"
+
+
 # --------------------------------------------------------------------------------------- rollouts
 
 
@@ -148,7 +165,48 @@ def test_one_prompt_is_shown_in_every_arm(page: Browser) -> None:
     page.run("document.querySelector('#ledger-groups .prompt button').click()")
     page.run("type('f-text', '')")
     assert page.run("texts('#f-count')") == ["2 of 124 groups of one prompt, 8 rollouts"]
-    assert page.run("texts('#ledger-groups .where b')") == ["grpo (4→2)", "pods (4→2)"]
+    assert page.run("texts('#ledger-groups .where b')") == ["pods (4→2)", "grpo (4→2)"]
+
+
+def test_the_explorer_opens_on_the_pods_group_of_largest_spread_and_sorts(page: Browser) -> None:
+    opened = "[...document.querySelectorAll('#ledger-groups .g[open] .where b')].map((b) => b.textContent)"
+    page.run("document.getElementById('ledger').scrollIntoView()")
+    page.until("document.querySelector('#ledger-groups .g') !== null")
+    assert page.run(opened) == ["pods (4→2)"]
+    assert page.run("texts('#ledger-groups .gist')")[0] == "Question 1 of pods"
+    means = "texts('#ledger-groups .stat').map((stat) => Number(stat.match(/reward ([0-9.]+)/)[1]))"
+    steps = "texts('#ledger-groups .where').map((where) => Number(where.match(/step ([0-9]+)/)[1]))"
+    for order, values, is_falling in (("high", means, True), ("low", means, False), ("last", steps, True)):
+        page.run("window.before = JSON.stringify(texts('#ledger-groups .g'))")
+        page.run(f"type('f-sort', '{order}')")
+        page.until("JSON.stringify(texts('#ledger-groups .g')) !== window.before")
+        found = page.run(values)
+        assert len(found) > 3
+        assert found == sorted(found, reverse=is_falling)
+    assert page.run("document.getElementById('f-sort').value") == "last"
+
+
+def test_an_arm_has_one_colour_everywhere(page: Browser, explored: ReportFiles) -> None:
+    page.run("document.getElementById('ledger').scrollIntoView()")
+    page.until("document.querySelectorAll('#ledger-groups .g .strip .k').length > 20")
+    found = page.run("""(() => {
+        const found = {}, add = (name, colour) => (found[name] ??= []).push(colour);
+        const colour = (element) => getComputedStyle(element).backgroundColor;
+        for (const box of document.querySelectorAll("tbody .swatch")) add(box.nextSibling.textContent, colour(box));
+        for (const box of document.querySelectorAll(".read .swatch, .where .swatch"))
+          add(box.nextSibling.textContent, colour(box));
+        for (const box of document.querySelectorAll("button .swatch")) add(box.parentNode.textContent, colour(box));
+        for (const group of document.querySelectorAll(".g")) for (const bar of group.querySelectorAll(".strip .k"))
+          add(group.querySelector(".where b").textContent, colour(bar));
+        return found;
+    })()""")
+    assert {*found} == {arm["label"] for arm in explored.account.charts["scores"][0]["arms"]}
+    colours = []
+    for of_arm in found.values():
+        assert len(of_arm) > 5
+        assert len({*of_arm}) == 1
+        colours.append(of_arm[0])
+    assert len({*colours}) == len(colours)
 
 
 def test_thousands_of_rollouts_stay_few_elements(page: Browser) -> None:
@@ -175,6 +233,21 @@ def test_a_phone_needs_no_sideways_scroll(explored: ReportFiles, tmp_path: Path)
         phone.open(explored.html.as_uri())
         assert phone.run("document.documentElement.scrollWidth") == 390
         assert phone.run("document.querySelector('#scores canvas').getBoundingClientRect().width") < 390
+        # filters wrap: each is on the screen without scrolling in a row
+        ends = phone.run("[...document.querySelectorAll('#filter *')].map((e) => e.getBoundingClientRect().right)")
+        assert 0 < max(ends) <= 390
+        # lines and dots end before the edge of the plot: no pixel of the last column has the colour of an arm
+        coloured = phone.run("""(() => {
+            const canvas = document.querySelector('#scores canvas'), over = document.querySelector('#scores .u-over');
+            const from = canvas.getBoundingClientRect(), plot = over.getBoundingClientRect();
+            const right = Math.round(plot.right - from.left), pixels = canvas.getContext('2d')
+              .getImageData(right - 10, plot.top - from.top, 10, plot.height).data, counts = new Array(10).fill(0);
+            for (let at = 0; at < pixels.length; at += 4)
+              counts[(at / 4) % 10] += pixels[at] > 180 && pixels[at + 1] < 140 && pixels[at + 2] < 60;
+            return counts;
+        })()""")
+        assert coloured[-1] == 0
+        assert coloured[0] > 0
         assert phone.complaints == []
 
 
@@ -224,9 +297,10 @@ def test_a_browser_follows_a_run_without_a_reload_or_a_violation(tmp_path: Path,
         (run / "status.json").write_text('{"state": "finished"}')
         page.look()
         browser.until("document.getElementById('f-count').textContent.startsWith('2 of 2 groups')")
-        browser.until("document.querySelector('h1').textContent.includes('0.987')")
+        browser.until("document.querySelector('h1').textContent.includes('98.7 %')")
         found = browser.run("[window.mine, document.activeElement.id, document.getElementById('f-text').value]")
         assert found == [1, "f-text", "pear"]
         assert "s old" in browser.run("document.getElementById('live').textContent")
+        assert browser.run("getComputedStyle(document.getElementById('live')).position") == "static"  # covers nothing
     browser.until("document.getElementById('live').textContent.includes('not live')")
     assert all("ERR_CONNECTION" in one for one in browser.complaints)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import write_run
 from rich.console import Console
@@ -40,9 +41,11 @@ def test_pairs_csv_has_differences_and_whether_they_are_settled(report: ReportFi
 
 
 def test_tables_have_failed_runs_phases_and_differing_settings(report: ReportFiles) -> None:
-    failed, *others = read_csv(report.csv["runs"])
-    assert (failed["arm"], failed["run"], failed["reason"]) == ("pods", "seed-2", "out of memory")
-    assert len(others) == 5
+    runs = read_csv(report.csv["runs"])
+    assert [(run["arm"], run["run"]) for run in runs] == [
+        (arm, f"seed-{seed}") for arm in ("grpo", "pods") for seed in range(3)
+    ]
+    assert [run["reason"] for run in runs] == [""] * 5 + ["out of memory"]
     grpo, pods = read_csv(report.csv["final"])
     assert (float(grpo["rollout"]), float(pods["rollout"])) == pytest.approx((0.10, 0.19))
     assert [row["num_rollouts"] for row in read_csv(report.csv["config"])] == ["16", "64"]
@@ -67,19 +70,19 @@ def test_markdown_has_every_table_with_its_columns(report: ReportFiles) -> None:
 
 
 def test_page_markdown_and_terminal_say_the_same_in_the_same_order(report: ReportFiles) -> None:
-    """Every headline, note and cell comes from the account; an output only marks it up."""
+    """Every sentence, note and cell comes from the account; an output only marks it up."""
     account = report.account
     page = html.unescape(report.html.read_text())
     text = report.markdown.read_text().replace("\\", "")
     out = io.StringIO()
     print_summary(report, Console(file=out, width=80))
     terminal = " ".join(out.getvalue().split())
-    for sentence in (*account.headlines, *account.notes):
+    for sentence in (*account.opening, *account.details, *account.notes):
         assert sentence in page
         assert sentence in text
         assert sentence in terminal
     shown = [table for table in account.tables.values() if table.cells]
-    assert [table.name for table in shown] == ["final", "pairs", "costs", "runs", "config"]
+    assert [table.name for table in shown] == ["result", "costs", "final", "pairs", "runs", "config"]
     places_on_page = []
     places_in_text = []
     for table in shown:
@@ -91,11 +94,20 @@ def test_page_markdown_and_terminal_say_the_same_in_the_same_order(report: Repor
                 assert f">{cell}<" in page
     assert places_on_page == sorted(places_on_page)
     assert places_in_text == sorted(places_in_text)
-    for title in ("final [95 %]", "speedup [95 %]"):
+    for title in ("final [95 %]", "a step", "to 76.3 %", "verdict"):
         assert title in terminal
-    for cells in account.tables["final"].cells:
-        for column, cell in zip(account.tables["final"].columns, cells, strict=True):
-            assert not column.terminal or cell in terminal
+    for cells in account.tables["result"].cells:
+        for cell in cells:
+            assert cell in terminal
+    assert text.startswith(
+        f"# PODS report: quickstart\n\n**{account.opening[0]}**\n\n{account.opening[1]}\n\n## Result\n"
+    )
+    assert terminal.startswith("arm final [95 %]")
+    assert terminal.endswith(" ".join(account.opening))
+    parts = ("<h1>", 'id="result"', 'id="scores"', 'id="costs"', 'id="steps"', 'id="ledger"', 'id="final"')
+    places = [page.index(part) for part in parts]
+    assert places == sorted(places)
+    assert "Missing" not in page
 
 
 def test_rollouts_that_cannot_be_read_are_noted_in_every_output(experiment: Path) -> None:
@@ -118,12 +130,55 @@ def test_the_baseline_is_the_one_that_the_experiment_names(experiment: Path, tmp
     assert build_report(experiment, tmp_path / "out", baseline="none").account.analysis.baseline is None  # type: ignore[union-attr]
 
 
+def test_several_directories_are_compared_with_the_first_and_the_report_says_so(tmp_path: Path) -> None:
+    for arm in ("grpo", "pods", "other"):
+        write_run(tmp_path / arm / "seed-0", arm)
+    for first, second in (("pods", "grpo"), ("other", "pods")):
+        report = build_report([tmp_path / first, tmp_path / second], tmp_path / "out")
+        assert report.account.analysis is not None
+        assert report.account.analysis.baseline is not None
+        assert report.account.analysis.baseline.name == first
+        note = f"The baseline is {first} (64→16), the first one given."
+        assert report.account.notes[0] == f"{note} Choose another with --baseline."
+        out = io.StringIO()
+        print_summary(report, Console(file=out, width=80))
+        assert note in " ".join(out.getvalue().split())
+    named = build_report([tmp_path / "pods", tmp_path / "grpo"], tmp_path / "out", baseline="grpo").account
+    assert not any("baseline" in note for note in named.notes)
+
+
+def test_the_baseline_of_one_directory_is_grpo_else_its_first_arm(tmp_path: Path) -> None:
+    for arm in ("b", "a"):
+        write_run(tmp_path / arm / "seed-0", arm)
+    account = build_report(tmp_path, tmp_path / "out").account
+    assert account.notes[0] == "The baseline is a (64→16), the first arm. Choose another with --baseline."
+    write_run(tmp_path / "grpo" / "seed-0", "grpo")
+    account = build_report(tmp_path, tmp_path / "out").account
+    assert account.analysis is not None
+    assert account.analysis.baseline is not None
+    assert account.analysis.baseline.name == "grpo"
+    assert not any("baseline" in note for note in account.notes)
+
+
+def test_nothing_is_compared_before_the_baseline_of_an_experiment_has_begun(tmp_path: Path) -> None:
+    write_run(tmp_path / "pods" / "seed-0", "pods", state="running")
+    (tmp_path / "experiment.yaml").write_text("baseline: late\narms: {pods: {}, late: {}}")
+    account = build_report(tmp_path, tmp_path / "out").account
+    assert account.notes[0] == "No run of late, the baseline, has begun."
+    assert account.opening[0].startswith("pods (64→16) went from ")
+    (tmp_path / "experiment.yaml").write_text("baseline: late\narms: {pods: {}}")
+    write_run(tmp_path / "other" / "seed-0", "other")
+    with pytest.raises(UserError, match="No arm is called 'late'"):
+        build_report(tmp_path, tmp_path / "out")
+
+
 def test_a_run_that_has_just_begun_gives_a_report(tmp_path: Path) -> None:
     path = write_run(tmp_path / "pods" / "seed-0", "pods", state="running")
     (path / "evals.jsonl").write_text("")
     (path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"st')
     report = build_report(tmp_path)
-    assert "No evaluation of accuracy yet." in report.account.headlines[0]
+    assert report.account.opening == ("No evaluation of accuracy yet: 1 run trains.",)
+    assert not report.account.tables["result"].cells
     assert read_csv(report.csv["speedup"]) == []
     assert not any("unreadable" in note for note in report.account.notes)
     print_summary(report, Console(file=io.StringIO()))
@@ -155,6 +210,46 @@ def test_a_summary_fits_80_columns_and_escapes(tmp_path: Path) -> None:
     assert str(report.html) in text.replace("\n", "")
 
 
+# ------------------------------------------------------------------------------------------ logged metrics
+
+
+def test_every_logged_metric_is_drawn_over_steps_time_and_tokens_with_a_band(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        path = write_run(tmp_path / "pods" / f"seed-{seed}", "pods", seed, end=30)
+        rows = []
+        for step in range(1, 11):
+            row = {"step": step, "seconds": 2.0 * step, "elapsed": 3.0 * step, "num_tokens": 100.0 * step}
+            rows.append(row | {"zebra": 1, "loss": seed / step, "kl": None, "entropy": 0.5, "text": "x"})
+        rows[9]["kl"] = 0.25
+        (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    charts = build_report(tmp_path, tmp_path / "out").account.charts
+    panels = {panel["metric"]: panel for panel in charts["steps"]}
+    assert [*panels] == ["loss", "entropy", "kl", "zebra"]
+    tokens = ["tokens", "thousand tokens, prompts included"]
+    assert panels["loss"]["x"] == [["step", "step"], ["time", "training time (s)"], tokens]
+    (arm,) = panels["loss"]["arms"]
+    assert arm["lines"]["step"]["x"] == [*range(1, 11)]
+    assert arm["lines"]["time"] == {"x": [2.0 * step for step in range(1, 11)]}
+    assert arm["lines"]["tokens"]["x"] == [pytest.approx(0.1 * step) for step in range(1, 11)]
+    assert arm["lines"]["step"]["mean"][:2] == [1.5, 0.75]
+    # Student's t of two runs, 1 and 2
+    assert arm["lines"]["step"]["high"][0] == pytest.approx(1.5 + 12.706 * 0.5, abs=0.01)
+    assert panels["kl"]["arms"][0]["lines"]["tokens"]["x"] == [1.0]
+    # evaluations have steps, so they can be drawn over tokens too
+    assert [key for key, _ in charts["scores"][0]["x"]] == ["time", "step", "tokens"]
+
+
+def test_many_steps_are_drawn_as_means_within_equal_intervals(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "pods" / "seed-1", "pods", 1, end=30)
+    rows = [{"step": step, "seconds": step, "loss": float(step % 2)} for step in range(1, 3001)]
+    (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (panel,) = build_report(tmp_path, tmp_path / "out").account.charts["steps"]
+    line = panel["arms"][0]["lines"]["step"]
+    assert 100 < len(line["mean"]) <= 151
+    assert all(0.4 < mean < 0.6 for mean in line["mean"][1:-1])
+    assert line["x"] == sorted(line["x"])
+
+
 # -------------------------------------------------------------------------------------- figures for print
 
 AWKWARD = ["$\\frac{1}{$", "_hidden", "", "日本 🙂", "x" * 40, "a", "b"]
@@ -184,9 +279,11 @@ def test_a_printed_curve_draws_every_run_its_band_and_the_crossing_on_its_line(r
     dots = [line for line in axes.lines if line.get_marker() == "o"]
     means = [line for line in axes.lines if line.get_linewidth() == 1.5 and len(line.get_xdata()) > 2]
     assert len(dots) == 2
-    for dot in dots:
-        point = (dot.get_xdata()[0], dot.get_ydata()[0])  # type: ignore[index]
-        assert any(point in zip(line.get_xdata(), line.get_ydata(), strict=True) for line in means)  # type: ignore[arg-type]
+    level = report.account.charts["scores"][0]["level"][0]
+    for dot, mean in zip(dots, means, strict=True):
+        assert dot.get_ydata()[0] == pytest.approx(level, abs=1e-4)  # type: ignore[index]
+        at_dot = np.interp(dot.get_xdata()[0], mean.get_xdata(), mean.get_ydata())  # type: ignore[index, arg-type]
+        assert at_dot == pytest.approx(level, abs=1e-4)
     assert axes.get_xlabel() == "training time (s)"
 
 

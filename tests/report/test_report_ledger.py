@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from conftest import write_rollouts, write_run
 
 from pods_rl.report import ReportFiles, build_report
 from pods_rl.report.arms import arms_from_runs
 from pods_rl.report.ledger import TEXT_LIMIT, Ledger, conversation, ledger_of
+from pods_rl.report.questions import question_places
 
 
 def ledger(root: Path, **settings: Any) -> Ledger:
@@ -64,6 +66,75 @@ def test_every_group_of_every_run_is_read(experiment: Path) -> None:
     assert found.rollouts == 18 * 64 + 18 * 16
     stat = found.data["groups"][-1][6]
     assert re.fullmatch(r"\d+ of 64 right · kept 16 of 64 · reward \d.\d\d ± \d.\d\d, of the kept .*", stat)
+
+
+def test_arms_and_runs_are_in_their_order(tmp_path: Path) -> None:
+    for arm in ("grpo", "pods"):
+        for seed in (10, 2, 1):
+            path = write_run(tmp_path / arm / f"seed-{seed}", arm, seed, end=30)
+            for step in (1, 20):
+                write_group(path, [{"reward": 1.0, "completion": f"{arm} {seed} {step}"}], step)
+    data = ledger(tmp_path, colours={"grpo (16)": "#111111", "pods (64→16)": "#222222"}).data
+    assert data["arms"] == ["grpo (16)", "pods (64→16)"]
+    assert data["colours"] == ["#111111", "#222222"]
+    assert data["runs"] == ["seed-1", "seed-2", "seed-10"]
+    found = []
+    for group in data["groups"]:
+        arm = data["arms"][group[0]].split()[0]
+        seed = data["runs"][group[1]].removeprefix("seed-")
+        assert data["texts"][group[-1][0][0]] == f"{arm} {seed} {group[2]}"
+        found.append((arm, group[2], seed))
+    assert found == [(arm, step, seed) for arm in ("grpo", "pods") for step in (1, 20) for seed in ("1", "2", "10")]
+
+
+def test_a_group_has_mean_and_spread_to_sort_by(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "pods" / "seed-0", "pods", end=30)
+    write_group(path, [{"reward": reward} for reward in (0.0, 1.0, 1.0, 0.0)], 1)
+    write_group(path, [{"reward": math.nan}], 2)
+    groups = ledger(tmp_path).data["groups"]
+    assert [group[7:9] for group in groups] == [[0.5, 0.57735], [None, None]]
+
+
+CHAT = "<|im_start|>system\nThink.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+LLAMA = (
+    "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nThink.<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+)
+FEW_SHOT = "Q: What is 1 + 1?\nA: 2\n\n{}\n"
+
+
+FORMS = ("{}", "Think step by step.\n\n{}\n", CHAT, LLAMA, FEW_SHOT, "[INST] Think.\n{} [/INST]")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("count", [2, 20])
+def test_a_preview_begins_at_the_question(form: str, count: int) -> None:
+    questions = [f"What is {number} + {number}?" for number in range(1, count + 1)]
+    prompts = [form.format(question) for question in questions]
+    found = [prompt[start:end] for prompt, (start, end) in zip(prompts, question_places(prompts), strict=True)]
+    assert found == questions
+
+
+def test_a_preview_needs_no_second_prompt_for_a_template_and_never_is_empty() -> None:
+    for prompts, found in (
+        ([CHAT.format("1+1?")], ["1+1?"]),
+        (["Add: 1+1?"], ["Add: 1+1?"]),
+        (["Leo reads. He has 2.", "Leo reads. She has 3."], ["Leo reads. He has 2.", "Leo reads. She has 3."]),
+        (["a\n", "a\nb"], ["a", "b"]),
+        (["", "\n"], ["", ""]),
+    ):
+        places = question_places(prompts)
+        assert [prompt[start:end] for prompt, (start, end) in zip(prompts, places, strict=True)] == found
+
+
+def test_places_of_questions_count_as_javascript_does(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "pods" / "seed-0", "pods", end=30)
+    for step in (1, 2):
+        write_group(path, [{"reward": 1.0, "prompt": f"🙂 Add.\n{step}+1?"}], step)
+    data = ledger(tmp_path).data
+    assert sorted([data["texts"][text], start, end] for text, start, end in data["questions"]) == [
+        [f"🙂 Add.\n{step}+1?", 8, 12] for step in (1, 2)
+    ]
 
 
 def test_a_page_that_is_full_leaves_out_groups_spread_over_steps_and_arms(tmp_path: Path) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 from pathlib import Path
 
+import pytest
 from conftest import grow, serving, write_run
 from tests import DEADLINE, until
 
 from pods_rl.report.live import LivePage
+from pods_rl.report.progress import Progress, progress_of
+from pods_rl.runs import Run
 
 
 def ask(port: int, method: str = "GET", path: str = "/", **headers: str) -> tuple[int, str]:
@@ -31,6 +35,50 @@ def test_a_report_is_made_again_when_a_file_changes_and_only_then(tmp_path: Path
     page.look()
     assert (page.served.version, page.served.state) == (version + 1, "1 finished")
     assert json.loads(page.served.points)["scores"][0]["arms"][0]["lines"]["time"]["mean"][-1] == 0.1
+
+
+def test_a_run_is_shown_before_its_first_evaluation_with_its_progress(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "pods" / "seed-0", config={"max_seconds": 600.0, "max_steps": -1})
+    for name in ("metrics.jsonl", "evals.jsonl"):
+        (run / name).unlink()
+    (run / "status.json").write_text('{"state": "running", "reason": "loading"}')
+    page = LivePage(tmp_path)
+    page.look()
+    parts = page.served.parts.decode()
+    assert "No evaluation of accuracy yet: 1 run trains." in parts
+    assert parts.index('id="progress"') < parts.index('id="runs"')
+    assert ">loading</td>" in parts
+    assert "<h2>Result</h2>" not in parts
+    (run / "metrics.jsonl").write_text('{"step": 30, "seconds": 150.0, "reward": 0.5}\n')
+    page.look()
+    parts = page.served.parts.decode()
+    for cell in ("25 %", "30", "2.5 min of 10.0 min", "0.500"):
+        assert f">{cell}<" in parts
+    assert '<progress max="1" value="0.250">' in parts
+    assert json.loads(page.served.points)["steps"][0]["arms"][0]["lines"]["step"]["mean"] == [0.5]
+    grow(run, 300.0, 0.25)
+    (run / "status.json").write_text('{"state": "finished"}')
+    page.look()
+    assert 'id="progress"' not in page.served.parts.decode()
+
+
+def test_the_share_of_a_budget_is_that_of_the_first_to_end(tmp_path: Path) -> None:
+    def progress(config: dict[str, object], row: str, status: str = "{}") -> Progress:
+        path = tmp_path / str(len(list(tmp_path.iterdir())))
+        path.mkdir()
+        (path / "config.yaml").write_text(json.dumps(config))
+        (path / "status.json").write_text(status)
+        (path / "metrics.jsonl").write_text(row)
+        return progress_of(Run(path))
+
+    row = '{"step": 30, "seconds": 150.0, "epoch": 0.6}'
+    assert progress({"max_seconds": 300, "max_steps": 40}, row).share == 0.75
+    assert progress({"max_seconds": 300, "max_steps": -1}, row).share == 0.5
+    assert progress({"max_steps": 20}, row).share == 1.0
+    assert progress({"num_train_epochs": 3}, row).share == pytest.approx(0.2)
+    assert math.isnan(progress({}, row).share)
+    assert progress({"max_steps": 40}, row, '{"step": 36, "seconds": 1}').step == 36
+    assert math.isnan(progress({"max_steps": "many"}, '{"step": "soon"}').share)
 
 
 def test_a_page_waits_for_runs_and_outlives_damage(tmp_path: Path) -> None:

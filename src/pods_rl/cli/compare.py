@@ -183,7 +183,8 @@ def report(
         Path | None, Option(help="Directory of the report. [default: report/ inside, or next to the CSV]")
     ] = None,
     baseline: Annotated[
-        str | None, Option(help="The arm to compare with. [default: the experiment's baseline, else grpo]")
+        str | None,
+        Option(help="The arm to compare with. [default: the experiment's baseline, else grpo, else the first arm]"),
     ] = None,
     metric: Annotated[
         str | None,
@@ -200,12 +201,12 @@ def report(
     """Write report.html, report.md and a CSV of every table: final.csv, pairs.csv, speedup.csv and more.
 
     --csv reads runs of other tools: a row per run and evaluation, with the columns arm, run, hours and the metric; the
-    columns rule, n, m and advantages, if present, add the ablations.
+    columns rule, n, m and advantages, if present, add the ablations. Of several directories, the first is the baseline.
 
     \b
     Examples:
       pods report runs/quickstart
-      pods report runs/grpo runs/pods --baseline grpo --output report
+      pods report runs/grpo runs/pods --output report
       pods report runs/quickstart --figures pdf
       pods report --csv evaluations.csv --metric answer_accuracy
     """

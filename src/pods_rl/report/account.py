@@ -15,15 +15,16 @@ from .charts import Chart, Styles, charts, styles_of
 from .ledger import Ledger, ledger_of
 from .notes import method, notes
 from .tables import Table, tables
-from .wording import headlines
+from .wording import details, opening
 
 
 @dataclass(frozen=True, eq=False)
 class Account:
-    """The content of a report. If no run has begun, it has only a title and a headline."""
+    """The content of a report. If no run has begun, it has only a title and one sentence that opens it."""
 
     title: str
-    headlines: tuple[str, ...]  # the verdicts: of scores for each of the first pairs, then of the speedup
+    opening: tuple[str, ...]  # plain sentences: the difference of the final scores, then the cost of a step
+    details: tuple[str, ...] = ()  # how many times faster
     notes: tuple[str, ...] = ()  # what limits the numbers
     method: tuple[str, ...] = ()  # how the numbers were computed
     tables: Mapping[str, Table] = field(default_factory=dict)  # by name, in the order of the page
@@ -33,15 +34,28 @@ class Account:
     analysis: Analysis | None = None  # the numbers
 
 
-def account_of(arms: Sequence[Arm], *, title: str, baseline: str, metric: str, rollouts_mb: float) -> Account:
-    """Compare arms and return what a report says of them; arguments as of `analyse` and `ledger_of`."""
+def account_of(
+    arms: Sequence[Arm],
+    *,
+    title: str,
+    baseline: str,
+    metric: str,
+    rollouts_mb: float,
+    first_notes: Sequence[str] = (),
+) -> Account:
+    """Compare arms and return what a report says of them; arguments as of `analyse` and `ledger_of`.
+
+    ``first_notes`` come before the notes that the numbers give.
+    """
     analysis = analyse(arms, baseline=baseline, metric=metric)
-    ledger = ledger_of(analysis.arms, data_mb=rollouts_mb)
     styles = styles_of(analysis)
+    colours = {arm.label: styles[arm.name].colour for arm in analysis.arms}
+    ledger = ledger_of(analysis.arms, data_mb=rollouts_mb, colours=colours)
     return Account(
         title=title,
-        headlines=headlines(analysis),
-        notes=notes(analysis, ledger),
+        opening=opening(analysis),
+        details=details(analysis),
+        notes=(*first_notes, *notes(analysis, ledger)),
         method=method(analysis),
         tables=tables(analysis),
         charts=charts(analysis, styles),

@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..runs import Run
 from ..text import suggest
 from .ablations import Ablation, find_ablations
-from .arms import EXACT, Arm, Curve, rollouts_of, same_seeds
+from .arms import ACCURACIES, EXACT, Arm, Curve, rollouts_of, same_seeds
 from .comparable import refusal
 from .intervals import Z_95, Array, Difference, difference, error_of_mean
 from .statistics import Evaluations, Speedup, mean_curve, speedups
@@ -70,6 +70,11 @@ class ArmResult:
         return self.speedups[0]
 
     @property
+    def to_target(self) -> Speedup | None:
+        """The speedup against the baseline that headlines give: the same level, reached between two checkpoints."""
+        return _between_checkpoints(self.speedups)
+
+    @property
     def margin(self) -> float:
         """1.96 standard errors of a single run's evaluation; NaN for several runs, which have an interval instead."""
         if self.final is None or not self.arm.is_single:
@@ -89,7 +94,8 @@ class Pair:
     runs: int  # of the arm that have a score there
     rival_runs: int
     difference: Difference
-    speedup: Speedup
+    speedup: Speedup  # by the authors' rule
+    to_target: Speedup  # to the same level, reached between two checkpoints
 
     @property
     def is_early(self) -> bool:
@@ -137,6 +143,24 @@ class Analysis:
         if speedup is None or speedup.problem or not math.isfinite(speedup.threshold):
             return None
         return speedup.threshold
+
+    @property
+    def is_share(self) -> bool:
+        """Whether the metric is a share of right answers, which sentences give in percent."""
+        if self.metric not in ACCURACIES and not self.metric.startswith("pass@"):
+            return False
+        highest = 0.0
+        for arm in self.arms:
+            if arm.curve is not None:
+                highest = max(highest, float(np.nanmax(arm.curve.scores)))
+        return highest <= 1  # a CSV may have percentages already
+
+    def pair_with_baseline(self, arm: Arm) -> Pair | None:
+        """Return the comparison of an arm with the baseline; None if there is none."""
+        for pair in self.pairs:
+            if pair.arm is arm and pair.rival is self.baseline:
+                return pair
+        return None
 
     @property
     def states(self) -> Counter[str]:
@@ -297,6 +321,9 @@ def _compare(arm: Arm, rival: Arm) -> Pair:
         float(error_of_mean(rival_errors[rival_has_score][:, None])[0]),
         paired=paired,
     )
+    of_pair = tuple(_speedups(arm, rival))
+    to_target = _between_checkpoints(of_pair)
+    assert to_target is not None
     return Pair(
         arm=arm,
         rival=rival,
@@ -306,7 +333,8 @@ def _compare(arm: Arm, rival: Arm) -> Pair:
         runs=len(scores),
         rival_runs=len(rival_scores),
         difference=gap,
-        speedup=next(_speedups(arm, rival)),
+        speedup=of_pair[0],
+        to_target=to_target,
     )
 
 
@@ -319,6 +347,14 @@ def _speedups(arm: Arm, rival: Arm) -> Iterator[Speedup]:
     if order is not None:
         theirs = Evaluations(theirs.scores[order], theirs.seconds[order], theirs.errors[order], theirs.due)  # type: ignore[index]
     return speedups(theirs, arm.curve.evaluations, paired=order is not None, intervals=arm is not rival)
+
+
+def _between_checkpoints(of_arm: Sequence[Speedup]) -> Speedup | None:
+    """Return the speedup to the level of the authors' rule at the crossing of straight lines; None if there is none."""
+    for speedup in of_arm:
+        if speedup.criterion == "p99" and speedup.interpolated:
+            return speedup
+    return None
 
 
 def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:

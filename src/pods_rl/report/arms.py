@@ -333,7 +333,8 @@ def _interpolated(runs: Mapping[str, Points]) -> Curve | None:
 def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
     """Return the arms found in experiment directories and run directories, in the order given.
 
-    A run directory called ``seed-<k>`` belongs to the arm its parent is named after, as in an experiment. Only runs of
+    A run directory called ``seed-<k>`` belongs to the arm its parent is named after, as in an experiment, whether the
+    experiment, the arm or the run was given. Only runs of
     one recipe, which differ in the seed, become one arm: runs of several recipes under one name become several arms,
     whose names tell what differs. A directory that is given twice counts once.
     """
@@ -357,14 +358,23 @@ def _runs_by_folder(sources: Sequence[str | Path]) -> dict[str, list[Run]]:
     for source in map(Path, sources):
         for folder, runs in find_runs(source).items():
             name = folder
-            if is_run(source):
+            is_folder_itself = runs[0].path.name == folder
+            if is_run(source) or is_folder_itself:
                 name = runs[0].arm or folder
             for run in runs:
                 place = os.path.realpath(run.path)
                 if place not in seen:
                     seen.add(place)
                     folders.setdefault(name, []).append(run)
+    for runs_of_folder in folders.values():
+        runs_of_folder.sort(key=_seed_of)  # those without a seed stay in the order given, at the end
     return folders
+
+
+def _seed_of(run: Run) -> float:
+    if run.seed is None:
+        return math.inf
+    return run.seed
 
 
 def _config_of(runs: Sequence[Run]) -> dict[str, Any]:

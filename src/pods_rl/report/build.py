@@ -20,7 +20,7 @@ from .ledger import DATA_MB
 from .markdown import to_markdown
 from .page import to_html
 from .tables import CSV_NAMES
-from .terminal import print_account
+from .terminal import print_account, print_opening
 from .text import finite, plain
 
 PAGE = "report.html"
@@ -68,8 +68,8 @@ def build_report(
         sources: an experiment directory, a run directory, several of either, or a CSV of evaluations (its columns:
             ``arms_from_csv``), whose report has neither phases nor rollouts.
         output: folder to write to; by default ``report`` inside the one directory, or next to the CSV or several.
-        baseline: the arm that the others are compared with. None: the one that the experiment's file names, else
-            ``grpo``. If it is ``none``, arms are not compared.
+        baseline: the arm that the others are compared with. None: the one that the first experiment's file names, else
+            ``grpo`` of one directory, else the first arm, which a note says. If it is ``none``, arms are not compared.
         metric: the field of ``evals.jsonl`` or the column to compare by. None: ``accuracy``, of a CSV
             ``answer_accuracy``, and ``reward`` of runs whose task grades no answer.
         figures: formats (``pdf``, ``svg``, ``png``) of figures for a paper, written to ``figures/``.
@@ -120,10 +120,12 @@ def _write(report: ReportFiles, figures: Sequence[str]) -> None:
 
 
 def print_summary(report: ReportFiles, console: Console) -> None:
-    """Print the summary of a report, and the paths of its page and of the table of speedups."""
+    """Print the summary of a report, the paths of its page and of the table of speedups, and last its two sentences."""
     print_account(report.account, console)
     for path in (report.html, report.csv["speedup"]):
         console.print(safe_text(path), soft_wrap=True, highlight=False)
+    console.print()
+    print_opening(report.account, console)
 
 
 def usual_folder(paths: Sequence[Path]) -> Path:
@@ -140,12 +142,35 @@ def _is_csv(paths: Sequence[Path]) -> bool:
     return len(paths) == 1 and (paths[0].is_file() or paths[0].suffix == ".csv")
 
 
-def declared_baseline(paths: Sequence[Path]) -> str:
-    """Return the baseline that an experiment's file names, else ``grpo``; several directories have none in common."""
-    if len(paths) > 1:
-        return "grpo"
+def _usual_baseline(paths: Sequence[Path], arms: Sequence[Arm]) -> tuple[str, str]:
+    """Return the baseline of a report that names none, and a note that says so; the note may be empty.
+
+    It is the one that the file of the first experiment names. Else of one directory it is ``grpo``. If there is no such
+    arm, and of several directories, it is the first arm.
+    """
+    names = [arm.name for arm in arms]
     settings = read_mapping(paths[0] / "experiment.yaml")
-    return str(settings.get("baseline", "grpo"))
+    if "baseline" in settings:
+        declared = str(settings["baseline"])
+        if declared in names:
+            return declared, ""
+        if _has_not_begun(declared, settings.get("arms"), names):
+            return "none", f"No run of {plain(declared)}, the baseline, has begun."
+        if len(paths) == 1:
+            return declared, ""  # refused, with the names that there are
+    if len(arms) == 1 or (len(paths) == 1 and "grpo" in names):
+        return "grpo", ""
+    place = "the first arm"
+    if len(paths) > 1:
+        place = "the first one given"
+    return names[0], f"The baseline is {arms[0].label}, {place}. Choose another with --baseline."
+
+
+def _has_not_begun(name: str, declared: object, names: Sequence[str]) -> bool:
+    """Whether an experiment has an arm of which no run exists yet; an arm may also have been split by recipe."""
+    if not isinstance(declared, Mapping) or name not in declared:
+        return False
+    return not any(existing.startswith(f"{name} [") for existing in names)
 
 
 def read_account(
@@ -154,7 +179,7 @@ def read_account(
     """Return what a report says of runs, without writing it; arguments as of ``build_report``."""
     if not 0 <= rollouts_mb <= _MOST_MB:
         raise UserError(f"--rollouts_mb must be between 0 and {_MOST_MB:g}: got {rollouts_mb}.")
-    title = f"{len(paths)} runs"
+    title = f"{len(paths)} directories"
     if len(paths) == 1:
         title = os.path.basename(os.path.realpath(paths[0]))
     if _is_csv(paths):
@@ -164,12 +189,18 @@ def read_account(
         metric = metric or _usual_metric(paths)
         arms = arms_from_runs(paths, metric)
     _check_metric(arms, metric, is_csv=_is_csv(paths))
+    first_notes = []
+    if baseline is None:
+        baseline, note = _usual_baseline(paths, arms)
+        if note:
+            first_notes.append(note)
     return account_of(
         arms,
         title=title,
-        baseline=baseline or declared_baseline(paths),
+        baseline=baseline,
         metric=metric,
         rollouts_mb=rollouts_mb,
+        first_notes=first_notes,
     )
 
 

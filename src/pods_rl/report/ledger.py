@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from ..runs import Run
 from ..text import call_text, content_text, plain_text
 from .arms import Arm
+from .questions import question_places
 from .text import finite, finite_numbers, plain, rounded
 
 DATA_MB = 20.0
@@ -42,6 +43,7 @@ class Ledger:
     groups: int = 0  # in the files that could be read
     rollouts: int = 0  # on the page
     left_out: int = 0  # groups that do not fit the page
+    colours: Mapping[str, str] = field(default_factory=dict)  # by label of the arm
     _bytes: int = 0
     _arms: dict[str, int] = field(default_factory=dict)
     _runs: dict[str, int] = field(default_factory=dict)
@@ -55,7 +57,28 @@ class Ledger:
             return {}
         groups = sorted(self._shown, key=lambda group: (group[0], group[2], group[1], group[3]))  # arm, step, run
         names = {"arms": [*self._arms], "runs": [*self._runs], "texts": [*self._texts]}
-        return {**names, "groups": groups, "total": self.groups, "limit_mb": self.limit_mb}
+        names["colours"] = [self.colours.get(label, "") for label in self._arms]
+        counts = {"total": self.groups, "limit_mb": self.limit_mb}
+        return {**names, "questions": self._questions(), "groups": groups, **counts}
+
+    def _questions(self) -> list[list[int]]:
+        """Return where the question is in each prompt that begins or ends with anything else: text, start and end."""
+        prompts_of_arms: dict[int, dict[int, str]] = {}
+        texts = [*self._texts]
+        for group in self._shown:
+            arm = group[0]
+            prompt = group[4]
+            prompts_of_arms.setdefault(arm, {})[prompt] = texts[prompt]
+        places = {}
+        for prompts in prompts_of_arms.values():
+            for prompt, place in zip(prompts, question_places([*prompts.values()]), strict=True):
+                places[prompt] = place
+        found = []
+        for prompt, (start, end) in places.items():
+            text = texts[prompt]
+            if (start, end) != (0, len(text)):
+                found.append([prompt, _units(text[:start]), _units(text[:end])])
+        return found
 
     def read(self, path: Path, arm: Arm, run: str) -> None:
         """Add the groups of a file; raise one of ``_UNREADABLE`` if it is damaged."""
@@ -90,6 +113,7 @@ class Ledger:
             self._id(_middle_cut(first.get("prompt"))),
             self._id(_middle_cut(first.get("answer"), 200)),
             _stat(rollouts),
+            *_mean_and_spread(rollouts),
             self._lines(rollouts),
         ]
         new_texts = [*self._texts][texts_before:]
@@ -103,6 +127,22 @@ class Ledger:
         self._bytes += size
         self.rollouts += len(rollouts)
         return True
+
+    def arrange(self, arms: Sequence[str], runs: Sequence[str]) -> None:
+        """Number the arms and runs on the page in this order."""
+        self._arms = self._renumber(self._arms, arms, place=0)
+        self._runs = self._renumber(self._runs, runs, place=1)
+
+    def _renumber(self, numbers: Mapping[str, int], names: Sequence[str], place: int) -> dict[str, int]:
+        """Number the names of one kind again, in all groups too, and return the new numbers."""
+        new_numbers: dict[str, int] = {}
+        for name in names:
+            if name in numbers:
+                new_numbers.setdefault(name, len(new_numbers))
+        new_of_old = {numbers[name]: number for name, number in new_numbers.items()}
+        for group in self._shown:
+            group[place] = new_of_old[group[place]]
+        return new_numbers
 
     def _lines(self, rollouts: Sequence[_Rollout]) -> list[list[Any]]:
         """Return the rollouts in their order, those of equal text, reward and facts in one line."""
@@ -141,15 +181,16 @@ def _rank(rollout: _Rollout) -> tuple[float, int]:
     return -rollout.reward, rollout.index
 
 
-def ledger_of(arms: Sequence[Arm], *, data_mb: float = DATA_MB) -> Ledger:
+def ledger_of(arms: Sequence[Arm], *, data_mb: float = DATA_MB, colours: Mapping[str, str] | None = None) -> Ledger:
     """Read every ledger file of the arms; skip and name a damaged one, or one with other columns.
 
     Args:
         arms: arms, of which some may have no ledger.
         data_mb: megabytes of the data. If not all groups fit, the dropped ones are spread over steps and runs, since
             files are read in a shuffled order, the arms in turn.
+        colours: of the arms, by label.
     """
-    ledger = Ledger(data_mb)
+    ledger = Ledger(data_mb, colours=colours or {})
     queue: list[tuple[int, Path, Run, Arm]] = []
     for arm in arms:
         for place, (run, path) in enumerate(_shuffled_files(arm)):
@@ -163,7 +204,22 @@ def ledger_of(arms: Sequence[Arm], *, data_mb: float = DATA_MB) -> Ledger:
         except _UNREADABLE:
             ledger.unreadable.append(plain(f"{name}/{path.name}"))
     ledger.unreadable.sort()
+    ledger.arrange([arm.label for arm in arms], _run_names(arms))
     return ledger
+
+
+def _run_names(arms: Sequence[Arm]) -> list[str]:
+    """Return the names of all runs in their order: by seed, other runs in the order of their arms."""
+    names: list[str] = []
+    seeds: dict[str, float] = {}
+    for arm in arms:
+        for run in arm.runs:
+            name = plain(run.path.name)
+            names.append(name)
+            match = re.fullmatch(r"seed-(\d{1,15})", name)
+            if match:
+                seeds[name] = int(match[1])
+    return sorted(names, key=lambda name: seeds.get(name, math.inf))
 
 
 def _shuffled_files(arm: Arm) -> list[tuple[Run, Path]]:
@@ -242,6 +298,21 @@ def _stat(rollouts: Sequence[_Rollout]) -> str:
         rewards += f", of the kept {_spread(kept)}"
     parts.append(rewards)
     return " · ".join(parts)
+
+
+def _mean_and_spread(rollouts: Sequence[_Rollout]) -> tuple[float | None, float | None]:
+    """Return mean and standard deviation of the rewards, to sort groups by; None without a reward."""
+    rewards = finite_numbers(rollout.reward for rollout in rollouts)
+    if not rewards:
+        return None, None
+    if len(rewards) == 1:
+        return rounded(rewards[0]), 0.0
+    return rounded(fmean(rewards)), rounded(stdev(rewards))
+
+
+def _units(text: str) -> int:
+    """Return the length of a text as JavaScript counts it."""
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def _spread(rollouts: Sequence[_Rollout]) -> str:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..errors import UserError
 from ..runs import find_runs
-from ..runs.files import EVALS, METRICS, encoded
+from ..runs.files import CONFIG, STATUS, encoded
 from .account import Account
 from .build import read_account
 from .page import to_html
@@ -85,11 +85,11 @@ class LivePage:
         self._seen = files
         try:
             state = self._state()
-            if _has_begun(files):
+            if _has_runs(files):
                 self._show(read_account([self._source], baseline=self._baseline), state)
                 self._made = True
                 return
-            note = f"Waiting for the first step of {self._source} ({state})"
+            note = f"Waiting for the first run of {self._source} ({state})"
         except Exception as error:  # files of a run that begins, or damaged ones: another look may find better ones
             state = "waiting"
             reason = repr(error)
@@ -131,9 +131,9 @@ class _File(NamedTuple):
     time: int  # of the last change, in nanoseconds
 
 
-def _has_begun(files: Iterable[_File]) -> bool:
-    """Whether a run has logged a step or an evaluation."""
-    return any(file.size > 0 and file.path.endswith((METRICS, EVALS)) for file in files)
+def _has_runs(files: Iterable[_File]) -> bool:
+    """Whether there is a run, as `is_run` recognizes it."""
+    return any(os.path.basename(file.path) in (CONFIG, STATUS) for file in files)
 
 
 def _files(source: Path) -> Iterator[_File]:

@@ -10,13 +10,17 @@ from .text import markdown
 
 
 def to_markdown(account: Account, pictures: Sequence[str] = ()) -> str:
-    """Return the headlines, the notes, every table that has rows, and pictures by their paths from the report."""
-    parts = [f"# PODS report: {markdown(account.title)}", f"**{markdown(account.headlines[0])}**"]
-    parts.append(_bullets(account.headlines[1:]))
-    parts.append(_bullets(account.notes))
-    for table in account.tables.values():
+    """Return the sentences, every table that has rows, and pictures by their paths from the report.
+
+    The notes follow the table of the result.
+    """
+    parts = [f"# PODS report: {markdown(account.title)}", f"**{markdown(account.opening[0])}**"]
+    parts += [markdown(line) for line in account.opening[1:]]
+    for name, table in account.tables.items():
         if table.cells:
             parts += [f"## {markdown(table.title)}", _table(table), markdown(table.note)]
+        if name == "result":
+            parts += [_bullets(account.details), _bullets(account.notes)]
     for path in pictures:
         name = path.rpartition("/")[2]
         parts.append(f"![{name}]({path})")

@@ -18,12 +18,15 @@ def notes(analysis: Analysis, ledger: Ledger) -> tuple[str, ...]:
     """Return the limitations of the numbers, each a sentence or two; empty if there are none."""
     lines = _unfinished_notes(analysis)
     single = [arm.label for arm in analysis.arms if arm.is_single]
-    if single:
+    if single and len(single) == len(analysis.arms) > 1:
+        lines.append("Every arm has one run, which does not show how seeds differ. Every ± and band is over prompts.")
+    elif single:
         lines.append(f"One run does not show how seeds differ. Its ± and band are over prompts: {', '.join(single)}.")
-    lines += _baseline_notes(analysis)
-    for result in analysis.results:
-        for line in _curve_notes(analysis, result):
-            lines.append(f"{result.arm.label}: {line}")
+    if analysis.scored:
+        lines += _baseline_notes(analysis)
+        for result in analysis.results:
+            for line in _curve_notes(analysis, result):
+                lines.append(f"{result.arm.label}: {line}")
     damage = damaged_files(analysis.arms)
     if damage:
         lines.append(f"Skipped unreadable data: {damage}.")
@@ -35,14 +38,19 @@ def notes(analysis: Analysis, ledger: Ledger) -> tuple[str, ...]:
 
 
 def _unfinished_notes(analysis: Analysis) -> list[str]:
-    """Return how many runs did not finish, by state."""
+    """Return how many runs still train, and how many did not finish, by state."""
     states = analysis.states
     run_count = states.total()
     del states["finished"]
-    if not states:
-        return []
-    unfinished = f"{states.total()} of {run_count} runs did not finish ({tally(sorted(states.items()))})."
-    return [f"{unfinished} Each counts up to its last evaluation."]
+    running = states.pop("running", 0)
+    lines = []
+    if running:
+        lines.append(f"{running} of {run_count} runs still train, or were killed.")
+    if states:
+        lines.append(f"{states.total()} of {run_count} runs did not finish ({tally(sorted(states.items()))}).")
+    if lines:
+        lines[-1] += " Each counts up to its last evaluation."
+    return lines
 
 
 def _curve_notes(analysis: Analysis, result: ArmResult) -> list[str]:
@@ -80,7 +88,7 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
     if len(analysis.results) < 2:
         return []
     if base is None:
-        return ["No baseline is set, so nothing is compared.", *_mixed(analysis)]
+        return ["Without a baseline nothing is compared.", *_mixed(analysis)]
     base_result = analysis.result_of(base.name)
     if base_result.final is None:
         return [f"{base.label}, the baseline, has no evaluation that most of its runs share: nothing is compared."]

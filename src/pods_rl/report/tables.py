@@ -20,21 +20,27 @@ from .analysis import Analysis, ArmResult, Cost, Final, Pair
 from .arms import HOUR, LENGTH, Arm, Curve, rollouts_of
 from .intervals import SCORE_DIGITS
 from .pooling import OWN_TO_A_RUN, as_text, task_of
+from .progress import progress_of
 from .statistics import Speedup
 from .text import duration, finite, finite_numbers, number, plain, tally, unit_for, words
 from .wording import (
+    LEVEL_MARGIN,
     difference_text,
     final_text,
     level_text,
     pairing_text,
+    result_text,
     runs_text,
     settled_text,
+    short_target_text,
     speedup_text,
+    step_text,
     time_to_level_text,
+    verdict_text,
 )
 
 CSV_NAMES = ("final", "pairs", "speedup", "ablations", "curves", "runs", "config")
-"""The tables that are files; `costs` is shown only, and final.csv has its values."""
+"""The tables that are files; the others are shown only, and final.csv and runs.csv have their values."""
 
 Row = dict[str, Any]
 """The values of a CSV by key, and under ``result`` or ``pair`` what the displayed cells are made from."""
@@ -49,6 +55,7 @@ class Column:
     digits: int = SCORE_DIGITS
     is_text: bool = False
     terminal: str = ""  # title in the terminal, which shows only columns that have one
+    bar: str = ""  # key of a share that the page draws as a bar before the cell
 
     def cell(self, row: Row) -> str:
         if isinstance(self.show, str):
@@ -111,18 +118,20 @@ def _speedup_cell(row: Row) -> str:
 
 
 _ARM = Column("arm", "label", is_text=True, terminal="arm")
-_FINAL = Column("final, 95 % interval", _final_cell, terminal="final [95 %]")
-_SPEEDUP = Column("speedup, 95 % interval", _speedup_cell, terminal="speedup [95 %]")
+_FINAL = Column("final, 95 % interval", _final_cell)
+_SPEEDUP = Column("speedup, 95 % interval", _speedup_cell)
 _SHORT = {"both_accuracy": "both right", LENGTH: "tokens"}  # titles that a column has room for
 
 
 def tables(analysis: Analysis) -> dict[str, Table]:
     """Return every table of a report by name, in the order in which page and Markdown show them."""
     made = (
+        progress_table(analysis),
+        result_table(analysis),
+        costs_table(analysis),
         arms_table(analysis),
         pairs_table(analysis),
         ablations_table(analysis),
-        costs_table(analysis),
         runs_table(analysis),
         config_table(analysis),
         speedup_table(analysis),
@@ -132,6 +141,62 @@ def tables(analysis: Analysis) -> dict[str, Table]:
 
 
 # ---------------------------------------------------------------------------------------------- by arm
+
+
+def result_table(analysis: Analysis) -> Table:
+    """A row for each arm: final score, seconds of a step, time to the level, and a verdict. It opens every output."""
+    rows: tuple[Row, ...] = ()
+    if analysis.scored or not analysis.states["running"]:
+        rows = tuple(_arm_row(analysis, result) for result in analysis.results)
+    times = set()
+    end_of_last = 0.0
+    for result in analysis.scored:
+        assert result.final
+        times.add(result.final.final_due)
+        end_of_last = max(end_of_last, result.final.final_seconds)
+    unit = unit_for(end_of_last)
+    columns = [_ARM]
+    tasks = {row["task"] for row in rows}
+    if len(tasks - {""}) > 1:
+        columns.append(Column("task", "task", is_text=True, terminal="task"))
+    score = f"final {words(analysis.metric)}, 95 % interval"
+    columns.append(Column(score, lambda row: result_text(analysis, row["result"]), terminal="final [95 %]"))
+    if len(times) > 1:
+        columns.append(_at_column(unit))
+    columns.append(Column("seconds a step", lambda row: step_text(row["result"].cost), terminal="a step"))
+    notes = []
+    if analysis.level is not None and analysis.baseline is not None:
+        target = f"to {short_target_text(analysis, analysis.level)}"
+        columns.append(
+            Column(f"time {target}", lambda row: time_to_level_text(row["result"].to_target, unit), terminal=target)
+        )
+        notes.append(
+            f"Time {target}: when the mean curve first has {level_text(analysis.baseline)}, on straight lines between "
+            "evaluations."
+        )
+    if analysis.baseline is not None and len(analysis.results) > 1:
+        columns.append(
+            Column("verdict", lambda row: verdict_text(analysis, row["result"]), is_text=True, terminal="verdict")
+        )
+    if analysis.pairs:
+        notes += _verdict_notes(analysis)
+    return Table("result", "Result", (), tuple(columns), rows, " ".join(notes))
+
+
+def _verdict_notes(analysis: Analysis) -> list[str]:
+    """Return what the verdicts of the result mean."""
+    assert analysis.baseline is not None
+    notes = [
+        f"Better or worse: the 95 % interval of the difference from {analysis.baseline.label} excludes 0.",
+        "Not settled: it does not, so the difference may be chance.",
+    ]
+    if analysis.is_share:
+        notes.append(f"Level: it does not, and it lies within {100 * LEVEL_MARGIN:g} points of 0.")
+    return notes
+
+
+def _at_column(unit: str) -> Column:
+    return Column("at", lambda row: duration(row.get("final_due", math.nan), unit), terminal="at")
 
 
 def arms_table(analysis: Analysis) -> Table:
@@ -150,10 +215,10 @@ def arms_table(analysis: Analysis) -> Table:
     notes = []
     tasks = {row["task"] for row in rows}
     if len(tasks - {""}) > 1:
-        columns.append(Column("task", "task", is_text=True, terminal="task"))
+        columns.append(Column("task", "task", is_text=True))
     columns += [Column("start", "start"), _FINAL, Column("peak", "peak")]
     if len(times) > 1:
-        columns.append(Column("at", lambda row: duration(row.get("final_due", math.nan), unit), terminal="at"))
+        columns.append(_at_column(unit))
         notes.append("Scores are at the time that “at” gives; peaks are the highest until then.")
     else:
         notes.append(f"Scores are at {duration(analysis.horizon)} of training; peaks are the highest until then.")
@@ -161,23 +226,28 @@ def arms_table(analysis: Analysis) -> Table:
         notes.append("± is 1.96 standard errors of the evaluation of a single run.")
     if analysis.baseline and _has_speedups(analysis):
         level = "to\u00a099\u00a0%"
-        columns.append(Column(level, lambda row: time_to_level_text(row["result"].speedup, unit), terminal=level))
+        columns.append(Column(level, lambda row: time_to_level_text(row["result"].speedup, unit)))
         columns.append(_SPEEDUP)
-        notes.append(f"“99 %” is {level_text(analysis.baseline)}, and the speedup is to that level.")
+        notes.append(
+            f"“99 %” is the first evaluation with {level_text(analysis.baseline)}, and the speedup is to that one: the "
+            "rule of the paper’s authors."
+        )
     other_metrics = analysis.metrics[1:]
     for metric in other_metrics:
         digits = SCORE_DIGITS
         if metric == LENGTH:
             digits = 1
         columns.append(Column(_SHORT.get(metric, words(metric)), metric, digits))
-    columns.append(Column("runs", lambda row: runs_text(row["result"].arm), terminal="runs"))
+    columns.append(Column("runs", lambda row: runs_text(row["result"].arm)))
     keys = (
         "arm rule n m runs unfinished task start final final_hours final_runs final_low final_high peak "
         "peak_hours hours_to_p99 speedup ci_low ci_high never_reached problem steps seconds_per_step "
         "settled evaluation_se"
     )
     names = (*keys.split(), *PHASES, "other", *other_metrics)
-    return Table("final", f"Arms: {words(analysis.metric)}", names, tuple(columns), rows, " ".join(notes))
+    if not analysis.scored:
+        columns = []  # a file only
+    return Table("final", f"All scores: {words(analysis.metric)}", names, tuple(columns), rows, " ".join(notes))
 
 
 def _has_speedups(analysis: Analysis) -> bool:
@@ -413,13 +483,72 @@ def _curve_rows(curve: Curve) -> list[Row]:
 # ------------------------------------------------------------------------------------- runs and settings
 
 
+def progress_table(analysis: Analysis) -> Table:
+    """Every run that still trains, before its first evaluation too: how far it is, and its last reward and score."""
+    rows: list[Row] = []
+    for arm in analysis.arms:
+        for run in arm.runs:
+            if run.state == "running":
+                rows.append(_progress_row(arm, run, analysis.metric))
+    columns = (
+        _ARM,
+        Column("run", "run", is_text=True),
+        Column("done", _share_cell, bar="share"),
+        Column("step", lambda row: _of_budget(row["progress"].step, row["progress"].max_steps)),
+        Column("trained for", _time_cell),
+        Column("last reward", "reward"),
+        Column(f"last {words(analysis.metric)}", "last_score"),
+    )
+    note = "A run that was killed may still be listed here."
+    return Table("progress", "Runs in progress", (), columns, tuple(rows), note)
+
+
+def _progress_row(arm: Arm, run: Run, metric: str) -> Row:
+    progress = progress_of(run)
+    scores = finite_numbers(row.get(metric) for row in run.evals)
+    last_score = math.nan
+    if scores:
+        last_score = scores[-1]
+    return {
+        "arm": arm.name,
+        "label": arm.label,
+        "run": plain(run.path.name),
+        "progress": progress,
+        "share": progress.share,
+        "reward": progress.reward,
+        "last_score": last_score,
+    }
+
+
+def _share_cell(row: Row) -> str:
+    share = row["share"]
+    if math.isnan(row["progress"].step):
+        return "loading"
+    if math.isnan(share):
+        return "–"
+    return f"{100 * share:.0f} %"
+
+
+def _of_budget(value: float, budget: float) -> str:
+    if math.isnan(budget):
+        return number(value, 0)
+    return f"{number(value, 0)} of {budget:.0f}"
+
+
+def _time_cell(row: Row) -> str:
+    progress = row["progress"]
+    if math.isnan(progress.max_seconds):
+        return duration(progress.seconds)
+    unit = unit_for(progress.max_seconds)
+    return f"{duration(progress.seconds, unit)} of {duration(progress.max_seconds, unit)}"
+
+
 def runs_table(analysis: Analysis) -> Table:
-    """Every run with its state; those that did not finish come first."""
+    """Every run with its state, by arm and seed."""
     rows: list[Row] = []
     for arm in analysis.arms:
         for run in arm.runs:
             rows.append(_run_row(arm, run, analysis.metric))
-    rows.sort(key=lambda row: row["state"] == "finished")
     columns = (
         _ARM,
         Column("run", "run", is_text=True),

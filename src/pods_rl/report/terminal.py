@@ -15,13 +15,25 @@ _WIDTH = 80
 
 
 def print_account(account: Account, console: Console) -> None:
-    """Print the headlines, the table of arms in at most 80 columns, and the notes."""
-    headline, *details = map(safe_text, account.headlines)
-    parts = [f"[bold]{headline}[/bold]", *details, _table(account.tables["final"])]
+    """Print the result in at most 80 columns: its table, how many times faster, and the notes."""
+    parts: list[RichTable | str] = []
+    if account.tables["result"].cells:
+        parts.append(_table(account.tables["result"]))
+    parts += map(safe_text, account.details)
     for note in account.notes:
         parts.append(f"[yellow]Note:[/yellow] {safe_text(note)}")
     for part in parts:
-        console.print(part, width=min(console.width, _WIDTH), highlight=False, soft_wrap=False)
+        _print(part, console)
+
+
+def print_opening(account: Account, console: Console) -> None:
+    """Print the sentences that open the report in the other outputs. A terminal shows its last lines."""
+    for line in account.opening:
+        _print(f"[bold]{safe_text(line)}[/bold]", console)
+
+
+def _print(part: RichTable | str, console: Console) -> None:
+    console.print(part, width=min(console.width, _WIDTH), highlight=False, soft_wrap=False)
 
 
 def _table(table: Table) -> RichTable:

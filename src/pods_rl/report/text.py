@@ -150,6 +150,39 @@ def number(value: object, digits: int = 3) -> str:
     return text
 
 
+def percent(share: float) -> str:
+    """Format a share in percent, with one decimal.
+
+    >>> percent(0.78349)
+    '78.3 %'
+    """
+    return f"{number(100 * share, 1)} %"
+
+
+def signed(value: float, digits: int) -> str:
+    """Format a difference with its sign.
+
+    >>> signed(5.25, 1), signed(-0.5, 1), signed(-0.01, 1)
+    ('+5.2', '-0.5', '0.0')
+    """
+    text = number(value, digits)
+    if value > 0 and text.strip("0."):
+        return f"+{text}"
+    return text
+
+
+def two_digits(value: float) -> str:
+    """Format a positive number with two significant digits, or all digits before the point.
+
+    >>> two_digits(0.1), two_digits(0.0312), two_digits(4.56), two_digits(123.4), two_digits(0.0)
+    ('0.10', '0.031', '4.6', '123', '0')
+    """
+    if value <= 0:
+        return "0"
+    exponent = math.floor(math.log10(float(f"{value:.1e}")))  # of the rounded number: 0.0999 has that of 0.10
+    return f"{value:.{max(0, 1 - exponent)}f}"
+
+
 def interval(low: float, high: float, digits: int) -> str:
     """Format an interval.
 

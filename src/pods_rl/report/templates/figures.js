@@ -1,12 +1,18 @@
 // Draws the figures. `pods.figures(data)` can be called again with new points: what the reader chose stays.
 window.pods = { figures: (() => {
   const INK = "#3c4043", GRID = "#e6e8ea";  // the style sheet inverts both in the dark
+  const RADIUS = 5;  // of a dot
   const element = (name, properties = {}, ...children) => {
     const made = Object.assign(document.createElement(name), properties);
     made.append(...children);
     return made;
   };
-  const text = (value, digits = 3) => value == null ? "–" : Number(value.toPrecision(digits)).toLocaleString("en");
+  const text = (value, digits = 3) => {
+    if (value == null) return "–";
+    const short = Number(value.toPrecision(digits));
+    if (short !== 0 && Math.abs(short) < 1e-3) return short.toExponential();  // a learning rate
+    return short.toLocaleString("en", { maximumFractionDigits: 6 });
+  };
   const faded = (colour, alpha) => colour + Math.round(alpha * 255).toString(16).padStart(2, "0");
   const swatch = (arm) => {
     const made = element("i", { className: "swatch" });
@@ -34,8 +40,8 @@ window.pods = { figures: (() => {
   };
 
   const open = (figure) => {
-    const state = { panel: 0, x: null, smooth: 0, seeds: null, off: new Set(), zoom: null };
-    const choices = element("span"), range = element("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: 0 });
+    const state = { metric: null, x: null, smooth: Number(figure.dataset.smooth ?? 0), seeds: null, off: new Set(), zoom: null };
+    const choices = element("span"), range = element("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: state.smooth });
     const toggles = element("span"), arms = element("div", { className: "bar" });
     const plot = element("div", { className: "plot", tabIndex: 0 }), read = element("div", { className: "read" });
     const save = element("span", { className: "save" }, "save ");
@@ -43,13 +49,17 @@ window.pods = { figures: (() => {
     figure.prepend(element("div", { className: "chart" }, bar, arms, plot, read));
     let charts = [], chart = null, x = null, drawn = null, shape = "";
 
+    // An x after the first has only what differs from the first.
+    const lineOf = (arm) => ({ ...arm.lines[chart.x[0][0]], ...arm.lines[x[0]] });
+
     const linesOf = (arm) => {
-      const at = arm.lines[x[0]], show = !state.off.has(arm.label), look = { stroke: arm.colour, dash: arm.dash, show };
+      const at = lineOf(arm), show = !state.off.has(arm.label), look = { stroke: arm.colour, dash: arm.dash, show };
       const thin = { ...look, stroke: faded(arm.colour, 0.35), width: 1 }, lines = [];
       if (state.seeds) lines.push(...at.seeds.map(([, xs, ys]) => ({ ...thin, xs, ys })));
       if (!chart.crowded && at.low.some((low) => low != null)) {
         const edge = { xs: at.x, show, stroke: "transparent", width: 0 };
-        lines.push({ ...edge, ys: at.high, fill: faded(arm.colour, 0.13) }, { ...edge, ys: at.low });
+        const [high, low] = [at.high, at.low].map((values) => smooth(values, state.smooth));
+        lines.push({ ...edge, ys: high, fill: faded(arm.colour, 0.13) }, { ...edge, ys: low });
       }
       if (state.smooth) lines.push({ ...thin, xs: at.x, ys: at.mean });
       return [...lines, { ...look, xs: at.x, ys: smooth(at.mean, state.smooth), width: 2.4 }];
@@ -70,8 +80,8 @@ window.pods = { figures: (() => {
         ...size(), legend: { show: false },
         bands: lines.flatMap((line, at) => line.fill ? [{ series: [at + 1, at + 2], fill: line.fill }] : []),
         cursor: { points: { show: false }, y: false, drag: { x: true, y: false } },
-        scales: { x: { time: false } },
-        axes: [{ ...axis, label: x[1], size: 40 }, { ...axis, label: chart.y, size: 52 }],
+        scales: { x: { time: false, range: widened } },
+        axes: [{ ...axis, label: x[1], size: 40 }, { ...axis, label: chart.y, size: 56, values: (u, splits) => splits.map((value) => text(value, 8)) }],
         series: [{}, ...lines.map(({ show, stroke, width, dash }) =>
           ({ show, stroke, width, dash, spanGaps: true, points: { show: xs.length === 1 } }))],
         hooks: { draw: [level], setCursor: [hover], setScale: [(u, key) => {
@@ -86,6 +96,13 @@ window.pods = { figures: (() => {
       hover(drawn);
     };
 
+    // All of x, with room for a dot at its end. A zoomed part stays as it is.
+    const widened = (u, min, max) => {
+      if (min === null) return [null, null];
+      if (min === max) return [min, max + 1];
+      return [min, max < u.data[0].at(-1) ? max : max + ((RADIUS + 2) * (max - min)) / u.width];
+    };
+
     const size = () => {
       const width = Math.max(240, plot.clientWidth || 640);
       return { width, height: width < 560 ? 270 : 380 };
@@ -93,7 +110,7 @@ window.pods = { figures: (() => {
 
     const level = (u) => {
       if (!chart.level) return;
-      const { left, top, width, height } = u.bbox, y = u.valToPos(chart.level[0], "y", true);
+      const { left, top, width, height } = u.bbox, radius = RADIUS * devicePixelRatio, y = u.valToPos(chart.level[0], "y", true);
       u.ctx.save();
       u.ctx.beginPath();
       u.ctx.rect(left, top, width, height);
@@ -108,7 +125,7 @@ window.pods = { figures: (() => {
         if (!arm.crossing || x[0] !== "time" || state.smooth || state.off.has(arm.label)) continue;
         u.ctx.fillStyle = arm.colour;
         u.ctx.beginPath();
-        u.ctx.arc(u.valToPos(arm.crossing[0], "x", true), u.valToPos(arm.crossing[1], "y", true), 5 * devicePixelRatio, 0, 2 * Math.PI);
+        u.ctx.arc(u.valToPos(arm.crossing[0], "x", true), u.valToPos(arm.crossing[1], "y", true), radius, 0, 2 * Math.PI);
         u.ctx.fill();
       }
       u.ctx.restore();
@@ -117,10 +134,11 @@ window.pods = { figures: (() => {
     const hover = (u) => {
       const left = u.cursor.left, at = left == null || left < 0 ? u.data[0].at(-1) : u.posToVal(left, "x");
       read.replaceChildren(...chart.arms.filter((arm) => !state.off.has(arm.label)).map((arm) => {
-        const line = arm.lines[x[0]], index = nearest(line.x, line.mean, at);
+        const line = lineOf(arm), index = nearest(line.x, line.mean, at);
+        const [mean, low, high] = [line.mean, line.low, line.high].map((values) => text(smooth(values, state.smooth)[index]));
         const row = element("div", {}, swatch(arm), element("b", { textContent: arm.label }));
-        if (index >= 0) row.append(` ${text(line.mean[index])} at ${text(line.x[index], 4)}`);
-        if (line.low[index] != null) row.append(` [${text(line.low[index])}, ${text(line.high[index])}]`);
+        if (index >= 0) row.append(` ${mean} at ${text(line.x[index], 4)}`);
+        if (line.low[index] != null) row.append(` [${low}, ${high}]`);
         const runs = state.seeds ? line.seeds.map(([seed, xs, ys]) => `${seed}: ${text(ys[nearest(xs, ys, at)])}`) : [];
         if (runs.length) row.append(element("span", { textContent: ` · runs ${runs.join(", ")}` }));
         return row;
@@ -144,9 +162,9 @@ window.pods = { figures: (() => {
     const controls = () => {
       choices.replaceChildren();
       toggles.replaceChildren();
-      if (charts.length > 1) choices.append(choice("figure", charts.map((one, at) => [at, one.y]), state.panel, (value) => { state.panel = Number(value); }));
+      if (charts.length > 1) choices.append(choice("figure", charts.map((one) => [one.metric, one.y]), chart.metric, (value) => { state.metric = value; }));
       if (chart.x.length > 1) choices.append(choice("over", chart.x, x[0], (value) => { state.x = value; }));
-      if (chart.arms.some((arm) => arm.lines[x[0]].seeds.length)) toggles.append(toggle("runs", state.seeds, () => (state.seeds = !state.seeds)));
+      if (chart.arms.some((arm) => lineOf(arm).seeds.length)) toggles.append(toggle("runs", state.seeds, () => (state.seeds = !state.seeds)));
       arms.replaceChildren(...chart.arms.map((arm) => toggle(arm.label, !state.off.has(arm.label), () => {
         if (!state.off.delete(arm.label)) state.off.add(arm.label);
         return !state.off.has(arm.label);
@@ -155,10 +173,10 @@ window.pods = { figures: (() => {
 
     const update = (given) => {
       charts = given;
-      chart = charts[Math.min(state.panel, charts.length - 1)];
+      chart = charts.find((one) => one.metric === state.metric) ?? charts[0];
       x = chart.x.find(([key]) => key === state.x) ?? chart.x[0];
       state.seeds ??= !chart.crowded;
-      const now = JSON.stringify([charts.map((one) => one.y), chart.x, x, chart.arms.map((arm) => [arm.label, arm.colour, arm.lines[x[0]].seeds.length])]);
+      const now = JSON.stringify([charts.map((one) => one.y), chart.x, x, chart.arms.map((arm) => [arm.label, arm.colour, lineOf(arm).seeds.length])]);
       if (now !== shape) controls();
       shape = now;
       redraw();
@@ -168,7 +186,7 @@ window.pods = { figures: (() => {
       const quoted = (value) => typeof value === "string" ? `"${value.replaceAll('"', '""')}"` : value ?? "";
       const rows = [["arm", "run", x[1], chart.y]];
       for (const arm of chart.arms) {
-        const line = arm.lines[x[0]];
+        const line = lineOf(arm);
         for (const [run, xs, ys] of [["mean", line.x, line.mean], ...line.seeds]) xs.forEach((value, at) => rows.push([arm.label, run, value, ys[at]]));
       }
       return `data:text/csv;charset=utf-8,${encodeURIComponent(rows.map((row) => row.map(quoted).join(",")).join("\n"))}`;

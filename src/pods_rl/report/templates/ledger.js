@@ -2,7 +2,7 @@
 window.pods.ledger = (() => {
   const open = new Map();  // what the reader opened or closed, by key
   const MARGIN = 900;  // pixels above and below the window
-  let arms = [], runs = [], texts = [], groups = [], wanted = {}, pattern = null, found = [], prompt = null, ready = false;
+  let arms = [], colours = [], runs = [], texts = [], questions = new Map(), groups = [], first = null, wanted = {}, pattern = null, found = [], prompt = null, ready = false;
 
   const at = (id) => document.getElementById(id);
   const make = (tag, name, ...parts) => {
@@ -90,21 +90,39 @@ window.pods.ledger = (() => {
     }
     return box;
   };
+  // The beginning of the question, without what stands before it in every prompt.
+  const gist = (id) => {
+    const [from, to] = questions.get(id) ?? [0, undefined];
+    return texts[id].slice(from, to).slice(0, 400).replace(/\s+/g, " ").trim();
+  };
   const groupElement = ({ group, rows }) => {
-    const line = texts[group.prompt].replace(/\s+/g, " ").trim();
+    const swatch = make("i", "swatch");
+    swatch.style.background = colours[group.arm];
     const head = make("summary", "",
-      make("span", "where", make("b", "", arms[group.arm]), ` step ${group.step} · ${runs[group.run]} · group ${group.id}`),
-      make("span", "gist", line.length > 90 ? `…${line.slice(-89)}` : line), make("span", "stat", group.stat), strip(group.rows));
-    return folding("g", group.key, head, wanted.deep || group === groups[0], () => {
+      make("span", "where", swatch, make("b", "", arms[group.arm]), ` step ${group.step} · ${runs[group.run]} · group ${group.id}`),
+      make("span", "gist", gist(group.prompt)), make("span", "stat", group.stat), strip(group.rows));
+    const box = folding("g", group.key, head, wanted.deep || group === first, () => {
       const others = groups.filter((other) => other.prompt === group.prompt).length - 1;
-      const box = make("div", "prompt", make("h3", "", "Prompt"), pre(group.prompt));
-      if (texts[group.answer]) box.append(make("h3", "", "Gold answer"), pre(group.answer));
-      if (others) box.append(button(`Only this prompt (${others} more groups)`, () => { prompt = texts[group.prompt]; apply(); }));
+      const about = make("div", "prompt", make("h3", "", "Prompt"), pre(group.prompt));
+      if (texts[group.answer]) about.append(make("h3", "", "Gold answer"), pre(group.answer));
+      if (others) about.append(button(`Only this prompt (${others} more groups)`, () => { prompt = texts[group.prompt]; apply(); }));
       const names = make("div", "cols", ...["", "reward", "adv.", "", "rollout"].map((name) => make("span", "", name)));
       const list = make("div", "rows");
       virtual(list, rows, 25, 30, (row) => rowElement(row, group.key));
-      return [box, names, list];
+      return [about, names, list];
     });
+    box.style.setProperty("--arm", colours[group.arm]);
+    return box;
+  };
+
+  // Orders of groups. A group without a reward is the last in orders by reward.
+  const number = (value) => value ?? -Infinity;
+  const ORDERS = {
+    spread: (a, b) => b.drops - a.drops || number(b.spread) - number(a.spread) || 0,
+    first: (a, b) => a.step - b.step,
+    last: (a, b) => b.step - a.step,
+    high: (a, b) => number(b.mean) - number(a.mean) || 0,
+    low: (a, b) => (a.mean ?? Infinity) - (b.mean ?? Infinity) || 0,
   };
 
   const read = () => {
@@ -127,7 +145,7 @@ window.pods.ledger = (() => {
     read();
     const shown = [];
     let rollouts = 0;
-    for (const group of groups) {
+    for (const group of [...groups].sort(ORDERS[at("f-sort").value])) {
       if ((wanted.arm && arms[group.arm] !== wanted.arm) || (wanted.run && runs[group.run] !== wanted.run)
         || group.step < wanted.from || group.step > wanted.to || (prompt !== null && texts[group.prompt] !== prompt)) continue;
       const inPrompt = !pattern || hit(group.prompt) || hit(group.answer);
@@ -136,6 +154,7 @@ window.pods.ledger = (() => {
       rollouts += rows.reduce((sum, row) => sum + countOf(row), 0);
       shown.push({ group, rows });
     }
+    first = shown[0]?.group;
     const only = prompt === null ? "" : " of one prompt";
     at("f-count").textContent = shown.length ? `${shown.length} of ${groups.length} groups${only}, ${rollouts} rollouts` : "No rollout matches.";
     at("ledger-groups").replaceChildren();
@@ -150,7 +169,7 @@ window.pods.ledger = (() => {
     };
     at("filter").addEventListener("input", () => change(120));
     at("f-clear").addEventListener("click", () => {
-      for (const field of at("filter").querySelectorAll("select, input")) field.value = "";
+      for (const field of at("filter").querySelectorAll("select, input")) if (field.id !== "f-sort") field.value = "";
       prompt = null;
       change(0);
     });
@@ -158,9 +177,12 @@ window.pods.ledger = (() => {
 
   return (data) => {
     if (!data.groups || !at("ledger")) return;
-    ({ arms, runs, texts } = data);
-    groups = data.groups.map(([arm, run, step, id, prompt, answer, stat, rows]) => ({
-      arm, run, step, id, prompt, answer, stat, key: `${arms[arm]}\n${runs[run]}\n${step}\n${id}`,
+    ({ arms, colours, runs, texts } = data);
+    questions = new Map(data.questions.map(([id, from, to]) => [id, [from, to]]));
+    groups = data.groups.map(([arm, run, step, id, prompt, answer, stat, mean, spread, rows]) => ({
+      arm, run, step, id, prompt, answer, stat, mean, spread,
+      drops: rows.some(([, , count, kept]) => kept < count),  // n > m
+      key: `${arms[arm]}\n${runs[run]}\n${step}\n${id}`,
       rows: rows.map(([text, reward, count, kept, advantage, facts, numbers]) => ({ text, reward, count, kept, advantage, facts, numbers })),
     }));
     for (const [id, names] of [["f-arm", arms], ["f-run", runs]]) {

@@ -37,7 +37,7 @@
 
   const mark = document.createElement("output");
   mark.id = "live";
-  document.body.append(mark);
+  document.body.prepend(mark);  // above the page: it covers nothing
   const look = async () => {
     try {
       const state = await get("/state", "json");
