@@ -71,12 +71,14 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
 
     stop = settings.pop("stop", Stop())
     with RunWriter(tmp_path / "run", resume=resumed is not None) as writer, stop.later():
-        recorder = Recorder(writer, Mock(), evaluate=evaluate, ledger=lambda: {"x": [1]}, stop=stop, **settings)
+        shown = Mock()
+        recorder = Recorder(writer, shown, evaluate=evaluate, ledger=lambda: {"x": [1]}, stop=stop, **settings)
         state = SimpleNamespace(
-            **json.loads(resumed or '{"global_step": 0, "stateful_callbacks": {}, "log_history": []}')
+            **json.loads(resumed or '{"global_step": 0, "max_steps": 9, "stateful_callbacks": {}, "log_history": []}')
         )
         control = SimpleNamespace(should_training_stop=False, should_save=False)
         recorder.on_train_begin(None, state, control)
+        shown.expect_steps.assert_called_once_with(9)
         recorder.on_epoch_begin()
         clock.now += shuffling
         for seconds in step_seconds:

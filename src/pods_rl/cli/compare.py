@@ -252,7 +252,7 @@ def watch(
     directory: Annotated[Path, Argument(help="A run or an experiment; it may begin later.")],
     port: Annotated[int, Option(min=0, max=65535, help="Port of the page. 0 takes a free one.")] = 8760,
     no_browser: Annotated[bool, Option("--no_browser", help="Print the address, and open no browser.")] = False,
-    baseline: Annotated[str | None, Option(help="The arm to compare with. [default: as of pods report]")] = None,
+    baseline: Annotated[str | None, Option(help="The arm to compare with. [default: as in pods report]")] = None,
 ) -> None:
     """Show the report of runs while they train, in a browser.
 

@@ -433,7 +433,10 @@ def train_in_process(
     if resume:
         words.append("--resume")
     output.mkdir(parents=True, exist_ok=True)
-    with open_own(output / LOG, "ab" if resume else "wb") as log:
+    mode = "wb"
+    if resume:
+        mode = "ab"
+    with open_own(output / LOG, mode) as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "pods_rl", *words],
             # no file here shadows a module; a run that outlived this process would keep its directory locked

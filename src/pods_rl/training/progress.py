@@ -217,8 +217,10 @@ class Progress(LiveLine):
         self.show("\n".join(lines))
 
     def expect_steps(self, steps: int) -> None:
-        """Set the number of steps of a run whose recipe sets epochs instead."""
-        self._max_steps = steps
+        """Take the number of steps that the trainer plans, if the recipe sets epochs and no other budget."""
+        has_steps = self._max_steps is not None and self._max_steps > 0
+        if not has_steps and self._max_seconds is None:
+            self._max_steps = steps
 
     def _of_all(self, place: str) -> str:
         """Return the place of a step among all steps, if their number is known."""

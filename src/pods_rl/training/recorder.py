@@ -102,8 +102,7 @@ class Recorder(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.step = state.global_step
         self.saved_step = state.global_step
-        if args.max_steps <= 0:  # the recipe sets epochs
-            self.progress.expect_steps(state.max_steps)
+        self.progress.expect_steps(state.max_steps)
         saved = state.stateful_callbacks.get(_STATE)
         if saved:
             self.seconds = saved["seconds"]
