@@ -129,8 +129,8 @@ def test_the_slurm_array_makes_exactly_the_runs_that_compare_looks_for(tmp_path)
     """A stand-in for `pods` records its words; each task must make one run of the experiment, with its very recipe."""
     (tmp_path / "pods").write_text('#!/bin/sh\nprintf "%s\\n" "$*" >> calls\n', "utf-8")
     (tmp_path / "pods").chmod(0o755)
-    (tmp_path / "runs" / "quickstart" / "grpo" / "seed-3").mkdir(parents=True)
-    (tmp_path / "runs" / "quickstart" / "grpo" / "seed-3" / "status.json").touch()
+    (tmp_path / "runs" / "quickstart" / "pods" / "seed-3").mkdir(parents=True)
+    (tmp_path / "runs" / "quickstart" / "pods" / "seed-3" / "status.json").touch()
     script = EXAMPLES / "slurm.sh"
     (last,) = re.findall(r"--array=0-(\d+)", script.read_text("utf-8"))
     for task in range(int(last) + 1):
@@ -144,7 +144,7 @@ def test_the_slurm_array_makes_exactly_the_runs_that_compare_looks_for(tmp_path)
         recipe = load_recipe(call[1], {"seed": call[call.index("--seed") + 1], "threads": "1"})
         assert call[0] == "train"
         assert not differences(recipe.values, plan[output].values)
-        assert ("--resume" in call) == (output == "runs/quickstart/grpo/seed-3")
+        assert ("--resume" in call) == (output == "runs/quickstart/pods/seed-3")
     assert len(calls) == len(plan)
 
 
