@@ -170,7 +170,7 @@ INTERVAL = re.compile(r"(-?\d+\.\d+)[^\d[(|]{0,40}[[(](-?\d+\.\d+)(?:, | to )(-?
 
 def known_triples() -> list[list[float]]:
     """Every value with its interval in the CSV files of the studies, without signs: a page may turn a pair round."""
-    found = [[0.018, 0.051, 0.078]]  # of the study with a tool, whose task and files are gone
+    found: list[list[float]] = []
     for path in RESULTS.rglob("*.csv"):
         for row in table(str(path.parent.relative_to(RESULTS)), path.stem):
             for keys in TRIPLES:

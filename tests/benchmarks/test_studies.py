@@ -19,9 +19,11 @@ EXPERIMENTS = ("equal_memory_4", "equal_memory_4_pilots", "chat", "chat_pilots",
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_is_valid(name, tmp_path):
-    """The chat model is replaced by a folder of its name."""
+    """The data of the chat model, which benchmarks/chat.py makes, are replaced by a file with one question."""
     keys = {}
     if name.startswith("chat"):
+        (tmp_path / "data.jsonl").write_text('{"prompt": "1?", "answer": "1"}\n')
+        keys = {"dataset_name": str(tmp_path / "data.jsonl"), "dataset_test_name": str(tmp_path / "data.jsonl")}
         keys["model_name_or_path"] = str(tmp_path)
     assert load_experiment(BENCHMARKS / f"{name}.yaml", keys).plan()
 

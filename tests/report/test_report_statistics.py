@@ -264,7 +264,7 @@ def test_intervals_of_times_to_a_target_cover_a_null_and_a_known_effect(runs: in
         for scale, one in zip((1.0, effect), own, strict=True):
             rate = 0.02 * scale * np.exp(0.2 * math.sqrt(0.5) * (shared + one))
             tables.append((random.binomial(128, 0.2 + 0.65 * (1 - np.exp(-rate * clock))) / 128, clocks))
-        for target, found in enumerate(speedups_to(*tables, [0.5, 0.65], paired=True)):
+        for target, found in enumerate(speedups_to(*tables, [0.5, 0.6], paired=True)):
             bounds[trial, target] = found.ci_low, found.ci_high
     allowed = POINTS + 2 * math.sqrt(0.05 * 0.95 / trials)
     for low, high in bounds.transpose(1, 2, 0):
