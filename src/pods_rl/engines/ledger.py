@@ -1,4 +1,4 @@
-"""The rollout ledger of engines without a writer of their own, in the columns of `pods train` (docs/architecture.md)."""
+"""The rollout ledger of engines other than TRL, in the columns of `pods train` (docs/architecture.md)."""
 
 from __future__ import annotations
 
