@@ -1,4 +1,4 @@
-"""What needs verl, SkyRL, vLLM or a chat model is collected where it is: environments of their own (see the Makefile)."""
+"""What needs verl, SkyRL, vLLM or a chat model is collected where it is installed: see the Makefile."""
 
 import gc
 from importlib.util import find_spec
