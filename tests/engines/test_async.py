@@ -272,7 +272,12 @@ def first(rewards_PN, m, *, generator=None):
     return torch.arange(m).expand(len(rewards_PN), m)
 
 
-@pytest.mark.parametrize(("rule", "version"), [(first, 0), (last, 5), ("max_variance", 0)])
+def ends(rewards_PN, m, *, generator=None):
+    n = rewards_PN.shape[1]
+    return torch.tensor([0, 1, n - 2, n - 1]).expand(len(rewards_PN), m)
+
+
+@pytest.mark.parametrize(("rule", "version"), [(first, 0), (ends, 0), (last, 5)])
 def test_a_group_carries_the_policy_of_its_oldest_kept_rollout(rule, version):
     """24 are in flight: half of the second group is requested before the first policy is replaced."""
 
@@ -298,8 +303,12 @@ def test_a_group_is_trained_or_dropped_as_a_whole():
         for _ in range(4):
             side.rollout_buffer.put(row_of(group, version))
     metrics = defaultdict(list)
+
+    def check(stale_after_s: float) -> None:
+        pytest.fail(f"the queue is empty after groups {groups}")
+
     data = async_grpo_trainer.RolloutQueueDataset(
-        side, lambda: side._model_version_value.value, lambda seconds: None, 300.0, metrics, max_staleness=4
+        side, lambda: side._model_version_value.value, check, 300.0, metrics, max_staleness=4, poll_interval_s=0.01
     )
     groups = []
     for sample in islice(data, 12):
