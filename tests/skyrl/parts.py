@@ -162,6 +162,12 @@ class Dispatch:
     def empty_cache(self, model: str | None = None) -> None:
         pass
 
+    def get_timing_metrics(self) -> dict[str, float]:  # since 0.4
+        return {}
+
+    def finalize_pending_saves(self, model: str) -> None:  # since 0.4
+        pass
+
     def forward_from_staged(self, model: str, batch: Any) -> WorkerOutput:
         with torch.no_grad():
             rows = self._logps(batch).tolist()
