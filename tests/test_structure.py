@@ -161,6 +161,16 @@ def test_only_the_trl_engine_imports_trls_trainers():
         assert not any(name == "trl.trainer" or name.startswith("trl.trainer.") for name in names), path
 
 
+def test_the_library_of_an_engine_is_imported_by_that_engine_alone():
+    owners = {"verl": "verl", "transfer_queue": "verl", "skyrl": "skyrl", "ray": "skyrl"}
+    for path in ROOT.rglob("*.py"):
+        tree = parsed(path)
+        names = {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level == 0}
+        names |= {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+        for library in {name.split(".")[0] for name in names} & set(owners):
+            assert path.is_relative_to(ROOT / "engines" / owners[library]), (path, library)
+
+
 def loaded_after(*statements: str) -> list[set[str]]:
     """Run statements in a fresh process; return the names of the modules that are loaded after each."""
     code = "import json, sys\n"

@@ -175,7 +175,7 @@ def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
     pods("train", "--output", "mine", "mine.yaml")
     assert [recipe.values["seed"] for recipe, _, _ in trained.made] == [3, 4, 42]
     assert [recipe.name for recipe, _, _ in trained.made] == ["tiny-pods", "quickstart-pods", "mine"]
-    assert "2 arms x 2 seeds" in pods("compare", "quickstart", "--seeds", "2", "--dry_run").output
+    assert "3 arms x 2 seeds" in pods("compare", "quickstart", "--seeds", "2", "--dry_run").output
     assert "128 rollouts" in pods("doctor", "tiny-pods", "--num_rollouts", "128").output
 
 
@@ -223,7 +223,7 @@ def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, tmp_pa
     monkeypatch.setattr("pods_rl.experiment.Starters.train", launch)
     result = pods("compare", "--config", "quickstart", "--seeds", "2", "--output", tmp_path / "out")
     assert result.exit_code == 1
-    assert "[3/4] grpo-trl seed 2 finished" in result.output  # one failure stops no other run
+    assert "[4/6] grpo-trl seed 2 finished" in result.output  # one failure stops no other run
     assert r"Failed: pods seed 1: ValueError: [red]bad\x1b[2J" in result.stderr
     assert "The same command resumes such runs from their last checkpoint" in result.stderr
     assert (tmp_path / "out/report/report.html").is_file()

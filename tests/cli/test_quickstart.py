@@ -1,4 +1,4 @@
-"""The quickstart as a person runs it, only shorter: the real command, a shipped policy, two processes."""
+"""The quickstart as a person runs it, only shorter: the real command, a shipped policy, two processes at a time."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_quickstart_trains_its_arms_and_reports(tmp_path):
         assert (output / "report" / name).stat().st_size > 0
         assert name in done.stdout.replace("\n", "")
     arms = find_runs(output)
-    assert list(arms) == ["grpo-trl", "pods"]
-    (trl,), (pods,) = arms.values()
-    assert {run.state for run in (trl, pods)} == {"finished"}
-    assert trl.evals[0]["accuracy"] == pods.evals[0]["accuracy"]
+    assert list(arms) == ["grpo-trl", "pods", "grpo"]
+    (trl,), (pods,), (grpo,) = arms.values()
+    assert {run.state for run in (trl, pods, grpo)} == {"finished"}
+    assert len({run.evals[0]["accuracy"] for run in (trl, pods, grpo)}) == 1
     assert pods.evals[0]["accuracy"] < 0.5  # of 32 prompts; of all it is 0.25
-    for run, n in ((trl, 4), (pods, 16)):
+    for run, n in ((trl, 4), (pods, 16), (grpo, 4)):
         dues = [row["due"] for row in run.evals]
         assert dues[0] == 0.0
         assert dues[-1] >= 2.0
@@ -46,4 +46,4 @@ def test_quickstart_trains_its_arms_and_reports(tmp_path):
 
     again = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert again.returncode == 0
-    assert again.stdout.count("skipped") == 2  # finished runs are not repeated
+    assert again.stdout.count("skipped") == 3  # finished runs are not repeated

@@ -5,28 +5,33 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import math
 import os
 import queue
 import re
 import signal
 import time
-from itertools import count
+from collections import defaultdict
+from itertools import count, islice
 from statistics import fmean
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import trl
 from accelerate import PartialState
 from datasets import Dataset
 from trl.experimental import async_grpo
-from trl.experimental.async_grpo import async_grpo_trainer, async_rollout_worker
+from trl.experimental.async_grpo import async_grpo_trainer, async_rollout_worker, packing
 
 import pods_rl
 from pods_rl.engines import trl_async
-from pods_rl.engines.trl_async import AsyncPODSConfig, loop
+from pods_rl.engines.trl.record import total_reward
+from pods_rl.engines.trl.rewards import refuse_unusable
+from pods_rl.engines.trl_async import AsyncPODSConfig, loop, worker
 from pods_rl.errors import UserError
 from pods_rl.selection import RULES, advantages, select
 from tests import DEADLINE, until
@@ -52,6 +57,7 @@ def test_the_names_that_are_used_of_trl_s_experimental_module():
     parameters = {
         Loop._generate_one: "self prompt tool_dict tools group_id",
         Loop._score_group: "self group",
+        Loop._retry: "self coro_factory label max_attempts",
         Worker.check_health: "self stale_after_s",
         Worker.start: "self",
         Worker.stop: "self",
@@ -68,7 +74,8 @@ def test_the_names_that_are_used_of_trl_s_experimental_module():
     assert {"num_generations", "dataset_start_index"} <= set(inspect.signature(Loop.__init__).parameters)
     assert Worker._loop_cls is Loop
     used = {
-        Loop: "def model_version|self.dataset |self.rollout_buffer |self._counters|create_task(",
+        Loop: "def model_version|self.dataset |self.rollout_buffer |self._counters|create_task(|await self._retry(|"
+        "self.reward_func_names|rewards/{name}",
         Worker: "self._process |self._failed_event |self._exception_info_queue |self._loop_kwargs |self.metrics_queue ",
         Trainer: "self.rollout_worker |rollout_queue=self.rollout_queue|groups_trained=self._trained_groups|self.args.",
         async_grpo_trainer.RolloutQueueDataset: "self.queue.get(timeout=|self.queue.qsize()|sample.metrics",
@@ -261,7 +268,17 @@ def test_groups_without_variance_never_enter_the_queue(monkeypatch):
         Watched(9, lambda group, number: ("5", 0), dynamic_sampling=True).run()
 
 
-def test_a_row_carries_the_policy_at_its_own_request():
+def first(rewards_PN, m, *, generator=None):
+    return torch.arange(m).expand(len(rewards_PN), m)
+
+
+def ends(rewards_PN, m, *, generator=None):
+    n = rewards_PN.shape[1]
+    return torch.tensor([0, 1, n - 2, n - 1]).expand(len(rewards_PN), m)
+
+
+@pytest.mark.parametrize(("rule", "version"), [(first, 0), (ends, 0), (last, 5)])
+def test_a_group_carries_the_policy_of_its_oldest_kept_rollout(rule, version):
     """24 are in flight: half of the second group is requested before the first policy is replaced."""
 
     def write(group: int, number: int) -> tuple[str, int]:
@@ -269,9 +286,148 @@ def test_a_row_carries_the_policy_at_its_own_request():
             watched.version.value = 5
         return some_digit(group, number)
 
-    watched = Watched(2, write, max_inflight_tasks=24, num_kept=15)
-    second = [sample for sample in watched.samples() if sample.group_id == 1]
-    assert {(int(s.completion[0]["content"][2:]) >= 8, s.model_version) for s in second} == {(False, 0), (True, 5)}
+    watched = Watched(2, write, max_inflight_tasks=24, rule=rule)
+    samples = watched.samples()
+    assert [sample.model_version for sample in samples if sample.group_id == 0] == [0] * 4
+    assert [sample.model_version for sample in samples if sample.group_id == 1] == [version] * 4
+
+
+def test_a_group_is_trained_or_dropped_as_a_whole():
+    """With TRL's own data set: the policy is updated while a group is read, and its version becomes too old."""
+    side = worker.PODSRolloutWorker.__new__(worker.PODSRolloutWorker)
+    side._next_check = math.inf  # there is no process to check
+    side._model_version_value = SimpleNamespace(value=4)
+    side.rollout_buffer = queue.Queue()
+    side.finished_groups = set()
+    for group, version in enumerate((0, 0, 3, 5)):
+        for _ in range(4):
+            side.rollout_buffer.put(row_of(group, version))
+    metrics = defaultdict(list)
+
+    def check(stale_after_s: float) -> None:
+        pytest.fail(f"the queue is empty after groups {groups}")
+
+    data = async_grpo_trainer.RolloutQueueDataset(
+        side, lambda: side._model_version_value.value, check, 300.0, metrics, max_staleness=4, poll_interval_s=0.01
+    )
+    groups = []
+    for sample in islice(data, 12):
+        groups.append(sample["group_id"])
+        if len(groups) == 2:
+            side._model_version_value.value = 5
+    assert groups == [0] * 4 + [2] * 4 + [3] * 4
+    assert sum(metrics["sample/dropped_stale_total"]) == 4
+    assert metrics["sample/staleness_mean"] == [4.0] * 4 + [2.0] * 4 + [0.0] * 4
+    assert side.finished_groups == {0, 1, 2, 3}
+
+
+def row_of(group: int, version: int) -> loop.KeptSample:
+    ids = np.zeros(2, dtype=np.int64)
+    return loop.KeptSample([], [], ids, ids, ids.astype(np.float32), 0.5, version, group, {"reward": 1.0})
+
+
+def below_float32(completions, **_):
+    """Of the first 12, three values that are one in float32."""
+    return [0.375 + (2 - i % 3) * 2**-28 if i < 12 else 1.0 for i in range(len(completions))]
+
+
+def in_parts(completions, **_):
+    """The smaller part of sums that float64 and float32 order differently."""
+    return [0.1 if i % 2 else 0.3 for i in range(len(completions))]
+
+
+def other_parts(completions, **_):
+    return [0.2 if i % 2 else 0.0 for i in range(len(completions))]
+
+
+def cancels(completions, **_):
+    """Each of two functions is beyond the limit, and their sum is not."""
+    return [1e16 if i == 3 else float(i) for i in range(len(completions))]
+
+
+def cancels_too(completions, **_):
+    return [-1e16 if i == 3 else 0.0 for i in range(len(completions))]
+
+
+@pytest.mark.parametrize(
+    "functions", [[below_float32], [in_parts, other_parts], [in_parts, in_parts, below_float32], [cancels, cancels_too]]
+)
+@pytest.mark.parametrize("rule", ["max_variance", "percentile"])
+def test_ties_are_decided_as_in_the_synchronous_trainer(functions, rule):
+    (samples,) = [Watched(1, some_digit, reward_funcs=functions, rule=rule).samples()]
+    texts = [some_digit(0, number)[0] for number in range(16)]
+    chosen = [texts.index(sample.completion[0]["content"]) for sample in samples]
+    # TRL's synchronous trainer holds what each function returned in float32.
+    columns = torch.tensor([function([None] * 16) for function in functions], dtype=torch.float32).T
+    weights = torch.ones(len(functions))
+    usable, _ = refuse_unusable(columns, weights)
+    expected = total_reward(usable, weights, 16, "sum_then_normalize")
+    assert chosen == select(expected, 4, rule).indices[0].tolist()
+
+
+def test_a_frozen_server_ends_the_worker_at_the_first_request_that_waits_in_vain(monkeypatch):
+    monkeypatch.setattr(async_rollout_worker, "_RETRYABLE_HTTP_ERRORS", (OSError,), raising=False)
+    watched = Watched(1, some_digit, request_timeout=600, vllm_server_url="http://frozen:1")
+    asked = count()
+
+    async def waits() -> None:
+        next(asked)
+        raise TimeoutError
+
+    async def twice(request: Any) -> None:
+        """As TRL's `_generate_one_turn` and `_post`."""
+        await watched._retry(lambda: watched._retry(request, label="inner", max_attempts=3), label="outer")
+
+    with pytest.raises(loop.FrozenServerError, match=r"http://frozen:1 answered no request for 600 seconds"):
+        asyncio.run(twice(waits))
+    assert next(asked) == 1
+
+    # Another request was answered in the meantime: the server is slow, and TRL tries again.
+    answers = count()
+
+    async def answers_another_first() -> str:
+        if next(answers) < 2:
+            watched._answered_at = time.monotonic() + 1000
+            raise TimeoutError
+        return "an answer"
+
+    async def at_once(seconds: float) -> None: ...
+
+    monkeypatch.setattr(async_rollout_worker.asyncio, "sleep", at_once)
+    assert asyncio.run(watched._retry(answers_another_first, label="inner", max_attempts=3)) == "an answer"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "is_healthy", "expected"),
+    [
+        (
+            "DeadGroupsError",
+            "the last 256 groups were dropped",
+            True,
+            "the last 256 groups were dropped. Correct this,",
+        ),
+        ("ValueError", "the reward is broken", True, "failed with ValueError: the reward is broken. Correct this, and"),
+        ("ClientError", "no connection", False, "with ClientError: no connection. Start the vLLM server again, and"),
+        ("FrozenServerError", "it is frozen", True, "No more rollouts: it is frozen. Start the vLLM server again, and"),
+    ],
+)
+def test_the_advice_fits_the_reason(monkeypatch, kind, message, is_healthy, expected):
+    monkeypatch.setattr(worker, "_is_healthy", lambda url: is_healthy)
+    side = worker.PODSRolloutWorker.__new__(worker.PODSRolloutWorker)
+    side._loop_kwargs = {"vllm_server_url": "http://server:1"}
+    error = str(worker.LostRolloutsError(side._failure(kind, message)))
+    assert expected in error
+    assert error.endswith("resume from the last checkpoint: trainer.train(resume_from_checkpoint=True).")
+    assert issubclass(getattr(loop, kind, Exception), Exception)
+
+
+def test_trl_packs_the_rows_of_a_group_into_one_tree():
+    """Its rows of a batch share each prefix, so the tree update of the synchronous trainer has nothing to add."""
+    batch = [{"input_ids": np.array([5, 6, 7, last]), "completion_mask": np.array([0, 0, 0, 1]), "group_id": 0,
+              "old_log_probs": np.zeros(4), "advantage": 1.0, "metrics": {}} for last in (8, 9)]  # fmt: skip
+    ((row,),) = islice(async_grpo_trainer.FixedCountBatcher(batch, 1, 2), 1)
+    assert type(row) is packing.TreeRow
+    assert sorted(row.pack()["input_ids"].tolist()) == [5, 6, 7, 7, 8, 9]  # of 8 tokens
 
 
 def test_limits_grow_by_n_over_m_and_the_trainer_s_counts_stay(tmp_path, monkeypatch):
@@ -319,9 +475,12 @@ def test_an_epoch_counts_prompts_and_a_checkpoint_resumes(tmp_path):
 @pytest.mark.parametrize(
     ("killed", "reason"),
     [
-        ("server", r"the vLLM server at http://127\.0\.0\.1:\d+ cannot be reached or reports that it has failed"),
-        ("worker", "the rollout worker ended with exit code -9"),
-        ("reward", "the rollout worker failed with ValueError: the reward is broken"),
+        (
+            "server",
+            r"the vLLM server at http://127\.0\.0\.1:\d+ cannot be reached or reports that it has failed\. Start .*",
+        ),
+        ("worker", r"the rollout worker ended with exit code -9\. To continue, .*"),
+        ("reward", r"the rollout worker failed with ValueError: the reward is broken\. Correct this, .*"),
     ],
 )
 def test_a_run_whose_rollouts_are_lost_ends_with_one_line(tmp_path, killed, reason):
@@ -337,4 +496,4 @@ def test_a_run_whose_rollouts_are_lost_ends_with_one_line(tmp_path, killed, reas
     assert training.wait(DEADLINE) == 1, (tmp_path / "output.txt").read_text()[-5000:]
     print(f"{killed}: {time.monotonic() - since:.1f} s to the end")
     last = (tmp_path / "output.txt").read_text().splitlines()[-1]
-    assert re.fullmatch(f"No more rollouts: {reason}\\. Start .*resume_from_checkpoint=True\\)\\.", last), last
+    assert re.fullmatch(f"No more rollouts: {reason}resume_from_checkpoint=True\\)\\.", last), last

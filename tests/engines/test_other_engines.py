@@ -15,10 +15,12 @@ from itertools import chain
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from pods_rl import advantages, select
+from pods_rl.engines.ledger import HELD_STEPS, StepLedger
 
 P = 100
 N = 16
@@ -131,3 +133,18 @@ def test_roll_validates_and_drops_prompts_as_before(roll):
     responses = asyncio.run(loop.process_new_prompt(Context(torch.rand(N), is_val=True)))
     assert [response.number for response in responses] == [0, 1, 2, 3]
     assert asyncio.run(loop.process_new_prompt(Context(torch.rand(N), dropped=True))) is None
+
+
+# -- the ledger of engines other than TRL ------------------------------------------------------------------------------
+
+
+def test_the_ledger_joins_the_parts_of_a_step_in_any_order_and_forgets_old_steps(tmp_path):
+    ledger = StepLedger(tmp_path, every=1)
+    row = {"rollout": 0, "reward": 1.0, "turn_rewards": None}
+    for step in (1, 2, 1, 2):
+        ledger.add(step, [[row], [row]])
+    for step in (1, 2):
+        assert pq.read_table(tmp_path / f"step-{step:06d}.parquet")["group"].to_pylist() == [0, 1, 2, 3]
+    for step in range(3, 2 + HELD_STEPS + 1):
+        ledger.add(step, [[row]])
+    assert sorted(ledger._rows) == list(range(3, 2 + HELD_STEPS + 1))

@@ -17,8 +17,9 @@ import torch
 import yaml
 
 import pods_rl
+from pods_rl.engines.measuring import pad_rewards
 from pods_rl.engines.verl import check_version
-from pods_rl.engines.verl.groups import Group, choose, group_keys, pad_rewards
+from pods_rl.engines.verl.groups import Group, choose, group_keys
 from pods_rl.errors import UserError
 from pods_rl.selection import RULES, select
 from pods_rl.tasks import load_task

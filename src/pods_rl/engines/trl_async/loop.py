@@ -11,6 +11,9 @@ import math
 import multiprocessing
 import os
 import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -22,6 +25,14 @@ from ...selection import REWARD_LIMIT, Rule, Selection, is_constant, select
 from ...selection import advantages as pods_advantages
 
 GIVE_UP_AFTER = 256  # groups dropped in a row, and at least one pass over the prompts
+
+
+class DeadGroupsError(RuntimeError):
+    """So many groups in a row were dropped that no other is to be expected."""
+
+
+class FrozenServerError(RuntimeError):
+    """The vLLM server answers no request."""
 
 
 @dataclass(slots=True)
@@ -56,6 +67,9 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
         self._numbers = itertools.count()  # of the requests
         self._requested: dict[int, tuple[int, int]] = {}  # number and policy of a rollout, by id() of its tokens
         self._dropped_groups: list[int] = []  # since the last kept group
+        self._answered_at = -math.inf  # the time of the server's last answer
+        # Each function needs a column of its own in a row's metrics, from which its rewards are read.
+        self.reward_func_names: list[str] = _distinct(self.reward_func_names)
         parent = multiprocessing.parent_process()
         if parent is not None:
             threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -71,11 +85,36 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
         self._requested[id(completion_ids)] = (number, version)
         return rollout
 
+    async def _retry(self, coro_factory: Callable[[], Awaitable[Any]], *, label: str, max_attempts: int = 1) -> Any:
+        """Call the server as TRL does, but end if it answered no request while one waited for `request_timeout`.
+
+        TRL would send that request 90 times, and wait for `request_timeout` (600 seconds) each time.
+
+        Raises:
+            FrozenServerError: the server is frozen.
+        """
+
+        async def attempt() -> Any:
+            asked_at = time.monotonic()
+            try:
+                answer = await coro_factory()
+            except TimeoutError as error:
+                if self._answered_at < asked_at:
+                    raise FrozenServerError(
+                        f"the vLLM server at {self.vllm_server_url} answered no request for {self.request_timeout} "
+                        "seconds (request_timeout)"
+                    ) from error
+                raise
+            self._answered_at = time.monotonic()
+            return answer
+
+        return await super()._retry(attempt, label=label, max_attempts=max_attempts)
+
     async def _score_group(self, group: RolloutGroup) -> list[RolloutSample]:
         versions_N = self._in_order_of_request(group)
         samples = await super()._score_group(group)
         rows_N = _rows_of_rollouts(group, samples)
-        rewards_1N = _rewards(rows_N)
+        rewards_1N = _rewards(rows_N, self.reward_func_names)
         selection = select(rewards_1N, self.num_kept, self.rule, self._generator(group))
         kept_M = selection.indices[0].tolist()
         advantages_M = pods_advantages(rewards_1N, selection, when=self.when)[0].tolist()
@@ -103,10 +142,13 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
         group_metrics = _means(rows_N)
         dropped_groups = tuple(self._dropped_groups)
         self._dropped_groups = []
+        # A group has one version, that of its oldest kept rollout. The trainer drops rows by their version, and
+        # advantages of a part of a group do not sum to 0.
+        version = min(versions_N[i] for i in kept_M)
         kept_samples: list[RolloutSample] = []
         for i in kept_M:
             for row in rows_N[i]:
-                row.model_version = versions_N[i]
+                row.model_version = version
                 kept_samples.append(_kept_sample(row, group_metrics, dropped_groups))
         return kept_samples
 
@@ -133,10 +175,26 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
         self._dropped_groups.append(group)
         prompts = len(self.dataset) if hasattr(self.dataset, "__len__") else 0
         if len(self._dropped_groups) >= max(prompts, GIVE_UP_AFTER):
-            raise RuntimeError(
+            raise DeadGroupsError(
                 f"the last {len(self._dropped_groups)} groups were dropped, because the rewards within each were "
                 "equal: use other prompts, another reward or more rollouts"
             )
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Return the names with a number after each that occurred before.
+
+    >>> _distinct(["format", "answer", "format"])
+    ['format', 'answer', 'format_2']
+    """
+    seen: Counter[str] = Counter()
+    distinct: list[str] = []
+    for name in names:
+        seen[name] += 1
+        if seen[name] > 1:
+            name = f"{name}_{seen[name]}"
+        distinct.append(name)
+    return distinct
 
 
 def _rows_of_rollouts(group: RolloutGroup, samples: list[RolloutSample]) -> list[list[RolloutSample]]:
@@ -150,13 +208,23 @@ def _rows_of_rollouts(group: RolloutGroup, samples: list[RolloutSample]) -> list
     return rows_N
 
 
-def _rewards(rows_N: list[list[RolloutSample]]) -> torch.Tensor:
-    """Return the reward of each rollout, `[1, N]`; NaN counts as unscored."""
-    rewards_1N = torch.full((1, len(rows_N)), math.nan, dtype=torch.float64)
+def _rewards(rows_N: list[list[RolloutSample]], names: list[str]) -> torch.Tensor:
+    """Return the reward of each rollout, `[1, N]`; NaN counts as unscored.
+
+    The decision is that of the synchronous trainer: each function's reward in float32, as TRL holds it there, and
+    their sum in float64, so that the same rewards tie.
+
+    Args:
+        rows_N: of each rollout.
+        names: of the reward functions.
+    """
+    rewards_NF = torch.full((len(rows_N), len(names)), math.nan, dtype=torch.float32)
     for i, rows in enumerate(rows_N):
         if rows:  # a rollout without a trained token has no row
-            rewards_1N[0, i] = rows[0].metrics["reward"]
-    return rewards_1N.masked_fill_(rewards_1N.abs() > REWARD_LIMIT, math.nan)
+            rewards_NF[i] = torch.tensor([rows[0].metrics[f"rewards/{name}"] for name in names])
+    is_unscored_N = rewards_NF.isnan().all(dim=1) | (rewards_NF.abs() > REWARD_LIMIT).any(dim=1)
+    totals_N = rewards_NF.double().nansum(dim=1).masked_fill(is_unscored_N, math.nan)
+    return totals_N.masked_fill(totals_N.abs() > REWARD_LIMIT, math.nan)[None]
 
 
 def _is_silent(rewards_1N: torch.Tensor, selection: Selection) -> bool:

@@ -6,34 +6,48 @@ import math
 import queue
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import requests
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 
-from .loop import KeptSample, PODSRolloutLoop
+from .loop import DeadGroupsError, FrozenServerError, KeptSample, PODSRolloutLoop
 
 CHECK_EVERY = 10.0  # seconds between two checks of the worker and the server
+
+
+RESUME = "resume from the last checkpoint: trainer.train(resume_from_checkpoint=True)."
+START_SERVER = f"Start the vLLM server again, and {RESUME}"
+CORRECT = f"Correct this, and {RESUME}"
+CONTINUE = f"To continue, {RESUME}"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Why there are no more rollouts, and what to do."""
+
+    reason: str
+    advice: str
 
 
 class LostRolloutsError(RuntimeError):
     """The rollout worker or the vLLM server has ended, so the run cannot continue."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(
-            f"No more rollouts: {reason}. Start the vLLM server again if it has ended, and resume from the last "
-            "checkpoint: trainer.train(resume_from_checkpoint=True)."
-        )
+    def __init__(self, loss: Loss) -> None:
+        super().__init__(f"No more rollouts: {loss.reason}. {loss.advice}")
 
 
 class PODSRolloutWorker(AsyncRolloutWorker):
     """TRL's worker with the loop of PODS, and the queue that TRL's data set reads."""
 
     _loop_cls = PODSRolloutLoop
-    lost: str | None = None  # why there are no more rollouts
+    lost: Loss | None = None  # why there are no more rollouts
     _process: Any
     finished_groups: set[int]  # ids of the groups that were read or dropped, by which the trainer counts epochs
     _next_check = 0.0
+    _group = -1  # of the sample that was returned last
+    _staleness = 0  # of the first sample of that group
 
     def start(self) -> None:
         super().start()
@@ -45,6 +59,9 @@ class PODSRolloutWorker(AsyncRolloutWorker):
     def get(self, timeout: float) -> KeptSample:
         """Return the next sample, with its group's metrics instead of its own.
 
+        A group's rows follow each other. If the policy is updated between two of them, the later rows keep the
+        staleness of the first, because TRL drops single rows that are too old.
+
         Raises:
             queue.Empty: none within `timeout` seconds.
             LostRolloutsError: the worker or the server has ended, also if samples are left.
@@ -53,6 +70,10 @@ class PODSRolloutWorker(AsyncRolloutWorker):
             self.check_health(math.inf)  # TRL checks for a worker that hangs
             self._next_check = time.monotonic() + CHECK_EVERY
         sample: KeptSample = self.rollout_buffer.get(timeout=timeout)
+        if sample.group_id != self._group:
+            self._group = sample.group_id
+            self._staleness = self.model_version - sample.model_version
+        sample.model_version = self.model_version - self._staleness
         # A group counts also if the trainer drops this sample, because it is too old.
         self.finished_groups.add(sample.group_id)
         self.finished_groups.update(sample.dropped_groups)
@@ -79,23 +100,35 @@ class PODSRolloutWorker(AsyncRolloutWorker):
         super().stop()
         self.metrics_queue: Any = queue.Queue()  # the trainer reads it whenever it logs
 
-    def _find_loss(self) -> str | None:
+    def _find_loss(self) -> Loss | None:
         """Return why there are no more rollouts; None if the worker and the server run."""
         if self._process is None:
             return None
+        url = self._loop_kwargs["vllm_server_url"]
         if self._failed_event.is_set():
             with suppress(queue.Empty):
                 kind, message, _ = self._exception_info_queue.get(timeout=5)
-                return f"the rollout worker failed with {kind}: {' '.join(message.split())}"
+                return self._failure(kind, " ".join(message.split()))
         if not self._process.is_alive():
-            return f"the rollout worker ended with exit code {self._process.exitcode}"
-        url = self._loop_kwargs["vllm_server_url"]
+            return Loss(f"the rollout worker ended with exit code {self._process.exitcode}", CONTINUE)
         # A busy server can refuse one connection, so it is asked again.
         if not _is_healthy(url):
             time.sleep(1)
             if not _is_healthy(url):
-                return f"the vLLM server at {url} cannot be reached or reports that it has failed"
+                reason = f"the vLLM server at {url} cannot be reached or reports that it has failed"
+                return Loss(reason, START_SERVER)
         return None
+
+    def _failure(self, kind: str, message: str) -> Loss:
+        """Return the loss after an exception in the worker's process, by its type and message."""
+        if kind == FrozenServerError.__name__:
+            return Loss(message, START_SERVER)
+        if kind == DeadGroupsError.__name__:
+            return Loss(message, CORRECT)
+        reason = f"the rollout worker failed with {kind}: {message}"
+        if not _is_healthy(self._loop_kwargs["vllm_server_url"]):
+            return Loss(reason, START_SERVER)
+        return Loss(reason, CORRECT)
 
 
 def _is_healthy(url: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import transfer_queue as tq
 
-from ...runs import write_parquet
+from ..ledger import StepLedger
 from .groups import Group, last_keys
 
 FIELDS = ["prompts", "responses", "reward_model", "extra_fields"]  # what is read of each session, with verl's names
@@ -17,10 +17,9 @@ VERLS_SCORES = ("score", "acc")  # numbers that verl adds or expects; they are n
 
 
 class Ledger:
-    """Writes one file for each step of which the ledger keeps the sessions: step 1 and every `every`-th.
+    """Writes the sessions of the steps that are kept (`engines.ledger.StepLedger`).
 
-    verl may sample several batches a step (`parameter_sync_step`). Group numbers continue from batch to batch, and
-    each batch writes the step's file again, with all sessions so far.
+    verl may sample several batches a step (`parameter_sync_step`), which become one file.
 
     Args:
         folder: of the files `step-000001.parquet`.
@@ -29,12 +28,8 @@ class Ledger:
     """
 
     def __init__(self, folder: Path, every: int, tokenizer: Any) -> None:
-        self._folder = folder
-        self._every = every
+        self._files = StepLedger(folder, every)
         self._tokenizer = tokenizer
-        self._step = 0
-        self._groups = 0  # of the step so far
-        self._rows: list[dict[str, Any]] = []  # of the step so far, a row for each session
 
     def add(
         self,
@@ -53,39 +48,31 @@ class Ledger:
             kept: the keys of the rows to train on.
             partition_id: of verl's queue.
         """
-        if step != 1 and step % self._every != 0:
-            return
-        if step != self._step:
-            self._step = step
-            self._groups = 0
-            self._rows = []
-        self._rows += self._batch_rows(groups, rewards, kept, partition_id)
-        self._groups += len(groups)
-        write_parquet(self._folder / f"step-{step:06d}.parquet", to_columns(self._rows))
+        if self._files.keeps(step):
+            self._files.add(step, self._rows_of_groups(groups, rewards, kept, partition_id))
 
-    def _batch_rows(
+    def _rows_of_groups(
         self,
         groups: Sequence[Group],
         rewards: Sequence[Sequence[float]],
         kept: Collection[str],
         partition_id: str,
-    ) -> list[dict[str, Any]]:
-        """Return a row for each session, from its last trajectory."""
+    ) -> list[list[dict[str, Any]]]:
+        """Return a row for each session, from its last trajectory, group by group."""
         keys = last_keys(groups)
         data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=FIELDS)
         prompts = list(data["prompts"])
         responses = list(data["responses"])
         reward_models = list(data["reward_model"])
         extra_fields = list(data["extra_fields"])
-        rows: list[dict[str, Any]] = []
-        for number, group_rewards in enumerate(rewards):
+        session = 0
+        rows_of_groups: list[list[dict[str, Any]]] = []
+        for group_rewards in rewards:
+            rows: list[dict[str, Any]] = []
             for reward in group_rewards:
-                session = len(rows)
                 key = keys[session]
                 extra = _mapping(extra_fields[session])
                 row = {
-                    "step": self._step,
-                    "group": self._groups + number,
                     "rollout": int(key.rsplit("_", 2)[1]),
                     "prompt": self._text(prompts[session]),
                     "completion": self._text(responses[session]),
@@ -97,38 +84,12 @@ class Ledger:
                     "turn_rewards": _turn_rewards(extra),
                 }
                 rows.append(row | _parts_of_reward(extra))
-        return rows
+                session += 1
+            rows_of_groups.append(rows)
+        return rows_of_groups
 
     def _text(self, ids: Any) -> str:
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=True)
-
-
-def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the ledger's columns. The parts of the reward follow it, NaN where a session has no such part.
-
-    >>> parts = [{"reward": 1.0, "reward/format": 1.0, "selected": True, "turn_rewards": None}]
-    >>> to_columns([*parts, {"reward": 0.0, "selected": False, "turn_rewards": None}])
-    {'reward': [1.0, 0.0], 'reward/format': [1.0, nan], 'selected': [True, False]}
-    """
-    parts: dict[str, None] = {}  # a set that keeps its order
-    with_turns = False
-    for row in rows:
-        for name in row:
-            if name.startswith("reward/"):
-                parts[name] = None
-        if row["turn_rewards"]:
-            with_turns = True
-    columns: dict[str, list[Any]] = {}
-    for name in rows[0]:
-        if name.startswith("reward/"):
-            continue
-        if name == "turn_rewards" and not with_turns:
-            continue
-        columns[name] = [row[name] for row in rows]
-        if name == "reward":
-            for part in parts:
-                columns[part] = [row.get(part, float("nan")) for row in rows]
-    return columns
 
 
 def _parts_of_reward(extra: Mapping[str, Any]) -> dict[str, float]:

@@ -19,8 +19,9 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils import hf_tokenizer
 
 from ...errors import UserError
+from ..measuring import describe_selection, pad_rewards
 from .estimators import AdvantagesBefore, install_before, install_guards
-from .groups import Group, choose, describe_selection, group_keys, kept_keys, last_keys, pad_rewards, stack_groups
+from .groups import Group, choose, group_keys, kept_keys, last_keys, stack_groups
 from .ledger import Ledger
 from .settings import read_settings
 

@@ -1,0 +1,83 @@
+"""The rollout ledger of engines other than TRL, in the columns of `pods train` (docs/architecture.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..runs import write_parquet
+
+HELD_STEPS = 16
+
+
+class StepLedger:
+    """Writes one file for each step that is kept: step 1 and every `every`-th.
+
+    An engine may add the groups of a step in several parts, and with asynchronous generation also those of an earlier
+    step. Group numbers continue from part to part, and each part writes the step's file again with all of its groups.
+    The groups of the last 16 kept steps are held for that.
+
+    Args:
+        folder: of the files `step-000001.parquet`.
+        every: the steps to keep.
+    """
+
+    def __init__(self, folder: Path, every: int) -> None:
+        self._folder = folder
+        self._every = every
+        self._rows: dict[int, list[dict[str, Any]]] = {}  # of each step, a row for each rollout
+        self._groups: dict[int, int] = {}  # of each step, the number of groups
+
+    def keeps(self, step: int) -> bool:
+        """Return whether this step is written, so that its rows are needed."""
+        return step == 1 or step % self._every == 0
+
+    def add(self, step: int, groups: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+        """Write the groups to the file of their step, after those that were added before.
+
+        Args:
+            step: one that is kept.
+            groups: of each group, a row for each rollout, with all columns except `step` and `group`.
+        """
+        rows = self._rows.setdefault(step, [])
+        first_group = self._groups.get(step, 0)
+        for number, group in enumerate(groups, start=first_group):
+            for row in group:
+                rows.append({"step": step, "group": number, **row})
+        self._groups[step] = first_group + len(groups)
+        self._forget_old_steps()
+        write_parquet(self._folder / f"step-{step:06d}.parquet", to_columns(rows))
+
+    def _forget_old_steps(self) -> None:
+        for step in sorted(self._rows)[:-HELD_STEPS]:
+            del self._rows[step]
+            del self._groups[step]
+
+
+def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the ledger's columns. The parts of the reward follow it, NaN where a rollout has no such part.
+
+    >>> parts = [{"reward": 1.0, "reward/format": 1.0, "selected": True, "turn_rewards": None}]
+    >>> to_columns([*parts, {"reward": 0.0, "selected": False, "turn_rewards": None}])
+    {'reward': [1.0, 0.0], 'reward/format': [1.0, nan], 'selected': [True, False]}
+    """
+    parts: dict[str, None] = {}  # a set that keeps its order
+    with_turns = False
+    for row in rows:
+        for name in row:
+            if name.startswith("reward/"):
+                parts[name] = None
+        if row["turn_rewards"]:
+            with_turns = True
+    columns: dict[str, list[Any]] = {}
+    for name in rows[0]:
+        if name.startswith("reward/"):
+            continue
+        if name == "turn_rewards" and not with_turns:
+            continue
+        columns[name] = [row[name] for row in rows]
+        if name == "reward":
+            for part in parts:
+                columns[part] = [row.get(part, float("nan")) for row in rows]
+    return columns

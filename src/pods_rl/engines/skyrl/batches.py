@@ -1,0 +1,133 @@
+"""SkyRL's batches as PODS needs them: widened to n a prompt, and read trajectory by trajectory. Does not import SkyRL.
+
+SkyRL's generator takes and returns dictionaries of lists. A batch has m rows a prompt, one after the other. An output
+has one row a trajectory, or with step-wise trajectories one for each turn, the last of which has `is_last_step`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...errors import UserError
+
+
+def is_training(batch: Mapping[str, Any]) -> bool:
+    """Return whether a batch is for training and not for evaluation.
+
+    Raises:
+        UserError: a batch that does not say so.
+    """
+    metadata = batch.get("batch_metadata")
+    if metadata is None:
+        raise UserError(
+            "the batch has no batch_metadata, so PODS cannot see whether it is for training or for evaluation. "
+            "Make it with skyrl.train.generators.utils.prepare_generator_input."
+        )
+    return bool(metadata.training_phase == "train")
+
+
+def widen(batch: Mapping[str, Any], m: int, n: int) -> dict[str, Any]:
+    """Return the batch with n rows a prompt instead of m; the fields of each new row are copies.
+
+    Args:
+        batch: SkyRL's `GeneratorInput`; a field with an entry for each row is widened, others stay.
+        m: rows of a prompt in the batch.
+        n: rows of a prompt in the result.
+
+    Raises:
+        UserError: rows that are not m of each prompt.
+
+    >>> widen({"prompts": ["a", "a", "b", "b"], "sampling_params": {"top_p": 1.0}}, 2, 3)
+    {'prompts': ['a', 'a', 'a', 'b', 'b', 'b'], 'sampling_params': {'top_p': 1.0}}
+    """
+    rows = len(batch["prompts"])
+    trajectory_ids = batch.get("trajectory_ids")
+    _check_groups(rows, trajectory_ids, m)
+    wide = dict(batch)
+    for name, values in batch.items():
+        if isinstance(values, list) and len(values) == rows:
+            wide[name] = [copy.deepcopy(values[start]) for start in range(0, rows, m) for _ in range(n)]
+    if trajectory_ids is not None:
+        for row, trajectory_id in enumerate(wide["trajectory_ids"]):
+            wide["trajectory_ids"][row] = replace(trajectory_id, repetition_id=row % n)
+    return wide
+
+
+def _check_groups(rows: int, trajectory_ids: list[Any] | None, m: int) -> None:
+    message = (
+        f"expected a batch of {m} rows a prompt, one after the other (generator.n_samples_per_prompt); got {{}}. "
+        "Make it with skyrl.train.generators.utils.prepare_generator_input."
+    )
+    if rows == 0 or rows % m != 0:
+        raise UserError(message.format(f"{rows} rows"))
+    if trajectory_ids is None:
+        return
+    for start in range(0, rows, m):
+        prompts = {trajectory_id.instance_id for trajectory_id in trajectory_ids[start : start + m]}
+        if len(prompts) > 1:
+            raise UserError(message.format(f"rows of {len(prompts)} prompts in the {m} from row {start}"))
+
+
+def rows_of_trajectories(output: Mapping[str, Any], trajectories: int, *, step_wise: bool) -> list[list[int]]:
+    """Return the rows of each trajectory of an output, in the order of the batch.
+
+    Args:
+        output: SkyRL's `GeneratorOutput`.
+        trajectories: how many the batch requested.
+        step_wise: whether a trajectory has a row for each turn.
+
+    Raises:
+        RuntimeError: another number of trajectories, or turns without `is_last_step`.
+
+    >>> rows_of_trajectories({"response_ids": [[1], [2], [3]], "is_last_step": [False, True, True]}, 2, step_wise=True)
+    [[0, 1], [2]]
+    """
+    if step_wise and output.get("is_last_step") is None:
+        raise RuntimeError(
+            "generator.step_wise_trajectories is true, and the generator returned no is_last_step: PODS cannot see "
+            "which rows are one trajectory. Return it, or set step_wise_trajectories to false."
+        )
+    rows: list[list[int]] = []
+    current: list[int] = []
+    for row in range(len(output["response_ids"])):
+        current.append(row)
+        if not step_wise or output["is_last_step"][row]:
+            rows.append(current)
+            current = []
+    if current or len(rows) != trajectories:
+        raise RuntimeError(
+            f"the generator returned {len(rows)} complete trajectories for a batch of {trajectories}. A trajectory "
+            "that fails must still be returned, with loss mask 0."
+        )
+    return rows
+
+
+def total(reward: float | list[float]) -> float:
+    """Return the reward of a row, which SkyRL holds as a number or as one for each token.
+
+    >>> total([0.0, 0.5, 0.25])
+    0.75
+    """
+    if isinstance(reward, list):
+        return float(sum(reward))
+    return float(reward)
+
+
+def silence(output: dict[str, Any], rows: Iterable[int]) -> None:
+    """Give rows reward 0 and loss mask 0, in place: no token of theirs is trained.
+
+    >>> output = {"rewards": [1.0, [0.0, 2.0]], "loss_masks": [[1], [1, 1]]}
+    >>> silence(output, [1])
+    >>> output
+    {'rewards': [1.0, [0.0, 0.0]], 'loss_masks': [[1], [0, 0]]}
+    """
+    for row in rows:
+        length = len(output["loss_masks"][row])
+        output["loss_masks"][row] = [0] * length
+        if isinstance(output["rewards"][row], list):
+            output["rewards"][row] = [0.0] * length
+        else:
+            output["rewards"][row] = 0.0

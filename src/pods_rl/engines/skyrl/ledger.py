@@ -1,0 +1,51 @@
+"""A trajectory under SkyRL as a row of the rollout ledger (docs/architecture.md). Does not import SkyRL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .batches import total
+
+
+def ledger_row(
+    output: Mapping[str, Any],
+    rows: Sequence[int],
+    *,
+    rollout: int,
+    is_kept: bool,
+    extras: Mapping[str, Any] | None,
+    tokenizer: Any,
+) -> dict[str, Any]:
+    """Return a trajectory's text and numbers by column.
+
+    Args:
+        output: SkyRL's `GeneratorOutput`.
+        rows: of the trajectory; prompt and completion are those of the last.
+        rollout: its number in the group.
+        is_kept: whether it is trained.
+        extras: the columns of the data set (`env_extras`), of which `reward_spec` has the answer.
+        tokenizer: of the policy.
+    """
+    last = rows[-1]
+    turn_rewards = None
+    if len(rows) > 1:
+        turn_rewards = [total(output["rewards"][row]) for row in rows]
+    return {
+        "rollout": rollout,
+        "prompt": tokenizer.decode(output["prompt_token_ids"][last], skip_special_tokens=True),
+        "completion": tokenizer.decode(output["response_ids"][last], skip_special_tokens=True),
+        "answer": _answer(extras),
+        "reward": total(output["rewards"][last]),
+        "selected": is_kept,
+        "advantage": None,  # SkyRL computes it later
+        "completion_tokens": sum(len(output["response_ids"][row]) for row in rows),
+        "turn_rewards": turn_rewards,
+    }
+
+
+def _answer(extras: Mapping[str, Any] | None) -> str:
+    specification = (extras or {}).get("reward_spec")
+    if not isinstance(specification, Mapping):
+        return ""
+    return str(specification.get("ground_truth", ""))

@@ -1,0 +1,343 @@
+"""The generator in SkyRL's own data path, with scripted rewards: which rows it returns, and their advantages.
+
+Real: `prepare_generator_input`, the trainers and all of their steps from a generator's output to advantages. Replaced:
+the generator (`parts.Scripted`), and the workers (`parts.Dispatch`), of which these steps ask one number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer, GeneratedOutputGroup
+from skyrl.train.generators.base import BatchMetadata, TrajectoryID
+from skyrl.train.generators.utils import prepare_generator_input
+
+from pods_rl.engines.skyrl.generator import PODSGenerator
+from pods_rl.errors import UserError
+from pods_rl.selection import RULES, advantages, select
+
+from .parts import Scripted
+
+P = 120
+N = 16
+M = 4
+
+
+@pytest.fixture(scope="module")
+def rewards():
+    """Groups of few values, so that ties are common; the first has equal rewards."""
+    draw = torch.Generator().manual_seed(0)
+    rewards_PN = torch.randint(0, 5, (P, N), generator=draw).double() / 4
+    rewards_PN[0] = 0.5
+    return rewards_PN
+
+
+def prompts(count):
+    return [
+        {
+            "prompt": [{"role": "user", "content": f"prompt {number}"}],
+            "env_class": "digits",
+            "env_extras": {"reward_spec": {"ground_truth": str(number)}},
+            "uid": str(number),
+        }
+        for number in range(count)
+    ]
+
+
+def batch(count, m=M, phase="train", step=3):
+    return prepare_generator_input(prompts(count), m, None, "digits", phase, step)
+
+
+class ListOfPrompts(list):
+    """Replaces SkyRL's data set, which reads a file."""
+
+    collate_fn = list
+
+
+def of_table(rewards_PN):
+    return lambda uid, number: rewards_PN[int(uid), number].item()
+
+
+def train_step(trainer, generator_input, uids):
+    """As in `RayPPOTrainer.train`, from generation to advantages."""
+    output = asyncio.run(trainer.generate(generator_input))
+    if trainer.cfg.generator.step_wise_trajectories:
+        uids = [trajectory_id.instance_id for trajectory_id in output["trajectory_ids"]]
+    output, uids = trainer.postprocess_generator_output(output, uids)
+    data = trainer.convert_to_training_input(output, uids)
+    data["values"] = None
+    return output, trainer.compute_advantages_and_returns(data)
+
+
+def of_rows(data):
+    """The advantage of each row: all of its response tokens have it."""
+    mask = data["response_mask"].bool()
+    rows = []
+    for row, row_mask in zip(data["advantages"], mask, strict=True):
+        values = row[row_mask]
+        assert (values == values[0]).all()
+        rows.append(values[0])
+    return torch.stack(rows)
+
+
+SETTINGS = [
+    ([], {"epsilon": 1e-6}),
+    (["trainer.algorithm.grpo_norm_by_std=false"], {"scale": "none"}),
+    (["trainer.algorithm.advantage_estimator=rloo"], {"baseline": "leave_one_out", "scale": "none"}),
+]
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize(("overrides", "options"), SETTINGS)
+def test_the_selected_rows_are_trained_with_their_advantages(
+    make_config, make_trainer, rewards, overrides, options, per_token
+):
+    config = make_config(f"trainer.train_batch_size={P}", "trainer.policy_mini_batch_size=40", *overrides)
+    inner = Scripted(of_table(rewards), per_token=per_token)
+    trainer = make_trainer(config, PODSGenerator(inner, config, num_rollouts=N))
+    generator_input, uids = batch(P)
+    output, data = train_step(trainer, generator_input, uids)
+
+    (asked,) = inner.batches
+    assert [(i.instance_id, i.repetition_id) for i in asked["trajectory_ids"]] == [
+        (str(p), n) for p in range(P) for n in range(N)
+    ]
+    assert len({id(extras) for extras in asked["env_extras"]}) == P * N  # SkyRL's generator writes into them
+    assert len(generator_input["prompts"]) == P * M
+    kept = select(rewards, M)
+    numbers = kept.indices.flatten().tolist()
+    assert [ids[0] - 20 for ids in output["response_ids"]] == numbers
+    assert [values[0] for values in output["rollout_logprobs"]] == [-0.5 - number for number in numbers]
+    assert [metrics["number"] for metrics in output["env_metrics"]] == numbers
+    assert data["rewards"].sum(-1).tolist() == kept.take(rewards).flatten().tolist()
+    torch.testing.assert_close(
+        of_rows(data).view(P, M).double(), advantages(rewards, kept, **options), atol=2e-6, rtol=2e-6
+    )
+    assert of_rows(data).view(P, M).sum(1).abs().max() < 1e-5
+    assert data.metadata["policy_mini_batch_boundaries"] == [(0, 160), (160, 320), (320, 480)]
+    assert trainer.all_metrics["pods/all/rows"] == P * N
+    assert trainer.all_metrics["pods/selected/rows"] == P * M
+    assert trainer.all_metrics["pods/all/reward_mean"] == pytest.approx(rewards.mean().item())
+    assert trainer.all_metrics["reward/avg_raw_reward"] == pytest.approx(kept.take(rewards).mean().item())
+    lengths = [2 + number % 3 for number in range(N)]
+    assert trainer.all_metrics["generate/avg_num_tokens"] == pytest.approx(np.mean(lengths))  # of all n
+
+
+def test_step_wise_trajectories_are_kept_with_all_of_their_turns(make_config, make_trainer, rewards):
+    config = make_config(
+        f"trainer.train_batch_size={P}",
+        "trainer.policy_mini_batch_size=40",
+        "generator.step_wise_trajectories=true",
+    )
+
+    def turns(uid, number):
+        return 1 + (int(uid) + number) % 3
+
+    inner = Scripted(of_table(rewards), turns=turns, per_token=True)
+    trainer = make_trainer(config, PODSGenerator(inner, config, num_rollouts=N))
+    output, data = train_step(trainer, *batch(P))
+    kept = select(rewards, M)
+    expected_rows = []
+    expected_advantages = []
+    advantages_PM = advantages(rewards, kept, epsilon=1e-6)
+    for p, indices in enumerate(kept.indices.tolist()):
+        for place, number in enumerate(indices):
+            count = turns(str(p), number)
+            expected_rows += [(str(p), number)] * count
+            expected_advantages += [advantages_PM[p, place].item()] * count
+    assert [(i.instance_id, i.repetition_id) for i in output["trajectory_ids"]] == expected_rows
+    torch.testing.assert_close(of_rows(data).double(), torch.tensor(expected_advantages).double(), atol=2e-6, rtol=2e-6)
+    assert trainer.all_metrics["pods/selected/rows"] == len(expected_rows)
+
+
+def test_step_wise_turns_without_their_ends_are_refused(make_config):
+    config = make_config("generator.step_wise_trajectories=true")
+    generator = PODSGenerator(Scripted(lambda uid, number: 1.0), config, num_rollouts=8)
+    with pytest.raises(RuntimeError, match="returned no is_last_step"):
+        asyncio.run(generator.generate(batch(2)[0]))
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_every_rule_keeps_m_of_each_prompt_and_n_equal_to_m_keeps_all(make_config, make_trainer, rewards, rule):
+    config = make_config("trainer.train_batch_size=20")
+    for n in (N, M):
+        generator = PODSGenerator(Scripted(of_table(rewards)), config, num_rollouts=n, rule=rule)
+        output, _ = train_step(make_trainer(config, generator), *batch(20))
+        numbers = torch.tensor([ids[0] - 20 for ids in output["response_ids"]]).view(20, M)
+        if rule != "random" or n == M:
+            assert numbers.equal(select(rewards[:20, :n], M, rule).indices)
+        assert (numbers.diff(dim=1) > 0).all()
+
+
+def test_a_drawing_rule_depends_on_seed_step_and_prompt_and_not_on_the_batch(make_config, rewards):
+    config = make_config()
+
+    def drawn(count, seed=0, step=3):
+        generator = PODSGenerator(Scripted(of_table(rewards)), config, num_rollouts=N, rule="random", seed=seed)
+        output = asyncio.run(generator.generate(batch(count, step=step)[0]))
+        return [ids[0] for ids in output["response_ids"]]
+
+    first = drawn(2)
+    assert drawn(6)[: 2 * M] == first
+    assert drawn(2, seed=1) != first
+    assert drawn(2, step=4) != first
+    assert first[:M] != first[M:]
+
+
+def test_evaluation_is_passed_on_unchanged(make_config, rewards):
+    config = make_config()
+    inner = Scripted(of_table(rewards))
+    generator = PODSGenerator(inner, config, num_rollouts=N)
+    for samples in (1, 3, N):
+        generator_input, _ = batch(5, m=samples, phase="eval")
+        output = asyncio.run(generator.generate(generator_input))
+        assert inner.batches[-1] is generator_input
+        assert len(output["response_ids"]) == 5 * samples
+        assert not any(name.startswith("pods/") for name in output["rollout_metrics"])
+
+
+def test_a_batch_that_does_not_say_what_it_is_for_is_refused(make_config, rewards):
+    generator = PODSGenerator(Scripted(of_table(rewards)), make_config(), num_rollouts=N)
+    unknown = {**batch(2)[0], "batch_metadata": None}
+    with pytest.raises(UserError, match="no batch_metadata"):
+        asyncio.run(generator.generate(unknown))
+
+
+def test_batches_of_other_than_m_rows_a_prompt_are_refused(make_config, rewards):
+    generator = PODSGenerator(Scripted(of_table(rewards)), make_config(), num_rollouts=N)
+    with pytest.raises(UserError, match=r"expected a batch of 4 rows a prompt.*got 9 rows"):
+        asyncio.run(generator.generate(batch(3, m=3)[0]))
+    with pytest.raises(UserError, match="got rows of 2 prompts in the 4 from row 0"):
+        asyncio.run(generator.generate(batch(4, m=3)[0]))
+    ids = [TrajectoryID("a", number) for number in range(4)]
+    two = {**batch(1)[0], "trajectory_ids": ids, "batch_metadata": BatchMetadata(1, "train")}
+    assert len(asyncio.run(generator_of_ones(make_config()).generate(two))["response_ids"]) == 4
+
+
+def generator_of_ones(config):
+    return PODSGenerator(Scripted(lambda uid, number: 1.0), config, num_rollouts=8)
+
+
+def test_a_generator_that_loses_trajectories_is_refused(make_config, rewards):
+    class Losing(Scripted):
+        async def generate(self, input_batch, disable_tqdm=False):
+            output = await super().generate(input_batch)
+            return {name: values[:-1] if isinstance(values, list) else values for name, values in output.items()}
+
+    generator = PODSGenerator(Losing(of_table(rewards)), make_config(), num_rollouts=N)
+    with pytest.raises(RuntimeError, match="31 complete trajectories for a batch of 32"):
+        asyncio.run(generator.generate(batch(2)[0]))
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_unusable_rewards_are_not_trained(make_config, make_trainer, per_token):
+    """Group 0 has 4 usable of 6. Group 1 has 3, too few for SkyRL's m rows: none of its tokens is trained."""
+    table = [
+        [math.nan, 0.0, 1.0, math.inf, 0.5, 0.25],
+        [math.nan, 0.0, 1.0, 1e20, 0.5, math.nan],
+    ]
+    config = make_config()
+    inner = Scripted(lambda uid, number: table[int(uid)][number], per_token=per_token)
+    trainer = make_trainer(config, PODSGenerator(inner, config, num_rollouts=6))
+    output, data = train_step(trainer, *batch(2))
+    assert [ids[0] - 20 for ids in output["response_ids"][:M]] == [1, 2, 4, 5]
+    kept = torch.tensor([[0.0, 1.0, 0.5, 0.25]], dtype=torch.float64)
+    expected = advantages(kept, select(kept, M), epsilon=1e-6)[0]
+    torch.testing.assert_close(of_rows(data)[:M].double(), expected, atol=2e-6, rtol=2e-6)
+    assert of_rows(data)[M:].tolist() == [0.0] * M
+    assert data["loss_mask"][M:].sum() == 0
+    assert trainer.all_metrics["pods/unusable_rewards"] == 5
+    assert trainer.all_metrics["pods/skipped_groups"] == 1
+
+
+def test_a_group_of_equal_rewards_has_almost_no_advantage_and_none_with_skyrls_filter(make_config, make_trainer):
+    """SkyRL's mean of equal float32 rewards may be off by rounding, which it divides by at least 1e-6."""
+    for overrides, trained in (([], True), (["trainer.algorithm.zero_variance_filter=true"], False)):
+        config = make_config("trainer.train_batch_size=1", "generator.n_samples_per_prompt=3", *overrides)
+        generator = PODSGenerator(Scripted(lambda uid, number: 0.1), config, num_rollouts=8)
+        _, data = train_step(make_trainer(config, generator), *batch(1, m=3))
+        assert of_rows(data).abs().max() < 0.05
+        assert bool(data["loss_mask"].any()) == trained
+
+
+def test_the_fully_asynchronous_trainer_trains_the_selected_rows(make_config, make_trainer, rewards):
+    """Each group is generated alone, without a progress bar. SkyRL joins those of a step, and their metrics by name."""
+    groups = 24
+    config = make_config(
+        f"trainer.train_batch_size={groups}",
+        f"trainer.policy_mini_batch_size={groups}",
+        "trainer.fully_async.enabled=true",
+        "trainer.algorithm.policy_loss_type=rollout_is",
+        f"trainer.fully_async.num_parallel_generation_workers={groups}",
+    )
+    inner = Scripted(of_table(rewards))
+    generator = PODSGenerator(inner, config, num_rollouts=N)
+
+    async def generate_all():
+        made = []
+        for prompt in prompts(groups):
+            generator_input, _ = prepare_generator_input([prompt], M, None, "digits", "train", 1)
+            made.append(generator.generate(generator_input, disable_tqdm=True))
+        return await asyncio.gather(*made)
+
+    outputs = asyncio.run(generate_all())
+    assert inner.without_bar == [True] * groups
+    trainer = make_trainer(config, generator, trainer=FullyAsyncRayPPOTrainer, train=ListOfPrompts(prompts(groups)))
+    trainer.global_step = 1
+    mini_batch = [
+        GeneratedOutputGroup(generator_output=output, uid=str(number), global_step_when_scheduled=1)
+        for number, output in enumerate(outputs)
+    ]
+    data = trainer.convert_generation_group_mini_batch_to_training_input(mini_batch)
+    data["values"] = None
+    kept = select(rewards[:groups], M)
+    expected = advantages(rewards[:groups], kept, epsilon=1e-6)
+    data = trainer.compute_advantages_and_returns(data)
+    torch.testing.assert_close(of_rows(data).view(groups, M).double(), expected, atol=2e-6, rtol=2e-6)
+    metrics = trainer.all_metrics
+    assert metrics["pods/all/rows"] == groups * N
+    assert metrics["pods/all/reward_mean"] == pytest.approx(rewards[:groups].mean().item())
+    assert metrics["pods/zero_variance_share_mean"] == pytest.approx(1 / groups)
+    assert metrics["pods/selected/reward_std_mean"] == pytest.approx(
+        kept.take(rewards[:groups]).std(dim=1).mean().item()
+    )
+
+
+def test_a_generator_without_skyrls_progress_bar_is_called_as_it_is(make_config, rewards):
+    class Plain:
+        def __init__(self):
+            self.inner = Scripted(of_table(rewards))
+
+        async def generate(self, input_batch):
+            return await self.inner.generate(input_batch)
+
+    generator = PODSGenerator(Plain(), make_config(), num_rollouts=N)
+    assert len(asyncio.run(generator.generate(batch(2)[0], disable_tqdm=True))["response_ids"]) == 2 * M
+
+
+def test_the_ledger_has_every_trajectory_of_the_first_and_each_tenth_step(make_config, tokenizer, rewards, tmp_path):
+    folder = tmp_path / "rollouts"
+    generator = PODSGenerator(
+        Scripted(of_table(rewards)), make_config(), tokenizer=tokenizer, num_rollouts=N, ledger=str(folder)
+    )
+    # Group by group and out of order, as the fully asynchronous trainer may generate.
+    for step, prompt in ((1, 0), (2, 0), (10, 0), (1, 1), (10, 1)):
+        generator_input, _ = prepare_generator_input([prompts(2)[prompt]], M, None, "digits", "train", step)
+        asyncio.run(generator.generate(generator_input))
+    asyncio.run(generator.generate(batch(2, phase="eval", step=20)[0]))
+    assert sorted(path.name for path in folder.iterdir()) == ["step-000001.parquet", "step-000010.parquet"]
+    for step in (1, 10):
+        rows = pq.read_table(folder / f"step-{step:06d}.parquet").to_pylist()
+        assert [(row["step"], row["group"], row["rollout"]) for row in rows] == [
+            (step, i // N, i % N) for i in range(2 * N)
+        ]
+        assert [row["reward"] for row in rows] == rewards[:2].flatten().tolist()
+        assert [row["selected"] for row in rows] == select(rewards[:2], M).mask(N).flatten().tolist()
+        assert [row["answer"] for row in rows] == ["0"] * N + ["1"] * N
+        assert [row["completion_tokens"] for row in rows] == [2 + i % N % 3 for i in range(2 * N)]
+        assert rows[3]["completion"] == tokenizer.decode([23, 23])

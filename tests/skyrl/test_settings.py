@@ -1,0 +1,104 @@
+"""The settings on SkyRL's command line: what is read, and what is refused before any process starts."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from skyrl.train.entrypoints import main_base
+from skyrl.train.generators import utils
+from skyrl.train.generators.base import GeneratorInterface
+
+import pods_rl.engines.skyrl.main as entry
+from pods_rl.engines.skyrl import check_version
+from pods_rl.engines.skyrl.generator import PODSGenerator
+from pods_rl.engines.skyrl.settings import GROUP_ESTIMATORS, PODSSettings, read_settings
+from pods_rl.errors import UserError
+from pods_rl.selection import RULES
+
+from .parts import Scripted
+
+REFUSED = [
+    ([], "pods.num_rollouts must be a whole number of at least 1; got None"),
+    (["pods.num_rolouts=16"], "unknown key 'num_rolouts', expected num_rollouts, rule, seed, ledger, ledger_every."),
+    (["pods.num_rolouts=16"], "Did you mean num_rollouts?"),
+    (["pods.num_rollouts=3"], "got n = 3 and m = 4. Generate more or keep fewer."),
+    (["pods.num_rollouts=many"], "pods.num_rollouts must be a whole number of at least 1; got 'many'"),
+    (["pods.num_rollouts=true"], "pods.num_rollouts must be a whole number of at least 1; got True"),
+    (["pods.num_rollouts=8", "pods.rule=max_varience"], "unknown rule 'max_varience'. Did you mean max_variance?"),
+    (["pods.num_rollouts=8", "pods.rule=nowhere:rule"], "the rule 'nowhere:rule' could not be imported"),
+    (["pods.num_rollouts=8", "pods.seed=1.5"], "pods.seed must be a whole number of at least 0; got 1.5"),
+    (["pods.num_rollouts=8", "pods.ledger=3"], "pods.ledger must be the path of a folder; got 3"),
+    (["pods.num_rollouts=8", "pods.ledger_every=0"], "pods.ledger_every must be a whole number of at least 1; got 0"),
+]
+
+
+def refusal(config) -> str:
+    with pytest.raises(UserError) as caught:
+        read_settings(config, config.pods)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSED)
+def test_what_cannot_work_is_refused(make_config, overrides, message):
+    assert message in refusal(make_config(*overrides))
+
+
+def test_the_settings_of_a_command_line(make_config):
+    config = make_config("pods.num_rollouts=16", "pods.rule=percentile", "pods.seed=3", "pods.ledger=rollouts")
+    assert read_settings(config, config.pods) == PODSSettings(
+        num_rollouts=16, num_generations=4, rule=RULES["percentile"], seed=3, ledger="rollouts"
+    )
+    assert read_settings(make_config("generator.step_wise_trajectories=true"), {"num_rollouts": 4}).step_wise
+
+
+@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
+def test_one_kept_trajectory_is_refused_where_kept_trajectories_are_compared(make_config, estimator):
+    config = make_config(
+        "pods.num_rollouts=8",
+        "generator.n_samples_per_prompt=1",
+        f"trainer.algorithm.advantage_estimator={estimator}",
+    )
+    assert f"is 1, and trainer.algorithm.advantage_estimator={estimator} compares the kept" in refusal(config)
+    config.trainer.algorithm.advantage_estimator = "reinforce++"
+    assert read_settings(config, config.pods).num_generations == 1
+
+
+def test_a_ledger_needs_the_tokenizer(make_config):
+    with pytest.raises(UserError, match="Pass tokenizer=tokenizer to PODSGenerator"):
+        PODSGenerator(Scripted(lambda uid, number: 0.0), make_config(), num_rollouts=8, ledger="rollouts")
+
+
+def test_the_command_line_is_checked_by_skyrl_too(make_config, tmp_path):
+    with pytest.raises(ValueError, match="pod"):
+        entry.read_config(["pod.num_rollouts=8"])
+    with pytest.raises(UserError, match="got n = 2 and m = 5"):
+        entry.read_config(["pods.num_rollouts=2"])
+
+
+def test_the_entry_point_wraps_skyrls_generator(make_config, tokenizer):
+    config = make_config("pods.num_rollouts=8", "pods.seed=2")
+    experiment = entry.PODSExp.__new__(entry.PODSExp)  # its constructor starts Ray's placement groups
+    generator = experiment.get_generator(config, tokenizer, None)
+    assert generator.pods.seed == 2
+    assert type(generator._generator).__name__ == "SkyRLGymGenerator"
+
+
+def test_known_versions_of_skyrl_are_accepted_and_others_refused():
+    for installed in (None, "0.3", "0.3.0", "0.3.1", "0.4.0", "0.4.0.dev0"):
+        check_version(installed)
+    for installed in ("0.2.0", "0.5.0", "0.30.0", "1.0"):
+        with pytest.raises(UserError, match=rf"^skyrl {installed} is installed, and PODS works with skyrl 0.3 and"):
+            check_version(installed)
+
+
+def test_skyrls_surface_is_as_used():
+    assert list(inspect.signature(GeneratorInterface.generate).parameters) == ["self", "input_batch"]
+    assert list(inspect.signature(main_base.BasePPOExp.get_generator).parameters) == [
+        "self",
+        "cfg",
+        "tokenizer",
+        "inference_engine_client",
+    ]
+    assert hasattr(utils, "slice_generator_output") or hasattr(utils, "_slice_generator_output")
+    assert "n_samples_per_prompt" in inspect.getsource(utils.prepare_generator_input)
