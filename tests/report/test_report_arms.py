@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -527,13 +525,6 @@ def test_the_study_s_arms_fall_into_the_paper_s_ablations() -> None:
     assert found["m"] == m
     assert [value.split(":")[0] for value in found["rule"]] == ["max_variance", "max_reward", "random", "percentile"]
     assert found["advantages"] == ["after: pods-64-16", "before: before-64-16"]
-
-
-def test_a_study_averages_over_the_times_at_which_every_run_was_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(STUDY.parent)
-    evals = ([{"due": due, "accuracy": due / 10} for due in times] for times in ((0, 1, 2), (0, 2)))
-    runs = [SimpleNamespace(evals=rows) for rows in evals]  # in place of run directories
-    assert import_module("study").scores(runs).tolist() == [[0.0, 0.2], [0.0, 0.2]]
 
 
 def test_an_arm_that_differs_in_more_than_one_setting_is_in_no_family() -> None:
