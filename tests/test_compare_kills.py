@@ -98,7 +98,11 @@ def test_a_forked_run_is_the_run_of_a_fresh_process(place):
 
 def without_times(rows):
     return [
-        {key: value for key, value in row.items() if "seconds" not in key and key not in ("elapsed", "step_time")}
+        {
+            key: value
+            for key, value in row.items()
+            if "seconds" not in key and key not in ("elapsed", "step_time", "due")
+        }
         for row in rows
     ]
 

@@ -131,7 +131,7 @@ def test_ctrl_c_ends_after_the_step_with_one_line(start):
     assert run.status["step"] == run.metrics[-1]["step"]
     assert (run.path / "checkpoints" / "final" / "model.safetensors").is_file()
     for line in command.out.read_text().splitlines():  # one process prints
-        assert line.startswith(("run: ", "run  "))
+        assert line.startswith(("run: ", "run  ", "  ")), line  # the second line of a step is indented
 
 
 @pytest.mark.slow

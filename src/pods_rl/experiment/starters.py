@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
@@ -21,6 +22,8 @@ from typing import Any, NamedTuple
 
 from ..distributed.signals import PARENT
 from ..errors import UserError
+
+_END_SECONDS = 30.0  # to wait for the end of a killed run
 
 __all__ = ["Began", "Check", "ForkedRun", "Starter", "Starters", "Train"]
 
@@ -51,6 +54,19 @@ class ForkedRun:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+
+    def end(self) -> None:
+        """Kill it and everything that it started, and wait until it is gone and holds its directory no longer."""
+        import psutil
+
+        from ..sandbox.worker import end_leader
+
+        deadline = time.monotonic() + _END_SECONDS
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            end_leader(process)
+            while process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+                time.sleep(0.02)
 
     def terminate(self) -> None:
         """Ask it to save itself and to end."""
@@ -103,8 +119,8 @@ class Starter:
             in_progress: has the run's process while it is there, so that signals reach it.
         """
         output.mkdir(parents=True, exist_ok=True)
-        code = -int(signal.SIGKILL)  # if the starter itself is killed
-        run = None
+        code: int | None = None
+        run: ForkedRun | None = None
         try:
             for answer in self._answers(Train(config, output, resume)):
                 if isinstance(answer, Began):
@@ -112,6 +128,10 @@ class Starter:
                     in_progress.add(run)
                 else:
                     code = answer
+            if code is None:  # the starter was killed, and the system kills the run after it
+                if run is not None:
+                    run.end()
+                code = -int(signal.SIGKILL)
         finally:
             in_progress.discard(run)
         return code
