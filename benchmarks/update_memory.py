@@ -22,6 +22,8 @@ from pods_rl.experiment import PlannedRun, load_experiment
 from pods_rl.training.prepare import prepare
 from pods_rl.training.trainer import build_trainer
 
+SKIPPED = 1e5  # bytes: a micro-batch below has no pass, since the gradients of the weights alone take 4 MB
+
 
 def peaks(run: PlannedRun, steps: int) -> list[int]:
     """Train some steps of a run; return the peak of each micro-batch in bytes."""
@@ -61,7 +63,7 @@ def main() -> None:
     print(f"{'arm':<24}{'policy':<10}{'median MB':>10}{'greatest MB':>12}")
     for policy, keys in policies.items():
         for run in load_experiment(options.experiment, keys).first_runs():
-            of_run = [peak / 1e6 for peak in peaks(run, options.steps)[1:] if peak > 0]
+            of_run = [peak / 1e6 for peak in peaks(run, options.steps)[1:] if peak > SKIPPED]
             median = statistics.median(of_run)
             print(f"{run.arm:<24}{policy:<10}{median:>10.1f}{max(of_run):>12.1f}", flush=True)
             rows.append([run.arm, policy, len(of_run), f"{median:.1f}", f"{max(of_run):.1f}"])

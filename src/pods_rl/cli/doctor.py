@@ -127,8 +127,8 @@ def plan(
 
     Trains real steps with a learning rate of 0. From the seconds of a rollout, a prompt and a trained row, and the
     rewards, it models every n and m. Then it times plain GRPO and the three best, and recommends one of these. Rows a
-    step and the learning rate stay. Set any key of the recipe with --KEY VALUE. The last line of the output is the
-    command that trains with the recommended n and m.
+    step and the learning rate stay. Set any key of the recipe with --KEY VALUE. The last line of the output is a
+    command. It trains with the recommended n and m.
 
     \b
     Examples:

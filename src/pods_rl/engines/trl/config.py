@@ -46,7 +46,7 @@ class PODSConfig(GRPOConfig):
             with an error, zero gives the rollout a reward of 0, and drop leaves it unscored: it is selected only if too
             few others are scored, with advantage 0.
         tool_timeout: seconds that one call of a tool may take. After that the policy reads an error instead of a
-            result. If None, there is no limit. A plain function is stopped on the main thread only, and not within
+            result. None sets no limit. A plain function is stopped on the main thread only, and not within
             compiled code.
         rollout_batch_size: the number of rollouts generated at once on each process. If None, all of them. Lower it if
             generation runs out of memory. With colocated vLLM it sets max_num_seqs; a vLLM server has a setting of its

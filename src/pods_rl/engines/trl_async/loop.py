@@ -28,7 +28,7 @@ GIVE_UP_AFTER = 256  # groups dropped in a row, and at least one pass over the p
 
 
 class DeadGroupsError(RuntimeError):
-    """So many groups in a row were dropped that no other is to be expected."""
+    """All of the last `GIVE_UP_AFTER` groups were dropped, and at least as many as there are prompts."""
 
 
 class FrozenServerError(RuntimeError):
