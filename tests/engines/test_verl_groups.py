@@ -18,8 +18,9 @@ import yaml
 
 import pods_rl
 from pods_rl.engines.measuring import pad_rewards
-from pods_rl.engines.verl import check_version
+from pods_rl.engines.verl import VERSIONS
 from pods_rl.engines.verl.groups import Group, choose, group_keys
+from pods_rl.engines.versions import check_version
 from pods_rl.errors import UserError
 from pods_rl.selection import RULES, select
 from pods_rl.tasks import load_task
@@ -30,10 +31,10 @@ SHIPPED = Path(pods_rl.__file__).parent / "recipes" / "verl"
 
 def test_known_versions_of_verl_are_accepted_and_others_refused():
     for installed in (None, "0.9.0", "0.9.1+local", "0.10.0.dev0", "0.10.0.dev"):
-        check_version(installed)
+        check_version("verl", installed, VERSIONS, example="0.9.1")
     for installed in ("0.8.0", "0.9.2", "0.11.0", "0.9.10"):
         with pytest.raises(UserError, match=rf"^verl {installed} .* 0.9.0, 0.9.1, "):
-            check_version(installed)
+            check_version("verl", installed, VERSIONS, example="0.9.1")
 
 
 def test_keys_in_any_order_give_the_same_sessions():
