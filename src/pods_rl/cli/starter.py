@@ -10,10 +10,9 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from types import FrameType
 from typing import Any
 
 from ..distributed.signals import PARENT, SIGNALS, end_with_parent
@@ -21,8 +20,8 @@ from ..errors import UserError
 from ..experiment import Experiment
 from ..experiment.starters import Began, Check, Train
 from ..runs.files import LOG, open_own
-
-_Handlers = Mapping[int, Callable[[int, FrameType | None], Any] | int | None]
+from . import main as pods_command
+from .train import check_engine, check_recipe
 
 
 def main() -> None:
@@ -69,7 +68,7 @@ def serve(request: Check | Train, connection: Connection) -> None:
     """Serve a request in the forked process."""
     if isinstance(request, Check):
         try:
-            connection.send(check_experiment(request.experiment, data=request.data))
+            connection.send(check_arms(request.experiment, data=request.data))
         except UserError as error:
             connection.send(error)
         return
@@ -86,18 +85,14 @@ def serve(request: Check | Train, connection: Connection) -> None:
         os.dup2(log.fileno(), 2)
     sys.argv = ["pods", *words]
     os.environ[PARENT] = str(os.getppid())
-    from . import main as pods
-
-    pods()
+    pods_command()
 
 
-def check_experiment(experiment: Experiment, *, data: bool) -> list[str]:
+def check_arms(experiment: Experiment, *, data: bool) -> list[str]:
     """Check the recipe of each arm, and with `data` its task's data; return what runs would note, each note once.
 
     Raises UserError if TRL, transformers, PEFT or torch reject a recipe.
     """
-    from .train import check_engine, check_recipe
-
     notes: list[str] = []
     loaded: dict[str, Any] = {}  # tasks, which most arms share
     for run in experiment.first_runs():

@@ -22,16 +22,17 @@ from typing import Any, NamedTuple
 
 from ..distributed.signals import PARENT
 from ..errors import UserError
+from .definition import Experiment
 
 _END_SECONDS = 30.0  # to wait for the end of a killed run
 
-__all__ = ["Began", "Check", "ForkedRun", "Starter", "Starters", "Train"]
+__all__ = ["Began", "Check", "ForkedRun", "RunProcess", "Starter", "Starters", "Train"]
 
 
 class Check(NamedTuple):
-    """The request to check the recipes of an experiment: the answer is a list of notes, or a UserError."""
+    """The request to check the recipe of each arm: the answer is a list of notes, or a UserError."""
 
-    experiment: Any
+    experiment: Experiment
     data: bool  # whether to check the data of tasks too
 
 
@@ -74,6 +75,9 @@ class ForkedRun:
             os.kill(self.pid, signal.SIGTERM)
 
 
+RunProcess = subprocess.Popen[bytes] | ForkedRun
+
+
 class Starter:
     """A process that serves one request at a time. It starts at the first one, and again if it was killed."""
 
@@ -96,8 +100,8 @@ class Starter:
                 pass_fds=[theirs.fileno()],
             )
 
-    def check(self, experiment: Any, *, data: bool) -> list[str]:
-        """Check the recipes of an experiment, and with `data` the tasks' data, as a run does before its first step.
+    def check(self, experiment: Experiment, *, data: bool) -> list[str]:
+        """Check the recipe of each arm, and with `data` its task's data, as a run does before its first step.
 
         Returns what the runs would note on their data. Raises UserError for what a run would refuse.
         """
@@ -109,7 +113,7 @@ class Starter:
             raise result
         return result
 
-    def train(self, config: Path, output: Path, in_progress: set[Any], *, resume: bool = False) -> int:
+    def train(self, config: Path, output: Path, in_progress: set[RunProcess], *, resume: bool = False) -> int:
         """Make a run as `pods train` does, with its output in ``log.txt``; return the exit code.
 
         Args:
@@ -189,15 +193,15 @@ class Starters:
         for starter in self._starters:
             starter.end()
 
-    def check(self, experiment: Any, *, data: bool = False) -> list[str]:
-        """Check the recipes of an experiment (`Starter.check`)."""
+    def check(self, experiment: Experiment, *, data: bool = False) -> list[str]:
+        """Check the recipe of each arm (`Starter.check`)."""
         try:
             return self._starters[0].check(experiment, data=data)
         finally:
             if not self.trains:
                 self._starters[0].end()  # torch would keep memory of the GPU
 
-    def train(self, config: Path, output: Path, in_progress: set[Any], *, resume: bool = False) -> int:
+    def train(self, config: Path, output: Path, in_progress: set[RunProcess], *, resume: bool = False) -> int:
         """Make a run in a starter that is free (`Starter.train`)."""
         starter = self._free.get()
         try:

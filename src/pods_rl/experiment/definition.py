@@ -1,0 +1,147 @@
+"""What an experiment is: arms x seeds over one base recipe, from a file or a mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..recipe import Recipe, build_recipe, find_accelerate_config, find_recipe
+from ..recipe.catalog import accelerate_processes, split_experiment
+from ..recipe.recipe import convert
+from ..text import describe
+from ..yaml_files import Origin, YAMLError, dump_yaml, parse_value, read_yaml
+
+HEAD = "# pods compare: the experiment of this directory\n"  # how a stored experiment begins
+_MOST_SEEDS = 1000
+_OVERRIDES = ("baseline", "seeds", "accelerate")  # of an experiment itself, from the command line
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of an experiment; ``path`` is its place below the experiment's directory."""
+
+    arm: str
+    seed: int
+    recipe: Recipe
+
+    @property
+    def path(self) -> Path:
+        return Path(self.arm) / f"seed-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Arms (a name and the recipe keys that it sets) over one base recipe, each with every seed."""
+
+    name: str
+    base: dict[str, Any]
+    arms: dict[str, dict[str, Any]]
+    seeds: tuple[int, ...]
+    baseline: str
+    source: str
+    accelerate: str | None = None
+
+    @property
+    def processes(self) -> int:
+        """Processes of each run: 1, or as many as its accelerate configuration starts."""
+        if self.accelerate is None:
+            return 1
+        return accelerate_processes(find_accelerate_config(self.accelerate))
+
+    def plan(self) -> list[PlannedRun]:
+        """Return every run in order: all arms with the first seed, then all with the next. So the arms of a seed train
+        close in time, under the same load of the machine. Raises UserError if any recipe is wrong."""
+        runs = []
+        processes = self.processes
+        for seed in self.seeds:
+            for arm, keys in self.arms.items():
+                origin = Origin(f"{self.source}, arm {arm}")
+                recipe = build_recipe(self.base | keys | {"seed": seed}, origin, processes=processes)
+                runs.append(PlannedRun(arm, seed, recipe))
+        return runs
+
+    def first_runs(self) -> list[PlannedRun]:
+        """Return the run of each arm with the first seed: the recipes of an arm differ only in their seed."""
+        return self.plan()[: len(self.arms)]
+
+    def to_yaml(self) -> str:
+        """Return the text of ``experiment.yaml``; loading it gives an equal experiment."""
+        settings: dict[str, Any] = {"name": self.name, "baseline": self.baseline}
+        if self.accelerate is not None:
+            settings["accelerate"] = self.accelerate
+        settings |= {"arms": self.arms, "seeds": list(self.seeds), "base": self.base}
+        return HEAD + dump_yaml(settings)
+
+
+def load_experiment(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
+    """Load an experiment from a YAML file, or a shipped one by its name.
+
+    Its keys: ``arms`` (name -> recipe keys), ``base`` (a recipe's name or path, or recipe keys),
+    ``baseline`` (an arm; the first by default), ``seeds`` (a count k for 1..k, or a list), ``name``,
+    ``accelerate`` (runs of several processes: a configuration's name, such as zero2, or path); any other key is a
+    recipe key of all arms. ``overrides`` replace keys of all arms, or ``seeds``, ``baseline`` and ``accelerate``.
+
+    Raises:
+        UserError: the experiment cannot be found or read, or a key is missing or wrong.
+    """
+    path = find_recipe(path_or_name)
+    values, source = read_yaml(path)
+    return build_experiment(values, source, overrides or {})
+
+
+def build_experiment(
+    values: Mapping[str, Any], source: Origin, overrides: Mapping[str, Any] | None = None
+) -> Experiment:
+    """Build an experiment from a mapping, as `load_experiment` does from a file."""
+    overrides = dict(overrides or {})
+    values = dict(values)
+    for key in _OVERRIDES:
+        if key in overrides:
+            values[key] = overrides.pop(key)
+    base, arms = split_experiment(values, source)
+    for arm, keys in arms.items():
+        for key in keys:
+            if key in overrides:
+                raise UserError(f"--{key} would make the arms alike: {source.name} sets it for the arm {arm}.")
+    baseline = values.get("baseline", next(iter(arms)))
+    if not isinstance(baseline, str) or baseline not in arms:
+        raise UserError(
+            f"{source.where('baseline')}baseline: {describe(baseline)} is not an arm: expected one of "
+            f"{', '.join(arms)}."
+        )
+    base |= convert(overrides, None)
+    name = values.get("name") or Path(source.name).stem
+    if not isinstance(name, (str, int)) or Path(str(name)).name != str(name):
+        raise UserError(f"{source.where('name')}name: got {describe(name)}, expected the name of a directory.")
+    accelerate = values.get("accelerate")
+    if accelerate is not None:
+        find_accelerate_config(str(accelerate))
+    return Experiment(str(name), base, arms, _seeds(values.get("seeds", 1), source), baseline, source.name, accelerate)
+
+
+def _seeds(seeds: Any, source: Origin) -> tuple[int, ...]:
+    if isinstance(seeds, str):
+        with suppress(YAMLError):  # refused below, as text
+            seeds = parse_value(seeds)
+    if type(seeds) is int and 1 <= seeds <= _MOST_SEEDS:
+        return tuple(range(1, seeds + 1))
+    if not _are_seeds(seeds):
+        raise UserError(
+            f"{source.where('seeds')}seeds: got {describe(seeds)}, expected their number (5 gives 1 to 5, at most "
+            f"{_MOST_SEEDS:,}), or a list of different whole numbers from 0 to 4294967295."
+        )
+    return tuple(seeds)
+
+
+def _are_seeds(seeds: Any) -> bool:
+    """Return whether a value is a list of different seeds."""
+    if not isinstance(seeds, list) or not 0 < len(seeds) <= _MOST_SEEDS:
+        return False
+    for seed in seeds:
+        if type(seed) is not int or not 0 <= seed < 2**32:  # true and false are of a type below int
+            return False
+    return len(set(seeds)) == len(seeds)
