@@ -69,7 +69,14 @@ REGIMES = (
     *against("1x16-n64-random@0.0002", "1x16-n64@0.0002"),
     *against("1x16-n64-percentile@0.0002", "1x16-n64@0.0002"),
 )
+EQUAL_MEMORY = (
+    *against("grpo-4", "pods-16-4", "grpo-16-accumulated", "grpo-16"),
+    *against("grpo-16-accumulated", "pods-16-4"),
+    *against("grpo-16", "pods-16-4"),
+    *against("grpo-4-trl", "grpo-4", "pods-16-4"),
+)
 STUDIES = {
+    "equal_memory": Study(EQUAL_MEMORY, (0.3, 0.4, 0.5, 0.6)),
     "regimes": Study(REGIMES, (0.5, 0.6, 0.7, 0.8)),
     "regimes/first_processor": Study(against("1x16-n16@0.0002", "1x16-n64@0.0002"), (0.5, 0.6, 0.7, 0.8)),
     # of an earlier version, which kept the last score of each run and no curves
