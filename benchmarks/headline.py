@@ -14,14 +14,14 @@ from pods_rl.report.figures import styled
 from pods_rl.report.intervals import t_band
 from pods_rl.report.statistics import mean_curve
 
-END = 60  # seconds; TRL's runs went on to 120
-SEEDS = (1, 2, 3, 4, 5)  # those that all arms have
+STUDY = "equal_memory"
 # in the order of the lines' ends; PODS and the baseline have their colours of a report
 ARMS = {
-    "1x16-n16@0.0002": ("GRPO 16: trains on 16 rows", "#009E73"),
-    "1x4-n16@0.0002": ("PODS 16 \u2192 4: trains on 4 rows", "#D55E00"),
-    "1x4-n4@0.0002": ("GRPO 4: trains on 4 rows", "#5f6368"),
-    "1x16-n16-trl@0.0002": ("GRPO 16 with TRL's own step", "#0072B2"),
+    "grpo-16": ("GRPO 16, all 16 rows at once", "#009E73"),
+    "pods-16-4": ("PODS 16 \u2192 4", "#D55E00"),
+    "grpo-16-accumulated": ("GRPO 16, four rows at a time", "#CC79A7"),
+    "grpo-4": ("GRPO 4", "#5f6368"),
+    "grpo-4-trl": ("GRPO 4 with TRL's own step", "#0072B2"),
 }
 
 
@@ -32,7 +32,7 @@ def draw(curves: dict[str, Curves]) -> Figure:
     axes = figure.subplots()
     axes.tick_params(labelsize=12)
     for name, (label, colour) in ARMS.items():
-        arm = curves[name].of(SEEDS)
+        arm = curves[name]
         seconds = mean_curve(arm.seconds)
         accuracy = mean_curve(arm.accuracy)
         low, high = t_band(arm.accuracy)
@@ -41,14 +41,14 @@ def draw(curves: dict[str, Curves]) -> Figure:
     axes.set_xlabel("seconds of training on one CPU core", fontsize=13)
     axes.set_ylabel("accuracy", fontsize=13)
     axes.yaxis.set_major_formatter("{x:.0%}")
-    axes.set_xlim(0, END)
+    axes.set_xlim(left=0)
     axes.legend(fontsize=12.5, loc="upper left")
     return figure
 
 
 def main() -> None:
     command_line(__doc__).parse_args()
-    draw(read_curves(RESULTS / "regimes" / "curves.csv")).savefig(RESULTS / "headline.png", metadata={"Software": None})
+    draw(read_curves(RESULTS / STUDY / "curves.csv")).savefig(RESULTS / "headline.png", metadata={"Software": None})
 
 
 if __name__ == "__main__":

@@ -202,6 +202,7 @@ finally:
     assert done.stderr.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_selection_loads_torch_alone_and_a_training_script_only_the_library():
     selection, script = loaded_after("import pods_rl.selection", "from pods_rl import PODSTrainer")
     assert selection & HEAVY == {"torch"}

@@ -168,6 +168,7 @@ def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypat
     assert len(commands) == 1
 
 
+@pytest.mark.slow
 def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
     pods("train", "tiny-pods", "--output", "out", "--seed", "3")
     pods("train", "--seed", "4", "quickstart-pods")
@@ -202,12 +203,14 @@ def test_words_that_name_nothing_or_too_much(words, message):
         pods(*words)
 
 
+@pytest.mark.slow
 def test_compare_checks_every_arm_with_the_libraries_before_anything_is_written(tmp_path):
     with pytest.raises(UserError, match=r"arm grpo-trl: .*adamx"):
         pods("compare", "quickstart", "--optim", "adamx", "--output", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, tmp_path):
     def launch(starters, config, output, in_progress, **_):
         with RunWriter(output) as writer:

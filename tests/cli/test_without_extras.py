@@ -24,6 +24,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", [("train", "--recipe", "gsm8k-qwen2.5-3b-pods"), ("compare", "--config", "math-qwen2.5-3b")]
 )

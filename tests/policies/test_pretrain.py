@@ -37,6 +37,7 @@ def test_no_held_out_prompt_is_shown():
             assert not is_held_out(tokenizer.decode(ids).split("=")[0] + "=")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", LESSONS)
 def test_script_writes_a_policy_that_loads_and_is_the_same_each_time(policy, tmp_path, capsys):
     threads = torch.get_num_threads()

@@ -15,7 +15,7 @@ from tests.chromium import CHROMIUM, MISSING, Browser
 from pods_rl.report import ReportFiles, build_report
 from pods_rl.report.live import LivePage
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason=MISSING), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -62,6 +62,17 @@ def test_a_run_is_shown_before_its_first_evaluation_with_its_progress(tmp_path: 
     assert 'id="progress"' not in page.served.parts.decode()
 
 
+def test_runs_of_an_experiment_that_have_not_begun_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "experiment.yaml").write_text("arms: {grpo: {}, pods: {}}\nseeds: [3, 4]\n")
+    write_run(tmp_path / "grpo" / "seed-3", end=30)
+    page = LivePage(tmp_path)
+    page.look()
+    assert page.served.state == "1 finished, 3 not begun"
+    (tmp_path / "experiment.yaml").write_text("arms: [torn")
+    page.look()
+    assert page.served.state == "1 finished"
+
+
 def test_the_share_of_a_budget_is_that_of_the_first_to_end(tmp_path: Path) -> None:
     def progress(config: dict[str, object], row: str, status: str = "{}") -> Progress:
         path = tmp_path / str(len(list(tmp_path.iterdir())))

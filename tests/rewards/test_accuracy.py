@@ -70,6 +70,7 @@ def patient(monkeypatch):
     monkeypatch.setattr(verifier, "FIRST_LIMIT", verifier.DEFAULT_LIMIT)
 
 
+@pytest.mark.slow
 def test_every_pair_has_its_label():
     pairs = labelled()
     wrong = {pair: score for pair, score in zip(pairs, graded(list(pairs)), strict=True) if score != pairs[pair]}

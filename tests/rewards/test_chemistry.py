@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +70,7 @@ def test_brackets_are_bounded():
     assert read_formula("(" * 100_000) is None
 
 
+@pytest.mark.slow
 def test_every_option_of_the_chemistry_set_is_read_with_its_text():
     asked = read = 0
     for row in chemistry_rows():

@@ -77,6 +77,7 @@ def test_what_is_obviously_too_large_is_refused_and_nothing_else():
     assert [answer for answer in HONEST if is_too_large(answer)] == []
 
 
+@pytest.mark.slow
 def test_sixty_four_hostile_and_sixty_four_good_answers(benchmark_module, monkeypatch):
     texts, golds, wanted = benchmark_module.mixed_batch()
     assert (len(set(texts)), wanted.count(0.0), wanted.count(1.0)) == (128, 64, 64)
@@ -89,6 +90,7 @@ def test_sixty_four_hostile_and_sixty_four_good_answers(benchmark_module, monkey
     assert pool.timeouts + pool.crashes >= 3  # no rule detects these
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reward", GOLDS)
 def test_a_long_completion_takes_linear_time(reward):
     """A megabyte, and the longest answers that are read; quadratic time would exceed the timeout of a test."""

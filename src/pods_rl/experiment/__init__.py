@@ -26,7 +26,7 @@ from ..recipe.catalog import check_accelerate
 from ..recipe.recipe import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
 from ..runs.checkpoints import MANIFEST, last_good
-from ..runs.files import CHECKPOINTS, LOG, begins_with, open_own, read_mapping
+from ..runs.files import CHECKPOINTS, EXPERIMENT, LOG, begins_with, open_own, read_mapping
 from .definition import HEAD, Experiment, PlannedRun, build_experiment, load_experiment
 from .starters import RunProcess, Starters
 
@@ -106,7 +106,7 @@ def run_experiment(
             if _is_finished(output / run.path, run, force=force):
                 finished.add(run.path)
         (output / "configs").mkdir(exist_ok=True)
-        write_atomic(output / "experiment.yaml", experiment.to_yaml())
+        write_atomic(output / EXPERIMENT, experiment.to_yaml())
         parallel = min(parallel, len(plan))
         runner = _Runner(experiment, output, on_event, parallel, finished, starters)
         with ThreadPoolExecutor(parallel) as pool, stop_on_signals() as stop:
@@ -143,7 +143,7 @@ def _check(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, par
         check_accelerate(find_accelerate_config(experiment.accelerate))
     if is_run(output):
         raise UserError(f"{output} holds a single run: choose another --output for an experiment.")
-    stored = output / "experiment.yaml"
+    stored = output / EXPERIMENT
     if stored.exists() and not (stored.is_file() and begins_with(stored, HEAD)):
         raise UserError(f"{stored} exists, and `pods compare` did not write it: choose another --output.")
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ..errors import UserError
 from ..runs import find_runs, write_atomic
-from ..runs.files import read_mapping
+from ..runs.files import EXPERIMENT, read_mapping
 from ..text import safe_text
 from .account import Account, account_of
 from .arms import Arm, arms_from_csv, arms_from_runs
@@ -149,7 +149,7 @@ def _usual_baseline(paths: Sequence[Path], arms: Sequence[Arm]) -> tuple[str, st
     arm, and of several directories, it is the first arm.
     """
     names = [arm.name for arm in arms]
-    settings = read_mapping(paths[0] / "experiment.yaml")
+    settings = read_mapping(paths[0] / EXPERIMENT)
     if "baseline" in settings:
         declared = str(settings["baseline"])
         if declared in names:

@@ -18,6 +18,7 @@ from ..errors import UserError
 from ..text import change_text
 
 CONFIG = "config.yaml"
+EXPERIMENT = "experiment.yaml"  # above the runs of `pods compare`
 ENVIRONMENT = "environment.json"
 STATUS = "status.json"
 METRICS = "metrics.jsonl"

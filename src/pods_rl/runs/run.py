@@ -159,7 +159,7 @@ def find_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
         paths = _runs_in(folder)
         if paths:
             arms[folder.name] = [Run(path) for path in sorted(paths, key=_seed_and_name)]
-    declared = read_mapping(root / "experiment.yaml").get("arms")
+    declared = read_mapping(root / files.EXPERIMENT).get("arms")
     if not isinstance(declared, Mapping):
         return arms
     in_order: dict[str, list[Run]] = {}
