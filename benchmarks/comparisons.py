@@ -77,6 +77,7 @@ EQUAL_MEMORY = (
 )
 STUDIES = {
     "equal_memory": Study(EQUAL_MEMORY, (0.3, 0.4, 0.5, 0.6)),
+    "many_prompts": Study(against("8x8-n8", "16x4-n8"), (0.3, 0.4, 0.5, 0.6)),
     "regimes": Study(REGIMES, (0.5, 0.6, 0.7, 0.8)),
     "regimes/first_processor": Study(against("1x16-n16@0.0002", "1x16-n64@0.0002"), (0.5, 0.6, 0.7, 0.8)),
     # of an earlier version, which kept the last score of each run and no curves

@@ -15,7 +15,16 @@ from . import BENCHMARKS, module
 
 comparisons = module("comparisons")
 rates = module("rates")
-EXPERIMENTS = ("equal_memory_4", "equal_memory_4_pilots", "chat", "chat_pilots", "regimes", "study")
+EXPERIMENTS = (
+    "equal_memory_4",
+    "equal_memory_4_pilots",
+    "many_prompts",
+    "many_prompts_pilots",
+    "chat",
+    "chat_pilots",
+    "regimes",
+    "study",
+)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -63,10 +72,17 @@ def scores_by_arm(path):
     return means, seeds
 
 
-@pytest.mark.parametrize("file", ["rates.csv", "rates_90.csv"])
-def test_the_study_of_equal_memory_has_the_rates_that_its_pilots_chose(file):
-    experiment = load_experiment(BENCHMARKS / "equal_memory_4.yaml")
-    scores, seeds = scores_by_arm(comparisons.RESULTS / "equal_memory" / file)
+@pytest.mark.parametrize(
+    ("study", "file"),
+    [
+        ("equal_memory_4", "equal_memory/rates.csv"),
+        ("equal_memory_4", "equal_memory/rates_90.csv"),
+        ("many_prompts", "many_prompts/rates.csv"),
+    ],
+)
+def test_a_study_has_the_rates_that_its_pilots_chose(study, file):
+    experiment = load_experiment(BENCHMARKS / f"{study}.yaml")
+    scores, seeds = scores_by_arm(comparisons.RESULTS / file)
     assert not seeds & {*experiment.seeds}
     checked = 0
     for arm, keys in experiment.arms.items():
