@@ -5,12 +5,14 @@ not have. While an arm's best rate is the lowest or the highest of those tried, 
 best rate has the highest accuracy over time: the mean over the evaluations after the start, then over seeds.
 
 Writes a row for each run to `rates.csv` of the output folder. A later call makes only the runs that are missing. The
-chosen rates are copied into the experiment's file by hand, before its own runs begin.
+chosen rates are copied into the experiment's file by hand, before its own runs begin. With `--arms` and
+`--max-seconds`, some arms are tried again for longer.
 """
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -136,18 +138,36 @@ def whole_numbers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
 
+def only(experiment: Experiment, arms: Sequence[str]) -> Experiment:
+    """Return an experiment with some of its arms.
+
+    Raises:
+        UserError: the experiment has no arm of that name.
+    """
+    chosen = {}
+    for arm in arms:
+        if arm not in experiment.arms:
+            raise UserError(f"--arms {arm}: {experiment.source} has the arms {', '.join(experiment.arms)}.")
+        chosen[arm] = experiment.arms[arm]
+    return dataclasses.replace(experiment, arms=chosen)
+
+
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("experiment", type=Path)
     parser.add_argument(
         "--seeds", type=whole_numbers, required=True, help="for example 201,202: none of the experiment's own"
     )
+    parser.add_argument("--arms", help="for example grpo-4,pods-16-4; default: all of the experiment")
+    parser.add_argument("--max-seconds", type=float, help="of training; default: as in the file")
     parser.add_argument("--output", type=Path, help="default: runs/NAME-rates")
     parser.add_argument("--parallel", type=int, default=1, help="runs at the same time, one core each")
     parser.add_argument("--eval-seconds", type=float, default=12.0, help="of training between evaluations")
     options = parser.parse_args()
     try:
         experiment = load_experiment(options.experiment)
+        if options.arms:
+            experiment = only(experiment, options.arms.split(","))
     except UserError as error:
         raise SystemExit(str(error)) from error
     shared = sorted(set(options.seeds) & set(experiment.seeds))
@@ -156,6 +176,8 @@ def main() -> None:
     output = options.output or Path("runs") / f"{experiment.name}-rates"
     rates = Rates(experiment, options.seeds, output)
     overrides = {"eval_seconds": options.eval_seconds}
+    if options.max_seconds:
+        overrides["max_seconds"] = options.max_seconds
     while True:
         # finished runs are skipped, so a later round makes only the trials that were added
         counts = run_experiment(rates.to_experiment(overrides), output, on_event, parallel=options.parallel)

@@ -194,6 +194,42 @@ def test_every_interval_of_a_page_is_in_a_file(page, least):
     assert len(shown) >= least
 
 
+@pytest.mark.parametrize(
+    ("head", "study", "least"),
+    [
+        ("| | rows in memory | step, s |", "equal_memory", 20),
+        ("| | rows trained | step, s |", "regimes", 21),
+        ("| | GRPO 8, 8 prompts |", "many_prompts", 13),
+    ],
+)
+def test_every_number_of_a_table_is_in_its_study_s_file(head, study, least):
+    """Cells that hold one number with decimals; an interval's are in the test above."""
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    rows = text[text.index(head) :].partition("\n\n")[0].splitlines()[2:]
+    shown = []
+    for row in rows:
+        shown += [cell.strip() for cell in row.split("|") if re.fullmatch(r"\d+\.\d+", cell.strip())]
+    known = [float(row[key]) for row in table(study, "comparisons") for key in ("arm_value", "rival_value")]
+    unknown = []
+    for number in shown:
+        rounding = 0.6 * 10 ** -len(number.partition(".")[2])
+        if not any(float(number) == pytest.approx(value, abs=rounding) for value in known):
+            unknown.append(number)
+    assert unknown == []
+    assert len(shown) >= least
+
+
+def test_the_scores_of_the_first_screen_are_those_of_the_study():
+    (row,) = [
+        row
+        for row in table("equal_memory", "comparisons")
+        if (row["arm"], row["rival"], row["measure"]) == ("pods-16-4", "grpo-4", "final accuracy")
+    ]
+    pods_score = f"{100 * float(row['arm_value']):.0f} %"
+    grpo_score = f"{100 * float(row['rival_value']):.0f} %"
+    assert f"PODS 16 -> 4 is at {pods_score} and GRPO 4 at {grpo_score}:" in README
+
+
 SITE = runpy.run_path(str(ROOT / "docs" / "site.py"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import statistics
+import sys
 
 import pytest
 
@@ -111,6 +112,27 @@ def test_pilots_try_the_rates_beyond_an_edge(monkeypatch, tmp_path):
     assert search.rate(search.best("a")) == 5.7e-4
     names = [*search.to_experiment({}).arms]
     assert "a-lr5.7e-04" in names
+
+
+def test_pilots_of_some_arms(monkeypatch, tmp_path):
+    """The runs are replaced by none: what would be run is compared."""
+    asked = []
+
+    def run_none(experiment, *_, **__):
+        asked.append(experiment)
+        return {"failed": len(experiment.plan())}
+
+    monkeypatch.setattr(rates, "run_experiment", run_none)
+    pilots = str(BENCHMARKS / "equal_memory_4_pilots.yaml")
+    words = ["rates.py", pilots, "--seeds", "203", "--output", str(tmp_path), "--max-seconds", "90", "--arms"]
+    monkeypatch.setattr(sys, "argv", [*words, "pods-16-4,grpo-4"])
+    rates.main()
+    (experiment,) = asked
+    assert {run.arm.rpartition("-lr")[0] for run in experiment.plan()} == {"pods-16-4", "grpo-4"}
+    assert {run.recipe.values["max_seconds"] for run in experiment.plan()} == {90.0}
+    monkeypatch.setattr(sys, "argv", [*words, "pods-4-4"])
+    with pytest.raises(SystemExit, match=r"--arms pods-4-4: .*equal_memory_4_pilots.yaml has the arms grpo-4-trl, "):
+        rates.main()
 
 
 def test_the_questions_of_the_chat_study():

@@ -8,15 +8,15 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import UserError
-from ..runs import find_runs, is_run
-from ..runs.files import CONFIG, EXPERIMENT, STATUS, encoded, read_mapping
+from ..runs import count_not_begun, find_runs
+from ..runs.files import CONFIG, STATUS, encoded
 from .account import Account
 from .build import read_account
 from .page import to_html
@@ -122,25 +122,10 @@ class LivePage:
         counts: Counter[str] = Counter()
         for runs in find_runs(self._source).values():
             counts.update(run.state for run in runs)
-        not_begun = _count_not_begun(self._source)
+        not_begun = count_not_begun(self._source)
         if not_begun:
             counts["not begun"] = not_begun
         return tally(counts.items()) or "no run yet"
-
-
-def _count_not_begun(source: Path) -> int:
-    """Return how many runs of an experiment have no files yet; 0 of anything else."""
-    settings = read_mapping(source / EXPERIMENT)
-    arms = settings.get("arms")
-    seeds = settings.get("seeds")
-    if not isinstance(arms, Mapping) or not isinstance(seeds, list):
-        return 0
-    count = 0
-    for arm in arms:
-        for seed in seeds:
-            if not is_run(source / str(arm) / f"seed-{seed}"):
-                count += 1
-    return count
 
 
 class _File(NamedTuple):

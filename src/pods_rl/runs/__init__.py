@@ -4,7 +4,18 @@ The table of files and fields is in ``docs/architecture.md`` ("Run directory").
 """
 
 from .files import EVALS, METRICS, read_jsonl, to_json, write_atomic, write_parquet
-from .run import Run, RunInUseError, RunWriter, check_unused, end_run, find_runs, is_run, last_clocks, place_of
+from .run import (
+    Run,
+    RunInUseError,
+    RunWriter,
+    check_unused,
+    count_not_begun,
+    end_run,
+    find_runs,
+    is_run,
+    last_clocks,
+    place_of,
+)
 
 __all__ = [
     "EVALS",
@@ -13,6 +24,7 @@ __all__ = [
     "RunInUseError",
     "RunWriter",
     "check_unused",
+    "count_not_begun",
     "end_run",
     "find_runs",
     "is_run",

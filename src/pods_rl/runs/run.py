@@ -169,6 +169,22 @@ def find_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
     return in_order
 
 
+def count_not_begun(experiment_dir: str | Path) -> int:
+    """Return how many runs that ``experiment.yaml`` declares have no files yet; 0 without such a file."""
+    root = Path(experiment_dir)
+    settings = read_mapping(root / files.EXPERIMENT)
+    arms = settings.get("arms")
+    seeds = settings.get("seeds")
+    if not isinstance(arms, Mapping) or not isinstance(seeds, list):
+        return 0
+    count = 0
+    for arm in arms:
+        for seed in seeds:
+            if not is_run(root / str(arm) / f"seed-{seed}"):
+                count += 1
+    return count
+
+
 def _runs_in(folder: Path) -> list[Path]:
     """Return the runs of an arm's folder, which may itself be a run."""
     if is_run(folder):
