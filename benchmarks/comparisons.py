@@ -69,14 +69,21 @@ REGIMES = (
     *against("1x16-n64-random@0.0002", "1x16-n64@0.0002"),
     *against("1x16-n64-percentile@0.0002", "1x16-n64@0.0002"),
 )
-EQUAL_MEMORY = (
+EQUAL_MEMORY_4 = (
     *against("grpo-4", "pods-16-4", "grpo-16-accumulated", "grpo-16"),
     *against("grpo-16-accumulated", "pods-16-4"),
     *against("grpo-16", "pods-16-4"),
     *against("grpo-4-trl", "grpo-4", "pods-16-4"),
 )
+EQUAL_MEMORY_16 = (
+    *against("grpo-16", "pods-64-16", "grpo-64-accumulated", "grpo-64"),
+    *against("grpo-64-accumulated", "pods-64-16"),
+    *against("grpo-64", "pods-64-16"),
+    *against("grpo-16-trl", "grpo-16", "pods-64-16"),
+)
 STUDIES = {
-    "equal_memory": Study(EQUAL_MEMORY, (0.3, 0.4, 0.5, 0.6)),
+    "equal_memory": Study(EQUAL_MEMORY_4, (0.3, 0.4, 0.5, 0.6)),
+    "equal_memory_16": Study(EQUAL_MEMORY_16, (0.3, 0.4, 0.5, 0.6)),
     "many_prompts": Study(against("8x8-n8", "16x4-n8"), (0.3, 0.4, 0.5, 0.6)),
     "regimes": Study(REGIMES, (0.5, 0.6, 0.7, 0.8)),
     "regimes/first_processor": Study(against("1x16-n16@0.0002", "1x16-n64@0.0002"), (0.5, 0.6, 0.7, 0.8)),
