@@ -198,6 +198,7 @@ def test_every_interval_of_a_page_is_in_a_file(page, least):
     ("head", "study", "least"),
     [
         ("| | rows in memory | step, s |", "equal_memory", 20),
+        ("| | rows held | step, s |", "equal_memory_16", 21),
         ("| | rows trained | step, s |", "regimes", 21),
         ("| | GRPO 8, 8 prompts |", "many_prompts", 13),
     ],

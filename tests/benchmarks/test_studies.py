@@ -19,6 +19,8 @@ rates = module("rates")
 EXPERIMENTS = (
     "equal_memory_4",
     "equal_memory_4_pilots",
+    "equal_memory_16",
+    "equal_memory_16_pilots",
     "many_prompts",
     "many_prompts_pilots",
     "chat",
@@ -78,6 +80,8 @@ def scores_by_arm(path):
     [
         ("equal_memory_4", "equal_memory/rates.csv"),
         ("equal_memory_4", "equal_memory/rates_90.csv"),
+        ("equal_memory_16", "equal_memory_16/rates.csv"),
+        ("equal_memory_16", "equal_memory_16/rates_90.csv"),
         ("many_prompts", "many_prompts/rates.csv"),
     ],
 )
