@@ -18,6 +18,7 @@ from typing import Any
 
 from measuring import command_line, quiet, set_up_torch, tensor_peak
 from pods_rl.distributed.processes import quiet_libraries
+from pods_rl.errors import UserError
 from pods_rl.experiment import PlannedRun, load_experiment
 from pods_rl.training.prepare import prepare
 from pods_rl.training.trainer import build_trainer
@@ -59,10 +60,14 @@ def main() -> None:
     policies: dict[str, dict[str, str]] = {"shipped": {}}
     if options.trained:
         policies["trained"] = {"model_name_or_path": str(options.trained)}
+    try:
+        runs = {policy: load_experiment(options.experiment, keys).first_runs() for policy, keys in policies.items()}
+    except UserError as error:
+        raise SystemExit(str(error)) from error
     rows = []
     print(f"{'arm':<24}{'policy':<10}{'median MB':>10}{'greatest MB':>12}")
-    for policy, keys in policies.items():
-        for run in load_experiment(options.experiment, keys).first_runs():
+    for policy, runs_of_policy in runs.items():
+        for run in runs_of_policy:
             of_run = [peak / 1e6 for peak in peaks(run, options.steps)[1:] if peak > SKIPPED]
             median = statistics.median(of_run)
             print(f"{run.arm:<24}{policy:<10}{median:>10.1f}{max(of_run):>12.1f}", flush=True)
