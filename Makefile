@@ -17,13 +17,13 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 REAL_VENV  ?= .venv-real
 REAL_STAMP := $(REAL_VENV)/.installed
 
-.PHONY: quickstart test test-slow test-numeric test-all environments test-verl test-skyrl test-vllm verl-demo test-real-model test-trl test-newest \
+.PHONY: quickstart test test-slow test-numeric test-all test-verl test-skyrl test-vllm verl-demo test-real-model test-trl test-newest \
   test-reliability coverage packages dist docs lint types clean help
 
 help:
 	@echo "make quickstart  train TRL's GRPO and PODS on sums, then write a report (5 minutes with the set-up)"
 	@echo "make test        lint, type check, unit and contract tests and one complete run (6 minutes with the set-up)"
-	@echo "make test-all    everything that the gate runs (30 minutes): test, test-slow, test-numeric, docs, test-verl, test-skyrl, test-vllm, dist"
+	@echo "make test-all    everything that the gate runs (45 minutes): test, test-slow, test-numeric, docs, test-verl, test-skyrl, test-vllm, dist"
 	@echo "make test-slow   complete runs and several processes"
 	@echo "make test-numeric  the numeric tests under other instruction sets than the processor's own"
 	@echo "make test-verl   the verl engine, in an environment of its own"
@@ -124,9 +124,6 @@ test-skyrl: $(SKYRL_STAMP)
 verl-demo: $(STAMP) $(VERL_STAMP)
 	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python examples/verl_cpu.py --output runs/verl-demo
 	$(BIN)/pods report runs/verl-demo
-
-# The environments of the engines, for the gate, which sets them up while tests of the main one run.
-environments: $(VERL_STAMP) $(SKYRL_STAMP) $(VLLM_STAMP)
 
 # A real vLLM on the CPU, in an environment of its own (docs/trl.md). Its files are compiled when they are imported
 # first, and kept, whatever the shell says of that: all of them would take a minute, and those of a process 20 seconds.
