@@ -82,7 +82,7 @@ EQUAL_MEMORY_16 = (
     *against("grpo-16-trl", "grpo-16", "pods-64-16"),
 )
 STUDIES = {
-    "equal_memory": Study(EQUAL_MEMORY_4, (0.3, 0.4, 0.5, 0.6)),
+    "equal_memory_4": Study(EQUAL_MEMORY_4, (0.3, 0.4, 0.5, 0.6)),
     "equal_memory_16": Study(EQUAL_MEMORY_16, (0.3, 0.4, 0.5, 0.6)),
     "many_prompts": Study(against("8x8-n8", "16x4-n8"), (0.3, 0.4, 0.5, 0.6)),
     "regimes": Study(REGIMES, (0.5, 0.6, 0.7, 0.8)),

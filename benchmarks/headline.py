@@ -14,7 +14,7 @@ from pods_rl.report.figures import styled
 from pods_rl.report.intervals import t_band
 from pods_rl.report.statistics import mean_curve
 
-STUDY = "equal_memory"
+STUDY = "equal_memory_4"
 # in the order of the lines' ends; PODS and the baseline have their colours of a report
 ARMS = {
     "grpo-16": ("GRPO 16, all 16 rows at once", "#009E73"),

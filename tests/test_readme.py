@@ -197,8 +197,8 @@ def test_every_interval_of_a_page_is_in_a_file(page, least):
 @pytest.mark.parametrize(
     ("head", "study", "least"),
     [
-        ("| | rows in memory | step, s |", "equal_memory", 20),
-        ("| | rows held | step, s |", "equal_memory_16", 21),
+        ("| m = 4 | rows in memory | step, s |", "equal_memory_4", 20),
+        ("| m = 16 | rows in memory | step, s |", "equal_memory_16", 21),
         ("| | rows trained | step, s |", "regimes", 21),
         ("| | GRPO 8, 8 prompts |", "many_prompts", 13),
     ],
@@ -223,7 +223,7 @@ def test_every_number_of_a_table_is_in_its_study_s_file(head, study, least):
 def test_the_scores_of_the_first_screen_are_those_of_the_study():
     (row,) = [
         row
-        for row in table("equal_memory", "comparisons")
+        for row in table("equal_memory_4", "comparisons")
         if (row["arm"], row["rival"], row["measure"]) == ("pods-16-4", "grpo-4", "final accuracy")
     ]
     pods_score = f"{100 * float(row['arm_value']):.0f} %"

@@ -117,7 +117,7 @@ def test_the_wheels_to_carry(tmp_path, capsys):
 # ------------------------------------------------------------------------------------------- in miniature
 
 
-@pytest.mark.reliability  # the gate runs a cell of each kind, below
+@pytest.mark.slow
 def test_the_complete_plan_on_a_cpu(tmp_path):
     """Six parts through the command; a second command finds nothing to do."""
     words = ["--miniature", "--device", "cpu", "--threads", "1", "--seconds", NO_LIMIT, "--output", str(tmp_path)]

@@ -78,8 +78,8 @@ def scores_by_arm(path):
 @pytest.mark.parametrize(
     ("study", "file"),
     [
-        ("equal_memory_4", "equal_memory/rates.csv"),
-        ("equal_memory_4", "equal_memory/rates_90.csv"),
+        ("equal_memory_4", "equal_memory_4/rates.csv"),
+        ("equal_memory_4", "equal_memory_4/rates_90.csv"),
         ("equal_memory_16", "equal_memory_16/rates.csv"),
         ("equal_memory_16", "equal_memory_16/rates_90.csv"),
         ("many_prompts", "many_prompts/rates.csv"),
