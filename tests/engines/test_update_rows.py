@@ -206,15 +206,18 @@ def test_the_model_sees_each_prefix_once_and_no_padding(make_trainer):
     assert update["input_ids"].shape == (1, sum(prompts) - len(prompts) + tokens)
 
 
-def test_a_model_with_dropout_trains_on_rows_and_logs_it_once(make_trainer, caplog):
+def test_a_model_with_dropout_is_computed_over_trees(make_trainer, caplog):
     adapter = LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.1)
     with caplog.at_level(logging.INFO, logger="pods_rl"):
-        make_trainer(
+        trainer = make_trainer(
             num_rollouts=8, max_steps=2, trainer_arguments={"peft_config": adapter}, disable_dropout=False
-        ).train()
+        )
+        trainer.train()
     (message,) = [record.getMessage() for record in caplog.records if record.name.endswith("trl.update")]
     assert "PeftModel" in message
-    assert "dropout" in message
+    assert trainer._update.attention.startswith("prefix trees")
+    dropouts = [part for part in trainer.model.modules() if isinstance(part, torch.nn.Dropout)]
+    assert {part.p for part in dropouts} == {0.1}  # the probe has set it back
 
 
 def test_a_subclass_with_its_own_loss_gets_every_row(make_trainer):

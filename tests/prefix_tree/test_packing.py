@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers.integrations.neftune import activate_neftune
 from trl.trainer.utils import add_fused_lm_head
 
 from pods_rl.prefix_tree import attention
@@ -121,9 +122,6 @@ TAKES_TREES = {  # name: architecture, configuration
     "Mixtral, experts": ("mixtral", {"experts_implementation": "eager"}),
 }
 TAKES_ROWS = {  # name: architecture, configuration, a word of the reason
-    "dropout": ("gpt2", {}, "dropout"),
-    "dropout of attention": ("llama", {"attention_dropout": 0.1}, "dropout"),
-    "noise of a router": ("mixtral", {"router_jitter_noise": 0.1}, "noise"),
     "no attention": ("mamba", {}, "linear_attention"),
     "frequencies that depend on the length": ("llama", {"rope_parameters": DYNAMIC}, "length of the batch"),
     "attention that no function replaces": ("nemotron", {}, "takes no trees"),
@@ -168,6 +166,75 @@ def test_a_tree_has_the_scores_and_gradients_of_its_rows(name):
         computed[tree] = given.tokens["computed"]
     assert computed[True] == len(prefix_tree(rows_of(ids, mask), ids.size(1) - keep, [0, 1, 2, 3, 4, 6, 7]).tokens)
     assert computed[True] < computed[False] == 7 * (ids.size(1) - 1)
+
+
+EXPERTS = {"experts_implementation": "eager"}
+ROUTED = {
+    "mixtral": EXPERTS,
+    "qwen3_moe": EXPERTS | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("name", ROUTED)
+def test_the_auxiliary_loss_of_experts_counts_each_token_of_each_row(name):
+    model = build(name, ROUTED[name]).double()
+    assert why_rows(model, model) is None
+    routers = [weight for weight_name, weight in model.named_parameters() if weight_name.endswith("gate.weight")]
+    for weight in routers:
+        torch.nn.init.normal_(weight)  # so that the experts are far from balanced
+    # Equal rows, a row that begins another one, and a prompt without a completion.
+    ids, mask, labels, keep = batch([9, 9, 9, 5, 5, 2, 2, 1], [7, 3, 1, 7, 7, 0, 4, 7])
+    ids[4], labels[4] = ids[3], labels[3]
+    ids[1, :12], labels[1, :12] = ids[0, :12], labels[0, :12]
+
+    def loss_and_gradients(call):
+        output = call(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True, output_router_logits=True)
+        gradients = torch.autograd.grad(output.aux_loss, routers)
+        named = {f"gradient {i}": gradient for i, gradient in enumerate(gradients)}
+        return {"loss": output.aux_loss.detach()} | named
+
+    expected = loss_and_gradients(model)
+    for tree in (True, False):
+        assert_near(loss_and_gradients(TreePass(model, keep, tree=tree)), expected, FLOAT32)  # a sum in float32
+
+
+NOISY = {  # noise: architecture, configuration
+    "dropout of hidden states": ("gpt2", {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.0}),
+    "dropout of attention": ("llama", {"attention_dropout": 0.2}),
+    "noise of embeddings": ("llama", {}),
+    "noise of a router": ("mixtral", EXPERTS | {"router_jitter_noise": 0.1}),
+}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("name", NOISY)
+def test_the_mean_gradient_of_a_tree_with_noise_is_that_of_its_rows(name):
+    """Each node draws once for all its rows, so single draws differ, and their mean does not."""
+    model = build(*NOISY[name])
+    if name == "noise of embeddings":
+        model.neftune_hook_handle = activate_neftune(model, 5.0)
+    assert why_rows(model, model) is None
+    ids, mask, labels, keep = batch([4, 4, 4], [3, 3, 5], tokens=4)
+    weights = [weight for weight in model.parameters() if weight.ndim == 2]
+
+    def draw(call):
+        output = call(ids, mask, labels, fused_lm_head=True)
+        gradients = torch.autograd.grad(output.log_probs[:, -keep:].sum(), weights)
+        return torch.cat([gradient.flatten() for gradient in gradients])
+
+    torch.manual_seed(0)
+    draws = 100
+    of_rows = torch.stack([draw(TreePass(model, keep, tree=False)) for _ in range(draws)])
+    of_trees = torch.stack([draw(TreePass(model, keep, tree=True)) for _ in range(draws)])
+    assert not torch.equal(of_trees[0], of_trees[1])
+    # Along the mean gradient and along four random directions.
+    directions = torch.cat([of_rows.mean(0, keepdim=True), torch.randn(4, of_rows.size(1))])
+    along_rows = of_rows @ directions.T  # [draws, 5]
+    along_trees = of_trees @ directions.T
+    standard_error = ((along_rows.var(0) + along_trees.var(0)) / draws).sqrt()
+    distance = (along_rows.mean(0) - along_trees.mean(0)).abs()
+    assert (distance < 4 * standard_error).all()
 
 
 @pytest.mark.parametrize("name", [*TAKES_TREES, *TAKES_ROWS])

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,7 @@ from .cache import rope_types
 from .tree import prefix_tree
 
 IGNORED = -100  # the label of a token that is not scored
+_END = 2**31  # a token of no vocabulary, which follows each row's last one where that must have a node too
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class TreePass:
         """Return `log_probs` and `entropy` of `[B, T]` rows, `[B, logits_to_keep]`.
 
         They are 0 without a gradient on padding and for rows that are not read. Rows with a hole between their tokens,
-        or without a prompt, are computed as rows.
+        or without a prompt, are computed as rows. If TRL requests the auxiliary loss of experts, which counts every
+        token of every row, `aux_loss` is that of the rows.
         """
         ignored = attention_mask == 0  # [B, T]
         if self.live is not None:
@@ -68,7 +71,9 @@ class TreePass:
         # The layout of the tree is computed on the CPU. This copy is the only wait for the device.
         rows = input_ids.masked_fill(ignored, -1).cpu().numpy()
         prompt_width = rows.shape[1] - self.logits_to_keep
-        chosen = np.flatnonzero((rows[:, prompt_width:] >= 0).any(1))
+        counts_every_token = bool(options.get("output_router_logits"))
+        read = rows if counts_every_token else rows[:, prompt_width:]
+        chosen = np.flatnonzero((read >= 0).any(1))
         if self.tree and len(chosen) and _is_regular(rows[chosen], prompt_width):
             return self._by_tree(rows, prompt_width, chosen, input_ids.device, options)
         return self._by_rows(rows, chosen, input_ids, attention_mask, labels, options)
@@ -82,7 +87,8 @@ class TreePass:
         options: dict[str, Any],
     ) -> Any:
         """Return the scores of the chosen rows, computed over their tree."""
-        inputs = lay_out_tree(rows, prompt_width, chosen.tolist(), device)
+        counts_every_token = bool(options.get("output_router_logits"))
+        inputs = lay_out_tree(rows, prompt_width, chosen.tolist(), device, every_token=counts_every_token)
         index = self._index(inputs.score_of_column, len(inputs.scored), device)
         output = call_on_tree(self.model, inputs, **options)
         self.tokens["computed"] += inputs.attention.nodes
@@ -136,7 +142,7 @@ class TreePass:
         if self.unread is not None and self.live is not None:
             unread = self.unread[:, : index.shape[1]].to(log_probs.dtype)
             log_probs = torch.where(self.live.unsqueeze(1), log_probs, unread)
-        return type(output)(log_probs=log_probs, entropy=entropy)
+        return type(output)(log_probs=log_probs, entropy=entropy, aux_loss=output.aux_loss)
 
 
 def _select(scores: Tensor, index: Tensor) -> Tensor:
@@ -157,6 +163,7 @@ class TreeInputs:
         scored: `[S]`, the numbers of the scored nodes.
         score_of_column: `[B, T - 1]`, the number of the score of each column of each row; -1 where there is none.
         attention: of the tree.
+        rows_of_node: `[1, L]`, how many rows contain each node. None where a row's last token has no node.
     """
 
     ids: Tensor
@@ -165,12 +172,30 @@ class TreeInputs:
     scored: Tensor
     score_of_column: NDArray[np.int64]
     attention: TreeAttention
+    rows_of_node: Tensor | None = None
 
 
-def lay_out_tree(rows: NDArray[np.int64], prompt_width: int, chosen: list[int], device: torch.device) -> TreeInputs:
-    """Return the tree of the chosen rows, whose prompts have `prompt_width` columns, on the device of the model."""
+def lay_out_tree(
+    rows: NDArray[np.int64], prompt_width: int, chosen: list[int], device: torch.device, *, every_token: bool = False
+) -> TreeInputs:
+    """Return the tree of rows as a model computes it.
+
+    Args:
+        rows: `[B, T]`, as `prefix_tree` gets them.
+        prompt_width: columns of the prompts.
+        chosen: the rows that are computed.
+        device: of the model.
+        every_token: whether a row's last token, which predicts nothing, has a node too.
+    """
+    columns = rows.shape[1]
+    if every_token:
+        rows = _with_end(rows)
     tree = prefix_tree(rows, prompt_width, chosen)
-    scored = np.flatnonzero(tree.columns >= prompt_width - 1)
+    scored = np.flatnonzero((tree.columns >= prompt_width - 1) & (tree.labels != _END))
+    rows_of_node = None
+    if every_token:
+        counts = np.bincount(tree.nodes[tree.nodes >= 0], minlength=len(tree.tokens))
+        rows_of_node = torch.from_numpy(counts).unsqueeze(0).to(device)
     score_of_node = np.full(len(tree.tokens) + 1, -1)  # the last entry is that of columns without a node
     score_of_node[scored] = np.arange(len(scored))
     ids, positions, labels, scored_nodes = move_together(
@@ -181,9 +206,23 @@ def lay_out_tree(rows: NDArray[np.int64], prompt_width: int, chosen: list[int], 
         positions=positions.unsqueeze(0),
         labels=labels.unsqueeze(0),
         scored=scored_nodes,
-        score_of_column=score_of_node[tree.nodes],
+        score_of_column=score_of_node[tree.nodes[:, : columns - 1]],
         attention=TreeAttention(tree.branches, device),
+        rows_of_node=rows_of_node,
     )
+
+
+def _with_end(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return `[B, T + 1]` rows, each with the token `_END` after its last one.
+
+    >>> (_with_end(np.array([[5, 6], [7, -1]])) == _END).tolist()
+    [[False, False, True], [False, True, False]]
+    """
+    is_token = rows >= 0
+    ends = rows.shape[1] - is_token[:, ::-1].argmax(1)  # [B], the column after each row's last token
+    longer = np.pad(rows, ((0, 0), (0, 1)), constant_values=-1)
+    longer[np.arange(len(rows)), ends] = _END
+    return longer
 
 
 def call_on_tree(model: nn.Module, inputs: TreeInputs, **options: Any) -> Any:
@@ -195,13 +234,22 @@ def call_on_tree(model: nn.Module, inputs: TreeInputs, **options: Any) -> Any:
     backbone = next(part for part in model.modules() if isinstance(part, PreTrainedModel)).base_model
     # A mask of four dimensions keeps transformers from building one of its own.
     mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs.ids.device)
+
+    def hide_counts(module: nn.Module, given: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return given, named | {"attention_mask": mask}
+
     options[KEYWORD] = inputs.attention
-    with backbone.register_forward_hook(leave_scored):
+    # The loss of experts weighs tokens by the mask: here a node counts as often as rows contain it.
+    weights = mask if inputs.rows_of_node is None else inputs.rows_of_node
+    with (
+        backbone.register_forward_pre_hook(hide_counts, with_kwargs=True),
+        backbone.register_forward_hook(leave_scored),
+    ):
         return model(
             input_ids=inputs.ids,
             position_ids=inputs.positions,
             shift_labels=inputs.labels,
-            attention_mask=mask,
+            attention_mask=weights,
             **options,
         )
 
@@ -294,23 +342,39 @@ def _why_not_probed(model: Any) -> str | None:
         return "its rotary frequencies depend on the length of the batch"
     if unsupported:
         return f"it has layers of {', '.join(sorted(unsupported))}"
-    if _draws_noise(model):
-        return "it has dropout or other noise"
-    if getattr(config, "output_router_logits", False):
-        return "its loss reads the router of its experts"
     return None
 
 
-def _draws_noise(model: Any) -> bool:
-    """Return whether a model in training draws random numbers: equal rows then differ."""
+@contextmanager
+def without_noise(model: nn.Module) -> Iterator[None]:
+    """Set dropout, jitter and embedding noise to 0, so that a tree can be compared with its rows.
+
+    The mode of the model stays that of training, which may compute a layer in another way than evaluation does.
+
+    >>> layer = nn.Dropout(0.5)
+    >>> with without_noise(layer):
+    ...     layer(torch.ones(2))
+    tensor([1., 1.])
+    >>> layer.p
+    0.5
+    """
+    before: list[tuple[Any, str, float]] = []
     for part in model.modules():
-        if isinstance(part, nn.Dropout) and part.p > 0 and part.training:
-            return True
-    if not model.training:
-        return False
-    # These are not modules: functions receive their values.
-    config = model.config.get_text_config().to_dict()
-    return any(value and (name == "attention_dropout" or "jitter" in name) for name, value in config.items())
+        # Some modules read the model's configuration each time.
+        for holder in (part, getattr(part, "config", None)):
+            for name, value in list(getattr(holder, "__dict__", {}).items()):
+                is_noise = any(word in name for word in ("drop", "jitter", "noise"))
+                if isinstance(holder, nn.modules.dropout._DropoutNd):
+                    is_noise = name == "p"
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                if is_noise and is_number and value > 0:
+                    before.append((holder, name, value))
+                    setattr(holder, name, 0.0)
+    try:
+        yield
+    finally:
+        for holder, name, value in before:
+            setattr(holder, name, value)
 
 
 _PROBE_WIDTH = 5  # columns of the prompts of the probe
@@ -339,7 +403,7 @@ def _compare(call: nn.Module, device: torch.device, config: Any, tolerance: floa
     mask = mask.to(device)
     labels = ids.masked_fill(mask == 0, IGNORED)
     labels[:, :_PROBE_WIDTH] = IGNORED
-    with torch.no_grad(), torch.random.fork_rng(), warnings.catch_warnings():
+    with torch.no_grad(), torch.random.fork_rng(), without_noise(call), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of gradient checkpointing without a gradient
         expected = call(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -keep:]
         try:

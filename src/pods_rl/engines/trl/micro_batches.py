@@ -45,7 +45,13 @@ def regroup(batches: Sequence[Batch], live: Tensor | None) -> list[Batch]:
     if live is not None:
         is_computed = live.tolist()
     numbers = group_rows(_rows(columns).cpu().numpy(), size, is_computed)
-    return [{name: _select(column, chosen) for name, column in columns.items()} for chosen in numbers]
+    # One copy to the device for all columns of all micro-batches.
+    device = batches[0]["completion_ids"].device
+    indices = torch.tensor(numbers, device=device)  # [W, B]
+    return [
+        {name: _select(column, chosen, index) for name, column in columns.items()}
+        for chosen, index in zip(numbers, indices, strict=True)
+    ]
 
 
 class _Shared:
@@ -80,12 +86,12 @@ def _joined(parts: list[Any], size: int) -> Any:
     return _UNKNOWN
 
 
-def _select(column: Any, rows: list[int]) -> Any:
-    """Return the values of some rows of a column."""
+def _select(column: Any, rows: list[int], index: Tensor) -> Any:
+    """Return the values of some rows of a column; `index` has the same numbers on the device of the batch."""
     if isinstance(column, _Shared):
         return column.value
     if isinstance(column, Tensor):
-        return column[torch.tensor(rows, device=column.device)]
+        return column[index.to(column.device)]  # a copy only for a column on another device
     return [column[row] for row in rows]
 
 

@@ -306,8 +306,7 @@ class Update:
 
         Args:
             compute: takes the model, ids and mask `[B, T]`, columns to keep, rows a pass, and `inputs`.
-            inputs: what else TRL passes. Rows with images, and all rows of a model whose experts have an auxiliary
-                loss, are computed as TRL does.
+            inputs: what else TRL passes. Rows with images are computed as TRL does.
         """
         trainer = self._trainer
         images = has_images(inputs)
@@ -341,11 +340,6 @@ class Update:
             return "prefix_tree is false"
         if images:
             return "its batch has images"
-        if self._trainer.aux_loss_enabled:
-            return (
-                "the auxiliary loss of its experts counts every token of every row. To compute trees without that "
-                "loss, set router_aux_loss_coef to 0"
-            )
         return None
 
     @property
