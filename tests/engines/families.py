@@ -1,0 +1,276 @@
+"""Tiny random models of the families that people train, and how a step of PODSTrainer computes each.
+
+python -m tests.engines.families    # write the tables of README.md and docs/trl.md
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from tools.pretrain import build_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from pods_rl import PODSConfig, PODSTrainer
+from pods_rl.prefix_tree import decoding
+from tests.engines.conftest import Gradients
+from tests.engines.vision import FAMILIES as VISION
+from tests.engines.vision import make_vlm, picture
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "trl.md")
+BEGIN = "<!-- families: written by python -m tests.engines.families -->\n"
+END = "<!-- end of families -->\n"
+
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "initializer_range": 0.2,
+}  # fmt: skip
+LINEAR = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+}  # fmt: skip
+EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+}  # fmt: skip
+LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 8}
+SLIDING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"] * 2}
+LATENT = {
+    "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+    "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    "num_key_value_heads": 4, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+DENSE = "attention"
+EXPERT = "experts, with TRL's default auxiliary loss"
+HYBRID = "recurrent layers"
+IMAGE_CLASS = "classes with images, on text"
+IMAGES = "classes with images, on images"
+ADAPTER = "LoRA with its default dropout"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family, and what makes its tiny model.
+
+    Args:
+        kind: its row in the table.
+        model_type: of transformers, or the name of a class with images in `vision.py`.
+        config: what differs from `SIZES`.
+        settings: of the trainer.
+    """
+
+    kind: str
+    model_type: str
+    config: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+FAMILIES = {
+    "Llama": Family(DENSE, "llama"),
+    "Mistral": Family(DENSE, "mistral", {"sliding_window": 6}),
+    "Qwen2": Family(DENSE, "qwen2"),
+    "Qwen3": Family(DENSE, "qwen3"),
+    "SmolLM3": Family(DENSE, "smollm3", {"no_rope_layers": [1, 1, 1, 0]}),
+    "Phi-3": Family(DENSE, "phi3"),
+    "OLMo 2": Family(DENSE, "olmo2"),
+    "Granite": Family(DENSE, "granite"),
+    "Gemma 2": Family(DENSE, "gemma2", {"sliding_window": 6, "query_pre_attn_scalar": 8}),
+    "Gemma 3": Family(DENSE, "gemma3_text", SLIDING),
+    "GLM-4": Family(DENSE, "glm4"),
+    "Mixtral": Family(EXPERT, "mixtral", LOCAL_EXPERTS),
+    "Qwen3-MoE": Family(EXPERT, "qwen3_moe", EXPERTS),
+    "gpt-oss": Family(EXPERT, "gpt_oss", LOCAL_EXPERTS | SLIDING),
+    "DeepSeek-V3": Family(EXPERT, "deepseek_v3", LATENT),
+    "Qwen3.5": Family(HYBRID, "qwen3_5_text", LINEAR),
+    "Qwen3.5-MoE": Family(HYBRID, "qwen3_5_moe_text", LINEAR | EXPERTS),
+    "Qwen3-Next": Family(HYBRID, "qwen3_next", LINEAR | EXPERTS | {"decoder_sparse_step": 1}),
+    "OLMo-Hybrid": Family(HYBRID, "olmo_hybrid", LINEAR),
+    "Kimi Linear": Family(
+        HYBRID, "kimi_linear",
+        LATENT | {"linear_head_dim": 8, "linear_num_heads": 4, "layer_types": LINEAR["layer_types"]},
+    ),
+    "LFM2": Family(
+        HYBRID, "lfm2", {"layer_types": ["conv", "conv", "full_attention", "conv"], "conv_L_cache": 3}
+    ),
+    "Nemotron-H": Family(
+        HYBRID, "nemotron_h",
+        {
+            "layers_block_type": ["mamba", "mlp", "attention", "mamba"], "ssm_state_size": 8, "mamba_num_heads": 4,
+            "mamba_head_dim": 16, "n_groups": 1, "mamba_n_groups": 1, "conv_kernel": 4, "chunk_size": 8,
+        },
+    ),
+    "Granite 4": Family(
+        HYBRID, "granitemoehybrid",
+        MAMBA | LOCAL_EXPERTS
+        | {"layer_types": ["mamba", "mamba", "attention", "mamba"], "shared_intermediate_size": 64},
+        {"router_aux_loss_coef": 0.0},  # TRL looks for a number of experts that this configuration does not have
+    ),
+    "Bamba": Family(HYBRID, "bamba", MAMBA | {"attn_layer_indices": [2]}),
+    "Falcon-H1": Family(HYBRID, "falcon_h1", MAMBA | {"mamba_d_ssm": 64}),
+    "Qwen2 with an adapter": Family(ADAPTER, "qwen2"),
+    **{name: Family(IMAGE_CLASS, name) for name in VISION},
+    **{f"{name} with images": Family(IMAGES, name) for name in VISION},
+}  # fmt: skip
+
+
+class Step(NamedTuple):
+    """One step of training: its gradient, and why something was computed by rows.
+
+    Args:
+        gradient: by parameter, as the optimizer gets it.
+        generation: why the rollouts were generated row by row; None if over trees.
+        update: why the update computed rows; None if over trees.
+        rollouts: prompt and completion tokens of each rollout, as a rollout function returns them.
+    """
+
+    gradient: dict[str, torch.Tensor]
+    generation: str | None
+    update: str | None
+    rollouts: dict[str, list[Any]]
+
+
+def is_installed(family: Family) -> bool:
+    """Return whether the installed transformers has the family."""
+    return family.model_type in VISION or family.model_type in CONFIG_MAPPING_NAMES
+
+
+def build(family: Family) -> tuple[Any, Any]:
+    """Return a tiny random model of a family, and its tokenizer or processor."""
+    if family.model_type in VISION:
+        return make_vlm(family.model_type)
+    tokenizer = build_tokenizer()
+    ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    config = AutoConfig.for_model(family.model_type, **SIZES | ids | {"vocab_size": len(tokenizer)} | family.config)
+    set_seed(7)
+    return AutoModelForCausalLM.from_config(config).float(), tokenizer
+
+
+def _prompts(family: Family) -> Dataset:
+    sums = [f"{number}+{number}=" for number in range(8, 16)]
+    if family.model_type not in VISION:
+        return Dataset.from_dict({"prompt": sums})
+    rows: dict[str, list[Any]] = {"prompt": [[{"role": "user", "content": text}] for text in sums]}
+    if family.kind == IMAGES:
+        rows["images"] = [[picture(16, 16, seed)] for seed in range(len(sums))]
+    return Dataset.from_dict(rows)
+
+
+def _reward(completions: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [float(sum(ids) % 5) for ids in completion_ids]
+
+
+class _Messages(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def train_step(family: Family, *, prefix_tree: bool, rollouts: dict[str, list[Any]] | None = None) -> Step:
+    """Train one step; `rollouts` replace those of the policy."""
+    model, processing_class = build(family)
+    adapter = None
+    if family.kind == ADAPTER:
+        adapter = LoraConfig(r=4, lora_dropout=0.05, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    config = PODSConfig(
+        tempfile.mkdtemp(), num_generations=4, num_rollouts=8, per_device_train_batch_size=8, max_completion_length=12,
+        max_steps=1, temperature=0.5, seed=3, prefix_tree=prefix_tree, use_cpu=True, bf16=False, report_to="none",
+        gradient_checkpointing=False, disable_tqdm=True, logging_steps=1, save_strategy="no", **family.settings,
+    )  # fmt: skip
+    trainer = PODSTrainer(
+        model=model, reward_funcs=_reward, args=config, train_dataset=_prompts(family),
+        processing_class=processing_class, peft_config=adapter,
+        rollout_func=None if rollouts is None else lambda prompts, trainer: rollouts,
+    )  # fmt: skip
+    drawn: dict[str, list[Any]] = {}
+    generate = trainer._generate_single_turn
+
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        result = generate(*args, **kwargs)
+        drawn["prompt_ids"] = [list(ids) for ids in args[0]]
+        drawn["completion_ids"] = [list(ids) for ids in result[0]]
+        drawn["logprobs"] = [[0.0] * len(ids) for ids in result[0]]
+        return result
+
+    trainer._generate_single_turn = keep
+    watch = Gradients(trainer)
+    log = _Messages()
+    decoding._logged_reasons.clear()
+    decoding.logger.addHandler(log)
+    try:
+        trainer.train()
+    finally:
+        decoding.logger.removeHandler(log)
+    update = trainer._update.attention
+    return Step(
+        gradient=watch.steps[0],
+        generation=log.texts[0] if log.texts else None,
+        update=None if update.startswith("prefix trees") else update,
+        rollouts=drawn,
+    )
+
+
+# -- the table -----------------------------------------------------------------------------------------------------
+
+
+def table(steps: dict[str, Step]) -> str:
+    """Return the Markdown table of families by generation and update."""
+    lines = ["| layers | families | generation | update |", "|---|---|---|---|"]
+
+    def row_of(name: str) -> tuple[str, str, str]:
+        step = steps[name]
+        return (
+            FAMILIES[name].kind,
+            "trees" if step.generation is None else "rows",
+            "trees" if step.update is None else "rows",
+        )
+
+    for (kind, generation, update), names in groupby(sorted(steps, key=row_of), key=row_of):
+        families = ", ".join(name.removesuffix(" with images") for name in names)
+        lines.append(f"| {kind} | {families} | {generation} | {update} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_table(page: str, text: str) -> str:
+    """Return a page with its table replaced."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+
+
+def measure(show: Callable[[str], None] = print) -> dict[str, Step]:
+    """Train a step of each family over trees."""
+    steps = {}
+    for name, family in FAMILIES.items():
+        if not is_installed(family):
+            show(f"{name}: not in the installed transformers")
+            continue
+        steps[name] = train_step(family, prefix_tree=True)
+        show(f"{name}: generation {steps[name].generation or 'trees'}; update {steps[name].update or 'trees'}")
+    return steps
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    text = table(measure())
+    for page in PAGES:
+        page.write_text(with_table(page.read_text(), text))
+
+
+if __name__ == "__main__":
+    main()

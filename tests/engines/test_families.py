@@ -1,0 +1,43 @@
+"""A step of each family that people train: generated and updated over trees, with the gradient of rows."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import transformers
+
+from tests.engines.families import ADAPTER, FAMILIES, IMAGES, PAGES, is_installed, table, train_step, with_table
+from tests.numeric import assert_near
+
+pytestmark = pytest.mark.slow
+FLOAT32 = 1e-4  # of a gradient: recurrences round more often than attention
+ON_TEXT = [name for name, family in FAMILIES.items() if family.kind != IMAGES]
+
+
+@cache
+def step(name):
+    return train_step(FAMILIES[name], prefix_tree=True)
+
+
+@pytest.mark.parametrize("name", ON_TEXT)
+def test_a_step_is_computed_over_trees_with_the_gradient_of_rows(name):
+    family = FAMILIES[name]
+    if not is_installed(family):
+        pytest.skip(f"transformers {transformers.__version__} has no {family.model_type}")
+    over_trees = step(name)
+    assert over_trees.generation is None
+    assert over_trees.update is None
+    if family.kind != ADAPTER:  # with dropout only the expected gradients are equal
+        rows = train_step(family, prefix_tree=False, rollouts=over_trees.rollouts)
+        assert rows.update is not None
+        assert_near(over_trees.gradient, rows.gradient, FLOAT32)
+
+
+def test_the_table_of_the_pages_is_what_a_step_does():
+    missing = [name for name, family in FAMILIES.items() if not is_installed(family)]
+    if missing:
+        pytest.skip(f"transformers {transformers.__version__} has no {', '.join(missing)}")
+    text = table({name: step(name) for name in FAMILIES})
+    for page in PAGES:
+        assert page.read_text() == with_table(page.read_text(), text), page.name
