@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
-from .blocks import DENSE, FEW, Block, Layout, for_each_head, lay_out, of_chunks, take, take_shared
+from .blocks import DENSE, Block, Layout, for_each_head, lay_out, of_chunks, take, take_shared
 from .merged import attend_merged
 from .tree import Branch
 
 KEYWORD = "prefix_tree"  # the argument of a model that transformers passes on to the attention function
 MOST_HEAD_SIZE = 256  # of FlashAttention, which takes multiples of 8
+FEW = 128  # keys up to which matrix products are faster than `scaled_dot_product_attention`
 # Keywords of attention functions that change nothing in a pass without a cache, whatever their value.
 HARMLESS = {
     "attention_mask",
@@ -298,7 +299,7 @@ class TreeAttention:
             return self.by_variable_length(q, k, v, sinks, rule)
         if kernel.merges and not rule.dropout:
             layout = self._layout(spans=rule.window == 0)
-            if sinks is not None or layout.most_keys > FEW:
+            if sinks is not None or layout.spans:
                 how = partial(self._how, rule.window, q.size(1) // k.size(1), q.dtype)
                 return attend_merged(q, k, v, sinks, layout, rule.scale, how)
         return self.by_blocks(q, k, v, sinks, rule)

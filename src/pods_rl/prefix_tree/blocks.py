@@ -7,7 +7,6 @@ else, no call needs a mask, and `merged` joins the results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +18,7 @@ from .tree import Branch
 
 SPREAD = 2  # rows of one block differ in length by at most this factor
 DENSE = 512  # a tree of at most this many nodes is one call under a mask, if it needs half of the pairs of nodes
-FEW = 128  # keys up to which matrix products are faster than `scaled_dot_product_attention`
+LONG = 256  # nodes; longer rows are not padded, and what they share is computed apart from them
 SHARED = 32  # nodes that rows share, from which a call for them alone is quicker than to repeat them in each row
 
 Nodes = slice | Tensor  # numbers of nodes; those that stand side by side as a slice, which copies nothing
@@ -107,7 +106,6 @@ class Layout:
         place: of each node among the rows of all blocks.
         repeats: the places of nodes that have another place, which counts; without those that fill a row.
         repeated: the nodes of these places.
-        most_keys: of a block whose rows are paths.
     """
 
     blocks: list[Block]
@@ -115,7 +113,6 @@ class Layout:
     place: Nodes
     repeats: Tensor
     repeated: Tensor
-    most_keys: int
 
 
 def lay_out(branches: list[Branch], nodes: int, device: torch.device, spans: bool) -> Layout:
@@ -125,7 +122,7 @@ def lay_out(branches: list[Branch], nodes: int, device: torch.device, spans: boo
         branches: of the tree; those of one prompt follow each other.
         nodes: how many the tree has.
         device: of the model.
-        spans: whether nodes that long rows share may be left out of them.
+        spans: whether nodes that long rows share are left out of them.
     """
     parts: list[Part] = []
     long_rows: list[Numbers] = []
@@ -138,7 +135,7 @@ def lay_out(branches: list[Branch], nodes: int, device: torch.device, spans: boo
         if _is_dense(paths, trunk, len(numbers)):
             back = torch.from_numpy(_nodes_back(numbers, paths)).to(device)
             parts.append(Part(_NONE, [numbers], back))
-        elif spans and max(map(len, paths)) > FEW:
+        elif spans and max(map(len, paths)) - trunk > LONG:
             _leave_out(of_prompt, long_rows, shared)
         else:
             trunks.append(paths[0][:trunk])
@@ -174,12 +171,11 @@ def _as_blocks(parts: list[Part], shared: list[tuple[Numbers, Numbers]], nodes: 
     blocks: list[Block] = []
     place = np.empty(nodes, np.int64)
     of_block: list[tuple[Numbers, Numbers]] = []  # the node of each place, and whether the place fills a row
-    most_keys = 0
     first_place = 0  # of the next row
     for part in parts:
         trunk = _nodes(part.trunk, device) if len(part.trunk) else None
         for rows in _of_similar_length(part.rows):
-            width = len(rows[0])
+            width = max(map(len, rows))
             padded = []
             fills = []
             for row in rows:
@@ -190,8 +186,6 @@ def _as_blocks(parts: list[Part], shared: list[tuple[Numbers, Numbers]], nodes: 
             numbers = np.concatenate(padded)
             of_block.append((numbers, np.concatenate(fills)))
             key_count = len(part.trunk) + width
-            if part.back is None:
-                most_keys = max(most_keys, key_count)
             blocks.append(Block(trunk, _nodes(numbers, device), len(rows), width, key_count, part.back))
     repeats: list[Numbers] = []
     repeated: list[Numbers] = []
@@ -212,7 +206,6 @@ def _as_blocks(parts: list[Part], shared: list[tuple[Numbers, Numbers]], nodes: 
         _nodes(place, device),
         torch.from_numpy(np.concatenate([_NONE, *repeats])).to(device),
         torch.from_numpy(np.concatenate([_NONE, *repeated])).to(device),
-        most_keys,
     )
 
 
@@ -284,17 +277,27 @@ def _nodes_back(nodes: Numbers, paths: list[Numbers]) -> Numbers:
     return back
 
 
-def _of_similar_length(rows: list[Numbers]) -> Iterator[list[Numbers]]:
-    """Yield the rows that are not empty, longest first, in groups whose lengths differ at most by the factor SPREAD."""
+def _of_similar_length(rows: list[Numbers]) -> list[list[Numbers]]:
+    """Return the rows that are not empty in groups of similar length, all in the order of their first nodes.
+
+    Long rows are not padded: those of a group have one length.
+    """
     filled = [row for row in rows if len(row)]
-    group: list[Numbers] = []
+    groups: list[list[Numbers]] = []
     for row in sorted(filled, key=len, reverse=True):
-        if group and len(row) * SPREAD < len(group[0]):
-            yield group
-            group = []
-        group.append(row)
-    if group:
-        yield group
+        longest = len(groups[-1][0]) if groups else 0
+        least = longest if longest > LONG else longest / SPREAD
+        if groups and len(row) >= least:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    # In the order of the nodes, rows that are not padded are a slice.
+    in_order = [sorted(group, key=_first) for group in groups]
+    return sorted(in_order, key=lambda group: _first(group[0]))
+
+
+def _first(row: Numbers) -> int:
+    return int(row[0])
 
 
 # -- nodes and heads -----------------------------------------------------------------------------------------------

@@ -103,7 +103,8 @@ class _Merged(torch.autograd.Function):
             more_output, more_sum = _Call(span, q, k, v, scale, how).forward()
             before = take(log_sum, span.rows)
             both = torch.logaddexp(before, more_sum)
-            _set(output, span.rows, take(output, span.rows) * (before - both).exp() + more_output * (more_sum - both).exp())
+            joined = take(output, span.rows).mul_((before - both).exp()).add_(more_output * (more_sum - both).exp())
+            _set(output, span.rows, joined)
             _set(log_sum, span.rows, both)
         if sinks is not None:
             both = torch.logaddexp(log_sum, sinks.to(log_sum.dtype).view(-1, 1))
@@ -134,13 +135,13 @@ class _Merged(torch.autograd.Function):
         of_q = take(torch.cat(queries).to(log_sum.dtype), layout.place)
         of_k_v = take(of_places, layout.place)
         if len(layout.repeats):
-            of_k_v.index_add_(0, layout.repeated, of_places.index_select(0, layout.repeats))
+            _add(of_k_v, layout.repeated, of_places.index_select(0, layout.repeats))
         for span in layout.spans:
             of_query, *of_keys = _Call(span, q, k, v, scale, how).backward(gradient, output, log_sum)
-            _set(of_q, span.rows, take(of_q, span.rows) + of_query)
+            _add(of_q, span.rows, of_query)
             of_trunks.append((span.trunk, torch.stack(of_keys, 3).sum(0).transpose(0, 1)))
         for nodes, more in of_trunks:
-            _set(of_k_v, nodes, take(of_k_v, nodes) + more)
+            _add(of_k_v, nodes, more)
         of_sinks = None
         if sinks is not None:
             weights = (sinks.to(log_sum.dtype).view(-1, 1) - log_sum).exp()  # [L, H, 1]
@@ -151,4 +152,14 @@ class _Merged(torch.autograd.Function):
 
 
 def _set(states: Tensor, nodes: Nodes, values: Tensor) -> None:
-    states[nodes] = values
+    """Replace what nodes have; `values` may be what `take` returned, changed in place."""
+    if not (isinstance(nodes, slice) and values.data_ptr() == states[nodes].data_ptr()):
+        states[nodes] = values
+
+
+def _add(states: Tensor, nodes: Nodes, values: Tensor) -> None:
+    """Add to what nodes have; a node that is given more than once receives the sum."""
+    if isinstance(nodes, slice):
+        states[nodes].add_(values)
+    else:
+        states.index_add_(0, nodes, values.to(states.dtype))
