@@ -106,13 +106,13 @@ def describe_attention(bf16: bool) -> str:
     """Return which function of torch computes the attention of prefix trees in the update, in the default precision."""
     import torch
 
-    from ..prefix_tree.attention import kernel_for
+    from ..prefix_tree.attention import Special, kernel_for
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if bf16 else torch.float32
     head_size = 128  # that of most models
-    full = kernel_for(device, dtype, head_size, head_size, windowed=False)
-    sliding = kernel_for(device, dtype, head_size, head_size, windowed=True)
+    full = kernel_for(device, dtype, head_size, head_size)
+    sliding = kernel_for(device, dtype, head_size, head_size, Special(window=True))
     if full == sliding:
         return str(full)
     return f"{full}; with a sliding window {sliding}"

@@ -1,0 +1,345 @@
+"""The nodes of a tree as blocks: rows of nodes of which one call computes the attention.
+
+Rows of similar length are gathered and padded on the right. What rows share is either in front of each of them (the
+`trunk` of a block), or left out of them: then a block of its own has all nodes after it as one row that sees nothing
+else, no call needs a mask, and `merged` joins the results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .tree import Branch
+
+SPREAD = 2  # rows of one block differ in length by at most this factor
+DENSE = 512  # a tree of at most this many nodes is one call under a mask, if it needs half of the pairs of nodes
+LONG = 256  # nodes; longer rows are not padded, and what they share is computed apart from them
+SHARED = 32  # nodes that rows share, from which a call for them alone is quicker than to repeat them in each row
+
+Nodes = slice | Tensor  # numbers of nodes; those that stand side by side as a slice, which copies nothing
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of nodes that have the same nodes before them.
+
+    Args:
+        trunk: the nodes before each row; empty if there are none.
+        rows: nodes; each attends to the trunk and in its row.
+        back: as in `Block`.
+    """
+
+    trunk: Numbers
+    rows: list[Numbers]
+    back: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of nodes that one call computes: each node attends to the `trunk`, which all rows have, and in its row.
+
+    Args:
+        trunk: its nodes. If None, the tree has no trunk.
+        rows: `[count * width]`, the node of each place; a shorter row repeats its last node at its end.
+        count: the number of rows.
+        width: the length of each row.
+        key_count: how many nodes each row of queries is compared with: the trunk and the row.
+        back: `[width, keys]`, how many nodes each key is before a node on its path, below 0 if it is not on it; None:
+            each row is a path.
+        counted: `[count * width, 1, 1]`, whether a place counts for its node; None: each does.
+        sees_row: whether a node sees its row. If not, it sees the trunk only.
+    """
+
+    trunk: Nodes | None
+    rows: Nodes
+    count: int
+    width: int
+    key_count: int
+    back: Tensor | None = None
+    counted: Tensor | None = None
+    sees_row: bool = True
+
+    def queries(self, q: Tensor, fold: int) -> Tensor:
+        """Return the queries `[count, H / fold, width * fold, D]` of q `[L, H, D]`.
+
+        Args:
+            q: the queries of all nodes.
+            fold: consecutive heads that become more queries of one head.
+        """
+        return self.folded(take(q, self.rows), fold)
+
+    def folded(self, rows: Tensor, fold: int) -> Tensor:
+        """Return `[count, H / fold, width * fold, D]` of what each place has, `[count * width, H, D]`."""
+        heads = rows.unflatten(0, (self.count, self.width)).unflatten(2, (-1, fold))
+        return heads.transpose(1, 2).flatten(2, 3)
+
+    def keys(self, states: Tensor) -> Tensor:
+        """Return the keys or values `[count, K, trunk + width, D]` of `states` `[L, K, D]`."""
+        if not self.sees_row:
+            assert self.trunk is not None
+            return take(states, self.trunk).transpose(0, 1).expand(self.count, -1, -1, -1)
+        rows = take_shared(states, self.rows).unflatten(0, (self.count, self.width)).transpose(1, 2)
+        if self.trunk is None:
+            return rows  # [count, K, width, D]
+        trunk = take(states, self.trunk).transpose(0, 1)  # [K, trunk, D]
+        return torch.cat([trunk.expand(self.count, -1, -1, -1), rows], 2)
+
+    def by_place(self, outputs: Tensor, fold: int) -> Tensor:
+        """Return the outputs `[count * width, H, D]` of those of the `queries`."""
+        heads = outputs.unflatten(2, (-1, fold))  # [count, H / fold, width, fold, D]
+        return heads.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Blocks in which each node of a tree has a place.
+
+    Args:
+        blocks: in which each node sees its row.
+        spans: blocks of what is left out of these rows; a node may be in several.
+        place: of each node among the rows of all blocks.
+        repeats: the places of nodes that have another place, which counts; without those that fill a row.
+        repeated: the nodes of these places.
+    """
+
+    blocks: list[Block]
+    spans: list[Block]
+    place: Nodes
+    repeats: Tensor
+    repeated: Tensor
+
+
+def lay_out(branches: list[Branch], nodes: int, device: torch.device, spans: bool) -> Layout:
+    """Return the blocks of a tree.
+
+    Args:
+        branches: of the tree; those of one prompt follow each other.
+        nodes: how many the tree has.
+        device: of the model.
+        spans: whether nodes that long rows share are left out of them.
+    """
+    parts: list[Part] = []
+    long_rows: list[Numbers] = []
+    shared: list[tuple[Numbers, Numbers]] = []
+    trunks: list[Numbers] = []
+    for of_prompt in _by_prompt(branches):
+        paths = [branch.path for branch in of_prompt]
+        trunk = min([len(paths[0]), *map(_fork, of_prompt[1:])])  # the nodes that all rows of the prompt share
+        numbers = np.unique(np.concatenate(paths))
+        if _is_dense(paths, trunk, len(numbers)):
+            back = torch.from_numpy(_nodes_back(numbers, paths)).to(device)
+            parts.append(Part(_NONE, [numbers], back))
+        elif spans and max(map(len, paths)) - trunk > LONG:
+            _leave_out(of_prompt, long_rows, shared)
+        else:
+            trunks.append(paths[0][:trunk])
+            parts.append(Part(paths[0][:trunk], [path[trunk:] for path in paths]))
+    parts = [Part(_NONE, trunks + long_rows), *parts]
+    return _as_blocks(parts, shared, nodes, device)
+
+
+_NONE = np.empty(0, np.int64)
+
+
+def _leave_out(branches: list[Branch], rows: list[Numbers], shared: list[tuple[Numbers, Numbers]]) -> None:
+    """Append the rows of a prompt without what many of them share, and each shared part with the nodes after it."""
+    groups = [(branches, 0)]  # branches with the same nodes before them, and how many of these are left out
+    while groups:
+        group, start = groups.pop()
+        first = group[0].path
+        forks = [_fork(branch) for branch in group[1:]]
+        end = min([len(first), *forks])
+        if len(group) > 1 and end - start >= SHARED:
+            rows.append(first[start:end])
+            after = [branch.path[-branch.new :] for branch in group[1:]]
+            shared.append((first[start:end], np.concatenate([first[end:], *after])))
+            start = end
+        if len(group) == 1:
+            rows.append(first[start:])
+            continue
+        borders = [0, *(i for i, fork in enumerate(forks, 1) if fork == end), len(group)]
+        groups += [(group[i:j], start) for i, j in zip(borders, borders[1:], strict=False) if i < j]
+
+
+def _as_blocks(parts: list[Part], shared: list[tuple[Numbers, Numbers]], nodes: int, device: torch.device) -> Layout:
+    blocks: list[Block] = []
+    place = np.empty(nodes, np.int64)
+    of_block: list[tuple[Numbers, Numbers]] = []  # the node of each place, and whether the place fills a row
+    first_place = 0  # of the next row
+    for part in parts:
+        trunk = _nodes(part.trunk, device) if len(part.trunk) else None
+        for rows in _of_similar_length(part.rows):
+            width = max(map(len, rows))
+            padded = []
+            fills = []
+            for row in rows:
+                place[row] = np.arange(first_place, first_place + len(row))
+                first_place += width
+                padded.append(row[np.minimum(np.arange(width), len(row) - 1)])
+                fills.append(np.arange(width) >= len(row))
+            numbers = np.concatenate(padded)
+            of_block.append((numbers, np.concatenate(fills)))
+            key_count = len(part.trunk) + width
+            blocks.append(Block(trunk, _nodes(numbers, device), len(rows), width, key_count, part.back))
+    repeats: list[Numbers] = []
+    repeated: list[Numbers] = []
+    first_place = 0
+    for i, (numbers, fill) in enumerate(of_block):
+        places = np.arange(first_place, first_place + len(numbers))
+        first_place += len(numbers)
+        counts = place[numbers] == places
+        if counts.all():
+            continue
+        counted = torch.from_numpy(counts).to(device).view(-1, 1, 1)
+        blocks[i] = replace(blocks[i], counted=counted)
+        repeats.append(places[~counts & ~fill])
+        repeated.append(numbers[~counts & ~fill])
+    return Layout(
+        blocks,
+        [_span(before, after, device) for before, after in shared],
+        _nodes(place, device),
+        torch.from_numpy(np.concatenate([_NONE, *repeats])).to(device),
+        torch.from_numpy(np.concatenate([_NONE, *repeated])).to(device),
+    )
+
+
+def _span(before: Numbers, after: Numbers, device: torch.device) -> Block:
+    """Return the block of nodes that see what is left out of their rows."""
+    return Block(_nodes(before, device), _nodes(after, device), 1, len(after), len(before), sees_row=False)
+
+
+def of_chunks(branches: list[Branch], chunk: int) -> list[Branch]:
+    """Return a tree for each chunk: paths are cut after every `chunk` nodes, and no node sees beyond the cuts.
+
+    >>> path = np.arange(5)
+    >>> [branch.path.tolist() for branch in of_chunks([Branch(path, 5, same_prompt=False)], 2)]
+    [[0, 1], [2, 3], [4]]
+    """
+    pieces: list[tuple[Numbers, int]] = []
+    for branch in branches:
+        length = len(branch.path)
+        for start in range(_fork(branch) // chunk * chunk, length, chunk):
+            end = min(start + chunk, length)
+            pieces.append((branch.path[start:end], end - max(start, _fork(branch))))
+    # The pieces of one tree begin with the same node.
+    pieces.sort(key=lambda piece: int(piece[0][0]))
+    trees: list[Branch] = []
+    before = -1
+    for path, new in pieces:
+        trees.append(Branch(path, new, same_prompt=int(path[0]) == before))
+        before = int(path[0])
+    return trees
+
+
+def _fork(branch: Branch) -> int:
+    """Return how many nodes of a branch's path are of earlier branches."""
+    return len(branch.path) - branch.new
+
+
+def _nodes(numbers: Numbers, device: torch.device) -> Nodes:
+    if len(numbers) and (np.diff(numbers) == 1).all():
+        return slice(int(numbers[0]), int(numbers[-1]) + 1)
+    return torch.from_numpy(numbers).to(device)
+
+
+def _by_prompt(branches: list[Branch]) -> list[list[Branch]]:
+    """Return the branches of each prompt."""
+    prompts: list[list[Branch]] = []
+    for branch in branches:
+        if branch.same_prompt:
+            prompts[-1].append(branch)
+        else:
+            prompts.append([branch])
+    return prompts
+
+
+def _is_dense(paths: list[Numbers], trunk: int, count: int) -> bool:
+    """Return whether the `count` nodes of a prompt's paths, which share `trunk` nodes, are one row under a mask."""
+    if len(paths) == 1 or count > DENSE:
+        return False
+    pairs_by_rows = trunk**2 + sum(len(path) * (len(path) - trunk) for path in paths)
+    return count**2 <= 2 * pairs_by_rows
+
+
+def _nodes_back(nodes: Numbers, paths: list[Numbers]) -> Numbers:
+    """Return how many nodes each key is before a node on its path, -1 if it is not on it, `[nodes, nodes]`."""
+    back = np.full((len(nodes), len(nodes)), -1)
+    for path in paths:
+        places = np.searchsorted(nodes, path)
+        depth = np.arange(len(path))
+        back[np.ix_(places, places)] = depth[:, None] - depth
+    return back
+
+
+def _of_similar_length(rows: list[Numbers]) -> list[list[Numbers]]:
+    """Return the rows that are not empty in groups of similar length, all in the order of their first nodes.
+
+    Long rows are not padded: those of a group have one length.
+    """
+    filled = [row for row in rows if len(row)]
+    groups: list[list[Numbers]] = []
+    for row in sorted(filled, key=len, reverse=True):
+        longest = len(groups[-1][0]) if groups else 0
+        least = longest if longest > LONG else longest / SPREAD
+        if groups and len(row) >= least:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    # In the order of the nodes, rows that are not padded are a slice.
+    in_order = [sorted(group, key=_first) for group in groups]
+    return sorted(in_order, key=lambda group: _first(group[0]))
+
+
+def _first(row: Numbers) -> int:
+    return int(row[0])
+
+
+# -- nodes and heads -----------------------------------------------------------------------------------------------
+
+
+def take(states: Tensor, nodes: Nodes) -> Tensor:
+    """Select nodes, each of which receives a gradient from one place only."""
+    if isinstance(nodes, slice):
+        return states[nodes]
+    return states.index_select(0, nodes)
+
+
+def take_shared(states: Tensor, nodes: Nodes) -> Tensor:
+    """Select nodes that may be on many paths, and receive the sum of the gradients of all."""
+    if isinstance(nodes, slice) or states.dtype.itemsize >= 4:
+        return take(states, nodes)
+    selected: Tensor = _SharedNodes.apply(states, nodes)
+    return selected
+
+
+class _SharedNodes(torch.autograd.Function):
+    """`index_select` whose gradients are added up in float32.
+
+    On a GPU torch rounds each sum to 16 bits: with 16 to 64 paths the gradient of a shared node is off by 0.5 to 1 %.
+    """
+
+    @staticmethod
+    def forward(ctx, states: Tensor, nodes: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(nodes)
+        ctx.shape = states.shape
+        return states.index_select(0, nodes)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
+        (nodes,) = ctx.saved_tensors
+        sums = torch.zeros(ctx.shape, dtype=torch.float32, device=gradient.device)
+        sums.index_add_(0, nodes, gradient.float())
+        return sums.to(gradient.dtype), None
+
+
+def for_each_head(states: Tensor, heads: int) -> Tensor:
+    """Repeat keys or values `[x, K, ...]` to `[x, heads, ...]`: consecutive query heads share one."""
+    if states.size(1) == heads:
+        return states
+    return states.repeat_interleave(heads // states.size(1), 1)

@@ -1,0 +1,165 @@
+"""The attention of a tree on a CPU, by calls that each see a part of a node's keys.
+
+A call returns what its part contributes, and the logarithm of the sum of its weights. These sums join the parts, and a
+sink is one more key, whose value is 0. In the backward pass each call is given the complete output and the complete
+sum: its weights are then those of the complete softmax, so its gradients are exact. Nothing is kept from the forward
+pass but queries, keys, values, output and sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .blocks import Block, Layout, Nodes, for_each_head, take
+
+# Given a block, returns how many heads are folded, and the mask: None if a node sees all nodes before it.
+How = Callable[[Block], tuple[int, Tensor | None]]
+
+
+def attend_merged(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: Layout, scale: float, how: How
+) -> Tensor:
+    """Return what the nodes of a tree read, `[L, H, D]`.
+
+    Args:
+        q: `[L, H, D]`.
+        k, v: `[L, K, D]`, where K divides H; the last dimension of v may be another one.
+        sinks: `[H]`, the score of a key that every node sees, and whose value is 0. If None, there is none.
+        layout: of the tree.
+        scale: of the products.
+        how: tells how a block is computed.
+    """
+    size = max(q.size(2), v.size(2))  # torch's kernel takes keys and values of one size
+    states = [x if x.size(2) == size else pad(x, (0, size - x.size(2))) for x in (q, k, v)]
+    output: Tensor = _Merged.apply(*states, sinks, layout, scale, how)
+    return output[..., : v.size(2)]
+
+
+class _Call:
+    """One call of torch's kernel, which computes a block."""
+
+    def __init__(self, block: Block, q: Tensor, k: Tensor, v: Tensor, scale: float, how: How) -> None:
+        self._block = block
+        self._fold, mask = how(block)
+        self._of_keys = k.size(1)  # heads
+        query = block.queries(q, self._fold)
+        keys = for_each_head(block.keys(k), query.size(1))
+        values = for_each_head(block.keys(v), query.size(1))
+        self._states = (query, keys, values)
+        self._options = {"attn_mask": mask, "scale": scale}
+        self._is_causal = mask is None and block.sees_row
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Return output `[places, H, D]` and logarithm of the sum of weights `[places, H, 1]` of each place."""
+        output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *self._states, 0.0, self._is_causal, **self._options
+        )
+        by_place = self._block.by_place
+        return by_place(output, self._fold), by_place(log_sum.unsqueeze(3), self._fold)
+
+    def backward(self, gradient: Tensor, output: Tensor, log_sum: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of the queries `[places, H, D]`, and of keys and values `[count, K, key_count, D]`.
+
+        Args:
+            gradient: of the complete output of all nodes, `[L, H, D]`.
+            output: `[L, H, D]`.
+            log_sum: `[L, H, 1]`.
+        """
+        block = self._block
+        upstream = take(gradient, block.rows)
+        if block.counted is not None:
+            upstream = upstream * block.counted
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            block.folded(upstream, self._fold),
+            *self._states,
+            block.queries(output, self._fold),
+            block.queries(log_sum, self._fold).squeeze(3),
+            0.0,
+            self._is_causal,
+            **self._options,
+        )
+        of_query, *of_keys = found
+        keys, values = (x.unflatten(1, (self._of_keys, -1)).sum(2) for x in of_keys)
+        return block.by_place(of_query, self._fold), keys, values
+
+
+class _Merged(torch.autograd.Function):
+    """See `attend_merged`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: Layout, scale: float, how: How
+    ) -> Tensor:
+        of_places = [_Call(block, q, k, v, scale, how).forward() for block in layout.blocks]
+        output = take(torch.cat([x for x, _ in of_places]), layout.place)
+        log_sum = take(torch.cat([x for _, x in of_places]), layout.place)
+        output = output.to(log_sum.dtype)  # float32 for 16 bits
+        for span in layout.spans:
+            more_output, more_sum = _Call(span, q, k, v, scale, how).forward()
+            before = take(log_sum, span.rows)
+            both = torch.logaddexp(before, more_sum)
+            joined = take(output, span.rows).mul_((before - both).exp()).add_(more_output * (more_sum - both).exp())
+            _set(output, span.rows, joined)
+            _set(log_sum, span.rows, both)
+        if sinks is not None:
+            both = torch.logaddexp(log_sum, sinks.to(log_sum.dtype).view(-1, 1))
+            output = output * (log_sum - both).exp()
+            log_sum = both
+        output = output.to(q.dtype)
+        ctx.save_for_backward(q, k, v, sinks, output, log_sum)
+        ctx.how = (layout, scale, how)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        q, k, v, sinks, output, log_sum = ctx.saved_tensors
+        layout, scale, how = ctx.how
+        gradient = gradient.contiguous()
+        queries: list[Tensor] = []
+        keys: list[Tensor] = []
+        of_trunks: list[tuple[Nodes, Tensor]] = []
+        for block in layout.blocks:
+            of_query, *of_keys = _Call(block, q, k, v, scale, how).backward(gradient, output, log_sum)
+            queries.append(of_query)
+            both = torch.stack(of_keys, 3)  # keys and values together, [count, K, key_count, 2, D]
+            before = block.key_count - block.width
+            keys.append(both[:, :, before:].transpose(1, 2).flatten(0, 1))
+            if block.trunk is not None:
+                of_trunks.append((block.trunk, both[:, :, :before].sum(0).transpose(0, 1)))
+        of_places = torch.cat(keys).to(log_sum.dtype)  # [places, K, 2, D]
+        of_q = take(torch.cat(queries).to(log_sum.dtype), layout.place)
+        of_k_v = take(of_places, layout.place)
+        if len(layout.repeats):
+            _add(of_k_v, layout.repeated, of_places.index_select(0, layout.repeats))
+        for span in layout.spans:
+            of_query, *of_keys = _Call(span, q, k, v, scale, how).backward(gradient, output, log_sum)
+            _add(of_q, span.rows, of_query)
+            of_trunks.append((span.trunk, torch.stack(of_keys, 3).sum(0).transpose(0, 1)))
+        for nodes, more in of_trunks:
+            _add(of_k_v, nodes, more)
+        of_sinks = None
+        if sinks is not None:
+            weights = (sinks.to(log_sum.dtype).view(-1, 1) - log_sum).exp()  # [L, H, 1]
+            read = (gradient.to(log_sum.dtype) * output).sum(2, keepdim=True)
+            of_sinks = -(weights * read).sum((0, 2)).to(sinks.dtype)
+        of_k, of_v = of_k_v.to(q.dtype).unbind(2)
+        return of_q.to(q.dtype), of_k, of_v, of_sinks, None, None, None
+
+
+def _set(states: Tensor, nodes: Nodes, values: Tensor) -> None:
+    """Replace what nodes have; `values` may be what `take` returned, changed in place."""
+    if not (isinstance(nodes, slice) and values.data_ptr() == states[nodes].data_ptr()):
+        states[nodes] = values
+
+
+def _add(states: Tensor, nodes: Nodes, values: Tensor) -> None:
+    """Add to what nodes have; a node that is given more than once receives the sum."""
+    if isinstance(nodes, slice):
+        states[nodes].add_(values)
+    else:
+        states.index_add_(0, nodes, values.to(states.dtype))
