@@ -37,6 +37,7 @@ HARMLESS = {
     "use_cache",
     "past_key_values",
     "cache",
+    "prefix_tree_recurrence",  # the tree for the layers that are not attention
 }
 
 _failing: set[str] = set()  # types of devices on which a probe found that torch's variable-length call does not work

@@ -29,7 +29,13 @@ from .attention import (
     register_tree_attention,
 )
 from .cache import rope_types
+from .recurrence import KEYWORD as RECURRENCE_KEYWORD
+from .recurrence import LAYER_TYPES as RECURRENT_TYPES
+from .recurrence import TreeRecurrence, recurrence_modules, register_tree_recurrence
 from .tree import prefix_tree
+
+# Layers that compute trees with the attention of a tree, or that compute each token by itself.
+TREE_TYPES = {"full_attention", "sliding_attention", "mlp", "moe"}
 
 IGNORED = -100  # the label of a token that is not scored
 
@@ -157,6 +163,7 @@ class TreeInputs:
         scored: `[S]`, the numbers of the scored nodes.
         score_of_column: `[B, T - 1]`, the number of the score of each column of each row; -1 where there is none.
         attention: of the tree.
+        recurrence: of the tree.
     """
 
     ids: Tensor
@@ -165,6 +172,7 @@ class TreeInputs:
     scored: Tensor
     score_of_column: NDArray[np.int64]
     attention: TreeAttention
+    recurrence: TreeRecurrence
 
 
 def lay_out_tree(rows: NDArray[np.int64], prompt_width: int, chosen: list[int], device: torch.device) -> TreeInputs:
@@ -183,6 +191,7 @@ def lay_out_tree(rows: NDArray[np.int64], prompt_width: int, chosen: list[int], 
         scored=scored_nodes,
         score_of_column=score_of_node[tree.nodes],
         attention=TreeAttention(tree.branches, device),
+        recurrence=TreeRecurrence(tree.branches, device),
     )
 
 
@@ -196,6 +205,10 @@ def call_on_tree(model: nn.Module, inputs: TreeInputs, **options: Any) -> Any:
     # A mask of four dimensions keeps transformers from building one of its own.
     mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs.ids.device)
     options[KEYWORD] = inputs.attention
+    if recurrence_modules(model):
+        register_tree_recurrence(model)
+        options[RECURRENCE_KEYWORD] = inputs.recurrence
+        options["use_cache"] = False  # a tree has no last state
     with backbone.register_forward_hook(leave_scored):
         return model(
             input_ids=inputs.ids,
@@ -287,7 +300,9 @@ def _why_not_probed(model: Any) -> str | None:
     """Return why a model cannot compute trees if its configuration says so."""
     config = model.config.get_text_config()
     layer_types = set(getattr(config, "layer_types", None) or ())
-    unsupported = layer_types - {"full_attention", "sliding_attention"}
+    unsupported = layer_types - TREE_TYPES
+    if recurrence_modules(model):
+        unsupported -= RECURRENT_TYPES
     if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()):
         return "its adapter adds tokens to the prompt"
     if rope_types(config) & {"dynamic", "longrope"}:
@@ -349,6 +364,10 @@ def _compare(call: nn.Module, device: torch.device, config: Any, tolerance: floa
         except Exception as error:  # a model, or a kernel, may raise anything
             return Probe(f"a pass over a tree failed: {type(error).__name__}: {error}", failed=True)
     attention = inputs.attention
+    layer_types = getattr(config, "layer_types", None) or ()
+    recurrent_layers = sum(kind in RECURRENT_TYPES for kind in layer_types)
+    if inputs.recurrence.layers < recurrent_layers:
+        return Probe(f"{recurrent_layers} of its layers are recurrent, and {inputs.recurrence.layers} took a tree")
     if not attention.windows:
         return Probe(f"its attention ({config._attn_implementation}) takes no trees")
     if _has_windows(config) and attention.windows == {0}:
