@@ -34,8 +34,8 @@ from .recurrence import LAYER_TYPES as RECURRENT_TYPES
 from .recurrence import TreeRecurrence, recurrence_modules, register_tree_recurrence
 from .tree import prefix_tree
 
-# Layers that compute trees with the attention of a tree, or that compute each token by itself.
-TREE_TYPES = {"full_attention", "sliding_attention", "mlp", "moe"}
+ATTENTION_TYPES = {"full_attention", "sliding_attention"}  # names that configurations give to layers
+TOKEN_TYPES = {"mlp", "moe"}  # of layers that compute each token by itself
 
 IGNORED = -100  # the label of a token that is not scored
 
@@ -252,6 +252,8 @@ class Probe:
     def __str__(self) -> str:
         if self.why_rows is not None:
             return f"rows: {self.why_rows}"
+        if not self.kernels:
+            return "prefix trees"
         return f"prefix trees, with attention by {' and by '.join(self.kernels)}"
 
 
@@ -300,7 +302,7 @@ def _why_not_probed(model: Any) -> str | None:
     """Return why a model cannot compute trees if its configuration says so."""
     config = model.config.get_text_config()
     layer_types = set(getattr(config, "layer_types", None) or ())
-    unsupported = layer_types - TREE_TYPES
+    unsupported = layer_types - ATTENTION_TYPES - TOKEN_TYPES
     if recurrence_modules(model):
         unsupported -= RECURRENT_TYPES
     if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()):
@@ -350,6 +352,7 @@ def _compare(call: nn.Module, device: torch.device, config: Any, tolerance: floa
     keep = ids.shape[1] - _PROBE_WIDTH
     rows = ids.masked_fill(mask == 0, -1).numpy()
     inputs = lay_out_tree(rows, _PROBE_WIDTH, [0, 1, 2, 3], device)
+    inputs.recurrence.call_tokens = 1  # states are passed on, as they are in a large tree
     ids = ids.to(device)
     mask = mask.to(device)
     labels = ids.masked_fill(mask == 0, IGNORED)
@@ -368,7 +371,8 @@ def _compare(call: nn.Module, device: torch.device, config: Any, tolerance: floa
     recurrent_layers = sum(kind in RECURRENT_TYPES for kind in layer_types)
     if inputs.recurrence.layers < recurrent_layers:
         return Probe(f"{recurrent_layers} of its layers are recurrent, and {inputs.recurrence.layers} took a tree")
-    if not attention.windows:
+    has_attention = not layer_types or bool({"hybrid", *ATTENTION_TYPES} & set(layer_types))
+    if has_attention and not attention.windows:
         return Probe(f"its attention ({config._attn_implementation}) takes no trees")
     if _has_windows(config) and attention.windows == {0}:
         return Probe("its attention does not state its sliding window")

@@ -72,6 +72,7 @@ class TreeRecurrence:
         device: of the model.
 
     Attributes:
+        call_tokens: as in `scan`. If None, each layer decides.
         layers: how many convolutions were computed, one for each recurrent layer.
     """
 
@@ -81,6 +82,7 @@ class TreeRecurrence:
         self._nodes = sum(branch.new for branch in branches)
         self._windows: dict[int, tuple[Tensor, Tensor]] = {}
         self._plans: dict[int, Plan] = {}
+        self.call_tokens: int | None = None
         self.layers = 0
 
     def convolve(self, convolution: Callable[[Tensor], Tensor], states: Tensor, width: int) -> Tensor:
@@ -95,7 +97,7 @@ class TreeRecurrence:
         if width not in self._windows:
             self._windows[width] = self._lay_out_windows(width)
         nodes, kept = self._windows[width]
-        rows = self._take(states[0].transpose(0, 1), nodes)  # [x, D]
+        rows = _take_shared(_with_padding(states[0].transpose(0, 1)), nodes)  # [x, D]
         outputs = convolution(rows.transpose(0, 1).unsqueeze(0))
         return outputs[0].transpose(0, 1).index_select(0, kept).transpose(0, 1).unsqueeze(0)
 
@@ -108,13 +110,16 @@ class TreeRecurrence:
             inputs: `[1, L, ...]` each. An input of 0 must leave the state as it is.
             call_tokens: the tokens that take as long as one more call does.
         """
+        if self.call_tokens is not None:
+            call_tokens = self.call_tokens
         if call_tokens not in self._plans:
             self._plans[call_tokens] = self._plan(call_tokens)
         plan = self._plans[call_tokens]
+        padded = [_with_padding(x[0]) for x in inputs]
         outputs: list[Tensor] = []
         states: list[Tensor] = []
         for wave in plan.waves:
-            batch = [self._take(x[0], wave.nodes).unflatten(0, (wave.count, wave.width)) for x in inputs]
+            batch = [_take_shared(x, wave.nodes).unflatten(0, (wave.count, wave.width)) for x in padded]
             initial = None
             if wave.parents is not None:
                 empty = torch.zeros_like(states[0][:1])
@@ -124,10 +129,6 @@ class TreeRecurrence:
             if final is not None:
                 states.append(final)
         return torch.cat(outputs).index_select(0, plan.place).unsqueeze(0)
-
-    def _take(self, states: Tensor, nodes: Tensor) -> Tensor:
-        """Select nodes of `[L, ...]`; the number after the last selects 0."""
-        return _take_shared(pad(states, (0, 0) * (states.ndim - 1) + (0, 1)), nodes)
 
     def _lay_out_windows(self, width: int) -> tuple[Tensor, Tensor]:
         """Return each branch's new nodes after the `width` - 1 nodes before them, end to end, and where new nodes are.
@@ -177,6 +178,11 @@ class TreeRecurrence:
         return Plan(waves, place_tensor)
 
 
+def _with_padding(states: Tensor) -> Tensor:
+    """Return `[L, ...]` with 0 after the last node."""
+    return pad(states, (0, 0) * (states.ndim - 1) + (0, 1))
+
+
 # -- which parts of rows are computed together ---------------------------------------------------------------------
 
 
@@ -222,7 +228,6 @@ def plan_sequences(branches: list[Branch], call_tokens: int) -> Iterator[list[Se
     Each call but the last computes the common parts that save most, and is worth `call_tokens` at least. So a tree that
     forks often is not computed by many small calls: a short common part is computed again in each of its rows.
 
-    >>> trunk = np.arange(4)
     >>> branches = [Branch(np.arange(6), 6, False), Branch(np.array([0, 1, 2, 3, 6]), 1, True)]
     >>> [[sequence.nodes.tolist() for sequence in call] for call in plan_sequences(branches, call_tokens=3)]
     [[[0, 1, 2, 3]], [[4, 5], [6]]]
@@ -235,6 +240,7 @@ def plan_sequences(branches: list[Branch], call_tokens: int) -> Iterator[list[Se
         chosen, saved = _best_groups(groups)
         if not chosen or saved < call_tokens:
             break
+        chosen.sort(key=lambda number: groups[number].start - groups[number].depth)  # longest first
         sequences = []
         for number in chosen:
             group = groups[number]
@@ -245,8 +251,20 @@ def plan_sequences(branches: list[Branch], call_tokens: int) -> Iterator[list[Se
             group.start = group.depth
             _close(groups, number)
         _inherit(groups)
-        yield sequences
-    yield list(_remainders(branches, groups))
+        yield from _of_similar_length(sequences, call_tokens)
+    remainders = sorted(_remainders(branches, groups), key=lambda sequence: -len(sequence.nodes))
+    yield from _of_similar_length(remainders, call_tokens)
+
+
+def _of_similar_length(sequences: list[Sequence], call_tokens: int) -> list[list[Sequence]]:
+    """Return the sequences of each call, longest first, split where this saves padding that is worth a call."""
+    lengths = np.array([len(sequence.nodes) for sequence in sequences])
+    saved = (lengths[0] - lengths) * np.arange(len(lengths), 0, -1)  # by a split before each sequence
+    split = int(saved.argmax())
+    if saved[split] < call_tokens:
+        return [sequences]
+    longer = _of_similar_length(sequences[:split], call_tokens)
+    return longer + _of_similar_length(sequences[split:], call_tokens)
 
 
 def _groups(branches: list[Branch]) -> list[_Group]:
@@ -273,7 +291,7 @@ def _groups(branches: list[Branch]) -> list[_Group]:
 
 
 def _best_groups(groups: list[_Group]) -> tuple[list[int], int]:
-    """Return groups of which none contains another, whose common parts save most tokens, and the tokens that they save."""
+    """Return the groups, none in another, whose common parts save most tokens, and how many tokens they save."""
     of_inner = [0] * len(groups)
     best = [0] * len(groups)
     for number, group in enumerate(groups):
@@ -320,26 +338,35 @@ def _remainders(branches: list[Branch], groups: list[_Group]) -> Iterator[Sequen
             starts[row] = group.start
             states[row] = group.state
     for branch, start, state in zip(branches, starts, states, strict=True):
-        yield Sequence(branch.path[start:], state)
+        if start < len(branch.path):  # else the row is the beginning of others
+            yield Sequence(branch.path[start:], state)
 
 
 # -- transformers' functions ---------------------------------------------------------------------------------------
 
 
-def _convolve(tree: TreeRecurrence, function: Any, hidden_states: Tensor, weight: Tensor, *args: Any, **options: Any) -> Any:  # fmt: skip
+def _convolve(
+    tree: TreeRecurrence, function: Any, hidden_states: Tensor, weight: Tensor, *args: Any, **options: Any
+) -> Tensor:
     """Stand in for `causal_conv1d_fn`."""
     return tree.convolve(lambda rows: function(rows, weight, *args, **options), hidden_states, weight.size(-1))
 
 
 def _scan_delta_rule(
-    tree: TreeRecurrence, function: Any, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **options: Any
-) -> Any:  # fmt: skip
+    tree: TreeRecurrence,
+    function: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    **options: Any,
+) -> tuple[Tensor, None]:
     """Stand in for the gated delta rule, in which padding with `g` and `beta` of 0 leaves the state as it is."""
     options.pop("initial_state", None)
     options.pop("output_final_state", None)
     options.pop("cu_seqlens", None)
-    heads, key_size = key.shape[2:]
-    work = value.size(2) * (key_size + _CHUNK) * (key_size + value.size(3))
+    work = value.size(2) * (key.size(3) + _CHUNK) * (key.size(3) + value.size(3))
 
     def scan(batch: list[Tensor], initial: Tensor | None, has_children: bool) -> Any:
         q, k, v, decay, rate = batch
@@ -433,7 +460,7 @@ def _call_tokens(states: Tensor, work: int) -> int:
     """
     if states.device.type != "cpu":
         return 65536  # a call of a kernel takes milliseconds of its caller, and a token a fraction of a microsecond
-    return max(16, 1 << (2_000_000 // work).bit_length())
+    return max(16, 1 << (6_000_000 // work).bit_length())
 
 
 def recurrence_modules(model: nn.Module) -> set[ModuleType]:
