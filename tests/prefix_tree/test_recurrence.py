@@ -9,6 +9,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
+from pods_rl.prefix_tree import recurrence
 from pods_rl.prefix_tree.packing import TreePass, probe_trees
 from pods_rl.prefix_tree.recurrence import (
     FUNCTIONS,
@@ -119,9 +120,9 @@ def test_a_recurrence_and_a_convolution_have_the_values_and_gradients_of_rows(se
         mixed = convolve(inputs[path].T.unsqueeze(0))[0].T
         states, _ = scan([log_decay[path].unsqueeze(0), mixed.unsqueeze(0)], None, False)
         expected = expected.index_put((path[-branch.new :],), states[0, -branch.new :])
-    recurrence = TreeRecurrence(tree.branches, ids.device)
-    mixed = recurrence.convolve(convolve, inputs.T.unsqueeze(0), 4).transpose(1, 2)
-    computed = recurrence.scan(scan, [log_decay.unsqueeze(0), mixed], call_tokens)[0]
+    of_tree = TreeRecurrence(tree.branches, ids.device)
+    mixed = of_tree.convolve(convolve, inputs.T.unsqueeze(0), 4).transpose(1, 2)
+    computed = of_tree.scan(scan, [log_decay.unsqueeze(0), mixed], call_tokens)[0]
     assert_near(of(computed), of(expected), FLOAT64)
 
 
@@ -208,7 +209,11 @@ def scores_and_gradients(model, given, ids, mask, labels, keep):
 
 @pytest.fixture
 def only_float64(monkeypatch):
-    """Transformers computes recurrences and norms in float32, also those of a model in float64."""
+    """Transformers computes recurrences and norms in float32, also those of a model in float64.
+
+    In these small trees a call would take longer than what it saves.
+    """
+    monkeypatch.setattr(recurrence, "_call_tokens", lambda states, work: 8)
     for name in ("float32", "float"):
         monkeypatch.setattr(torch, name, torch.float64)
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
@@ -266,7 +271,6 @@ def test_a_probe_notices_recurrent_layers_that_do_not_receive_the_tree(monkeypat
     """Weights of almost 0 hide the difference that a wrong state makes."""
     model = build(name, TAKES_TREES[name] | {"initializer_range": 1e-6})
     assert probe_trees(model, model).why_rows is None
-    monkeypatch.setattr("pods_rl.prefix_tree.recurrence.register_tree_recurrence", lambda model: None)
     monkeypatch.setattr("pods_rl.prefix_tree.packing.register_tree_recurrence", lambda model: None)
     unregister_tree_recurrence()
     assert "recurrent" in probe_trees(model, model).why_rows
