@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from datasets import Dataset
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
@@ -84,8 +84,17 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         4,
         {"num_generations": 4, "num_rollouts": 10, "per_device_train_batch_size": 2, "rollout_batch_size": 7},
     ),
+    "a recurrent policy over two": (
+        2,
+        {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+    ),
     # Prompts with images: rows are generated on one process and trained on another.
     "images over two": (2, {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 6}),
+}  # fmt: skip
+RECURRENT = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
+    "num_key_value_heads": 2, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "initializer_range": 0.1,
 }  # fmt: skip
 FAULTS = CASES["eight of one prompt over two"][1]
 STEPS = 2
@@ -166,12 +175,16 @@ def make_trainer(
     family: str | None = None,
     trainer_class: type[PODSTrainer] = PODSTrainer,
 ) -> PODSTrainer:
-    """The trainer of the policy in the folder, or of a family of those that see images."""
-    if family:
+    """The trainer of the policy in the folder, of a recurrent one, or of a family of those that see images."""
+    if family and family != "recurrent":
         model, processor = make_vlm(family)
         data = pictures()
     else:
         model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+        if family == "recurrent":
+            torch.manual_seed(0)
+            own = RECURRENT | {"vocab_size": model.config.vocab_size}
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_5_text", **own))
         processor = AutoTokenizer.from_pretrained(folder / "model", padding_side="left")
         data = Dataset.from_dict({"prompt": PROMPTS * 4, "answer": ["3"] * 32})
     return trainer_class(
@@ -190,6 +203,8 @@ def make_trainer(
 def train_case(folder: Path, name: str, settings: dict[str, Any]) -> None:
     reward = half_dead if "dead" in name else graded
     family = "Qwen2_5_VL" if "images" in name else None
+    if "recurrent" in name:
+        family = "recurrent"
     trainer_class: type[PODSTrainer] = PODSTrainer
     if "shaped" in name:
         trainer_class = Shaped
@@ -210,7 +225,7 @@ def train_case(folder: Path, name: str, settings: dict[str, Any]) -> None:
             pairs = zip(batch[f"{part}_ids"], mask, strict=True)
             seen[-1][part] = [ids[real].tolist() for ids, real in pairs]
         seen[-1]["advantages"] = batch["advantages"].tolist()
-        if family:
+        if "pixel_values" in batch:
             rows = grpo_trainer.split_pixel_values_by_grid(batch)["pixel_values"]
             seen[-1]["pixels"] = [[len(pixels), *pixels.flatten()[:9].tolist()] for pixels in rows]
         seen[-1]["kept"] = trainer.rollouts.kept.tolist()

@@ -30,7 +30,13 @@ from .attention import (
     register_tree_attention,
 )
 from .cache import rope_types
+from .recurrence import KEYWORD as RECURRENCE_KEYWORD
+from .recurrence import LAYER_TYPES as RECURRENT_TYPES
+from .recurrence import TreeRecurrence, recurrence_modules, register_tree_recurrence
 from .tree import prefix_tree
+
+ATTENTION_TYPES = {"full_attention", "sliding_attention"}  # names that configurations give to layers
+TOKEN_TYPES = {"mlp", "moe"}  # of layers that compute each token by itself
 
 IGNORED = -100  # the label of a token that is not scored
 _END = 2**31  # a token of no vocabulary, which follows each row's last one where that must have a node too
@@ -163,6 +169,7 @@ class TreeInputs:
         scored: `[S]`, the numbers of the scored nodes.
         score_of_column: `[B, T - 1]`, the number of the score of each column of each row; -1 where there is none.
         attention: of the tree.
+        recurrence: of the tree.
         rows_of_node: `[1, L]`, how many rows contain each node. None where a row's last token has no node.
     """
 
@@ -172,6 +179,7 @@ class TreeInputs:
     scored: Tensor
     score_of_column: NDArray[np.int64]
     attention: TreeAttention
+    recurrence: TreeRecurrence
     rows_of_node: Tensor | None = None
 
 
@@ -208,6 +216,7 @@ def lay_out_tree(
         scored=scored_nodes,
         score_of_column=score_of_node[tree.nodes[:, : columns - 1]],
         attention=TreeAttention(tree.branches, device),
+        recurrence=TreeRecurrence(tree.branches, device),
         rows_of_node=rows_of_node,
     )
 
@@ -239,6 +248,10 @@ def call_on_tree(model: nn.Module, inputs: TreeInputs, **options: Any) -> Any:
         return given, named | {"attention_mask": mask}
 
     options[KEYWORD] = inputs.attention
+    if recurrence_modules(model):
+        register_tree_recurrence(model)
+        options[RECURRENCE_KEYWORD] = inputs.recurrence
+        options["use_cache"] = False  # a tree has no last state
     # The loss of experts weighs tokens by the mask: here a node counts as often as rows contain it.
     weights = mask if inputs.rows_of_node is None else inputs.rows_of_node
     with (
@@ -287,6 +300,8 @@ class Probe:
     def __str__(self) -> str:
         if self.why_rows is not None:
             return f"rows: {self.why_rows}"
+        if not self.kernels:
+            return "prefix trees"
         return f"prefix trees, with attention by {' and by '.join(self.kernels)}"
 
 
@@ -335,7 +350,9 @@ def _why_not_probed(model: Any) -> str | None:
     """Return why a model cannot compute trees if its configuration says so."""
     config = model.config.get_text_config()
     layer_types = set(getattr(config, "layer_types", None) or ())
-    unsupported = layer_types - {"full_attention", "sliding_attention"}
+    unsupported = layer_types - ATTENTION_TYPES - TOKEN_TYPES
+    if recurrence_modules(model):
+        unsupported -= RECURRENT_TYPES
     if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()):
         return "its adapter adds tokens to the prompt"
     if rope_types(config) & {"dynamic", "longrope"}:
@@ -399,6 +416,7 @@ def _compare(call: nn.Module, device: torch.device, config: Any, tolerance: floa
     keep = ids.shape[1] - _PROBE_WIDTH
     rows = ids.masked_fill(mask == 0, -1).numpy()
     inputs = lay_out_tree(rows, _PROBE_WIDTH, [0, 1, 2, 3], device)
+    inputs.recurrence.call_tokens = 1  # states are passed on, as they are in a large tree
     ids = ids.to(device)
     mask = mask.to(device)
     labels = ids.masked_fill(mask == 0, IGNORED)
@@ -413,7 +431,12 @@ def _compare(call: nn.Module, device: torch.device, config: Any, tolerance: floa
         except Exception as error:  # a model, or a kernel, may raise anything
             return Probe(f"a pass over a tree failed: {type(error).__name__}: {error}", failed=True)
     attention = inputs.attention
-    if not attention.windows:
+    layer_types = getattr(config, "layer_types", None) or ()
+    recurrent_layers = sum(kind in RECURRENT_TYPES for kind in layer_types)
+    if inputs.recurrence.layers < recurrent_layers:
+        return Probe(f"{recurrent_layers} of its layers are recurrent, and {inputs.recurrence.layers} took a tree")
+    has_attention = not layer_types or bool({"hybrid", *ATTENTION_TYPES} & set(layer_types))
+    if has_attention and not attention.windows:
         return Probe(f"its attention ({config._attn_implementation}) takes no trees")
     if _has_windows(config) and attention.windows == {0}:
         return Probe("its attention does not state its sliding window")

@@ -1,0 +1,508 @@
+"""Recurrent layers over a prefix tree: each node continues from the state of the node before it in its rows.
+
+Gated DeltaNet, Kimi's delta attention, Mamba2 and short convolutions. Projections, norms and gates work on each node by
+itself. Only the functions of transformers that mix neighbouring tokens need the tree, and they receive it as a keyword
+of the model: a convolution reads the last nodes of a path, and a recurrence runs in waves. Rows that begin alike share
+the state after their common part, and a later wave starts from it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import pad, softplus
+
+from .attention import KEYWORD as ATTENTION_KEYWORD
+from .attention import _take_shared, move_together
+from .tree import Branch
+
+KEYWORD = "prefix_tree_recurrence"  # the argument of a model that its layers pass on to the functions below
+LAYER_TYPES = {"linear_attention", "conv", "mamba", "hybrid"}  # names that configurations give to recurrent layers
+
+Scan = Callable[[list[Tensor], Tensor | None, bool], tuple[Tensor, Tensor | None]]
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Sequences of nodes that one call of a recurrence computes.
+
+    Args:
+        nodes: `[count * width]`, the node of each place; the number of nodes of the tree stands for padding at an end.
+        count: the number of sequences.
+        width: the length of each.
+        parents: `[count]`, the sequence of an earlier call in whose last state each begins, counted from 1; 0 is an
+            empty state. If None, all begin in it.
+        has_children: whether a later call begins in one of its states.
+    """
+
+    nodes: Tensor
+    count: int
+    width: int
+    parents: Tensor | None
+    has_children: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a recurrence is computed.
+
+    Args:
+        waves: its calls, in order.
+        place: `[L]`, where each node is among the places of all waves.
+    """
+
+    waves: list[Wave]
+    place: Tensor
+
+
+class TreeRecurrence:
+    """The recurrences and convolutions of one tree.
+
+    Args:
+        branches: of the tree.
+        device: of the model.
+
+    Attributes:
+        call_tokens: as in `scan`. If None, each layer decides.
+        layers: how many convolutions were computed, one for each recurrent layer.
+    """
+
+    def __init__(self, branches: list[Branch], device: torch.device) -> None:
+        self._branches = branches
+        self._device = device
+        self._nodes = sum(branch.new for branch in branches)
+        self._windows: dict[int, tuple[Tensor, Tensor]] = {}
+        self._plans: dict[int, Plan] = {}
+        self.call_tokens: int | None = None
+        self.layers = 0
+
+    def convolve(self, convolution: Callable[[Tensor], Tensor], states: Tensor, width: int) -> Tensor:
+        """Return a causal convolution of states `[1, D, L]` along the paths of the tree.
+
+        Args:
+            convolution: of one sequence, `[1, D, x]` to `[1, D, x]`.
+            states: of all nodes.
+            width: how many nodes back it reads, the node itself included.
+        """
+        self.layers += 1
+        if width not in self._windows:
+            self._windows[width] = self._lay_out_windows(width)
+        nodes, kept = self._windows[width]
+        rows = _take_shared(_with_padding(states[0].transpose(0, 1)), nodes)  # [x, D]
+        outputs = convolution(rows.transpose(0, 1).unsqueeze(0))
+        return outputs[0].transpose(0, 1).index_select(0, kept).transpose(0, 1).unsqueeze(0)
+
+    def scan(self, scan: Scan, inputs: list[Tensor], call_tokens: int) -> Tensor:
+        """Return the outputs `[1, L, ...]` of a recurrence.
+
+        Args:
+            scan: takes a batch of the inputs, `[N, T, ...]` each, which are 0 after the end of a sequence, the states
+                in which the sequences begin, `[N, ...]` or None, and whether to return the states in which they end.
+            inputs: `[1, L, ...]` each. An input of 0 must leave the state as it is.
+            call_tokens: the tokens that take as long as one more call does.
+        """
+        if self.call_tokens is not None:
+            call_tokens = self.call_tokens
+        if call_tokens not in self._plans:
+            self._plans[call_tokens] = self._plan(call_tokens)
+        plan = self._plans[call_tokens]
+        padded = [_with_padding(x[0]) for x in inputs]
+        outputs: list[Tensor] = []
+        states: list[Tensor] = []
+        for wave in plan.waves:
+            batch = [_take_shared(x, wave.nodes).unflatten(0, (wave.count, wave.width)) for x in padded]
+            initial = None
+            if wave.parents is not None:
+                empty = torch.zeros_like(states[0][:1])
+                initial = torch.cat([empty, *states]).index_select(0, wave.parents)
+            output, final = scan(batch, initial, wave.has_children)
+            outputs.append(output.flatten(0, 1))
+            if final is not None:
+                states.append(final)
+        return torch.cat(outputs).index_select(0, plan.place).unsqueeze(0)
+
+    def _lay_out_windows(self, width: int) -> tuple[Tensor, Tensor]:
+        """Return each branch's new nodes after the `width` - 1 nodes before them, end to end, and where new nodes are.
+
+        Nodes before the root are the number after the last node.
+        """
+        sequences: list[NDArray[np.int64]] = []
+        kept: list[NDArray[np.int64]] = []
+        count = 0
+        for branch in self._branches:
+            history = branch.path[: -branch.new][-(width - 1) :] if width > 1 else branch.path[:0]
+            missing = np.full(width - 1 - len(history), self._nodes)
+            sequences += [missing, history, branch.path[-branch.new :]]
+            kept.append(np.arange(count + width - 1, count + width - 1 + branch.new))
+            count += width - 1 + branch.new
+        nodes, places = move_together([np.concatenate(sequences), np.concatenate(kept)], self._device)
+        return nodes, places
+
+    def _plan(self, call_tokens: int) -> Plan:
+        """Return the calls of a recurrence: see `plan_sequences`."""
+        waves: list[Wave] = []
+        place = np.full(self._nodes, -1)
+        arrays: list[NDArray[np.int64]] = [place]
+        first_place = 0
+        calls = list(plan_sequences(self._branches, call_tokens))
+        for sequences in calls:
+            width = max(len(sequence.nodes) for sequence in sequences)
+            padded = np.full((len(sequences), width), self._nodes)
+            for number, sequence in enumerate(sequences):
+                padded[number, : len(sequence.nodes)] = sequence.nodes
+                is_first = place[sequence.nodes] < 0  # nodes that several sequences compute have equal outputs
+                places = first_place + number * width + np.arange(len(sequence.nodes))
+                place[sequence.nodes[is_first]] = places[is_first]
+            first_place += padded.size
+            arrays += [padded.ravel(), np.array([sequence.parent for sequence in sequences])]
+        place_tensor, *tensors = move_together(arrays, self._device)
+        last = max(max(sequence.parent for sequence in sequences) for sequences in calls)
+        done = 0
+        for number, sequences in enumerate(calls):
+            nodes = tensors[2 * number]
+            parents = tensors[2 * number + 1]
+            begins_empty = all(sequence.parent == 0 for sequence in sequences)
+            has_children = done < last
+            done += len(sequences)
+            count = len(sequences)
+            waves.append(Wave(nodes, count, len(nodes) // count, None if begins_empty else parents, has_children))
+        return Plan(waves, place_tensor)
+
+
+def _with_padding(states: Tensor) -> Tensor:
+    """Return `[L, ...]` with 0 after the last node."""
+    return pad(states, (0, 0) * (states.ndim - 1) + (0, 1))
+
+
+# -- which parts of rows are computed together ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Nodes of a path that follow each other, computed by one call.
+
+    Args:
+        nodes: their numbers.
+        parent: the sequence in whose last state it begins, counted from 1 over all calls; 0 for an empty state.
+    """
+
+    nodes: NDArray[np.int64]
+    parent: int
+
+
+@dataclass
+class _Group:
+    """Rows that have their first nodes in common.
+
+    Args:
+        depth: how many nodes.
+        first: the first row.
+        end: the row after the last.
+        parent: the number of the smallest group that contains it; None for a group that no other contains.
+        state: the sequence that ends in its last common node, or in that of the group around it that has one.
+        start: how many nodes come before the end of that sequence.
+        is_open: whether it can still be computed by a sequence.
+    """
+
+    depth: int
+    first: int
+    end: int
+    parent: int | None = None
+    state: int = 0
+    start: int = 0
+    is_open: bool = True
+
+
+def plan_sequences(branches: list[Branch], call_tokens: int) -> Iterator[list[Sequence]]:
+    """Yield the sequences of each call: parts that rows have in common, then the rest of each row.
+
+    Each call but the last computes the common parts that save most, and is worth `call_tokens` at least. So a tree that
+    forks often is not computed by many small calls: a short common part is computed again in each of its rows.
+
+    >>> branches = [Branch(np.arange(6), 6, False), Branch(np.array([0, 1, 2, 3, 6]), 1, True)]
+    >>> [[sequence.nodes.tolist() for sequence in call] for call in plan_sequences(branches, call_tokens=3)]
+    [[[0, 1, 2, 3]], [[4, 5], [6]]]
+    >>> [[sequence.nodes.tolist() for sequence in call] for call in plan_sequences(branches, call_tokens=5)]
+    [[[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 6]]]
+    """
+    groups = _groups(branches)
+    count = 0
+    while True:
+        chosen, saved = _best_groups(groups)
+        if not chosen or saved < call_tokens:
+            break
+        chosen.sort(key=lambda number: groups[number].start - groups[number].depth)  # longest first
+        sequences = []
+        for number in chosen:
+            group = groups[number]
+            nodes = branches[group.first].path[group.start : group.depth]
+            sequences.append(Sequence(nodes, group.state))
+            count += 1
+            group.state = count
+            group.start = group.depth
+            _close(groups, number)
+        _inherit(groups)
+        yield from _of_similar_length(sequences, call_tokens)
+    remainders = sorted(_remainders(branches, groups), key=lambda sequence: -len(sequence.nodes))
+    yield from _of_similar_length(remainders, call_tokens)
+
+
+def _of_similar_length(sequences: list[Sequence], call_tokens: int) -> list[list[Sequence]]:
+    """Return the sequences of each call, longest first, split where this saves padding that is worth a call."""
+    lengths = np.array([len(sequence.nodes) for sequence in sequences])
+    saved = (lengths[0] - lengths) * np.arange(len(lengths), 0, -1)  # by a split before each sequence
+    split = int(saved.argmax())
+    if saved[split] < call_tokens:
+        return [sequences]
+    longer = _of_similar_length(sequences[:split], call_tokens)
+    return longer + _of_similar_length(sequences[split:], call_tokens)
+
+
+def _groups(branches: list[Branch]) -> list[_Group]:
+    """Return the groups of two rows or more, each after the groups that it contains."""
+    groups: list[_Group] = []
+    depths = [len(branch.path) - branch.new for branch in branches]  # what each row shares with the one before it
+    open_groups: list[_Group] = []
+    for row in range(1, len(branches) + 1):
+        depth = depths[row] if row < len(branches) else 0
+        first = row - 1
+        while open_groups and open_groups[-1].depth > depth:
+            group = open_groups.pop()
+            group.end = row
+            groups.append(group)
+            first = group.first
+        if depth > 0 and (not open_groups or open_groups[-1].depth < depth):
+            open_groups.append(_Group(depth, first, row))
+    for number, group in enumerate(groups):
+        for later in range(number + 1, len(groups)):
+            if groups[later].first <= group.first and group.end <= groups[later].end:
+                group.parent = later
+                break
+    return groups
+
+
+def _best_groups(groups: list[_Group]) -> tuple[list[int], int]:
+    """Return the groups, none in another, whose common parts save most tokens, and how many tokens they save."""
+    of_inner = [0] * len(groups)
+    best = [0] * len(groups)
+    for number, group in enumerate(groups):
+        own = (group.end - group.first - 1) * (group.depth - group.start) if group.is_open else 0
+        best[number] = max(own, of_inner[number])
+        if group.parent is not None:
+            of_inner[group.parent] += best[number]
+    chosen: list[int] = []
+    saved = 0
+    is_inside = [False] * len(groups)
+    for number in reversed(range(len(groups))):
+        group = groups[number]
+        if group.parent is not None and is_inside[group.parent]:
+            is_inside[number] = True
+        elif best[number] > of_inner[number]:
+            is_inside[number] = True
+            chosen.append(number)
+            saved += best[number]
+    return chosen, saved
+
+
+def _close(groups: list[_Group], number: int) -> None:
+    """A group that has a state is not computed again, nor are the groups that contain it."""
+    at: int | None = number
+    while at is not None:
+        groups[at].is_open = False
+        at = groups[at].parent
+
+
+def _inherit(groups: list[_Group]) -> None:
+    """Let each group begin where the smallest group around it that has a state ends."""
+    for group in reversed(groups):
+        if group.parent is not None and groups[group.parent].start > group.start:
+            group.start = groups[group.parent].start
+            group.state = groups[group.parent].state
+
+
+def _remainders(branches: list[Branch], groups: list[_Group]) -> Iterator[Sequence]:
+    """Yield what is left of each row."""
+    starts = [0] * len(branches)
+    states = [0] * len(branches)
+    for group in reversed(groups):  # inner groups last
+        for row in range(group.first, group.end):
+            starts[row] = group.start
+            states[row] = group.state
+    for branch, start, state in zip(branches, starts, states, strict=True):
+        if start < len(branch.path):  # else the row is the beginning of others
+            yield Sequence(branch.path[start:], state)
+
+
+# -- transformers' functions ---------------------------------------------------------------------------------------
+
+
+def _convolve(
+    tree: TreeRecurrence, function: Any, hidden_states: Tensor, weight: Tensor, *args: Any, **options: Any
+) -> Tensor:
+    """Stand in for `causal_conv1d_fn`."""
+    return tree.convolve(lambda rows: function(rows, weight, *args, **options), hidden_states, weight.size(-1))
+
+
+def _scan_delta_rule(
+    tree: TreeRecurrence,
+    function: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Stand in for the gated delta rule, in which padding with `g` and `beta` of 0 leaves the state as it is."""
+    options.pop("initial_state", None)
+    options.pop("output_final_state", None)
+    options.pop("cu_seqlens", None)
+    work = value.size(2) * (key.size(3) + _CHUNK) * (key.size(3) + value.size(3))
+
+    def scan(batch: list[Tensor], initial: Tensor | None, has_children: bool) -> Any:
+        q, k, v, decay, rate = batch
+        chunk = _chunk(q)
+        if chunk is not None:
+            options["chunk_size"] = chunk
+        return function(q, k, v, g=decay, beta=rate, initial_state=initial, output_final_state=has_children, **options)
+
+    outputs = tree.scan(scan, [query, key, value, g, beta], _call_tokens(query, work))
+    return outputs, None
+
+
+def _scan_state_space(
+    tree: TreeRecurrence,
+    function: Any,
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    **options: Any,
+) -> Tensor:
+    """Stand in for Mamba2's scan, in which padding with a time step of 0 leaves the state as it is."""
+    options.pop("initial_states", None)
+    options.pop("return_final_states", None)
+    # The function would make a time step of more than 0 from one of 0, so this is done before the padding.
+    if dt_bias is not None:
+        dt = dt + dt_bias.to(dt.dtype)
+    if dt_softplus:
+        dt = softplus(dt)
+    dt = dt.clamp(*dt_limit)
+    work = hidden_states.size(2) * (B.size(3) + _CHUNK) * (hidden_states.size(3) + B.size(3))
+
+    def scan(batch: list[Tensor], initial: Tensor | None, has_children: bool) -> tuple[Tensor, Tensor | None]:
+        x, steps, into, out_of = batch
+        result = function(
+            x,
+            steps,
+            A,
+            into,
+            out_of,
+            chunk_size=_chunk(x) or chunk_size,
+            D=D,
+            initial_states=initial,
+            return_final_states=has_children,
+            **options,
+        )
+        return result if has_children else (result, None)
+
+    return tree.scan(scan, [hidden_states, dt, B, C], _call_tokens(hidden_states, work))
+
+
+def _decline(tree: TreeRecurrence, function: Any, *args: Any, **options: Any) -> None:
+    """Stand in for Mamba2's convolution and scan in one kernel: the layer then calls both by themselves."""
+    return None
+
+
+# How a tree is computed, by the names that functions have in the files of transformers' models.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "causal_conv1d_fn": _convolve,
+    "torch_chunk_gated_delta_rule": _scan_delta_rule,
+    "chunk_kimi_delta_attention": _scan_delta_rule,
+    "mamba2_chunk_scan": _scan_state_space,
+    "mamba2_split_conv1d_scan_combined": _decline,
+}
+
+OTHER = "mamba_selective_scan"  # Mamba1's scan, which neither receives keywords nor takes a state to begin in
+
+_CHUNK = 64  # tokens that torch's functions compute at once
+
+
+def _chunk(batch: Tensor) -> int | None:
+    """Return the tokens that torch's function computes at once on a CPU: chunks of equal length need no padding."""
+    if batch.device.type != "cpu":
+        return None  # a kernel has its own
+    chunks = -(-batch.size(1) // _CHUNK)
+    return -(-batch.size(1) // chunks)
+
+
+def _call_tokens(states: Tensor, work: int) -> int:
+    """Return how many tokens take as long as one more call, as a power of 2.
+
+    Args:
+        states: an input of the call.
+        work: the products of a token.
+    """
+    if states.device.type != "cpu":
+        return 65536  # a call of a kernel takes milliseconds of its caller, and a token a fraction of a microsecond
+    return max(16, 1 << (6_000_000 // work).bit_length())
+
+
+def recurrence_modules(model: nn.Module) -> set[ModuleType]:
+    """Return the modules of Python that define a part of a model and have a function that computes trees."""
+    names = {type(part).__module__ for part in model.modules()}
+    modules = [sys.modules[name] for name in names if name in sys.modules]
+    return {
+        module for module in modules if any(hasattr(module, name) for name in FUNCTIONS) and not hasattr(module, OTHER)
+    }
+
+
+def register_tree_recurrence(model: nn.Module) -> None:
+    """Wrap the functions of a model's recurrent layers once, so that each takes a tree.
+
+    Without a tree they are called unchanged. The wrappers stay for gradient checkpointing, which calls them again in
+    the backward pass, until `unregister_tree_recurrence`.
+    """
+    for module in recurrence_modules(model):
+        for name, compute in FUNCTIONS.items():
+            function = getattr(module, name, None)
+            if function is not None and (module, name) not in _wrapped:
+                _wrapped[module, name] = function
+                setattr(module, name, _taking_trees(function, compute))
+
+
+def unregister_tree_recurrence() -> None:
+    """Put transformers' own functions back. Call this when no backward pass over a tree follows."""
+    for (module, name), function in _wrapped.items():
+        setattr(module, name, function)
+    _wrapped.clear()
+
+
+_wrapped: dict[tuple[ModuleType, str], Any] = {}  # transformers' functions, by module and name
+
+
+def _taking_trees(function: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def recurrence(*args: Any, **options: Any) -> Any:
+        tree = options.pop(KEYWORD, None)
+        if tree is None:
+            return function(*args, **options)
+        options.pop(ATTENTION_KEYWORD, None)
+        return compute(tree, function, *args, **options)
+
+    return recurrence

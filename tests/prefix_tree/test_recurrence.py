@@ -1,0 +1,291 @@
+"""Recurrent layers over a tree: the calls by brute force, a recurrence by its rows, and models by their own rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+from trl.trainer.utils import add_fused_lm_head
+
+from pods_rl.prefix_tree import recurrence
+from pods_rl.prefix_tree.packing import TreePass, probe_trees
+from pods_rl.prefix_tree.recurrence import (
+    FUNCTIONS,
+    TreeRecurrence,
+    plan_sequences,
+    recurrence_modules,
+    register_tree_recurrence,
+    unregister_tree_recurrence,
+)
+from pods_rl.prefix_tree.tree import prefix_tree
+from tests.numeric import FLOAT64, assert_near
+
+from .test_packing import PRECISIONS, batch, rows_of
+
+
+@pytest.fixture(autouse=True)
+def transformers_functions():
+    yield
+    unregister_tree_recurrence()
+
+
+def random_tree(seed, prompts=3):
+    """Prompts of several lengths, and completions of few tokens: deep forks, equal rows, rows that begin others."""
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 9, (prompts,), generator=draw).repeat_interleave(5).tolist()
+    completions = torch.randint(1, 14, (len(lengths),), generator=draw).tolist()
+    ids, mask, labels, keep = batch(lengths, completions, seed, tokens=2 + seed % 3)
+    ids[3], mask[3], labels[3] = ids[1], mask[1], labels[1]
+    return ids, mask, labels, keep
+
+
+# -- the calls -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call_tokens", [1, 6, 40, 10**6])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_sequences_of_all_calls_spell_each_path_from_its_root(seed, call_tokens):
+    ids, mask, _, keep = random_tree(seed)
+    branches = prefix_tree(rows_of(ids, mask), ids.size(1) - keep).branches
+    calls = list(plan_sequences(branches, call_tokens))
+    paths = [[]]  # of the nodes up to the end of each sequence
+    before = 1
+    for sequences in calls:
+        for sequence in sequences:
+            assert sequence.parent < before  # computed by an earlier call
+            paths.append(paths[sequence.parent] + sequence.nodes.tolist())
+        before = len(paths)
+    assert {tuple(branch.path.tolist()) for branch in branches} <= {tuple(path) for path in paths}
+    computed = sum(len(sequence.nodes) for sequences in calls for sequence in sequences)
+    as_rows = sum(len(branch.path) for branch in branches)
+    nodes = sum(branch.new for branch in branches)
+    assert nodes <= computed <= as_rows
+    if call_tokens == 1:
+        assert computed < as_rows
+    if call_tokens == 10**6:
+        assert len(calls) == 1
+        assert computed == as_rows
+
+
+def test_a_tree_that_forks_at_every_node_is_computed_by_few_calls():
+    """A row parts from the one before it at every token: with a call for each fork there would be 60."""
+    rows = np.full((60, 64), 5)
+    for row in range(60):
+        rows[row, 3 + row :] = 6
+    branches = prefix_tree(rows, 2).branches
+    calls = list(plan_sequences(branches, 256))
+    assert len(calls) <= 4
+    computed = sum(len(sequence.nodes) for sequences in calls for sequence in sequences)
+    assert computed < sum(len(branch.path) for branch in branches) * 0.8
+
+
+# -- a recurrence --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call_tokens", [1, 6, 10**6])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_recurrence_and_a_convolution_have_the_values_and_gradients_of_rows(seed, call_tokens):
+    """state = decay * state + input; the output of a node is its state."""
+    ids, mask, _, keep = random_tree(seed)
+    tree = prefix_tree(rows_of(ids, mask), ids.size(1) - keep)
+    draw = torch.Generator().manual_seed(seed)
+    nodes = len(tree.tokens)
+    log_decay = -torch.rand(nodes, 1, generator=draw, dtype=torch.float64)
+    inputs = torch.randn(nodes, 3, generator=draw, dtype=torch.float64)
+    taps = torch.randn(3, 1, 4, generator=draw, dtype=torch.float64)
+    leaves = [log_decay.requires_grad_(), inputs.requires_grad_(), taps.requires_grad_()]
+
+    def scan(given, initial, has_children):
+        decay, values = given
+        state = torch.zeros_like(values[:, 0]) if initial is None else initial
+        states = []
+        for at in range(values.size(1)):
+            state = decay[:, at].exp() * state + values[:, at]
+            states.append(state)
+        return torch.stack(states, 1), state if has_children else None
+
+    def convolve(x):
+        return torch.nn.functional.conv1d(x, taps, padding=3, groups=3)[:, :, : x.size(2)]
+
+    def of(outputs):
+        weights = torch.linspace(-1, 1, outputs.numel(), dtype=torch.float64).view_as(outputs)
+        gradients = torch.autograd.grad((outputs * weights).sum(), leaves)
+        return {"outputs": outputs.detach()} | {f"gradient {i}": x for i, x in enumerate(gradients)}
+
+    expected = torch.zeros(nodes, 3, dtype=torch.float64)
+    for branch in tree.branches:
+        path = torch.from_numpy(branch.path)
+        mixed = convolve(inputs[path].T.unsqueeze(0))[0].T
+        states, _ = scan([log_decay[path].unsqueeze(0), mixed.unsqueeze(0)], None, False)
+        expected = expected.index_put((path[-branch.new :],), states[0, -branch.new :])
+    of_tree = TreeRecurrence(tree.branches, ids.device)
+    mixed = of_tree.convolve(convolve, inputs.T.unsqueeze(0), 4).transpose(1, 2)
+    computed = of_tree.scan(scan, [log_decay.unsqueeze(0), mixed], call_tokens)[0]
+    assert_near(of(computed), of(expected), FLOAT64)
+
+
+# -- models --------------------------------------------------------------------------------------------------------
+
+BASE = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2, "initializer_range": 0.3,
+}  # fmt: skip
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
+EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+    "experts_implementation": "eager",
+}  # fmt: skip
+MAMBA = {
+    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_d_conv": 4, "mamba_n_groups": 1,
+    "mamba_expand": 2, "mamba_chunk_size": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "experts_implementation": "eager",
+}  # fmt: skip
+CONVOLUTIONS = {"layer_types": ["conv", "conv", "full_attention", "conv"], "conv_L_cache": 3}
+LATENT = {
+    "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+}  # fmt: skip
+KIMI = {
+    "linear_num_heads": 4, "linear_head_dim": 8, "linear_conv_kernel_dim": 4, "num_experts_per_token": 2,
+    "num_shared_experts": 1, "first_k_dense_replace": 1, "layer_types": DELTA["layer_types"],
+}  # fmt: skip
+NEMOTRON = {
+    "layers_block_type": ["mamba", "mlp", "attention", "mamba"], "ssm_state_size": 8, "mamba_num_heads": 4,
+    "mamba_head_dim": 16, "n_groups": 1, "conv_kernel": 4, "chunk_size": 8,
+}  # fmt: skip
+ZAMBA2 = {
+    "mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 2, "n_mamba_heads": 4, "mamba_ngroups": 1, "chunk_size": 8,
+    "layer_types": ["linear_attention", "hybrid"] * 2, "hybrid_layer_ids": [1, 3], "num_mem_blocks": 1,
+}  # fmt: skip
+TAKES_TREES = {  # name of the architecture: configuration
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": DELTA | EXPERTS,
+    "qwen3_next": DELTA | EXPERTS,
+    "olmo_hybrid": DELTA,
+    "kimi_linear": LATENT | KIMI | EXPERTS,
+    "nemotron_h": NEMOTRON,
+    "granitemoehybrid": MAMBA | {"layers_block_type": ["mamba", "mamba", "attention", "mamba"]},
+    "bamba": MAMBA | {"attn_layer_indices": [2]},
+    "falcon_h1": MAMBA | {"mamba_d_ssm": 64},
+    "zamba2": ZAMBA2,
+    "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1, "chunk_size": 8},
+    "lfm2": CONVOLUTIONS,
+    "lfm2_moe": CONVOLUTIONS | EXPERTS | {"num_dense_layers": 1},
+    "lfm3": CONVOLUTIONS,
+}
+TAKES_ROWS = {  # name of the architecture: configuration, a word of the reason
+    "jamba": (
+        {"attn_layer_period": 4, "attn_layer_offset": 2, "mamba_dt_rank": 4, "num_experts": 4},
+        "linear_attention",
+    ),
+    "minimax": ({}, "linear_attention"),
+    "recurrent_gemma": ({}, "linear_attention"),
+}
+
+
+def build(name, given):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **BASE | given)).train()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    return model
+
+
+def scores_and_gradients(model, given, ids, mask, labels, keep):
+    draw = torch.Generator().manual_seed(1)
+    factors = torch.randn(2, len(ids), keep, generator=draw, dtype=torch.float64)
+    scores = given(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+    values = torch.stack([scores.log_probs[:, -keep:], scores.entropy[:, -keep:]])
+    model.zero_grad()
+    (values * factors).sum().backward()
+    gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    return {"scores": values.detach()} | gradients
+
+
+@pytest.fixture
+def only_float64(monkeypatch):
+    """Transformers computes recurrences and norms in float32, also those of a model in float64.
+
+    In these small trees a call would take longer than what it saves.
+    """
+    monkeypatch.setattr(recurrence, "_call_tokens", lambda states, work: 8)
+    for name in ("float32", "float"):
+        monkeypatch.setattr(torch, name, torch.float64)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+
+
+@pytest.mark.numeric
+@pytest.mark.usefixtures("only_float64")
+@pytest.mark.parametrize("architecture", TAKES_TREES)
+def test_a_tree_has_the_scores_and_gradients_of_its_rows(architecture):
+    model = build(architecture, TAKES_TREES[architecture]).double()
+    assert probe_trees(model, model).why_rows is None
+    for seed in (2, 3):
+        rows = random_tree(seed)
+        expected = scores_and_gradients(model, model, *rows)
+        assert_near(scores_and_gradients(model, TreePass(model, rows[3], tree=True), *rows), expected, FLOAT64)
+
+
+# Of the kinds of recurrent layers one each.
+KINDS = ["qwen3_5_text", "kimi_linear", "nemotron_h", "lfm2"]
+
+
+@pytest.mark.numeric
+@pytest.mark.usefixtures("only_float64")
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("name", KINDS)
+def test_gradients_with_checkpointing_and_lora_are_those_of_rows(name, reentrant):
+    """The backward pass computes each layer again, outside of the pass over the tree."""
+    targets = ["q_proj", "v_proj", "in_proj", "in_proj_qkv"]
+    model = get_peft_model(build(name, TAKES_TREES[name]), LoraConfig(r=4, target_modules=targets)).double()
+    with torch.no_grad():
+        for weight_name, weight in model.named_parameters():
+            if "lora_B" in weight_name:
+                weight.normal_()
+    rows = random_tree(4)
+    expected = scores_and_gradients(model, model, *rows)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    scores = scores_and_gradients(model, TreePass(model, rows[3], tree=True), *rows)
+    assert_near(scores, expected, FLOAT64)
+
+
+@pytest.mark.parametrize("name", [*KINDS, *TAKES_ROWS])
+def test_a_probe_recognizes_recurrent_layers_in_every_precision(name):
+    given, *reason = TAKES_ROWS.get(name, (TAKES_TREES.get(name),))
+    for dtype, autocast, tolerance in PRECISIONS:
+        model = build(name, given).to(dtype)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            why_rows = probe_trees(model, model, tolerance=tolerance).why_rows
+        assert (why_rows is None) == (not reason), why_rows
+        assert not reason or reason[0] in why_rows
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_probe_notices_recurrent_layers_that_do_not_receive_the_tree(monkeypatch, name):
+    """Weights of almost 0 hide the difference that a wrong state makes."""
+    model = build(name, TAKES_TREES[name] | {"initializer_range": 1e-6})
+    assert probe_trees(model, model).why_rows is None
+    monkeypatch.setattr("pods_rl.prefix_tree.packing.register_tree_recurrence", lambda model: None)
+    unregister_tree_recurrence()
+    assert "recurrent" in probe_trees(model, model).why_rows
+
+
+def test_functions_of_transformers_are_wrapped_once_and_put_back():
+    model = build("qwen3_5_text", DELTA)
+    (module,) = recurrence_modules(model)
+    own = {name: getattr(module, name) for name in FUNCTIONS if hasattr(module, name)}
+    assert len(own) == 2
+    ids, mask, *_ = random_tree(5)
+    expected = model(input_ids=ids, attention_mask=mask).logits
+    register_tree_recurrence(model)
+    register_tree_recurrence(model)
+    assert all(getattr(module, name) is not function for name, function in own.items())
+    assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, expected)
+    unregister_tree_recurrence()
+    assert all(getattr(module, name) is function for name, function in own.items())
