@@ -222,8 +222,8 @@ def arrange(model: PreTrainedModel, cache: Cache, parents: Tensor, prompt_of: Te
     places = None
     for layer in cache.layers:
         if not isinstance(layer, NodeLayer):
-            # The layer of a sliding window does not grow, so it is simply copied.
-            layer.batch_select_indices(parents)
+            # States of a sliding window or of a recurrent layer do not grow, so they are simply copied.
+            layer.reorder_cache(parents)
             continue
         copies = len(parents) - len(prompts)
         copied_bytes = layer.keys[0, :, :1].nbytes * layer.width * copies
@@ -234,6 +234,14 @@ def arrange(model: PreTrainedModel, cache: Cache, parents: Tensor, prompt_of: Te
             layer.share(node_of_prompt, prompts, places)
         layer.arrange(parents, moved)
     return prompt_of_node
+
+
+def check_filled(cache: Cache, columns: int) -> None:
+    """Raise CannotServeError if a cache does not hold this many columns after the prompts."""
+    # Layers without keys have no length. Some of those that have keep none, where they read another layer's.
+    lengths = [layer.get_seq_length() for layer in cache.layers if hasattr(layer, "get_seq_length")]
+    if not cache.layers or max(lengths, default=columns) != columns:
+        raise CannotServeError("the model keeps no cache of the prompts")
 
 
 def check_attended(cache: Cache) -> None:

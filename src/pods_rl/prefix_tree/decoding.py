@@ -30,11 +30,11 @@ from transformers import (
     PreTrainedModel,
     TemperatureLogitsWarper,
 )
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicCache
 from transformers.generation import GenerationMode
 
 from .cache import CannotServeError, decoding, rope_types
-from .nodes import Nodes, cache_argument
+from .nodes import CACHES, ENCODED, PER_TOKEN, Nodes, cache_argument
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteriaList
@@ -43,7 +43,13 @@ logger = logging.getLogger(__name__)
 
 _logged_reasons: set[str] = set()
 # Arguments of a model that nodes are prepared for; any other would need code of its own.
-_ARGUMENTS = {"attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep"}
+_ARGUMENTS = {"position_ids", *CACHES, "use_cache", "logits_to_keep", ENCODED, *PER_TOKEN}
+# Layers of transformers' caches whose `reorder_cache` copies all that a row has. Those of other kinds may hold more.
+_LAYERS = frozenset({
+    "DeepseekV4CSACache", "DeepseekV4HCACache", "DummyLayer", "DynamicIndexedLayer", "DynamicLayer",
+    "DynamicSlidingWindowLayer", "LinearAttentionAndFullAttentionLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer", "LinearAttentionLayer", "MiniMaxM3VLSparseCacheLayer",
+})  # fmt: skip
 # Processors that treat each row by itself; others keep the state of a whole batch, from which no row can be dropped.
 _ROW_BY_ROW = frozenset({
     "EpsilonLogitsWarper", "EtaLogitsWarper", "ExponentialDecayLengthPenalty", "ForcedBOSTokenLogitsProcessor",
@@ -214,9 +220,14 @@ def _refused_setting(config: GenerationConfig) -> str | None:
 def _refused_cache(cache: Any) -> str | None:
     if type(cache) is not DynamicCache or cache.offloading:
         return f"its cache ({type(cache).__name__}) is of another kind than keys and values in memory"
-    kinds = {type(layer) for layer in cache.layers} - {DynamicLayer, DynamicSlidingWindowLayer}
-    if kinds:
-        return f"its cache has layers of the kind {', '.join(sorted(kind.__name__ for kind in kinds))}"
+    kinds = {type(layer) for layer in cache.layers}
+    unknown = [
+        kind.__name__
+        for kind in kinds
+        if kind.__name__ not in _LAYERS or not kind.__module__.startswith("transformers.")
+    ]
+    if unknown:
+        return f"its cache has layers of the kind {', '.join(sorted(unknown))}"
     return None
 
 
@@ -233,14 +244,14 @@ def _refused_input(model: PreTrainedModel, inputs: dict[str, Any]) -> str | None
     unknown = sorted(names - _ARGUMENTS)
     if unknown:
         return f"the model takes {', '.join(unknown)}"
+    if any(value is not None for value in (inputs.get(ENCODED) or {}).values()):
+        return "the prompts have images"
     if "prepare_inputs_for_generation" in vars(model):
         return "an adapter changes the model's inputs (prompt learning)"
     return None
 
 
 def _refused_positions(model: PreTrainedModel, config: GenerationConfig, positions: Tensor | None) -> str | None:
-    if positions is not None and positions.ndim != 2:
-        return "positions have several axes"
     text = model.config.get_text_config(decoder=True)
     if rope_types(text) & {"dynamic", "longrope"}:
         switch = getattr(text, "original_max_position_embeddings", None) or text.max_position_embeddings

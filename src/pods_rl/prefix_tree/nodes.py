@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from .cache import CannotServeError, NodeLayer, arrange, check_attended
+from .cache import CannotServeError, NodeLayer, arrange, check_attended, check_filled
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteriaList
@@ -20,15 +20,21 @@ if TYPE_CHECKING:
 _TOKENS = 2**32  # more than any vocabulary has
 _COMMON = 16  # tokens that all prompts of a batch begin with, from which a pass over them alone is quicker
 _PREPARE = GenerationMixin.prepare_inputs_for_generation
+ENCODED = "mm_encoder_outputs"  # the argument with the features of images and videos
+TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")  # arguments with the kind of each token
+PER_TOKEN = ("attention_mask", *TYPES)  # arguments of the form [rows, columns]
+CACHES = ("cache", "cache_params", "past_key_values")
 
 
 def cache_argument(inputs: dict[str, Any]) -> str:
-    """Return the name of the model's argument for its cache: `cache` from transformers 5.24, `past_key_values` before.
+    """Return the name of the model's argument for its cache.
+
+    It is `cache` from transformers 5.24 and `past_key_values` before; Mamba's was `cache_params`.
 
     >>> cache_argument({"past_key_values": None}), cache_argument({"cache": None})
     ('past_key_values', 'cache')
     """
-    return "cache" if "cache" in inputs else "past_key_values"
+    return next((name for name in CACHES if name in inputs), "past_key_values")
 
 
 class Nodes:
@@ -76,64 +82,69 @@ class Nodes:
         """Compute each distinct prompt; return the logits `[nodes, V]` that draw the first tokens."""
         inputs = dict(self._inputs)
         ids = self.prefixes
-        mask = inputs.get("attention_mask")
+        for name in PER_TOKEN:
+            if inputs.get(name) is not None:
+                inputs[name] = inputs[name][self._first_rows]
         positions = inputs.get("position_ids")
-        if mask is not None:
-            mask = mask[self._first_rows]
-            inputs["attention_mask"] = mask
         if positions is not None:
-            positions = positions.expand(len(self._output), -1)[self._first_rows]
-            inputs["position_ids"] = positions
-        order, common = self._common_beginning(ids, mask, positions)
+            # [rows, W], or [axes, rows, W] where images have rows and columns.
+            positions = positions.expand(*positions.shape[:-2], len(self._output), -1)
+            inputs["position_ids"] = positions.index_select(-2, self._first_rows)
+        order, common = self._common_beginning(ids, inputs)
         if common >= _COMMON:
             prepared = self._compute_common(inputs, ids, order, common)
-            mask = prepared["attention_mask"]
-            positions = inputs["position_ids"].gather(1, order)
+            inputs["attention_mask"] = prepared["attention_mask"]
         else:
             prepared = self._prepare(ids, self.columns, is_first_iteration=True, **inputs)
-        self._keep_masks(mask, positions)
+        self._keep(inputs)
         logits = self._model(**prepared, return_dict=True).logits[:, -1].float()
-        if self._cache.get_seq_length() != self.columns:
-            raise CannotServeError("the model keeps no cache of the prompts")
+        check_filled(self._cache, self.columns)
         for i, layer in enumerate(self._cache.layers):
-            if type(layer) is DynamicLayer:
+            if type(layer) is DynamicLayer and layer.get_seq_length():
                 self._cache.layers[i] = NodeLayer(layer, *self._output.shape)
         _select_rows(processors, self._first_rows)
         return logits
 
-    def _common_beginning(self, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> tuple[Tensor, int]:
+    def _common_beginning(self, ids: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, int]:
         """Return `shared_first`; no tokens in common where a pass over them alone would need the model's own code."""
         layers = {type(layer) for layer in self._cache.layers}
-        if positions is None or self._prepares or layers != {DynamicLayer}:
+        if inputs.get("position_ids") is None or self._prepares or layers != {DynamicLayer}:
             return ids, 0
-        return shared_first(ids, mask)
+        return shared_first(ids, inputs.get("attention_mask"))
 
     def _compute_common(self, inputs: dict[str, Any], ids: Tensor, order: Tensor, common: int) -> dict[str, Any]:
         """Compute the tokens that all prompts begin with once; return the model's arguments for those after them."""
-        tables = {"input_ids": ids, "position_ids": inputs["position_ids"]}
-        if inputs.get("attention_mask") is not None:
-            tables["attention_mask"] = inputs["attention_mask"]
-        ordered = {name: table.gather(1, order) for name, table in tables.items()}
-        first_row = {name: table[:1, :common] for name, table in ordered.items()}
+        tables = {"input_ids": ids}
+        for name in ("position_ids", *PER_TOKEN):
+            if inputs.get(name) is not None:
+                tables[name] = inputs[name]
+        ordered = {name: table.gather(-1, order.expand_as(table)) for name, table in tables.items()}
+        first_row = {name: table[..., :1, :common] for name, table in ordered.items()}
         self._model(**inputs | first_row)
-        self._cache.batch_repeat_interleave(len(ids))
-        later = {name: table[:, common:] for name, table in ordered.items()}
+        self._cache.reorder_cache(self._first_rows.new_zeros(len(ids)))
+        later = {name: table[..., common:] for name, table in ordered.items()}
         # The mask is that of all keys, those in the cache too.
         return inputs | later | {"attention_mask": ordered.get("attention_mask")}
 
-    def _keep_masks(self, mask: Tensor | None, positions: Tensor | None) -> None:
-        """Keep the masks and the positions that the next tokens need."""
+    def _keep(self, inputs: dict[str, Any]) -> None:
+        """Keep what the next tokens need of the prompts' inputs."""
+        mask = inputs.get("attention_mask")
         if mask is not None and mask.all() and not self._prepares:
             # Without padding a mask would only cost an operation for each token.
             mask = None
-            self._inputs["attention_mask"] = None
+        self._inputs.pop("attention_mask", None)
         self._mask = None
         if mask is not None:
             self._mask = pad(mask, (0, self._ids.size(1) - mask.size(1)), value=1)  # [nodes, W + T]
+        # As `generate` goes on: a token is of the kind of the one before it, and in its text.
+        self._types = {name: inputs[name][:, -1:] for name in TYPES if inputs.get(name) is not None}
+        positions = inputs.get("position_ids")
         self._positions = None
         if positions is not None:
-            # Without padding all nodes have the same position.
-            self._positions = positions[:1, -1:] if mask is None else positions[:, -1:]
+            positions = positions[..., -1:]
+            first = positions[..., :1, :]
+            self._positions = first if (positions == first).all() else positions
+        self._inputs.pop(ENCODED, None)  # the prompts have been computed
 
     def next_logits(self) -> Tensor:
         """Return the logits `[nodes, V]` after the latest tokens."""
@@ -143,6 +154,7 @@ class Nodes:
         if self._positions is not None:
             self._positions = self._positions + 1
             inputs["position_ids"] = self._positions
+        inputs |= self._types
         if self._prepares:
             inputs = self._prepare(self.prefixes, 1, next_sequence_length=1, **inputs)
         else:
@@ -222,8 +234,9 @@ class Nodes:
         origin = self._tensor(parents[children])
         if self._mask is not None:
             self._mask = self._mask[origin]
-            if self._positions is not None:
-                self._positions = self._positions[origin]
+        if self._positions is not None and self._positions.size(-2) > 1:
+            self._positions = self._positions.index_select(-2, origin)
+        self._types = {name: types[origin] for name, types in self._types.items()}
         self._prompt_of = arrange(self._model, self._cache, origin, self._prompt_of)
         _select_rows(processors, origin)
 
