@@ -30,10 +30,9 @@ from transformers import (
     PreTrainedModel,
     TemperatureLogitsWarper,
 )
-from transformers.cache_utils import DynamicCache
 from transformers.generation import GenerationMode
 
-from .cache import CannotServeError, decoding, rope_types
+from .cache import CannotServeError, decoding, rope_types, why_not_copied
 from .nodes import CACHES, ENCODED, PER_TOKEN, Nodes, cache_argument
 
 if TYPE_CHECKING:
@@ -44,12 +43,6 @@ logger = logging.getLogger(__name__)
 _logged_reasons: set[str] = set()
 # Arguments of a model that nodes are prepared for; any other would need code of its own.
 _ARGUMENTS = {"position_ids", *CACHES, "use_cache", "logits_to_keep", ENCODED, *PER_TOKEN}
-# Layers of transformers' caches whose `reorder_cache` copies all that a row has. Those of other kinds may hold more.
-_LAYERS = frozenset({
-    "DeepseekV4CSACache", "DeepseekV4HCACache", "DummyLayer", "DynamicIndexedLayer", "DynamicLayer",
-    "DynamicSlidingWindowLayer", "LinearAttentionAndFullAttentionLayer",
-    "LinearAttentionAndSlidingWindowAttentionLayer", "LinearAttentionLayer", "MiniMaxM3VLSparseCacheLayer",
-})  # fmt: skip
 # Processors that treat each row by itself; others keep the state of a whole batch, from which no row can be dropped.
 _ROW_BY_ROW = frozenset({
     "EpsilonLogitsWarper", "EtaLogitsWarper", "ExponentialDecayLengthPenalty", "ForcedBOSTokenLogitsProcessor",
@@ -161,7 +154,7 @@ def decode(
     if reason is not None:
         raise CannotServeError(reason)
     prompt_width = input_ids.size(1)
-    with decoding(model):
+    with decoding(model, inputs[cache_argument(inputs)]):
         nodes = Nodes(model, input_ids, generation_config, inputs)
         logits = nodes.prefill(logits_processor)
         while True:
@@ -195,7 +188,7 @@ def refusal(
         return "the model is an encoder and a decoder"
     return (
         _refused_setting(config)
-        or _refused_cache(inputs.get(cache_argument(inputs)))
+        or why_not_copied(model, inputs.get(cache_argument(inputs)))
         or _refused_processor(processors)
         or _refused_input(model, inputs)
         or _refused_positions(model, config, inputs.get("position_ids"))
@@ -214,20 +207,6 @@ def _refused_setting(config: GenerationConfig) -> str | None:
         return f"num_return_sequences is {config.num_return_sequences}"
     if not config.use_cache:
         return "use_cache is False"
-    return None
-
-
-def _refused_cache(cache: Any) -> str | None:
-    if type(cache) is not DynamicCache or cache.offloading:
-        return f"its cache ({type(cache).__name__}) is of another kind than keys and values in memory"
-    kinds = {type(layer) for layer in cache.layers}
-    unknown = [
-        kind.__name__
-        for kind in kinds
-        if kind.__name__ not in _LAYERS or not kind.__module__.startswith("transformers.")
-    ]
-    if unknown:
-        return f"its cache has layers of the kind {', '.join(sorted(unknown))}"
     return None
 
 

@@ -237,7 +237,7 @@ class Nodes:
         if self._positions is not None and self._positions.size(-2) > 1:
             self._positions = self._positions.index_select(-2, origin)
         self._types = {name: types[origin] for name, types in self._types.items()}
-        self._prompt_of = arrange(self._model, self._cache, origin, self._prompt_of)
+        self._prompt_of = arrange(self._cache, origin, self._prompt_of)
         _select_rows(processors, origin)
 
     def _point(self, rows: NDArray[np.int64], node: NDArray[np.int64]) -> None:
