@@ -33,7 +33,8 @@ from transformers import (
 from transformers.generation import GenerationMode
 
 from .cache import CannotServeError, decoding, rope_types, why_not_copied
-from .nodes import CACHES, ENCODED, PER_TOKEN, Nodes, cache_argument
+from .images import ENCODED
+from .nodes import CACHES, PER_TOKEN, Nodes, cache_argument
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteriaList
@@ -223,8 +224,6 @@ def _refused_input(model: PreTrainedModel, inputs: dict[str, Any]) -> str | None
     unknown = sorted(names - _ARGUMENTS)
     if unknown:
         return f"the model takes {', '.join(unknown)}"
-    if any(value is not None for value in (inputs.get(ENCODED) or {}).values()):
-        return "the prompts have images"
     if "prepare_inputs_for_generation" in vars(model):
         return "an adapter changes the model's inputs (prompt learning)"
     return None

@@ -13,6 +13,7 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList,
 from transformers.cache_utils import DynamicLayer
 
 from .cache import CannotServeError, NodeLayer, arrange, check_attended, check_filled
+from .images import ENCODED, Images, images_of
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteriaList
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 _TOKENS = 2**32  # more than any vocabulary has
 _COMMON = 16  # tokens that all prompts of a batch begin with, from which a pass over them alone is quicker
 _PREPARE = GenerationMixin.prepare_inputs_for_generation
-ENCODED = "mm_encoder_outputs"  # the argument with the features of images and videos
 TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")  # arguments with the kind of each token
 PER_TOKEN = ("attention_mask", *TYPES)  # arguments of the form [rows, columns]
 CACHES = ("cache", "cache_params", "past_key_values")
@@ -62,7 +62,8 @@ class Nodes:
         assert config.max_length is not None
         self._output = input_ids.new_full((count, config.max_length), _pad_token(config))  # [rows, W + T]
         self._output[:, : self.columns] = input_ids
-        first_rows, node_of_row = _distinct_prompts(input_ids, inputs.get("attention_mask"))
+        self._images = images_of(model.config, input_ids, inputs.get(ENCODED))
+        first_rows, node_of_row = _distinct_prompts(input_ids, inputs.get("attention_mask"), self._images)
         self._first_rows = self._tensor(first_rows)  # one row of each prompt
         self._ids = self._output[self._first_rows]  # [nodes, W + T]
         self._prompt_of = torch.arange(len(first_rows), device=input_ids.device)  # of each node
@@ -85,6 +86,8 @@ class Nodes:
         for name in PER_TOKEN:
             if inputs.get(name) is not None:
                 inputs[name] = inputs[name][self._first_rows]
+        if self._images is not None:
+            inputs[ENCODED] = {"image": self._images.of_rows(self._first_rows.tolist())}
         positions = inputs.get("position_ids")
         if positions is not None:
             # [rows, W], or [axes, rows, W] where images have rows and columns.
@@ -108,7 +111,8 @@ class Nodes:
     def _common_beginning(self, ids: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, int]:
         """Return `shared_first`; no tokens in common where a pass over them alone would need the model's own code."""
         layers = {type(layer) for layer in self._cache.layers}
-        if inputs.get("position_ids") is None or self._prepares or layers != {DynamicLayer}:
+        needs_model = self._prepares or self._images is not None or layers != {DynamicLayer}
+        if inputs.get("position_ids") is None or needs_model:
             return ids, 0
         return shared_first(ids, inputs.get("attention_mask"))
 
@@ -136,15 +140,18 @@ class Nodes:
         self._mask = None
         if mask is not None:
             self._mask = pad(mask, (0, self._ids.size(1) - mask.size(1)), value=1)  # [nodes, W + T]
-        # As `generate` goes on: a token is of the kind of the one before it, and in its text.
         self._types = {name: inputs[name][:, -1:] for name in TYPES if inputs.get(name) is not None}
+        if "mm_token_type_ids" in self._types:
+            # As `generate` does: what the model writes is text.
+            self._types["mm_token_type_ids"] = torch.zeros_like(self._types["mm_token_type_ids"])
         positions = inputs.get("position_ids")
         self._positions = None
         if positions is not None:
             positions = positions[..., -1:]
             first = positions[..., :1, :]
             self._positions = first if (positions == first).all() else positions
-        self._inputs.pop(ENCODED, None)  # the prompts have been computed
+        self._inputs.pop(ENCODED, None)  # the prompts' images have been read
+        self._images = None
 
     def next_logits(self) -> Tensor:
         """Return the logits `[nodes, V]` after the latest tokens."""
@@ -263,12 +270,26 @@ def _pad_token(config: GenerationConfig) -> int:
     return ends[0] or 0
 
 
-def _distinct_prompts(input_ids: Tensor, mask: Tensor | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _distinct_prompts(
+    input_ids: Tensor, mask: Tensor | None, images: Images | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the first row of each distinct prompt, and the number of each row's prompt."""
     table = input_ids if mask is None else torch.cat([input_ids, mask.to(input_ids)], dim=1)
     rows = [row.tobytes() for row in table.cpu().numpy()]
     _, first_rows, prompt_of_row = np.unique(rows, return_index=True, return_inverse=True)
-    return first_rows, prompt_of_row.reshape(-1)
+    prompt_of_row = prompt_of_row.reshape(-1)
+    if images is None:
+        return first_rows, prompt_of_row
+    # Rows with the same tokens may have other images.
+    firsts_of_text: dict[int, list[int]] = {}
+    first_of_row = np.empty_like(prompt_of_row)
+    for row, text in enumerate(prompt_of_row.tolist()):
+        firsts = firsts_of_text.setdefault(text, [])
+        first = next((first for first in reversed(firsts) if images.are_equal(first, row)), row)
+        if first == row:
+            firsts.append(row)
+        first_of_row[row] = first
+    return np.unique(first_of_row, return_inverse=True)
 
 
 def shared_first(ids: Tensor, mask: Tensor | None) -> tuple[Tensor, int]:
