@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.resources
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
-from transformers import set_seed
+from transformers import GenerationConfig, LogitsProcessorList, set_seed
 from trl import GRPOConfig, GRPOTrainer
 from trl.data_utils import prepare_multimodal_messages
 from trl.trainer import grpo_trainer
@@ -20,6 +20,7 @@ from trl.trainer import grpo_trainer
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.checkpoints import load_renamed
 from pods_rl.errors import UserError
+from pods_rl.prefix_tree.decoding import RowDraws, decode
 from tests.numeric import FLOAT32, assert_near
 
 from .conftest import Gradients, letter_reward
@@ -93,11 +94,46 @@ def test_every_family_has_the_gradient_of_trl(tmp_path, family):
     exact, _ = train(tmp_path, family, num_rollouts=2, exact_trl=True)
     assert theirs.keys() == exact.keys()
     assert all(torch.equal(exact[name], theirs[name]) for name in theirs)
-    ours, trainer = train(tmp_path, family, num_rollouts=2)
+    trainer, ours = build(tmp_path, family, num_rollouts=2)
+    rows = kept_rows(trainer)
+    trainer.train()
+    oracle, theirs = build(tmp_path, family, GRPOTrainer, GRPOConfig)
+    fed(oracle, rows).train()  # the default draws other tokens
     dead = sum(int((batch["advantages"] == 0).sum()) for batch in trainer._buffered_inputs)
     assert dead >= 2
     assert not trainer.state.log_history[0].get("pods/rows/left_out")  # rows with images are computed as TRL does
-    assert_near(ours, theirs, FLOAT32)
+    assert_near(ours[-1], theirs[-1], FLOAT32)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_with_images_is_computed_once_and_its_rollouts_have_the_tokens_of_generate(family):
+    """Rows with the same text and other images of the same size are other prompts; a row may have no image."""
+    model, processor = family_of(family)
+    model = copy.deepcopy(model).eval()
+    same_size = [picture(24, 24, seed) for seed in (1, 2)]
+    prompts = [("what?", same_size[:1]), ("what?", same_size[1:]), ("both?", same_size), ("none?", [])]
+    messages = [prepare_multimodal_messages([{"role": "user", "content": text}], seen) for text, seen in prompts * 4]
+    inputs = processor.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt",
+        processor_kwargs={"padding": True, "padding_side": "left"},
+    )  # fmt: skip
+    inputs = {name: value for name, value in inputs.items() if name != "num_patches"}
+    inputs["generation_config"] = GenerationConfig(
+        max_new_tokens=10, do_sample=False, pad_token_id=0, eos_token_id=model.generation_config.eos_token_id
+    )
+    width = inputs["input_ids"].size(1)
+
+    def draws():
+        return RowDraws([(7, row) for row in range(len(messages))], 10, prompt_width=width)
+
+    expected = model.generate(**inputs, logits_processor=LogitsProcessorList([draws()]))
+    seen = []
+    note = lambda _, __, given: seen.append(tuple(given["input_ids"].shape))  # noqa: E731
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    assert torch.equal(model.generate(**inputs, custom_generate=partial(decode, draws())), expected)
+    assert seen[0] == (len(prompts), width)
+    assert len({tuple(row) for row in expected.tolist()}) > 2 * len(prompts)
 
 
 @pytest.mark.numeric

@@ -28,6 +28,7 @@ from pods_rl.prefix_tree.cache import NodeLayer, attend, decoding
 from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, decode, running_sums, sums_by_doubling
 from pods_rl.prefix_tree.nodes import stay
 from pods_rl.prefix_tree.tree import distinct_share
+from tests.engines.vision import make_vlm
 from tests.numeric import FLOAT32, assert_near
 from tests.operations import Operations
 
@@ -46,6 +47,30 @@ SHAPES = {
     "gpt2": {},
     "phi3": {"original_max_position_embeddings": 64, "rope_parameters": LONGROPE, "bos_token_id": 1, "eos_token_id": 1},
 }
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+DELTA |= {"layer_types": ["linear_attention", "full_attention"]}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+LATENT = {"num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
+LATENT |= {"v_head_dim": 12, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1} | EXPERTS
+MAMBA = {"n_groups": 1, "chunk_size": 8, "head_dim": 4}
+HYBRID = {  # with states of a layer that reads tokens one after another, or with keys and values of another form
+    "qwen3_5_text": DELTA | {"head_dim": 8},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
+    "nemotron_h": MAMBA
+    | {"num_hidden_layers": 3, "layers_block_type": ["mamba", "mlp", "attention"], "ssm_state_size": 4}
+    | {"mamba_num_heads": 4, "mamba_head_dim": 8, "conv_kernel": 4},
+    "falcon_h1": MAMBA
+    | {"mamba_d_state": 4, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1},
+    "mamba": {"state_size": 4},
+    "deepseek_v3": LATENT,
+    "deepseek_v32": LATENT | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 4},
+    "gpt_oss": SLIDING | EXPERTS,
+    "llama4_text": EXPERTS
+    | {"attention_chunk_size": 8, "num_experts_per_tok": 1, "intermediate_size_mlp": 16, "head_dim": 4}
+    | {"interleave_moe_layer_step": 2, "no_rope_layers": [1, 0]},
+}
+PLAIN = tuple(SHAPES)
+SHAPES |= HYBRID
 EQUAL = [[5, 6, 7, 8]] * 3 + [[9, 10, 11, 12]] * 2
 MIXED = [[5, 6, 7, 8]] * 3 + [[9, 10]] * 2 + [[11, 12, 13, 14, 15, 16, 17, 18, 19]] * 2
 
@@ -104,7 +129,7 @@ def calls():
 
 
 @pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize(("shape", "prompts"), [("qwen2", EQUAL), *((shape, MIXED) for shape in SHAPES)])
+@pytest.mark.parametrize(("shape", "prompts"), [("qwen2", EQUAL), *((shape, MIXED) for shape in PLAIN)])
 def test_greedy_is_generates_token_by_token(shape, prompts):
     model = build(shape)
     inputs = batch(prompts, eos_token_id=[END, 3, 22])
@@ -314,6 +339,31 @@ def test_rows_get_the_texts_of_generate_and_each_prefix_is_fed_once(shape, promp
 
 
 @pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("family", ["Qwen3_5", "Qwen2_5_VL", "Gemma3", "Gemma4", "InternVL"])
+def test_text_alone_on_a_model_that_takes_images(family, calls):
+    """Positions have several axes, tokens have kinds, and the features of images are none."""
+    model = make_vlm(family)[0].eval()
+    ends = model.generation_config.eos_token_id
+    for prompts in (MIXED * 3, LONG):
+        inputs = batch(prompts, eos_token_id=ends, do_sample=True, temperature=1.0)
+        kinds = torch.zeros_like(inputs["input_ids"])
+        inputs |= {"Gemma3": {"token_type_ids": kinds}, "Qwen2_5_VL": {"mm_token_type_ids": kinds}}.get(family, {})
+        expected = by_rows(model, inputs, RowDraws(keys(len(prompts)), 24))
+        seen = calls(model)
+        assert torch.equal(once(model, inputs, RowDraws(keys(len(prompts)), 24)), expected)
+        assert max(rows for rows, columns in seen if columns > 1) == len({*map(tuple, prompts)})
+
+
+def test_a_model_that_attends_to_other_values_than_its_cache_s_keeps_copies_of_the_prompts(monkeypatch):
+    """DiffLlama attends twice, each time to half of the values."""
+    monkeypatch.setattr("pods_rl.prefix_tree.cache._SHARED_FROM", 0)
+    model = build("diffllama", num_key_value_heads=4)
+    inputs = batch(MIXED, do_sample=True, temperature=1.0)
+    expected = by_rows(model, inputs, RowDraws(keys(len(MIXED)), 24))
+    assert torch.equal(once(model, inputs, RowDraws(keys(len(MIXED)), 24)), expected)
+
+
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize(("name", "temperature"), [("tiny", 1.0), ("tiny-words", 0.3)])
 def test_shipped_policies_get_the_texts_of_generate(name, temperature, calls):
     """At a low temperature as a trained policy: most rows have the same text."""
@@ -337,7 +387,9 @@ EQUALLY_LONG = [[*SHARED, 30 + i % 3] for i in range(9)]
 @pytest.mark.parametrize(
     ("shape", "prompts", "temperature"),
     [
-        *((shape, LONG, 1.0) for shape in SHAPES if shape != "phi3"),  # its switch is at 64 columns
+        *((shape, LONG, 1.0) for shape in PLAIN if shape != "phi3"),  # its switch is at 64 columns
+        ("qwen3_5_text", LONG, 1.0),
+        ("falcon_h1", EQUALLY_LONG, 1.0),
         ("qwen2", LONG, 0.0),
         ("qwen2", EQUALLY_LONG, 0.0),
         ("gpt2", EQUALLY_LONG, 1.0),
@@ -345,7 +397,7 @@ EQUALLY_LONG = [[*SHARED, 30 + i % 3] for i in range(9)]
     ],
 )
 def test_what_all_prompts_begin_with_is_computed_once(shape, temperature, prompts, calls):
-    """Not with sliding windows, where the padding would count."""
+    """Not with sliding windows and recurrent layers, where the padding would count."""
     model, rows, width = build(shape), len(prompts), max(map(len, prompts))
     inputs = batch(prompts, **{"do_sample": True, "temperature": temperature} if temperature else {})
     draws = lambda: RowDraws(keys(rows), 24) if temperature else None  # noqa: E731
@@ -424,6 +476,13 @@ def test_attention_of_one_query_is_transformers_own(dtype):
     assert model.config._attn_implementation == "sdpa"
 
 
+def test_a_model_that_keeps_states_outside_of_its_cache_goes_to_generate():
+    model = build("recurrent_gemma", block_types=["recurrent", "attention"], num_key_value_heads=1)
+    inputs = batch(MIXED, max_new_tokens=4)
+    with pytest.raises(CannotServeError, match="no cache"):
+        once(model, inputs)
+
+
 def test_a_model_that_changes_the_keys_goes_to_generate(qwen2, monkeypatch):
     monkeypatch.setattr("pods_rl.prefix_tree.cache._SHARED_FROM", 0)
     update = NodeLayer.update
@@ -449,7 +508,7 @@ def encoder_decoder():
 QWEN2 = partial(build, "qwen2")
 REFUSED = [
     (encoder_decoder, {}, "encoder"),
-    (partial(build, "mamba", state_size=4), {}, "its cache .*kind"),
+    (partial(build, "rwkv"), {}, "its cache .*kind"),
     (prompt_tuning, {}, "prompt learning"),
     (partial(build, "phi3", original_max_position_embeddings=6), {}, "rotary frequencies"),
     (QWEN2, {"num_beams": 2}, "beam search"),

@@ -14,13 +14,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 SINGLE_QUERY = "pods_single_query"  # the name of `attend` in transformers' tables
 _SPARE = 16  # columns that a layer grows by: few compared with the cache, and they make copies rare
 _CHANGED = "the model changes the cache's keys before it attends to them"
+# Layers of transformers' caches whose `reorder_cache` copies all that a row has; those of other kinds may hold more.
+_ATTENTION = frozenset({"DummyLayer", "DynamicLayer", "DynamicSlidingWindowLayer"})
+_RECURRENT = frozenset({
+    "LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer", "LinearAttentionLayer",
+})  # fmt: skip
+_SPARSE = frozenset({
+    "DeepseekV4CSACache", "DeepseekV4HCACache", "DynamicIndexedLayer", "MiniMaxM3VLSparseCacheLayer",
+})  # fmt: skip
 _SHARED_FROM = 2**19  # bytes of a layer's keys, copied for each node of a prompt, from which one copy is faster
 
 
@@ -57,6 +65,8 @@ class NodeLayer(DynamicLayer):
         self._rollouts = rollouts
         self._most_columns = most
         self.width = layer.keys.shape[2]  # of the prompts
+        # Whether the model attends to the keys and values of its cache as they are, so that `attend` finds the layer.
+        self.can_share = _reached_attention(layer.keys) and _reached_attention(layer.values)
         self.attended = True  # whether `attend` has seen the keys of the latest update
         self.places: Places | None = None  # of the nodes, once their prompts are shared
         self._make_room(len(layer.keys))
@@ -81,8 +91,9 @@ class NodeLayer(DynamicLayer):
         self.keys = keys.narrow(2, 0, start + count)
         self.values = values.narrow(2, 0, start + count)
         if self.places is not None:
-            # The keys lead `attend` to this layer. A weak reference, since a cycle would keep the cache in memory.
+            # They lead `attend` to this layer. A weak reference, since a cycle would keep the cache in memory.
             self.keys.layer = ref(self)
+            self.values.layer = ref(self)
             self.attended = False
         return self.keys, self.values
 
@@ -205,7 +216,7 @@ class Places:
         return states
 
 
-def arrange(model: PreTrainedModel, cache: Cache, parents: Tensor, prompt_of: Tensor) -> Tensor:
+def arrange(cache: Cache, parents: Tensor, prompt_of: Tensor) -> Tensor:
     """Let node `parents[i]` of a cache be at place i, for every i: see `NodeLayer.arrange`.
 
     Once copies of the prompts would be large there is one copy for all nodes, if `attend` reads it.
@@ -217,23 +228,53 @@ def arrange(model: PreTrainedModel, cache: Cache, parents: Tensor, prompt_of: Te
         The number of the prompt of each place; those without a node are no longer counted.
     """
     moved = (parents != torch.arange(len(parents), device=parents.device)).nonzero().squeeze(1)
-    can_share = model.config.get_text_config(decoder=True)._attn_implementation == SINGLE_QUERY
     prompts, prompt_of_node = torch.unique(prompt_of[parents], return_inverse=True)
     places = None
     for layer in cache.layers:
         if not isinstance(layer, NodeLayer):
-            # The layer of a sliding window does not grow, so it is simply copied.
-            layer.batch_select_indices(parents)
+            # States of a sliding window or of a recurrent layer do not grow, so they are simply copied.
+            layer.reorder_cache(parents)
             continue
         copies = len(parents) - len(prompts)
         copied_bytes = layer.keys[0, :, :1].nbytes * layer.width * copies
-        if can_share and (layer.places is not None or copied_bytes >= _SHARED_FROM):
+        if layer.can_share and (layer.places is not None or copied_bytes >= _SHARED_FROM):
             if places is None:
                 places = Places(prompt_of_node)
             node_of_prompt = (prompt_of == prompts.unsqueeze(1)).int().argmax(1)
             layer.share(node_of_prompt, prompts, places)
         layer.arrange(parents, moved)
     return prompt_of_node
+
+
+def why_not_copied(model: PreTrainedModel, cache: Any) -> str | None:
+    """Return why the rows of a model's cache cannot be copied and dropped, or None."""
+    if type(cache) is not DynamicCache or cache.offloading:
+        return f"its cache ({type(cache).__name__}) is of another kind than keys, values and states in memory"
+    kinds = {type(layer) for layer in cache.layers}
+    names = {kind.__name__ for kind in kinds}
+    unknown = names - _ATTENTION - _RECURRENT - _SPARSE
+    unknown |= {kind.__name__ for kind in kinds if not kind.__module__.startswith("transformers.")}
+    if unknown:
+        return f"its cache has layers of the kind {', '.join(sorted(unknown))}"
+    if model._is_stateful and names <= _ATTENTION:
+        return "it keeps states outside of its cache"
+    return None
+
+
+def check_filled(cache: Cache, columns: int) -> None:
+    """Raise CannotServeError if the model did not leave its states after this many columns of prompts in its cache."""
+    # Layers without keys have no length. Some of those that have keep none, where they read another layer's.
+    lengths = [layer.get_seq_length() for layer in cache.layers if hasattr(layer, "get_seq_length")]
+    recurrent = [layer for layer in cache.layers if type(layer).__name__ in _RECURRENT]
+    has_states = [_has_states(layer) for layer in recurrent]
+    if not cache.layers or max(lengths, default=columns) != columns or not all(has_states):
+        raise CannotServeError("the model keeps no cache of the prompts")
+
+
+def _has_states(layer: Any) -> bool:
+    """Return whether a recurrent layer holds a state."""
+    states = (*layer.conv_states.values(), *layer.recurrent_states.values())
+    return any(state is not None for state in states)
 
 
 def check_attended(cache: Cache) -> None:
@@ -284,12 +325,17 @@ def attend(
     rows, heads, queries, size = query.shape
     key_heads = key.shape[1]
     layer = _layer_of(key)
+    if layer is not _layer_of(value):
+        raise CannotServeError(_CHANGED)
     is_plain_mask = attention_mask is None or (
         attention_mask.dtype == torch.bool and attention_mask.shape[1:3] == (1, 1)
     )
     if queries != 1 or dropout or not is_plain_mask:
         if layer is not None:
             raise CannotServeError("its attention takes a mask of its own")
+        is_shared_by_heads = attention_mask is None or attention_mask.shape[1] == 1
+        for states in (key, value):
+            states.reached_attention = is_shared_by_heads and not dropout
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **other
         )
@@ -308,9 +354,14 @@ def attend(
     return (weights @ value).reshape(rows, 1, heads, value.shape[-1]), None
 
 
-def _layer_of(key: Tensor) -> NodeLayer | None:
-    """Return the layer that shares its prompts, if these are its keys: see `NodeLayer.update`."""
-    reference = getattr(key, "layer", None)
+def _reached_attention(states: Tensor) -> bool:
+    """Return whether `attend` computed the prompts with these keys or values, and not with others made from them."""
+    return getattr(states, "reached_attention", False)
+
+
+def _layer_of(states: Tensor) -> NodeLayer | None:
+    """Return the layer that shares its prompts, if these are its keys or values: see `NodeLayer.update`."""
+    reference = getattr(states, "layer", None)
     return None if reference is None else reference()
 
 
@@ -319,18 +370,24 @@ AttentionMaskInterface.register(SINGLE_QUERY, sdpa_mask)
 
 
 @contextmanager
-def decoding(model: PreTrainedModel) -> Iterator[None]:
+def decoding(model: PreTrainedModel, cache: Cache | None = None) -> Iterator[None]:
     """Prepare a model to decode: without dropout, which rollouts of a prompt would share.
 
     On a CPU also with `attend`, and in torch's inference mode, where each of many small operations costs less. Not so
     with several processes, which may share the weights, and for models outside transformers, which may keep tensors of
     a forward pass for the next: those of inference mode cannot be trained with.
+
+    Args:
+        model: without PEFT's wrapper.
+        cache: the empty one, which shows the kinds of its layers. If None, of keys and values.
     """
     in_training = [module for module in model.modules() if module.training]
     config = model.config.get_text_config(decoder=True)
     attention_before = config._attn_implementation
     known_on_cpu = model.device.type == "cpu" and model._supports_attention_backend and not model.is_remote_code()
-    takes_single_query = known_on_cpu and attention_before == "sdpa"
+    # Where attention is sparse the model chooses keys by code that asks for the attention's name.
+    is_sparse = cache is not None and any(type(layer).__name__ in _SPARSE for layer in cache.layers)
+    takes_single_query = known_on_cpu and attention_before == "sdpa" and not is_sparse
     takes_inference_mode = known_on_cpu and not dist.is_initialized()
     for module in in_training:
         module.training = False

@@ -30,11 +30,11 @@ from transformers import (
     PreTrainedModel,
     TemperatureLogitsWarper,
 )
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerationMode
 
-from .cache import CannotServeError, decoding, rope_types
-from .nodes import Nodes, cache_argument
+from .cache import CannotServeError, decoding, rope_types, why_not_copied
+from .images import ENCODED
+from .nodes import CACHES, PER_TOKEN, Nodes, cache_argument
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteriaList
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 _logged_reasons: set[str] = set()
 # Arguments of a model that nodes are prepared for; any other would need code of its own.
-_ARGUMENTS = {"attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep"}
+_ARGUMENTS = {"position_ids", *CACHES, "use_cache", "logits_to_keep", ENCODED, *PER_TOKEN}
 # Processors that treat each row by itself; others keep the state of a whole batch, from which no row can be dropped.
 _ROW_BY_ROW = frozenset({
     "EpsilonLogitsWarper", "EtaLogitsWarper", "ExponentialDecayLengthPenalty", "ForcedBOSTokenLogitsProcessor",
@@ -155,7 +155,7 @@ def decode(
     if reason is not None:
         raise CannotServeError(reason)
     prompt_width = input_ids.size(1)
-    with decoding(model):
+    with decoding(model, inputs[cache_argument(inputs)]):
         nodes = Nodes(model, input_ids, generation_config, inputs)
         logits = nodes.prefill(logits_processor)
         while True:
@@ -189,7 +189,7 @@ def refusal(
         return "the model is an encoder and a decoder"
     return (
         _refused_setting(config)
-        or _refused_cache(inputs.get(cache_argument(inputs)))
+        or why_not_copied(model, inputs.get(cache_argument(inputs)))
         or _refused_processor(processors)
         or _refused_input(model, inputs)
         or _refused_positions(model, config, inputs.get("position_ids"))
@@ -208,15 +208,6 @@ def _refused_setting(config: GenerationConfig) -> str | None:
         return f"num_return_sequences is {config.num_return_sequences}"
     if not config.use_cache:
         return "use_cache is False"
-    return None
-
-
-def _refused_cache(cache: Any) -> str | None:
-    if type(cache) is not DynamicCache or cache.offloading:
-        return f"its cache ({type(cache).__name__}) is of another kind than keys and values in memory"
-    kinds = {type(layer) for layer in cache.layers} - {DynamicLayer, DynamicSlidingWindowLayer}
-    if kinds:
-        return f"its cache has layers of the kind {', '.join(sorted(kind.__name__ for kind in kinds))}"
     return None
 
 
@@ -239,8 +230,6 @@ def _refused_input(model: PreTrainedModel, inputs: dict[str, Any]) -> str | None
 
 
 def _refused_positions(model: PreTrainedModel, config: GenerationConfig, positions: Tensor | None) -> str | None:
-    if positions is not None and positions.ndim != 2:
-        return "positions have several axes"
     text = model.config.get_text_config(decoder=True)
     if rope_types(text) & {"dynamic", "longrope"}:
         switch = getattr(text, "original_max_position_embeddings", None) or text.max_position_embeddings

@@ -12,7 +12,8 @@ from torch.nn.functional import pad
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from .cache import CannotServeError, NodeLayer, arrange, check_attended
+from .cache import CannotServeError, NodeLayer, arrange, check_attended, check_filled
+from .images import ENCODED, Images, images_of
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteriaList
@@ -20,15 +21,20 @@ if TYPE_CHECKING:
 _TOKENS = 2**32  # more than any vocabulary has
 _COMMON = 16  # tokens that all prompts of a batch begin with, from which a pass over them alone is quicker
 _PREPARE = GenerationMixin.prepare_inputs_for_generation
+TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")  # arguments with the kind of each token
+PER_TOKEN = ("attention_mask", *TYPES)  # arguments of the form [rows, columns]
+CACHES = ("cache", "cache_params", "past_key_values")
 
 
 def cache_argument(inputs: dict[str, Any]) -> str:
-    """Return the name of the model's argument for its cache: `cache` from transformers 5.24, `past_key_values` before.
+    """Return the name of the model's argument for its cache.
+
+    It is `cache` from transformers 5.24 and `past_key_values` before; Mamba's was `cache_params`.
 
     >>> cache_argument({"past_key_values": None}), cache_argument({"cache": None})
     ('past_key_values', 'cache')
     """
-    return "cache" if "cache" in inputs else "past_key_values"
+    return next((name for name in CACHES if name in inputs), "past_key_values")
 
 
 class Nodes:
@@ -56,7 +62,8 @@ class Nodes:
         assert config.max_length is not None
         self._output = input_ids.new_full((count, config.max_length), _pad_token(config))  # [rows, W + T]
         self._output[:, : self.columns] = input_ids
-        first_rows, node_of_row = _distinct_prompts(input_ids, inputs.get("attention_mask"))
+        self._images = images_of(model.config, input_ids, inputs.get(ENCODED))
+        first_rows, node_of_row = _distinct_prompts(input_ids, inputs.get("attention_mask"), self._images)
         self._first_rows = self._tensor(first_rows)  # one row of each prompt
         self._ids = self._output[self._first_rows]  # [nodes, W + T]
         self._prompt_of = torch.arange(len(first_rows), device=input_ids.device)  # of each node
@@ -76,64 +83,75 @@ class Nodes:
         """Compute each distinct prompt; return the logits `[nodes, V]` that draw the first tokens."""
         inputs = dict(self._inputs)
         ids = self.prefixes
-        mask = inputs.get("attention_mask")
+        for name in PER_TOKEN:
+            if inputs.get(name) is not None:
+                inputs[name] = inputs[name][self._first_rows]
+        if self._images is not None:
+            inputs[ENCODED] = {"image": self._images.of_rows(self._first_rows.tolist())}
         positions = inputs.get("position_ids")
-        if mask is not None:
-            mask = mask[self._first_rows]
-            inputs["attention_mask"] = mask
         if positions is not None:
-            positions = positions.expand(len(self._output), -1)[self._first_rows]
-            inputs["position_ids"] = positions
-        order, common = self._common_beginning(ids, mask, positions)
+            # [rows, W], or [axes, rows, W] where images have rows and columns.
+            positions = positions.expand(*positions.shape[:-2], len(self._output), -1)
+            inputs["position_ids"] = positions.index_select(-2, self._first_rows)
+        order, common = self._common_beginning(ids, inputs)
         if common >= _COMMON:
             prepared = self._compute_common(inputs, ids, order, common)
-            mask = prepared["attention_mask"]
-            positions = inputs["position_ids"].gather(1, order)
+            inputs["attention_mask"] = prepared["attention_mask"]
         else:
             prepared = self._prepare(ids, self.columns, is_first_iteration=True, **inputs)
-        self._keep_masks(mask, positions)
+        self._keep(inputs)
         logits = self._model(**prepared, return_dict=True).logits[:, -1].float()
-        if self._cache.get_seq_length() != self.columns:
-            raise CannotServeError("the model keeps no cache of the prompts")
+        check_filled(self._cache, self.columns)
         for i, layer in enumerate(self._cache.layers):
-            if type(layer) is DynamicLayer:
+            if type(layer) is DynamicLayer and layer.get_seq_length():
                 self._cache.layers[i] = NodeLayer(layer, *self._output.shape)
         _select_rows(processors, self._first_rows)
         return logits
 
-    def _common_beginning(self, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> tuple[Tensor, int]:
+    def _common_beginning(self, ids: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, int]:
         """Return `shared_first`; no tokens in common where a pass over them alone would need the model's own code."""
         layers = {type(layer) for layer in self._cache.layers}
-        if positions is None or self._prepares or layers != {DynamicLayer}:
+        needs_model = self._prepares or self._images is not None or layers != {DynamicLayer}
+        if inputs.get("position_ids") is None or needs_model:
             return ids, 0
-        return shared_first(ids, mask)
+        return shared_first(ids, inputs.get("attention_mask"))
 
     def _compute_common(self, inputs: dict[str, Any], ids: Tensor, order: Tensor, common: int) -> dict[str, Any]:
         """Compute the tokens that all prompts begin with once; return the model's arguments for those after them."""
-        tables = {"input_ids": ids, "position_ids": inputs["position_ids"]}
-        if inputs.get("attention_mask") is not None:
-            tables["attention_mask"] = inputs["attention_mask"]
-        ordered = {name: table.gather(1, order) for name, table in tables.items()}
-        first_row = {name: table[:1, :common] for name, table in ordered.items()}
+        tables = {"input_ids": ids}
+        for name in ("position_ids", *PER_TOKEN):
+            if inputs.get(name) is not None:
+                tables[name] = inputs[name]
+        ordered = {name: table.gather(-1, order.expand_as(table)) for name, table in tables.items()}
+        first_row = {name: table[..., :1, :common] for name, table in ordered.items()}
         self._model(**inputs | first_row)
-        self._cache.batch_repeat_interleave(len(ids))
-        later = {name: table[:, common:] for name, table in ordered.items()}
+        self._cache.reorder_cache(self._first_rows.new_zeros(len(ids)))
+        later = {name: table[..., common:] for name, table in ordered.items()}
         # The mask is that of all keys, those in the cache too.
         return inputs | later | {"attention_mask": ordered.get("attention_mask")}
 
-    def _keep_masks(self, mask: Tensor | None, positions: Tensor | None) -> None:
-        """Keep the masks and the positions that the next tokens need."""
+    def _keep(self, inputs: dict[str, Any]) -> None:
+        """Keep what the next tokens need of the prompts' inputs."""
+        mask = inputs.get("attention_mask")
         if mask is not None and mask.all() and not self._prepares:
             # Without padding a mask would only cost an operation for each token.
             mask = None
-            self._inputs["attention_mask"] = None
+        self._inputs.pop("attention_mask", None)
         self._mask = None
         if mask is not None:
             self._mask = pad(mask, (0, self._ids.size(1) - mask.size(1)), value=1)  # [nodes, W + T]
+        self._types = {name: inputs[name][:, -1:] for name in TYPES if inputs.get(name) is not None}
+        if "mm_token_type_ids" in self._types:
+            # As `generate` does: what the model writes is text.
+            self._types["mm_token_type_ids"] = torch.zeros_like(self._types["mm_token_type_ids"])
+        positions = inputs.get("position_ids")
         self._positions = None
         if positions is not None:
-            # Without padding all nodes have the same position.
-            self._positions = positions[:1, -1:] if mask is None else positions[:, -1:]
+            positions = positions[..., -1:]
+            first = positions[..., :1, :]
+            self._positions = first if (positions == first).all() else positions
+        self._inputs.pop(ENCODED, None)  # the prompts' images have been read
+        self._images = None
 
     def next_logits(self) -> Tensor:
         """Return the logits `[nodes, V]` after the latest tokens."""
@@ -143,6 +161,7 @@ class Nodes:
         if self._positions is not None:
             self._positions = self._positions + 1
             inputs["position_ids"] = self._positions
+        inputs |= self._types
         if self._prepares:
             inputs = self._prepare(self.prefixes, 1, next_sequence_length=1, **inputs)
         else:
@@ -222,9 +241,10 @@ class Nodes:
         origin = self._tensor(parents[children])
         if self._mask is not None:
             self._mask = self._mask[origin]
-            if self._positions is not None:
-                self._positions = self._positions[origin]
-        self._prompt_of = arrange(self._model, self._cache, origin, self._prompt_of)
+        if self._positions is not None and self._positions.size(-2) > 1:
+            self._positions = self._positions.index_select(-2, origin)
+        self._types = {name: types[origin] for name, types in self._types.items()}
+        self._prompt_of = arrange(self._cache, origin, self._prompt_of)
         _select_rows(processors, origin)
 
     def _point(self, rows: NDArray[np.int64], node: NDArray[np.int64]) -> None:
@@ -250,12 +270,26 @@ def _pad_token(config: GenerationConfig) -> int:
     return ends[0] or 0
 
 
-def _distinct_prompts(input_ids: Tensor, mask: Tensor | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _distinct_prompts(
+    input_ids: Tensor, mask: Tensor | None, images: Images | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the first row of each distinct prompt, and the number of each row's prompt."""
     table = input_ids if mask is None else torch.cat([input_ids, mask.to(input_ids)], dim=1)
     rows = [row.tobytes() for row in table.cpu().numpy()]
     _, first_rows, prompt_of_row = np.unique(rows, return_index=True, return_inverse=True)
-    return first_rows, prompt_of_row.reshape(-1)
+    prompt_of_row = prompt_of_row.reshape(-1)
+    if images is None:
+        return first_rows, prompt_of_row
+    # Rows with the same tokens may have other images.
+    firsts_of_text: dict[int, list[int]] = {}
+    first_of_row = np.empty_like(prompt_of_row)
+    for row, text in enumerate(prompt_of_row.tolist()):
+        firsts = firsts_of_text.setdefault(text, [])
+        first = next((first for first in reversed(firsts) if images.are_equal(first, row)), row)
+        if first == row:
+            firsts.append(row)
+        first_of_row[row] = first
+    return np.unique(first_of_row, return_inverse=True)
 
 
 def shared_first(ids: Tensor, mask: Tensor | None) -> tuple[Tensor, int]:
