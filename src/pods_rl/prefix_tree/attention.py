@@ -351,6 +351,7 @@ class TreeAttention:
         from torch.nn.attention.varlen import AuxRequest
 
         outputs, log_sum = varlen_attn(q, keys, values, *lengths, return_aux=AuxRequest(lse=True), **options)
+        assert isinstance(log_sum, Tensor)
         if log_sum.shape[0] == q.size(1):  # torch returns [H, L], and its page says [L, H]
             log_sum = log_sum.transpose(0, 1)
         log_sum = log_sum.detach()

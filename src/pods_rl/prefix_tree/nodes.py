@@ -12,8 +12,9 @@ from torch.nn.functional import pad
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from .cache import CannotServeError, NodeLayer, arrange, check_attended, check_filled
+from .cache import SINGLE_QUERY, CannotServeError, NodeLayer, arrange, check_attended, check_filled
 from .images import ENCODED, Images, images_of
+from .plain_decoder import PlainDecoder, plain_decoder
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteriaList
@@ -106,7 +107,17 @@ class Nodes:
             if type(layer) is DynamicLayer and layer.get_seq_length():
                 self._cache.layers[i] = NodeLayer(layer, *self._output.shape)
         _select_rows(processors, self._first_rows)
+        self._decoder = self._choose_decoder()
         return logits
+
+    def _choose_decoder(self) -> PlainDecoder | None:
+        """Return what computes single tokens with fewer operations than the model; None if the model must do it."""
+        layers = {type(layer) for layer in self._cache.layers}
+        needs_model = self._prepares or bool(self._types) or layers != {NodeLayer}
+        if self._positions is None or self._positions.ndim != 2 or needs_model:
+            return None
+        attention = self._model.config.get_text_config(decoder=True)._attn_implementation
+        return plain_decoder(self._model) if attention == SINGLE_QUERY else None
 
     def _common_beginning(self, ids: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, int]:
         """Return `shared_first`; no tokens in common where a pass over them alone would need the model's own code."""
@@ -161,6 +172,12 @@ class Nodes:
         if self._positions is not None:
             self._positions = self._positions + 1
             inputs["position_ids"] = self._positions
+        if self._decoder is not None:
+            latest = self._ids[:, self.columns - 1 : self.columns]
+            mask = inputs.get("attention_mask")
+            plain: Tensor = self._decoder(latest, inputs["position_ids"], mask, self._cache)[:, -1].float()
+            check_attended(self._cache)
+            return plain
         inputs |= self._types
         if self._prepares:
             inputs = self._prepare(self.prefixes, 1, next_sequence_length=1, **inputs)

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, softplus
 
 from .attention import KEYWORD as ATTENTION_KEYWORD
-from .attention import _take_shared, move_together
+from .attention import move_together
+from .blocks import take_shared
 from .tree import Branch
 
 KEYWORD = "prefix_tree_recurrence"  # the argument of a model that its layers pass on to the functions below
@@ -97,7 +98,7 @@ class TreeRecurrence:
         if width not in self._windows:
             self._windows[width] = self._lay_out_windows(width)
         nodes, kept = self._windows[width]
-        rows = _take_shared(_with_padding(states[0].transpose(0, 1)), nodes)  # [x, D]
+        rows = take_shared(_with_padding(states[0].transpose(0, 1)), nodes)  # [x, D]
         outputs = convolution(rows.transpose(0, 1).unsqueeze(0))
         return outputs[0].transpose(0, 1).index_select(0, kept).transpose(0, 1).unsqueeze(0)
 
@@ -119,7 +120,7 @@ class TreeRecurrence:
         outputs: list[Tensor] = []
         states: list[Tensor] = []
         for wave in plan.waves:
-            batch = [_take_shared(x, wave.nodes).unflatten(0, (wave.count, wave.width)) for x in padded]
+            batch = [take_shared(x, wave.nodes).unflatten(0, (wave.count, wave.width)) for x in padded]
             initial = None
             if wave.parents is not None:
                 empty = torch.zeros_like(states[0][:1])
