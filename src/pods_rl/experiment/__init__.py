@@ -326,7 +326,6 @@ def _end(futures: Sequence[Future[None]], stop: Stop) -> None:
 
     for future in futures:
         future.cancel()
-    terminated: set[object] = set()  # the processes that were asked to end
     if _in_progress:
         print_notice(_ON_SIGNAL)
 
@@ -335,13 +334,12 @@ def _end(futures: Sequence[Future[None]], stop: Stop) -> None:
             if again and number == signal.SIGINT:
                 with suppress(psutil.NoSuchProcess):
                     end_leader(psutil.Process(process.pid))
-            elif again or process not in terminated:
-                terminated.add(process)
+            else:
                 process.terminate()  # not SIGINT: a terminal has already sent it to the run, and a second one kills
 
     with stop.passed_to(pass_on):
         while wait(futures, timeout=_POLL).not_done:
-            pass_on(signal.SIGTERM, False)  # a run that started in the meantime
+            pass_on(signal.SIGTERM, False)  # again: a run may have started, or lost the first one
 
 
 def _why(code: int, log: Path) -> str:
