@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..distributed import is_launched
 from ..distributed.signals import end_with_parent, ignore_signals, stop_on_signals
-from ..errors import Interrupted, UserError, exit_reason
+from ..errors import Interrupted, UserError, code_reason, exit_reason
 from ..runs.files import write_failure
 from ..streams import drop_pending_output, lost_output, settle_streams
 from ..text import console, plain_text, safe_text
@@ -113,8 +113,7 @@ def run(app: Callable[..., Any]) -> None:
             sys.stdout.flush()
     except (Exception, SystemExit) as error:
         # Ours is `typer.Exit`. typer itself calls sys.exit if the reader of the output has gone.
-        if isinstance(error, SystemExit) and lost_output(error) is None:
-            error = UserError(exit_reason(error)).with_traceback(error.__traceback__)
+        error = _without_traceback(error)
         code, message = _verdict(error)
         if message and is_launched() and _reported(error, int(code or 1)):
             os._exit(int(code or 1))  # an orderly exit would wait for the other processes
@@ -123,6 +122,17 @@ def run(app: Callable[..., Any]) -> None:
     drop_pending_output()
     if code:
         sys.exit(code)
+
+
+def _without_traceback(error: BaseException) -> BaseException:
+    """Return the UserError of one line that replaces an exception of a user's code; any other exception unchanged."""
+    known = isinstance(error, (UserError, typer.Exit)) or hasattr(error, "show")
+    if known or lost_output(error) is not None or write_failure(error):
+        return error
+    reason = exit_reason(error) if isinstance(error, SystemExit) else code_reason(error)
+    if reason is None:
+        return error
+    return UserError(reason).with_traceback(error.__traceback__)
 
 
 def _reported(error: BaseException, code: int) -> bool:

@@ -159,13 +159,7 @@ def tool_options(tokenizer: PreTrainedTokenizerBase, task: Task) -> dict[str, An
         return {}
     if isinstance(task.test[0]["prompt"], str):
         raise UserError(f"The task {task.name} has tools, and prompts of plain text: tools need chat messages.")
-    environment = None
-    if task.environment_factory:
-        environment = task.environment_factory()
-    options: dict[str, Any] = {"tools": task.tools_of(environment) or None}
-    close = getattr(environment, "close", None)
-    if callable(close):
-        close()
+    options: dict[str, Any] = {"tools": task.list_tools() or None}
     try:
         if not supports_tool_calling(tokenizer):
             raise ValueError("it has no chat template that writes tool calls and their results.")
