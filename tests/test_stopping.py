@@ -231,7 +231,7 @@ def signalled_in_import(place: Path, entry: tuple[str, ...], words: str, module:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
-    until((place / "paused").exists, lambda: process.poll() is not None and process.communicate())
+    until(lambda: (place / "paused").exists() or process.poll() is not None)
     process.send_signal(number)
     _, errors = process.communicate()
     return process.returncode, errors
