@@ -271,9 +271,7 @@ def test_an_environment_that_fails_is_named_in_one_line(tokenizer, monkeypatch, 
 def test_an_environment_that_cannot_be_closed_costs_nothing(tokenizer, monkeypatch, caplog, kind):
     monkeypatch.setattr(Faulty, "fails", ("close", kind))
     task = task_of(1, environment_factory=Faulty, answer="environment")
-    found = evaluate(
-        Script(tokenizer, [[f"<answer>12</answer>{EOS}"]]), task, Sampling(max_completion_length=LENGTH)
-    )
+    found = evaluate(Script(tokenizer, [[f"<answer>12</answer>{EOS}"]]), task, Sampling(max_completion_length=LENGTH))
     assert found.accuracy == 1
     assert caplog.text.count("Faulty.close failed") == 2  # of the one that lists the tools, and of the conversation's
 

@@ -90,15 +90,15 @@ def code_reason(error: BaseException) -> str | None:
     folders = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
     others = (*folders, str(Path(__file__).parent), "<frozen")
     place = None
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        code = frame.f_code
+    for trace_frame, line in traceback.walk_tb(error.__traceback__):
+        code = trace_frame.f_code
         if not code.co_filename.startswith(others):
             place = f"{code.co_qualname} ({Path(code.co_filename).name}, line {line})"
     if place is None:
         return None
     message = " ".join(str(error).split())
-    line = f"Your code failed in {place}: {type(error).__name__}: {message[:_LONGEST]}".removesuffix(": ")
-    return ". ".join([line, *getattr(error, "__notes__", ())])  # a note says which call it was, and what to do
+    reason = f"Your code failed in {place}: {type(error).__name__}: {message[:_LONGEST]}".removesuffix(": ")
+    return ". ".join([reason, *getattr(error, "__notes__", ())])  # a note says which call it was, and what to do
 
 
 class Interrupted(KeyboardInterrupt):

@@ -113,9 +113,9 @@ def run(app: Callable[..., Any]) -> None:
             sys.stdout.flush()
     except (Exception, SystemExit) as error:
         # Ours is `typer.Exit`. typer itself calls sys.exit if the reader of the output has gone.
-        error = _without_traceback(error)
-        code, message = _verdict(error)
-        if message and is_launched() and _reported(error, int(code or 1)):
+        shown_error = _without_traceback(error)
+        code, message = _verdict(shown_error)
+        if message and is_launched() and _reported(shown_error, int(code or 1)):
             os._exit(int(code or 1))  # an orderly exit would wait for the other processes
         with suppress(OSError):  # the exit code is right even if the message cannot be printed
             console(stderr=True).print(message, end="")
@@ -183,4 +183,3 @@ def _find_user_modules() -> None:
         ) from error
     if folder not in sys.path:
         sys.path.append(folder)
-

@@ -61,8 +61,8 @@ def import_all() -> None:
 
     quiet_libraries()
     from .. import evaluation  # noqa: F401
-    from . import commands  # noqa: F401
     from ..training import checks, prepare, recorder, run, trainer  # noqa: F401
+    from . import commands  # noqa: F401
 
 
 def requests(connection: Connection) -> Iterator[Check | Train]:

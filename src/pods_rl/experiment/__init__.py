@@ -274,7 +274,7 @@ def _use_of_attempt(run: PlannedRun, path: Path, processes: int) -> tuple[bool, 
         return False, None
     if differences(Run(path).config, run.recipe.values):
         return False, "starts again: its recipe has changed"
-    checkpoint, _ = last_good(path / CHECKPOINTS)
+    checkpoint, _ = last_good(path / CHECKPOINTS, forms=True)
     if checkpoint is None:
         return False, "starts again: it has no complete checkpoint"
     if read_mapping(checkpoint / MANIFEST).get("processes", processes) != processes:

@@ -49,7 +49,7 @@ def find_start(recipe: Recipe, output: Path, *, processes: int, changed: bool = 
         output: the run directory.
         processes: the number of processes that will train.
         changed: accept a checkpoint even if keys outside `recipe.FREE` differ.
-        hashes: passed to `runs.checkpoints.verify`.
+        hashes: as in `runs.checkpoints.verify`. With them, a checkpoint whose files cannot be read is skipped as well.
 
     Raises:
         UserError: there is no run, or steps but no complete checkpoint, or the checkpoint belongs to another
@@ -57,7 +57,7 @@ def find_start(recipe: Recipe, output: Path, *, processes: int, changed: bool = 
     """
     if not is_run(output):
         raise UserError(f"--resume: {output} holds no run to resume.")
-    checkpoint, skipped = last_good(output / CHECKPOINTS, hashes=hashes)
+    checkpoint, skipped = last_good(output / CHECKPOINTS, hashes=hashes, forms=hashes)
     if checkpoint is None:
         _refuse_to_lose(Run(output), skipped)
         return Start(None, skipped, [])

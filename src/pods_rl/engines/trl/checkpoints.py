@@ -17,10 +17,15 @@ from __future__ import annotations
 
 import json
 import logging
+import random
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, send_to_device
 from safetensors import safe_open
@@ -28,14 +33,20 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
 
 from ...errors import UserError
-from .compat import TRAINER_STATE_NAME, TRLTrainer
+from .compat import TRAINER_STATE_NAME, TRLTrainer, safe_globals, standing_in
 from .dynamic_sampling import DynamicSampling
 from .record import Rollouts, saved_table
+from .stability import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
 _REFERENCE = "pods_reference.safetensors"
 _TENSOR = "__tensor__"  # the key of a tensor's name in the JSON
+_LONGEST = 200  # characters of a library's error in a message
+_ADVICE = "Remove this checkpoint and resume from the one before it, or start a new run with this folder as its model."
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "pytorch_model.bin")
+OPTIMIZER = ("optimizer.pt", "scheduler.pt", "scaler.pt")
+_VALUES = ("attributes", "loss", "metrics", "prompts_drawn", "generation")  # of a process
 _ATTRIBUTES = ("_step", "_globalstep_last_logged")  # TRL's counters, which it does not save
 
 
@@ -101,14 +112,16 @@ class ExactResume:
 
     def _problem(self, folder: Path) -> str | None:
         """Return why a checkpoint is not complete; TRL writes `trainer_state.json` last."""
-        from ...runs.checkpoints import MANIFEST, verify
+        from ...runs.checkpoints import MANIFEST, unreadable, verify
 
         if not (folder / TRAINER_STATE_NAME).is_file():
             return f"there is no {TRAINER_STATE_NAME}: it is not a checkpoint, or its run was killed while it was saved"
-        if folder == self.verified or not (folder / MANIFEST).is_file():
-            return None
-        damages = verify(folder)
-        return damages[0] if damages else None
+        damages: list[str] = []
+        if folder != self.verified and (folder / MANIFEST).is_file():
+            damages = verify(folder)
+        # A manifest that was written after the damage agrees with it.
+        damages = damages or unreadable(folder)
+        return damages[0] if damages else _wrong_state(folder)
 
     def _refuse_inexact(self, checkpoint: Path) -> None:
         """Raise UserError if the run could not continue where this checkpoint ended."""
@@ -118,6 +131,10 @@ class ExactResume:
             logger.warning(
                 "%s has no state of PODSTrainer: it is resumed as TRL does, and not bit for bit.", checkpoint
             )
+        missing = [name for name in _VALUES if values and name not in values]
+        if missing:
+            name = _file(checkpoint, trainer.accelerator.process_index, "json").name
+            raise UserError(f"{checkpoint}: {name} is damaged: it has no {missing[0]}. {_ADVICE}")
         if trainer.args.ignore_data_skip:
             raise UserError(
                 f"{checkpoint}: ignore_data_skip = true would start with the first prompts again, in the middle of a "
@@ -129,6 +146,25 @@ class ExactResume:
                 "DeepSpeed shards is not saved). Resume from another checkpoint, or start a new run without "
                 "sync_ref_model."
             )
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Inside, an error about weights or an optimizer that transformers restores is one line that names the file."""
+        trainer = self._trainer
+        load_weights = trainer._load_from_checkpoint
+        load_optimizer = trainer._load_optimizer_and_scheduler
+
+        def weights(checkpoint: str, *args: Any) -> None:
+            with restoring(checkpoint, WEIGHTS), warnings.catch_warnings():
+                warnings.filterwarnings("error", "Found missing adapter keys")  # PEFT would draw them at random
+                load_weights(checkpoint, *args)
+
+        def optimizer(checkpoint: str | None) -> None:
+            with restoring(checkpoint, OPTIMIZER):
+                load_optimizer(checkpoint)
+
+        with standing_in(trainer, _load_from_checkpoint=weights, _load_optimizer_and_scheduler=optimizer):
+            yield
 
     def begins_finished(self, epoch: int, epochs_trained: int, dataloader: Any) -> bool:
         """At the start of an epoch: restore weights and the order of prompts; return whether the run was finished.
@@ -168,12 +204,19 @@ class ExactResume:
 
     def load(self, folder: Path) -> Rollouts | None:
         """Restore this process's state; return the record of a generation that is still to be trained."""
+        accelerator = self._trainer.accelerator
+        process = accelerator.process_index
+        values = read_state(folder, process, accelerator.num_processes)
+        if not values:
+            return None  # TRL's own checkpoint
+        with restoring(folder, [_file(folder, process, kind).name for kind in ("json", "safetensors")]):
+            return self._restore(values, folder)
+
+    def _restore(self, values: dict[str, Any], folder: Path) -> Rollouts | None:
+        """Restore what `read_state` returned; return as `load` does."""
         trainer = self._trainer
         accelerator = trainer.accelerator
         device = accelerator.device
-        values = read_state(folder, accelerator.process_index, accelerator.num_processes)
-        if not values:
-            return None  # TRL's own checkpoint
         for name in _ATTRIBUTES:
             setattr(trainer, name, values["attributes"][name])
         trainer._tr_loss = torch.tensor(values["loss"], device=device)
@@ -205,6 +248,66 @@ class ExactResume:
             "rollouts": record.saved(),
             "logs": saved_table(trainer._logs) if trainer.log_completions else {},
         }
+
+
+# Keys of the files that `torch.save` writes into a checkpoint, by the pattern of their names.
+_STATES = {
+    "optimizer.pt": ("state", "param_groups"),
+    "scheduler.pt": ("last_epoch",),
+    "rng_state*.pth": ("python", "numpy", "cpu"),
+}
+
+
+def _wrong_state(folder: Path) -> str | None:
+    """Return which file of a checkpoint holds another state than its name says, before anything is restored."""
+    from ...runs.checkpoints import MANIFEST
+    from ...runs.files import read_mapping
+
+    for pattern, keys in _STATES.items():
+        for path in sorted(folder.glob(pattern)):
+            try:
+                with safe_globals():
+                    state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)  # reads no tensor
+                missing = [key for key in keys if key not in state]
+                if not missing and "rng" in pattern:
+                    random.Random().setstate(state["python"])
+                    np.random.RandomState().set_state(state["numpy"])
+                    torch.Generator().set_state(state["cpu"])
+            except Exception as error:  # of a pickle, a zip file or a state
+                return f"{path.name} cannot be read: {_first_line(error)}"
+            if missing:
+                return f"{path.name} holds another state: it has no {missing[0]}"
+    step = read_mapping(folder / TRAINER_STATE_NAME).get("global_step")
+    if type(step) is not int:
+        return f"{TRAINER_STATE_NAME} holds another state: it has no global_step"
+    if step != read_mapping(folder / MANIFEST).get("step", step):
+        return f"{TRAINER_STATE_NAME} is of step {step}"
+    return None
+
+
+@contextmanager
+def restoring(checkpoint: str | Path | None, names: Sequence[str]) -> Iterator[None]:
+    """Inside, what a library raises about a checkpoint's files becomes a UserError of one line that names them.
+
+    Args:
+        checkpoint: the folder. If None, nothing is restored.
+        names: the files that are restored inside, if they exist.
+    """
+    try:
+        yield
+    except Exception as error:  # each library raises errors of its own
+        if isinstance(error, UserError) or is_out_of_memory(error) or checkpoint is None:
+            raise
+        files = [name for name in names if (Path(checkpoint) / name).is_file()]
+        raise UserError(
+            f"{checkpoint}: {' or '.join(files) or 'its state'} cannot be restored: {_first_line(error)}. It is "
+            f"damaged, or of another run. {_ADVICE}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:_LONGEST]}" if lines else type(error).__name__
 
 
 def _draw_orders(dataloader: Any, epochs: int) -> None:
@@ -263,16 +366,18 @@ def read_state(folder: Path, process: int, processes: int) -> dict[str, Any]:
     tensors_file = _file(folder, process, "safetensors")
     tensors: dict[str, Tensor] = {}
     if tensors_file.is_file():
-        tensors = load_file(tensors_file)
+        with restoring(folder, [tensors_file.name]):
+            tensors = load_file(tensors_file)
 
     def restored(entry: dict[str, Any]) -> Any:
         if entry.keys() == {_TENSOR}:
-            return tensors.get(entry[_TENSOR])
+            return tensors[entry[_TENSOR]]
         return entry
 
     values: dict[str, Any] = {}
     if values_file.is_file():
-        values = json.loads(values_file.read_text(encoding="ascii"), object_hook=restored)
+        with restoring(folder, [values_file.name, tensors_file.name]):
+            values = dict(json.loads(values_file.read_text(encoding="ascii"), object_hook=restored))
     if values.get("processes") != processes:
         raise UserError(
             f"{folder} was not made by {processes} process(es), or has no {values_file.name}: each process has its "
@@ -307,14 +412,36 @@ def load_renamed(trainer: TRLTrainer, folder: str) -> None:
         with safe_open(file, "pt") as weights:
             saved_names.update(weights.keys())
     if saved_names <= model.state_dict().keys():
+        _refuse_missing(model, saved_names, folder)
         return
     # The widest dtype of the model, so that no weight is rounded on its way.
     dtype = reduce(torch.promote_types, {weight.dtype for weight in model.parameters()})
-    loaded, info = type(model).from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    missing = sorted(info["missing_keys"])
+    with restoring(folder, WEIGHTS):
+        loaded, info = type(model).from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    _raise_missing(model, sorted(info["missing_keys"]), folder)
+    model.load_state_dict(loaded.state_dict())
+
+
+def _refuse_missing(model: Any, saved_names: set[str], folder: str) -> None:
+    """Raise UserError if a checkpoint lacks a weight of a model: transformers' trainer would leave it as it was.
+
+    Of weights that share memory, one is saved. A checkpoint of an adapter has its own file.
+    """
+    if not saved_names:
+        return
+    weights = model.state_dict()
+    saved_places = {weights[name].data_ptr() for name in saved_names}
+    never_saved = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    missing = []
+    for name, weight in weights.items():
+        if name not in saved_names and name not in never_saved and weight.data_ptr() not in saved_places:
+            missing.append(name)
+    _raise_missing(model, missing, folder)
+
+
+def _raise_missing(model: Any, missing: Sequence[str], folder: str) -> None:
     if missing:
         raise UserError(
             f"{folder} lacks weights of {type(model).__name__}: {', '.join(missing[:3])}. Resume from another "
             "checkpoint."
         )
-    model.load_state_dict(loaded.state_dict())
