@@ -112,11 +112,11 @@ def test_a_file_that_cannot_be_what_its_name_says_is_named_and_an_older_checkpoi
     assert last_good(tmp_path) == (newest, [])
     assert unreadable(tmp_path / "checkpoint-1") == []
     if name == "a.unknown":
-        assert last_good(tmp_path, forms=True) == (newest, [])
+        assert last_good(tmp_path, check=unreadable) == (newest, [])
         return
     (problem,) = unreadable(newest)
     assert problem.startswith(f"{name} cannot be read: ")
-    assert last_good(tmp_path, forms=True) == (tmp_path / "checkpoint-1", [f"checkpoint-2: {problem}"])
+    assert last_good(tmp_path, check=unreadable) == (tmp_path / "checkpoint-1", [f"checkpoint-2: {problem}"])
 
 
 @pytest.mark.parametrize("moves", [0, 1, 2, 3])

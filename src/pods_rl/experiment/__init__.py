@@ -25,7 +25,7 @@ from ..recipe import find_accelerate_config
 from ..recipe.catalog import check_accelerate
 from ..recipe.recipe import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
-from ..runs.checkpoints import MANIFEST, last_good
+from ..runs.checkpoints import MANIFEST, last_good, unreadable
 from ..runs.files import CHECKPOINTS, EXPERIMENT, LOG, begins_with, open_own, read_mapping
 from .definition import HEAD, Experiment, PlannedRun, build_experiment, load_experiment
 from .starters import RunProcess, Starters
@@ -274,7 +274,7 @@ def _use_of_attempt(run: PlannedRun, path: Path, processes: int) -> tuple[bool, 
         return False, None
     if differences(Run(path).config, run.recipe.values):
         return False, "starts again: its recipe has changed"
-    checkpoint, _ = last_good(path / CHECKPOINTS, forms=True)
+    checkpoint, _ = last_good(path / CHECKPOINTS, check=unreadable)
     if checkpoint is None:
         return False, "starts again: it has no complete checkpoint"
     if read_mapping(checkpoint / MANIFEST).get("processes", processes) != processes:

@@ -142,7 +142,7 @@ def _has_runs(files: Iterable[_File]) -> bool:
 
 
 def _files(source: Path, depth: int = _DEPTH) -> Iterator[_File]:
-    """Yield each file that a report may read, at most `depth` folders deep, also behind links: a report follows them."""
+    """Yield each file that a report may read, at most `depth` folders deep. As a report does, follow links."""
     with suppress(OSError):  # removed or replaced at this moment
         for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
             with suppress(OSError):  # also a loop of links

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -134,13 +134,15 @@ def unreadable(folder: Path) -> list[str]:
     return problems
 
 
-def last_good(checkpoints: Path, *, hashes: bool = True, forms: bool = False) -> tuple[Path | None, list[str]]:
+def last_good(
+    checkpoints: Path, *, hashes: bool = True, check: Callable[[Path], list[str]] | None = None
+) -> tuple[Path | None, list[str]]:
     """Return the newest checkpoint that agrees with its manifest, and why each newer one is skipped.
 
     Args:
         checkpoints: ``checkpoints/`` of a run.
         hashes: as in `verify`.
-        forms: skip a checkpoint with a file that is `unreadable`, too.
+        check: returns more problems of a checkpoint that agrees with its manifest, such as `unreadable`.
 
     Returns:
         The folder, or None; lines ``checkpoint-8: <problem>``, newest first.
@@ -148,8 +150,8 @@ def last_good(checkpoints: Path, *, hashes: bool = True, forms: bool = False) ->
     skipped: list[str] = []
     for folder in reversed(find_checkpoints(checkpoints)):
         problems = verify(folder, hashes=hashes)
-        if forms and not problems:
-            problems = unreadable(folder)
+        if check is not None and not problems:
+            problems = check(folder)
         if not problems:
             return folder, skipped
         line = f"{folder.name}: {problems[0]}"

@@ -62,7 +62,7 @@ class ExactResume:
         self._trainer = trainer
         self._dynamic = dynamic
         self._resumed: Path | None = None
-        self.verified: Path | None = None  # a checkpoint whose hashes the caller has compared already
+        self.verified: Path | None = None  # a checkpoint whose hashes and states the caller has checked already
 
     # -- before training ---------------------------------------------------------------------------------------------
 
@@ -107,21 +107,22 @@ class ExactResume:
                     logger.warning("skipped %s", line)
                 return folder, None
             skipped.append(f"{folder}: {problem}")
-        advice = "Resume from a complete checkpoint, or start a new run with this folder as its model."
+        advice = "Resume from another checkpoint, or start a new run with this folder as its model."
         return None, "\n  ".join([f"No valid checkpoint found in {where}. {advice}", *skipped])
 
     def _problem(self, folder: Path) -> str | None:
         """Return why a checkpoint is not complete; TRL writes `trainer_state.json` last."""
-        from ...runs.checkpoints import MANIFEST, unreadable, verify
+        from ...runs.checkpoints import MANIFEST, verify
 
         if not (folder / TRAINER_STATE_NAME).is_file():
             return f"there is no {TRAINER_STATE_NAME}: it is not a checkpoint, or its run was killed while it was saved"
+        if folder == self.verified:
+            return None
         damages: list[str] = []
-        if folder != self.verified and (folder / MANIFEST).is_file():
+        if (folder / MANIFEST).is_file():
             damages = verify(folder)
-        # A manifest that was written after the damage agrees with it.
-        damages = damages or unreadable(folder)
-        return damages[0] if damages else _wrong_state(folder)
+        damages = damages or unrestorable(folder)
+        return damages[0] if damages else None
 
     def _refuse_inexact(self, checkpoint: Path) -> None:
         """Raise UserError if the run could not continue where this checkpoint ended."""
@@ -131,10 +132,6 @@ class ExactResume:
             logger.warning(
                 "%s has no state of PODSTrainer: it is resumed as TRL does, and not bit for bit.", checkpoint
             )
-        missing = [name for name in _VALUES if values and name not in values]
-        if missing:
-            name = _file(checkpoint, trainer.accelerator.process_index, "json").name
-            raise UserError(f"{checkpoint}: {name} is damaged: it has no {missing[0]}. {_ADVICE}")
         if trainer.args.ignore_data_skip:
             raise UserError(
                 f"{checkpoint}: ignore_data_skip = true would start with the first prompts again, in the middle of a "
@@ -258,31 +255,48 @@ _STATES = {
 }
 
 
-def _wrong_state(folder: Path) -> str | None:
-    """Return which file of a checkpoint holds another state than its name says, before anything is restored."""
-    from ...runs.checkpoints import MANIFEST
+def unrestorable(folder: Path) -> list[str]:
+    """Return the files of a checkpoint that cannot be restored, a line each, before anything is restored.
+
+    A manifest that was written after the damage agrees with them. A file that belongs to another run, or to a model of
+    another shape, is found only when it is restored.
+    """
+    from ...runs.checkpoints import MANIFEST, unreadable
     from ...runs.files import read_mapping
 
+    problems = unreadable(folder)
+    if problems:
+        return problems
     for pattern, keys in _STATES.items():
         for path in sorted(folder.glob(pattern)):
-            try:
-                with safe_globals():
-                    state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)  # reads no tensor
-                missing = [key for key in keys if key not in state]
-                if not missing and "rng" in pattern:
-                    random.Random().setstate(state["python"])
-                    np.random.RandomState().set_state(state["numpy"])
-                    torch.Generator().set_state(state["cpu"])
-            except Exception as error:  # of a pickle, a zip file or a state
-                return f"{path.name} cannot be read: {_first_line(error)}"
-            if missing:
-                return f"{path.name} holds another state: it has no {missing[0]}"
+            problem = _state_problem(path, keys)
+            if problem is not None:
+                problems.append(f"{path.name} {problem}")
+    for path in sorted(folder.glob("pods_state_*.json")):
+        missing = [name for name in _VALUES if name not in read_mapping(path)]
+        if missing:
+            problems.append(f"{path.name} holds another state: it has no {missing[0]}")
     step = read_mapping(folder / TRAINER_STATE_NAME).get("global_step")
     if type(step) is not int:
-        return f"{TRAINER_STATE_NAME} holds another state: it has no global_step"
-    if step != read_mapping(folder / MANIFEST).get("step", step):
-        return f"{TRAINER_STATE_NAME} is of step {step}"
-    return None
+        problems.append(f"{TRAINER_STATE_NAME} holds another state: it has no global_step")
+    elif step != read_mapping(folder / MANIFEST).get("step", step):
+        problems.append(f"{TRAINER_STATE_NAME} is of step {step}")
+    return problems
+
+
+def _state_problem(path: Path, keys: Sequence[str]) -> str | None:
+    """Return the problem with a file that `torch.save` wrote, which should have these keys."""
+    try:
+        with safe_globals():
+            state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)  # reads no large tensor
+        missing = [key for key in keys if key not in state]
+        if not missing and path.suffix == ".pth":
+            random.Random().setstate(state["python"])
+            np.random.RandomState().set_state(state["numpy"])
+            torch.Generator().set_state(state["cpu"])
+    except Exception as error:  # of a pickle, a zip file or a state
+        return f"cannot be read: {_first_line(error)}"
+    return f"holds another state: it has no {missing[0]}" if missing else None
 
 
 @contextmanager
