@@ -267,6 +267,16 @@ def test_an_environment_that_fails_is_named_in_one_line(tokenizer, monkeypatch, 
     assert "test_conversations.py" in str(error.value)
 
 
+def undescribed(number: str) -> str:
+    return number
+
+
+def test_a_tool_without_a_description_is_named_in_one_line(tokenizer):
+    with pytest.raises(UserError, match="its tool undescribed") as error:
+        tool_options(tokenizer, task_of(1, tools=(undescribed,)))
+    assert len(str(error.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize("kind", ["error", "exit"])
 def test_an_environment_that_cannot_be_closed_costs_nothing(tokenizer, monkeypatch, caplog, kind):
     monkeypatch.setattr(Faulty, "fails", ("close", kind))
