@@ -262,6 +262,27 @@ def test_a_signal_whose_exception_a_library_replaces_still_decides_the_exit_code
     assert (code, "Traceback" in errors) == (143, False), errors
 
 
+@pytest.mark.parametrize("entry", ["runpy.run_module('pods_rl', run_name='__main__')", "pods_rl.__main__.main()"])
+def test_a_signal_before_the_command_line_is_imported_waits_until_it_is_handled(entry):
+    """As if it came between the first line of the entry point and the first line of the command line."""
+    program = f"""
+import os, runpy, signal, sys, pods_rl.__main__
+
+class Sends:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pods_rl.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Sends())
+sys.argv = ["pods", "recipes"]
+{entry}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr.splitlines()[-1] == "Stopped: interrupted by SIGINT."
+    assert "Traceback" not in done.stderr
+
+
 def test_a_signal_between_two_handlers_is_one_line_and_its_exit_code():
     """Each handler that a command sets gets its signal at once."""
     program = """

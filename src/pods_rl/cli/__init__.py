@@ -19,11 +19,11 @@ __all__ = ["app", "main"]
 def main() -> None:
     """The ``pods`` command. It is a process of its own: its signal handlers stay until the process ends."""
     # Python's own handlers would end an import with a traceback. So signals wait until ours are set.
-    held_before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     from ..distributed.signals import end_on_signals
 
     end_on_signals()
-    signal.pthread_sigmask(signal.SIG_SETMASK, held_before)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
     from .commands import run
 
     run(sys.modules[__name__].app)  # of this module, where a test may replace it

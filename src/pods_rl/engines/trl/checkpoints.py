@@ -295,7 +295,7 @@ def _state_problem(path: Path, keys: Sequence[str]) -> str | None:
             np.random.RandomState().set_state(state["numpy"])
             torch.Generator().set_state(state["cpu"])
     except Exception as error:  # of a pickle, a zip file or a state
-        return f"cannot be read: {_first_line(error)}"
+        return f"cannot be read: {_one_line(error)}"
     return f"holds another state: it has no {missing[0]}" if missing else None
 
 
@@ -314,14 +314,14 @@ def restoring(checkpoint: str | Path | None, names: Sequence[str]) -> Iterator[N
             raise
         files = [name for name in names if (Path(checkpoint) / name).is_file()]
         raise UserError(
-            f"{checkpoint}: {' or '.join(files) or 'its state'} cannot be restored: {_first_line(error)}. It is "
+            f"{checkpoint}: {' or '.join(files) or 'its state'} cannot be restored: {_one_line(error)}. It is "
             f"damaged, or of another run. {_ADVICE}"
         ) from error
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:_LONGEST]}" if lines else type(error).__name__
+def _one_line(error: Exception) -> str:
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message[:_LONGEST]}".removesuffix(": ")
 
 
 def _draw_orders(dataloader: Any, epochs: int) -> None:
