@@ -45,7 +45,7 @@ _TENSOR = "__tensor__"  # the key of a tensor's name in the JSON
 _LONGEST = 200  # characters of a library's error in a message
 _ADVICE = "Remove this checkpoint and resume from the one before it, or start a new run with this folder as its model."
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "pytorch_model.bin")
-OPTIMIZER = ("optimizer.pt", "scheduler.pt", "scaler.pt")
+OPTIMIZER = ("optimizer.pt",)
 _VALUES = ("attributes", "loss", "metrics", "prompts_drawn", "generation")  # of a process
 _ATTRIBUTES = ("_step", "_globalstep_last_logged")  # TRL's counters, which it does not save
 
