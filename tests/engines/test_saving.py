@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from trl import GRPOConfig, GRPOTrainer
 
@@ -169,6 +170,19 @@ def test_a_damaged_file_that_its_manifest_agrees_with_is_named(make_trainer, tmp
     renew_manifest(folder)
     last = make_trainer(max_steps=4, **config)
     assert last._resume.find(True) == str(tmp_path / "out/checkpoint-2")
+
+
+def test_an_adapter_that_lacks_a_weight_is_refused(make_trainer, tmp_path):
+    """PEFT would train on with the weight that it drew."""
+    adapter = {"peft_config": LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")}
+    config = {"save_strategy": "steps", "save_steps": 1, "trainer_arguments": adapter}
+    make_trainer(**config).train()
+    folder = tmp_path / "out/checkpoint-2"
+    make_trainer(max_steps=3, **config).train(resume_from_checkpoint=str(folder))
+    lose_a_tensor(folder / "adapter_model.safetensors", None)
+    renew_manifest(folder)
+    with pytest.raises(UserError, match=r"lacks weights of .*lora_A"):
+        make_trainer(max_steps=3, **config).train(resume_from_checkpoint=str(folder))
 
 
 def test_the_library_resumes_its_own_checkpoints_bit_for_bit(make_trainer, tmp_path):

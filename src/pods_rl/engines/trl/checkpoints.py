@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
@@ -152,8 +151,7 @@ class ExactResume:
         load_optimizer = trainer._load_optimizer_and_scheduler
 
         def weights(checkpoint: str, *args: Any) -> None:
-            with restoring(checkpoint, WEIGHTS), warnings.catch_warnings():
-                warnings.filterwarnings("error", "Found missing adapter keys")  # PEFT would draw them at random
+            with restoring(checkpoint, WEIGHTS):
                 load_weights(checkpoint, *args)
 
         def optimizer(checkpoint: str | None) -> None:
@@ -425,6 +423,9 @@ def load_renamed(trainer: TRLTrainer, folder: str) -> None:
     for file in sorted(Path(folder).glob("model*.safetensors")):
         with safe_open(file, "pt") as weights:
             saved_names.update(weights.keys())
+    if not saved_names:
+        _check_adapter(model, folder)
+        return
     if saved_names <= model.state_dict().keys():
         _refuse_missing(model, saved_names, folder)
         return
@@ -439,10 +440,8 @@ def load_renamed(trainer: TRLTrainer, folder: str) -> None:
 def _refuse_missing(model: Any, saved_names: set[str], folder: str) -> None:
     """Raise UserError if a checkpoint lacks a weight of a model: transformers' trainer would leave it as it was.
 
-    Of weights that share memory, one is saved. A checkpoint of an adapter has its own file.
+    Of weights that share memory, one is saved.
     """
-    if not saved_names:
-        return
     weights = model.state_dict()
     saved_places = {weights[name].data_ptr() for name in saved_names}
     never_saved = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
@@ -450,6 +449,19 @@ def _refuse_missing(model: Any, saved_names: set[str], folder: str) -> None:
     for name, weight in weights.items():
         if name not in saved_names and name not in never_saved and weight.data_ptr() not in saved_places:
             missing.append(name)
+    _raise_missing(model, missing, folder)
+
+
+def _check_adapter(model: Any, folder: str) -> None:
+    """Raise UserError if a checkpoint lacks a weight of the adapter, which PEFT would leave as it was."""
+    file = Path(folder) / "adapter_model.safetensors"
+    if not file.is_file() or "default" not in getattr(model, "peft_config", ()):
+        return
+    from peft import get_peft_model_state_dict
+
+    expected = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
+    with safe_open(file, "pt") as weights:
+        missing = sorted(expected.keys() - set(weights.keys()))
     _raise_missing(model, missing, folder)
 
 
