@@ -228,6 +228,76 @@ def test_environments_are_closed_after_an_interrupt(tokenizer):
     assert Guessing.open == 0
 
 
+class Faulty(Guessing):
+    """An environment whose methods fail where a test says so."""
+
+    fails: tuple[str, ...] = ()
+    reward: object = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self._maybe("__init__")
+
+    def _maybe(self, method):
+        if method in self.fails:
+            raise SystemExit(3) if "exit" in self.fails else KeyError("state")
+
+    def reset(self, **columns):
+        self._maybe("reset")
+
+    def get_reward(self):
+        self._maybe("get_reward")
+        return self.reward
+
+    def close(self):
+        self._maybe("close")
+
+
+@pytest.mark.parametrize("kind", ["error", "exit"])
+@pytest.mark.parametrize(
+    ("method", "named"), [("__init__", "Faulty"), ("reset", "Faulty.reset"), ("get_reward", "Faulty.get_reward")]
+)
+def test_an_environment_that_fails_is_named_in_one_line(tokenizer, monkeypatch, method, named, kind):
+    monkeypatch.setattr(Faulty, "fails", (method, kind))
+    task = task_of(1, environment_factory=Faulty, answer="environment")
+    with pytest.raises(UserError, match=named) as error:
+        evaluate(Script(tokenizer, [[f"<answer>12</answer>{EOS}"]]), task, Sampling(max_completion_length=LENGTH))
+    assert len(str(error.value).splitlines()) == 1
+    assert task.name in str(error.value)
+    assert "test_conversations.py" in str(error.value)
+
+
+def undescribed(number: str) -> str:
+    return number
+
+
+def test_a_tool_without_a_description_is_named_in_one_line(tokenizer):
+    with pytest.raises(UserError, match="its tool undescribed") as error:
+        tool_options(tokenizer, task_of(1, tools=(undescribed,)))
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("kind", ["error", "exit"])
+def test_an_environment_that_cannot_be_closed_costs_nothing(tokenizer, monkeypatch, caplog, kind):
+    monkeypatch.setattr(Faulty, "fails", ("close", kind))
+    task = task_of(1, environment_factory=Faulty, answer="environment")
+    found = evaluate(Script(tokenizer, [[f"<answer>12</answer>{EOS}"]]), task, Sampling(max_completion_length=LENGTH))
+    assert found.accuracy == 1
+    assert caplog.text.count("Faulty.close failed") == 2  # of the one that lists the tools, and of the conversation's
+
+
+@pytest.mark.parametrize("reward", ["much", [1.0]])
+def test_a_reward_of_an_environment_that_is_no_number_counts_as_reward_errors_says(tokenizer, monkeypatch, reward):
+    monkeypatch.setattr(Faulty, "reward", reward)
+    task = task_of(1, environment_factory=Faulty, answer="environment")
+    sampling = Sampling(max_completion_length=LENGTH)
+    with pytest.raises(UserError, match=r"Faulty\.get_reward .* reward_errors"):
+        evaluate(Script(tokenizer, [[f"<answer>12</answer>{EOS}"]]), task, sampling)
+    task = replace(task, reward_errors="zero")
+    found = evaluate(Script(tokenizer, [[f"<answer>12</answer>{EOS}"]]), task, sampling)
+    assert found.accuracy == 0
+
+
 def learned(folder, tokenizer, turns):
     """Save a policy that has learned one conversation by heart, whatever it is asked: what it says, what it hears."""
     torch.manual_seed(0)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pods_rl import experiment as experiments
 from pods_rl.errors import UserError
 from pods_rl.experiment import build_experiment, load_experiment, run_experiment, train_in_process
 from pods_rl.runs import Run, RunWriter, find_runs
@@ -144,7 +145,7 @@ def test_a_failed_run_costs_one_run_and_is_made_again(tmp_path):
     assert counts == {"failed": 1, "finished": 3}
     failed = Run.open(tmp_path / "pods/seed-1").status
     assert failed["state"] == "failed"
-    assert failed["reason"] == "killed by the system, perhaps out of memory"
+    assert "signal 9 (SIGKILL)" in failed["reason"]
     assert (failed["step"], failed["seconds"]) == (2, 1.5)
     counts, events = run(experiment(), tmp_path)
     assert counts == {"finished": 1, "skipped": 3}
@@ -249,6 +250,70 @@ def test_a_run_that_never_began_is_reported_with_the_last_line_it_printed(tmp_pa
 
     run(experiment(seeds="1"), tmp_path, refuse)
     assert Run.open(tmp_path / "pods/seed-1").status["reason"] == "exit code 2: Error: no such model"
+
+
+PROGRESS = "seed-1: step 3 of 10, 1.73 s a step, reward 0.250\n"
+TRACE = """Traceback (most recent call last):
+  File "mine.py", line 3, in reward
+    return state["a"]
+KeyError: 'a'
+"""
+AT_EXIT = f"Exception ignored in atexit callback:\n{TRACE.replace('KeyError', 'OSError')}"
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (PROGRESS, "exit code 3"),
+        ("", "exit code 3"),
+        (f"{PROGRESS}Error: no such model\n", "exit code 3: Error: no such model"),
+        (f"{PROGRESS}Error: two lines\n  and another\n", "exit code 3: Error: two lines"),
+        (f"Error: printed by a reward\n{PROGRESS * 12}", "exit code 3"),
+        (f"{PROGRESS}{TRACE}", "exit code 3: KeyError: 'a'"),
+        (f"{TRACE}{PROGRESS * 12}", "exit code 3"),
+        (f"{TRACE}{AT_EXIT}", "exit code 3: KeyError: 'a'"),
+        (f"{PROGRESS}Fatal Python error: Aborted\n\nThread 1:\n", "exit code 3: Fatal Python error: Aborted"),
+    ],
+)
+def test_only_an_error_in_the_log_of_a_run_is_its_reason(tmp_path, log, reason):
+    def fails(_, output, *__, **___):
+        output.mkdir(parents=True)
+        (output / "log.txt").write_text(log)
+        return 3
+
+    run(experiment(seeds="1"), tmp_path, fails)
+    assert Run.open(tmp_path / "pods/seed-1").status["reason"] == reason
+
+
+def test_the_error_of_an_earlier_attempt_is_not_the_reason_of_a_later_one(tmp_path):
+    def fails(config, output, *_, resume=False, **__):
+        if not resume:
+            with RunWriter(output) as writer:
+                writer.write_config(config.read_text())
+                writer.write_status("running")
+            save(output, 1)
+        with (output / "log.txt").open("a") as log:
+            log.write(PROGRESS if resume else "Error: no such model\n")
+        return 3
+
+    run(experiment(seeds="1"), tmp_path, fails)
+    assert Run.open(tmp_path / "pods/seed-1").status["reason"] == "exit code 3: Error: no such model"
+    events = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pods_rl.experiment.train_in_process", fails)
+        run_experiment(experiment(seeds="1"), tmp_path, events.append)
+    assert [event.reason for event in events if event.kind == "failed"] == ["exit code 3"] * 2
+
+
+@pytest.mark.parametrize(("before", "after", "says"), [(4, 5, True), (4, 4, False), (None, 4, None), (4, None, None)])
+def test_a_killed_run_ran_out_of_memory_only_if_the_system_killed_for_that(monkeypatch, before, after, says):
+    counts = iter([before, after])
+    monkeypatch.setattr(experiments, "oom_kills", lambda: next(counts))
+    reason = experiments.how_it_ended(-9, experiments.oom_kills())
+    assert reason.startswith("killed by signal 9 (SIGKILL)")
+    assert ("because memory ran out" in reason) == (says is True)
+    assert ("its own code" in reason) == (says is not True)
+    assert ("if memory ran out" in reason) == (says is None)
 
 
 def test_a_finished_run_of_another_recipe_is_refused_by_name(tmp_path):

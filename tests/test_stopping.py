@@ -8,12 +8,17 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
+from multiprocessing.connection import Pipe
+from pathlib import Path
 
 import psutil
 import pytest
 
+from pods_rl import experiment
 from pods_rl.distributed.signals import PARENT, SIGNALS, Stop, end_with_parent, print_notice, stop_on_signals
 from pods_rl.errors import Interrupted
+from pods_rl.experiment.starters import Check, Train
 
 from . import until
 
@@ -188,3 +193,208 @@ def test_handlers_are_given_back_and_only_set_by_the_main_thread():
         thread.join()
     assert seen == [None]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+# -- a command that has not begun, or imports ------------------------------------------------------------------------
+
+# Waits for a signal inside the import of the module that $PAUSE_AT names.
+PAUSE = """
+import os, signal, sys
+
+class Pause:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["PAUSE_AT"]:
+            open("paused", "w").close()
+            try:
+                while True:
+                    signal.pause()
+            except KeyboardInterrupt:
+                if "WRAPPED" in os.environ:
+                    raise ImportError("an extension replaced the exception") from None
+                raise
+
+sys.meta_path.insert(0, Pause())
+"""
+MODULE = ("-m", "pods_rl")
+SCRIPT = ("-c", "from pods_rl.cli import main; main()")
+
+
+def signalled_in_import(place: Path, entry: tuple[str, ...], words: str, module: str, number: int, **environment: str):
+    """Exit code and standard error of a command that gets a signal inside the import of a module."""
+    (place / "sitecustomize.py").write_text(PAUSE)
+    path = os.pathsep.join([str(place), *filter(None, sys.path)])
+    process = subprocess.Popen(
+        [sys.executable, *entry, *words.split()],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": path, "PAUSE_AT": module, **environment},
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    until(lambda: (place / "paused").exists() or process.poll() is not None)
+    process.send_signal(number)
+    _, errors = process.communicate()
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize(
+    ("entry", "words", "module", "number"),
+    [
+        (MODULE, "recipes", "pods_rl.cli.commands", signal.SIGINT),
+        (SCRIPT, "recipes", "typer", signal.SIGTERM),
+        (SCRIPT, "train tiny-pods --output run", "yaml", signal.SIGHUP),
+        (MODULE, "train tiny-pods --output run", "torch", signal.SIGINT),
+        (MODULE, "doctor", "torch", signal.SIGTERM),
+        (SCRIPT, "report run", "pods_rl.report", signal.SIGHUP),
+    ],
+)
+def test_a_signal_during_any_import_is_one_line_and_its_exit_code(tmp_path, entry, words, module, number):
+    code, errors = signalled_in_import(tmp_path, entry, words, module, number)
+    assert code == 128 + number, errors
+    assert [line for line in errors.splitlines() if "importing" not in line] == [
+        f"Stopped: interrupted by {signal.Signals(number).name}."
+    ]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_signal_whose_exception_a_library_replaces_still_decides_the_exit_code(tmp_path):
+    code, errors = signalled_in_import(tmp_path, MODULE, "train tiny-pods", "torch", signal.SIGTERM, WRAPPED="1")
+    assert (code, "Traceback" in errors) == (143, False), errors
+
+
+@pytest.mark.parametrize("entry", ["runpy.run_module('pods_rl', run_name='__main__')", "pods_rl.__main__.main()"])
+def test_a_signal_before_the_command_line_is_imported_waits_until_it_is_handled(entry):
+    """As if it came between the first line of the entry point and the first line of the command line."""
+    program = f"""
+import os, runpy, signal, sys, pods_rl.__main__
+
+class Sends:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pods_rl.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Sends())
+sys.argv = ["pods", "recipes"]
+{entry}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr.splitlines()[-1] == "Stopped: interrupted by SIGINT."
+    assert "Traceback" not in done.stderr
+
+
+def test_a_signal_between_two_handlers_is_one_line_and_its_exit_code():
+    """Each handler that a command sets gets its signal at once."""
+    program = """
+import os, signal, sys, pods_rl.cli
+set_handler = signal.signal
+
+def sets(number, handler):
+    before = set_handler(number, handler)
+    if getattr(handler, "__name__", "") == "ask":
+        os.kill(os.getpid(), number)
+    return before
+
+signal.signal = sets
+sys.argv = ["pods", "recipes"]
+pods_rl.cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "Stopped: interrupted by SIGINT.\n"
+
+
+# -- runs that a starter forks ---------------------------------------------------------------------------------------
+
+# A starter whose forked process pauses right after the fork, until the file `go` is there, and then "trains".
+STARTER = """
+import os, time, pods_rl.cli.starter as starter
+from pods_rl.distributed.signals import end_with_parent
+
+def forks():
+    process = fork()
+    while process == 0 and not os.path.exists("go"):
+        time.sleep(0.001)
+    return process
+
+def trains():
+    end_with_parent()
+    open("trained", "w").close()
+
+fork = os.fork
+os.fork = forks
+starter.import_all = lambda: None
+starter.pods_command = trains
+starter.check_arms = lambda *_, **__: trains()
+starter.main()
+"""
+
+
+@pytest.fixture
+def starter(tmp_path):
+    """The process of a starter and the connection to it."""
+    connection, theirs = Pipe()
+    words = [sys.executable, "-c", STARTER, str(theirs.fileno())]
+    process = subprocess.Popen(words, cwd=tmp_path, pass_fds=[theirs.fileno()])
+    theirs.close()
+    yield process, connection
+    (tmp_path / "go").touch()
+    connection.close()
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_right_after_the_fork_of_a_run_is_not_lost(tmp_path, starter, number):
+    _, connection = starter
+    connection.send(Train(Path("r.yaml"), tmp_path, False))
+    os.kill(connection.recv().process, number)
+    (tmp_path / "go").touch()
+    assert connection.recv() == 128 + number
+    assert not (tmp_path / "trained").exists()
+
+
+@pytest.mark.parametrize("request_of", ["run", "check"])
+@pytest.mark.parametrize("reaped", [True, False])
+def test_a_run_ends_if_its_starter_is_killed_right_after_the_fork(tmp_path, starter, request_of, reaped):
+    process, connection = starter
+    request = Check(None, False) if request_of == "check" else Train(Path("r.yaml"), tmp_path, False)
+    connection.send(request)
+    until(lambda: psutil.Process(process.pid).children())
+    (forked,) = psutil.Process(process.pid).children()
+    process.kill()
+    if reaped:
+        process.wait()
+    else:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    (tmp_path / "go").touch()
+    until(lambda: not forked.is_running() or forked.status() == psutil.STATUS_ZOMBIE)
+    assert not (tmp_path / "trained").exists()
+
+
+def test_a_process_whose_parent_was_killed_but_not_reaped_ends():
+    zombie = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    program = "from pods_rl.distributed.signals import end_with_parent; end_with_parent()"
+    environment = {**os.environ, PARENT: str(zombie.pid)}
+    assert subprocess.run([sys.executable, "-c", program], env=environment).returncode == -signal.SIGKILL
+    zombie.wait()
+
+
+def test_a_run_that_lost_the_request_to_end_is_asked_again(monkeypatch):
+    ended: Future[None] = Future()
+
+    class Deaf:
+        """A run that hears the second request."""
+
+        requests = 0
+
+        def terminate(self) -> None:
+            self.requests += 1
+            if self.requests == 2:
+                ended.set_result(None)
+
+    monkeypatch.setattr(experiment, "_POLL", 0.001)
+    monkeypatch.setattr(experiment, "_in_progress", {Deaf()})
+    ended.set_running_or_notify_cancel()
+    experiment._end([ended], Stop())

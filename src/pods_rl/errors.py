@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _LONGEST = 200  # characters of an exception's own message
@@ -60,6 +62,43 @@ def exit_reason(error: SystemExit) -> str:
         if in_packages or not in_library:
             place = f" in {frame.name} ({Path(frame.filename).name}, line {frame.lineno})"
     return f"Your code called sys.exit({error.code!r}){place}. Remove the call, or raise an exception that says why."
+
+
+@contextmanager
+def users_code(what: str) -> Iterator[None]:
+    """Inside, an exception of a user's code becomes a UserError of one line that names what raised it, and where.
+
+    >>> with users_code("the task sums: Adder.reset"):
+    ...     int("a")
+    Traceback (most recent call last):
+    pods_rl.errors.UserError: the task sums: Adder.reset raised ValueError: invalid literal for int() ...
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{what} raised {raised(error)}") from error
+
+
+def code_reason(error: BaseException) -> str | None:
+    """Return a message on an exception that passed through a user's code; None if it did not.
+
+    A user's code is what lies outside of this package, of Python's own library and of installed packages. The message
+    names its last place: a function or a class's method, with file and line.
+    """
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    others = (*folders, str(Path(__file__).parent), "<frozen")
+    place = None
+    for trace_frame, line in traceback.walk_tb(error.__traceback__):
+        code = trace_frame.f_code
+        if not code.co_filename.startswith(others):
+            place = f"{code.co_qualname} ({Path(code.co_filename).name}, line {line})"
+    if place is None:
+        return None
+    message = " ".join(str(error).split())
+    reason = f"Your code failed in {place}: {type(error).__name__}: {message[:_LONGEST]}".removesuffix(": ")
+    return ". ".join([reason, *getattr(error, "__notes__", ())])  # a note says which call it was, and what to do
 
 
 class Interrupted(KeyboardInterrupt):

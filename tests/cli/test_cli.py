@@ -312,6 +312,26 @@ def test_the_current_directory_comes_last_on_the_path(monkeypatch, tmp_path):
     assert sys.path[-1] == str(tmp_path)
 
 
+FAILS = """
+class Game:
+    def reset(self):
+        raise KeyError("state\\x1b[2J")
+"""
+
+
+def test_an_exception_of_a_users_code_is_one_line_that_names_its_place(monkeypatch, capsys, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "users_game.py").write_text(FAILS)
+    monkeypatch.setattr(pods_rl.cli, "app", lambda **_: __import__("users_game").Game().reset())
+    with pytest.raises(SystemExit) as end:
+        main()
+    printed = capsys.readouterr().err
+    assert end.value.code == 2
+    assert printed.startswith("Error: ")
+    assert "Game.reset (users_game.py, line 4)" in printed
+    assert len(printed.splitlines()) == 1
+
+
 EXITS = "import sys\n\ndef exits(*_, **__):\n    sys.exit({code})\n"
 
 

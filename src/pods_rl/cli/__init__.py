@@ -1,168 +1,37 @@
 """The command line: ``pods train | eval | compare | report | watch | plan | select | doctor | ...``.
 
-Each command imports heavy libraries inside its function, so that ``pods --help`` stays fast.
+This module imports almost nothing, so that signals are handled before anything else is imported. The commands are in
+`commands`, and each imports heavy libraries inside its function, so that ``pods --help`` stays fast.
 """
 
 from __future__ import annotations
 
-import io
-import os
+import signal
 import sys
-import traceback
-import warnings
-from contextlib import suppress
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+if TYPE_CHECKING:
+    from .commands import app
 
-from .. import __version__
-from ..distributed import is_launched
-from ..distributed.signals import end_with_parent, ignore_signals, stop_on_signals
-from ..errors import UserError, exit_reason
-from ..runs.files import write_failure
-from ..streams import drop_pending_output, lost_output, settle_streams
-from ..text import console, plain_text, safe_text
-from . import catalog, compare, doctor, evaluate, select, train
-
-app = typer.Typer(
-    name="pods",
-    help="PODS: GRPO that generates many rollouts and trains on the few that teach most.\n\n"
-    "Compare it with plain GRPO in minutes, on a CPU:  pods compare quickstart",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 100,
-        "token_normalize_func": lambda name: name.replace("_", "-"),  # options take both spellings
-    },
-)
-_KEYS = "[OPTIONS] [--KEY VALUE]..."
-_RECIPE = f"[RECIPE] {_KEYS}"
-
-
-def _takes_keys(**options: Any) -> Any:
-    """Return the decorator of a command that also takes the keys of a recipe."""
-    return app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, **options)
-
-
-_takes_keys(options_metavar=_RECIPE, short_help="Train a policy from a recipe.")(train.train)
-_takes_keys(options_metavar=_KEYS, name="eval")(evaluate.evaluate)
-_takes_keys(
-    options_metavar=f"[EXPERIMENT] {_KEYS}", short_help="Train several settings with several seeds, and report."
-)(compare.compare)
-app.command(short_help="Write the report of finished runs.")(compare.report)
-app.command(short_help="Show the report of runs while they train.")(compare.watch)
-_takes_keys(options_metavar=_RECIPE, short_help="Measure how many rollouts to generate and train here.")(doctor.plan)
-app.command()(select.select)
-_takes_keys(options_metavar=_RECIPE, short_help="Check whether this machine can train.")(doctor.doctor)
-app.command(short_help="List recipes, experiments and configurations.")(catalog.recipes)
-app.add_typer(catalog.tasks_app, name="tasks", short_help="List the tasks, or check their graders.")
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(f"pods-rl {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
-    ] = False,
-) -> None:
-    pass
+__all__ = ["app", "main"]
 
 
 def main() -> None:
-    """The ``pods`` command. Once a run has written how it ended, a signal no longer changes the exit code."""
-    end_with_parent()
-    settle_streams()
-    with stop_on_signals() as stop:
-        try:
-            _main()
-        except SystemExit:
-            if stop.reason and not stop.ended:  # typer exits with 130 for every signal
-                sys.exit(stop.code)
-            raise
-        finally:
-            if stop.ended:
-                ignore_signals()
+    """The ``pods`` command. It is a process of its own: its signal handlers stay until the process ends."""
+    # Python's own handlers would end an import with a traceback. So signals wait until ours are set.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    from ..distributed.signals import end_on_signals
+
+    end_on_signals()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+    from .commands import run
+
+    run(sys.modules[__name__].app)  # of this module, where a test may replace it
 
 
-def _main() -> None:
-    """Run the command. A user's mistake prints one red line without a traceback; the exit code is 2."""
-    if is_launched():  # one of several processes: each would print the C++ warnings
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, printed once for each process
-    try:
-        _find_user_modules()
-        code = app(standalone_mode=False)
-        if not getattr(sys.stdout, "lost", None):  # otherwise the command continued without its output
-            sys.stdout.flush()
-    except (Exception, SystemExit) as error:
-        # Ours is `typer.Exit`. typer itself calls sys.exit if the reader of the output has gone.
-        if isinstance(error, SystemExit) and lost_output(error) is None:
-            error = UserError(exit_reason(error)).with_traceback(error.__traceback__)
-        code, message = _verdict(error)
-        if message and is_launched() and _reported(error, int(code or 1)):
-            os._exit(int(code or 1))  # an orderly exit would wait for the other processes
-        with suppress(OSError):  # the exit code is right even if the message cannot be printed
-            console(stderr=True).print(message, end="")
-    drop_pending_output()
-    if code:
-        sys.exit(code)
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        from .commands import app
 
-
-def _reported(error: BaseException, code: int) -> bool:
-    """Leave the reason of a failure for the launcher that started this process; return False if there is none."""
-    from ..distributed.launch import report_failure
-
-    reason = " ".join(plain_text(error).split())
-    if isinstance(error, UserError):
-        return report_failure(reason, "", code)
-    reason = f"{type(error).__name__}: {reason}".removesuffix(": ")
-    details = plain_text("".join(traceback.format_exception(error)))
-    return report_failure(reason, details, code)
-
-
-def _verdict(error: BaseException) -> tuple[Any, str]:
-    """Return the exit code for an error, and the message to print."""
-    lost = lost_output(error)
-    if isinstance(lost, BrokenPipeError):  # the reader closed the pipe: exit as SIGPIPE would
-        return 141, ""
-    if lost is not None:
-        stream = "standard output" if getattr(sys.stdout, "lost", None) is lost else "standard error"
-        return 1, f"[red]Error:[/red] Cannot write to {stream}: {lost.strerror}.\n"
-    if isinstance(error, UserError):
-        return 2, f"[red]Error:[/red] {safe_text(error)}\n"
-    failure = write_failure(error)
-    if failure:
-        return (
-            1,
-            f"[red]Error:[/red] A file cannot be written: {safe_text(failure)}. Free some space, then try again.\n",
-        )
-    if isinstance(error, OSError) and error.filename is not None and not isinstance(error, FileNotFoundError):
-        return 2, f"[red]Error:[/red] Cannot use {safe_text(str(error.filename)[:200])}: {error.strerror}.\n"
-    # typer's message or a traceback: both may quote text of a user or a model
-    if not hasattr(error, "show"):
-        return 1, safe_text(traceback.format_exc())
-    usage = io.StringIO()
-    error.show(file=usage)
-    return getattr(error, "exit_code", 1), safe_text(usage.getvalue())
-
-
-def _find_user_modules() -> None:
-    """Make the working directory importable, for rules and rewards; last in the path, so that it shadows no module."""
-    try:
-        folder = os.getcwd()
-    except OSError as error:
-        raise UserError(
-            f"The working directory cannot be read ({error.strerror}): it was deleted or moved. Go to another with cd."
-        ) from error
-    if folder not in sys.path:
-        sys.path.append(folder)
-
-
-__all__ = ["app", "main"]
+        return app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ..distributed.signals import PARENT, SIGNALS, end_with_parent
+from ..distributed.signals import SIGNALS, end_on_signals, end_with_parent, signals_held
 from ..errors import UserError
 from ..experiment import Experiment
 from ..experiment.starters import Began, Check, Train
@@ -29,15 +29,22 @@ def main() -> None:
     end_with_parent()
     # a terminal sends its signals to every process of a command: the runs handle those that they get
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # `Starter.begin` held them
     connection = Connection(int(sys.argv[1]))
     import_all()
+    starter = os.getpid()
     for request in requests(connection):
         gc.collect()
         gc.freeze()  # else the first collection in a run would copy the memory of every imported object
-        process = os.fork()
+        with signals_held():  # a run that ignored them here would lose one
+            process = os.fork()
+            if process == 0:
+                end_with_parent(starter)
+                if isinstance(request, Train):
+                    for number, handler in handlers.items():
+                        signal.signal(number, handler)
+                    end_on_signals()
         if process == 0:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
             serve(request, connection)
             return
         if isinstance(request, Train):
@@ -55,6 +62,7 @@ def import_all() -> None:
     quiet_libraries()
     from .. import evaluation  # noqa: F401
     from ..training import checks, prepare, recorder, run, trainer  # noqa: F401
+    from . import commands  # noqa: F401
 
 
 def requests(connection: Connection) -> Iterator[Check | Train]:
@@ -84,7 +92,6 @@ def serve(request: Check | Train, connection: Connection) -> None:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     sys.argv = ["pods", *words]
-    os.environ[PARENT] = str(os.getppid())
     pods_command()
 
 

@@ -148,10 +148,15 @@ def stoppable() -> Iterator[Stop]:
         try:
             yield stop
         except KeyboardInterrupt as interrupt:
-            # `Interrupted` names its signal; a bare KeyboardInterrupt was raised by the user's own code
-            reason = str(interrupt) or raised(interrupt)
-            console(stderr=True).print(f"Stopped: {safe_text(reason)}.")
-            raise typer.Exit(getattr(interrupt, "code", 130)) from None
+            raise stopped(interrupt) from None
+
+
+def stopped(interrupt: KeyboardInterrupt) -> typer.Exit:
+    """Print what stopped a command; return the exception that ends it with its exit code."""
+    # `Interrupted` names its signal; a bare KeyboardInterrupt was raised by the user's own code
+    reason = str(interrupt) or raised(interrupt)
+    console(stderr=True).print(f"Stopped: {safe_text(reason)}.")
+    return typer.Exit(getattr(interrupt, "code", 130))
 
 
 def named_recipe(

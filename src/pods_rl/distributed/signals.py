@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
@@ -148,6 +148,43 @@ class Stop:
             self._forward = forward_before
 
 
+def end_on_signals() -> None:
+    """Let a signal end this process at once, with one line and its exit code.
+
+    For the time before and after a command's work, which `stop_on_signals` covers: there is nothing to save, and an
+    exception could be raised inside of any import. Does nothing in a thread other than the main one, which cannot set
+    handlers.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in _not_ignored():
+            signal.signal(number, _end)
+
+
+def _end(number: int, _: object) -> None:
+    print_notice(f"Stopped: {Interrupted(number)}.")
+    os._exit(128 + number)
+
+
+def _not_ignored() -> list[signal.Signals]:
+    """Return the signals to handle: those that were ignored when this process started stay so."""
+    numbers = []
+    for number in SIGNALS:
+        is_ignored = signal.getsignal(number) in (signal.SIG_IGN, None)
+        if number in _ALWAYS or not is_ignored:
+            numbers.append(number)
+    return numbers
+
+
+@contextmanager
+def signals_held(numbers: Sequence[signal.Signals] = SIGNALS) -> Iterator[None]:
+    """Inside, these signals wait; a process that starts here holds them until it unblocks them."""
+    held_before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held_before)
+
+
 @contextmanager
 def stop_on_signals() -> Iterator[Stop]:
     """Send signals to a `Stop`, and restore the former handlers at the end. A nested call yields the same `Stop`.
@@ -163,12 +200,7 @@ def stop_on_signals() -> Iterator[Stop]:
         yield outer
         return
     stop = Stop()
-    handlers_before: dict[signal.Signals, Any] = {}
-    for number in SIGNALS:
-        handler = signal.getsignal(number)
-        is_ignored = handler in (signal.SIG_IGN, None)
-        if number in _ALWAYS or not is_ignored:
-            handlers_before[number] = handler
+    handlers_before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in _not_ignored()}
     for number in handlers_before:
         signal.signal(number, stop.ask)
     try:
@@ -193,25 +225,27 @@ def print_notice(text: str) -> None:
             os.write(2, line.encode("ascii", "backslashreplace"))
 
 
-def end_with_parent() -> None:
-    """Kill this process when the process ends that started it and named itself in `PARENT`.
+def end_with_parent(parent: int | None = None) -> None:
+    """Kill this process when the process ends that started it.
 
-    Without the variable, or if another process started this one, nothing happens. The processes that this one starts
-    do not inherit the variable.
+    Args:
+        parent: the id of that process, read before it started this one: afterwards another process may have adopted
+            this one. If None, the process that named itself in `PARENT`. Without the variable, or if it names another
+            process that still runs, nothing happens. The processes that this one starts do not inherit the variable.
     """
-    parent = os.environ.pop(PARENT, "")
-    if not parent.isdigit():
-        return
-    if os.getppid() != int(parent):
-        if not _exists(int(parent)):  # it was killed while this process started
-            os.kill(os.getpid(), signal.SIGKILL)
-        return
+    named = os.environ.pop(PARENT, "")
+    if parent is None:
+        if not named.isdigit():
+            return
+        parent = int(named)
+        if os.getppid() != parent and _runs(parent):
+            return
     if sys.platform == "linux":
         kill_at_parent_death(signal.SIGKILL)
-        if os.getppid() != int(parent):
-            os.kill(os.getpid(), signal.SIGKILL)
     else:
-        threading.Thread(target=_watch_parent, args=(int(parent),), daemon=True).start()
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it was killed while this process started
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def kill_at_parent_death(number: int) -> None:
@@ -220,14 +254,14 @@ def kill_at_parent_death(number: int) -> None:
         ctypes.CDLL(None).prctl(_PDEATHSIG, int(number), 0, 0, 0)
 
 
-def _exists(process: int) -> bool:
+def _runs(process: int) -> bool:
+    """Return whether a process runs; one that was killed is a zombie until its own parent reads how it ended."""
+    import psutil
+
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _watch_parent(parent: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -16,12 +17,15 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import parse_response
 
+from ..errors import UserError, users_code
 from ..policies.loading import encode, render
+from ..sandbox import as_score
 from ..sandbox.limits import Tool, ToolLimits, close_environment, tokenizable, without_copies
 from ..tasks import Task
 from ..tasks.task import ENVIRONMENT, Messages
 from .sampling import RowsDone, Sampler, Sampling
 
+logger = logging.getLogger(__name__)
 Wait = Callable[[Coroutine[Any, Any, Any]], Any]  # runs a coroutine and returns its result
 
 
@@ -74,9 +78,7 @@ def converse(
     limits = ToolLimits(sampling.tool_timeout)
     with ExitStack() as stack:
         for _ in range(min(sampling.batch_size, len(rows))):
-            environment = None
-            if task.environment_factory:
-                environment = task.environment_factory()
+            environment = task.new_environment()
             environments.append(environment)
             stack.callback(close_environment, environment)
         wait = _waiting_in(loop) if loop is not None else stack.enter_context(asyncio.Runner()).run
@@ -86,12 +88,11 @@ def converse(
             # The last batch may have fewer rows than there are environments.
             for question, row, environment in zip(questions[part], rows[part], environments, strict=False):
                 tools = limits.of_rollout({tool.__name__: tool for tool in task.tools_of(environment)})
-                batch.append(_begin(sampler, question, row, environment, tools, sampling))
+                batch.append(_begin(sampler, task, question, row, environment, tools, sampling))
             _take_turns(sampler, batch, sampling, wait)
             if task.answer == ENVIRONMENT:
                 for conversation, environment in zip(batch, environments, strict=False):
-                    reward = environment.get_reward()
-                    conversation.reward = wait(reward) if inspect.iscoroutine(reward) else reward
+                    conversation.reward = _reward_of(environment, task, wait)
             conversations += batch
             done(len(conversations), len(rows))
     return conversations
@@ -106,8 +107,24 @@ def _waiting_in(loop: asyncio.AbstractEventLoop) -> Wait:
     return wait
 
 
+def _reward_of(environment: Any, task: Task, wait: Wait) -> float | None:
+    """Return an environment's reward; None, with a warning, if its code fails and `reward_errors` allows that."""
+    try:
+        with users_code(f"the task {task.name}: {type(environment).__name__}.get_reward"):
+            reward = without_copies(environment.get_reward)()
+            return as_score(wait(reward) if inspect.iscoroutine(reward) else reward)
+    except UserError as error:
+        if task.reward_errors == "raise":
+            raise UserError(
+                f"{error}. Fix the method, or set reward_errors: zero or drop (the conversation counts as wrong)"
+            ) from error
+        logger.warning("%s. The conversation counts as wrong.", error)
+        return None
+
+
 def _begin(
     sampler: Sampler,
+    task: Task,
     question: Mapping[str, Any],
     row: int,
     environment: Any,
@@ -117,10 +134,11 @@ def _begin(
     """Return a conversation before its first turn. What an environment's `reset` returns is added to the prompt."""
     prompt = question["prompt"]
     if environment is not None:
-        observation = without_copies(environment.reset)(**question)
-        if observation is not None:
-            last_message = prompt[-1]
-            prompt = [*prompt[:-1], {**last_message, "content": last_message["content"] + observation}]
+        with users_code(f"the task {task.name}: {type(environment).__name__}.reset"):
+            observation = without_copies(environment.reset)(**question)
+            if observation is not None:
+                last_message = prompt[-1]
+                prompt = [*prompt[:-1], {**last_message, "content": last_message["content"] + observation}]
     text = render(sampler.tokenizer, prompt, **sampling.chat_template_kwargs)
     return Conversation(row, text, encode(sampler.tokenizer, prompt, text), tools)
 

@@ -25,7 +25,7 @@ from ..recipe import find_accelerate_config
 from ..recipe.catalog import check_accelerate
 from ..recipe.recipe import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
-from ..runs.checkpoints import MANIFEST, last_good
+from ..runs.checkpoints import MANIFEST, last_good, unreadable
 from ..runs.files import CHECKPOINTS, EXPERIMENT, LOG, begins_with, open_own, read_mapping
 from .definition import HEAD, Experiment, PlannedRun, build_experiment, load_experiment
 from .starters import RunProcess, Starters
@@ -43,6 +43,10 @@ __all__ = [
 
 Kind = Literal["started", "skipped", "finished", "stopped", "failed"]
 _POLL = 1.0  # seconds between signals to runs that are asked to end
+_ENDINGS = ("Error: ", "Stopped: ", "Fatal Python error: ", "terminate called ")  # of the last lines of a command
+_LOG_END = 1 << 16  # bytes of a log that are read
+_LAST_LINES = 10  # of a log, which begin with why a run ended: a message may have several lines
+_LONGEST = 300  # characters of an error
 _in_progress: set[RunProcess] = set()
 _ON_SIGNAL = "Each run in progress ends after its step. Another Ctrl-C ends it at once."
 
@@ -233,18 +237,27 @@ class _Runner:
         config = self._output / "configs" / f"{run.arm}-seed-{run.seed}.yaml"
         write_atomic(config, run.recipe.to_yaml())
         earlier_status = Run(path).status
+        killed_before = oom_kills()
+        log_before = 0  # bytes of an earlier attempt, whose error says nothing about this one
+        if resume:
+            with suppress(OSError):
+                log_before = (path / LOG).stat().st_size
         if self._starters is not None and self._starters.trains:
             code = self._starters.train(config, path, _in_progress, resume=resume)
         else:
             code = train_in_process(config, path, self._accelerate, environment, resume=resume)
+        reason = how_it_ended(code, killed_before)
+        error = _last_error(path / LOG, log_before)
+        if error is not None:
+            reason += f": {error}"
         # `end_run` changes nothing if the run has written how it ended.
         if self.stopping:
             end_run(path, "stopped", "interrupted")
         else:
-            end_run(path, "failed", _why(code, path / LOG))
+            end_run(path, "failed", reason)
         status = Run(path).status
         if code and status == earlier_status and not self.stopping:
-            return "failed", _why(code, path / LOG)  # it ended before it trained, which leaves the earlier status
+            return "failed", reason  # it ended before it trained, which leaves the earlier status
         kind: Kind = status["state"]
         if kind == "finished":
             return kind, None
@@ -261,7 +274,7 @@ def _use_of_attempt(run: PlannedRun, path: Path, processes: int) -> tuple[bool, 
         return False, None
     if differences(Run(path).config, run.recipe.values):
         return False, "starts again: its recipe has changed"
-    checkpoint, _ = last_good(path / CHECKPOINTS)
+    checkpoint, _ = last_good(path / CHECKPOINTS, check=unreadable)
     if checkpoint is None:
         return False, "starts again: it has no complete checkpoint"
     if read_mapping(checkpoint / MANIFEST).get("processes", processes) != processes:
@@ -326,7 +339,6 @@ def _end(futures: Sequence[Future[None]], stop: Stop) -> None:
 
     for future in futures:
         future.cancel()
-    terminated: set[object] = set()  # the processes that were asked to end
     if _in_progress:
         print_notice(_ON_SIGNAL)
 
@@ -335,26 +347,73 @@ def _end(futures: Sequence[Future[None]], stop: Stop) -> None:
             if again and number == signal.SIGINT:
                 with suppress(psutil.NoSuchProcess):
                     end_leader(psutil.Process(process.pid))
-            elif again or process not in terminated:
-                terminated.add(process)
+            else:
                 process.terminate()  # not SIGINT: a terminal has already sent it to the run, and a second one kills
 
     with stop.passed_to(pass_on):
         while wait(futures, timeout=_POLL).not_done:
-            pass_on(signal.SIGTERM, False)  # a run that started in the meantime
+            pass_on(signal.SIGTERM, False)  # again: a run may have started, or lost the first one
 
 
-def _why(code: int, log: Path) -> str:
-    """Return why a run without a reason in its status failed: its exit code, and the last line it printed."""
-    if code in (-9, 137):
-        return "killed by the system, perhaps out of memory"
-    text = ""
-    with suppress(OSError):
-        text = log.read_bytes()[-4096:].decode("utf-8", "replace").strip()
-    if not text:
+def oom_kills() -> int | None:
+    """Return how many processes Linux has killed for lack of memory since it started; None if that is unknown."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return None
+
+
+def how_it_ended(code: int, killed_before: int | None) -> str:
+    """Return how a run's process ended, as far as that is known.
+
+    Args:
+        code: its exit code, negative for a signal that killed it.
+        killed_before: `oom_kills` when it started.
+
+    >>> how_it_ended(3, None), how_it_ended(-11, None)
+    ('exit code 3', 'killed by signal 11 (SIGSEGV)')
+    """
+    if code >= 0:
         return f"exit code {code}"
-    last_line = text.split("\n")[-1].strip()
-    return f"exit code {code}: {last_line[:300]}"
+    ending = f"killed by signal {-code} ({signal.Signals(-code).name})"
+    if code != -signal.SIGKILL:
+        return ending
+    kills = oom_kills()
+    if kills is None or killed_before is None:
+        return f"{ending}, by the system if memory ran out, or by another process or its own code"
+    if kills > killed_before:
+        return f"{ending} while the system killed a process because memory ran out"
+    return f"{ending} by another process or its own code: the system killed none for lack of memory"
+
+
+def _last_error(log: Path, begin: int = 0) -> str | None:
+    """Return the error at the end of a log, or None: other lines, such as progress, are not why a run ended.
+
+    An error is a line that `pods` ends with, or the exception after a traceback.
+
+    Args:
+        log: what a run printed.
+        begin: the byte to read from.
+    """
+    try:
+        with log.open("rb") as file:
+            file.seek(max(begin, log.stat().st_size - _LOG_END))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    lines = [line.rstrip() for line in lines if line.strip()]
+    error = None
+    in_traceback = False
+    for place, line in enumerate(lines):
+        if line.startswith("Traceback (most recent call last)"):
+            in_traceback = not (place and lines[place - 1].startswith("Exception ignored"))
+        elif line.startswith(_ENDINGS) or (in_traceback and not line[0].isspace()):
+            in_traceback = False
+            if len(lines) - place <= _LAST_LINES:  # otherwise the run went on after it
+                error = line[:_LONGEST]
+    return error
 
 
 def visible_gpus() -> list[str]:

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from ..distributed.signals import PARENT
+from ..distributed.signals import PARENT, signals_held
 from ..errors import UserError
 from .definition import Experiment
 
@@ -91,7 +91,7 @@ class Starter:
             return
         self.end()
         self._connection, theirs = Pipe()
-        with theirs:
+        with theirs, signals_held():  # Ctrl-C reaches it too, and must not end its imports with a traceback
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "pods_rl.cli.starter", str(theirs.fileno())],
                 # no file here shadows a module; a starter that outlived this process would keep its memory

@@ -14,6 +14,7 @@ import transformers
 from peft import PeftModel
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import get_json_schema
 from trl import ModelConfig, get_quantization_config
 from trl.chat_template_utils import (
     add_response_schema,
@@ -22,7 +23,7 @@ from trl.chat_template_utils import (
     supports_tool_calling,
 )
 
-from ..errors import UserError
+from ..errors import UserError, users_code
 from ..recipe import Recipe
 from ..tasks import Prompt, Task
 from . import ADAPTER_CONFIG, Policy, cpu_has_bf16, gpu_has_bf16, weight_files
@@ -159,13 +160,11 @@ def tool_options(tokenizer: PreTrainedTokenizerBase, task: Task) -> dict[str, An
         return {}
     if isinstance(task.test[0]["prompt"], str):
         raise UserError(f"The task {task.name} has tools, and prompts of plain text: tools need chat messages.")
-    environment = None
-    if task.environment_factory:
-        environment = task.environment_factory()
-    options: dict[str, Any] = {"tools": task.tools_of(environment) or None}
-    close = getattr(environment, "close", None)
-    if callable(close):
-        close()
+    tools = task.list_tools()
+    for tool in tools:
+        with users_code(f"the task {task.name}: the description of its tool {tool.__name__}"):
+            get_json_schema(tool)  # as the chat template will
+    options: dict[str, Any] = {"tools": tools or None}
     try:
         if not supports_tool_calling(tokenizer):
             raise ValueError("it has no chat template that writes tool calls and their results.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import threading
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import UserError
 from ..runs import count_not_begun, find_runs
@@ -24,6 +25,7 @@ from .text import plain, tally
 
 LOOPBACK = "127.0.0.1"
 _SHORTEST_PAUSE = 1.0  # seconds between looks at the files
+_DEPTH = 3  # folders below an experiment that hold files of a report: arm, run, rollouts
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",  # the page itself adds the rest, and no-referrer
@@ -139,16 +141,17 @@ def _has_runs(files: Iterable[_File]) -> bool:
     return any(os.path.basename(file.path) in (CONFIG, STATUS) for file in files)
 
 
-def _files(source: Path) -> Iterator[_File]:
-    """Yield each file that a report may read."""
-    for folder, folders, names in os.walk(source):
-        folders[:] = [name for name in folders if not _is_skipped(name)]  # os.walk enters what is left
-        for name in names:
-            if name.endswith((".json", ".jsonl", ".yaml", ".parquet")):
-                path = os.path.join(folder, name)
-                with suppress(OSError):  # replaced at this moment, or a loop of links
-                    about = os.stat(path)
-                    yield _File(path, about.st_size, about.st_mtime_ns)
+def _files(source: Path, depth: int = _DEPTH) -> Iterator[_File]:
+    """Yield each file that a report may read, at most `depth` folders deep. As a report does, follow links."""
+    with suppress(OSError):  # removed or replaced at this moment
+        for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
+            with suppress(OSError):  # also a loop of links
+                if entry.is_dir():
+                    if depth and not _is_skipped(entry.name):
+                        yield from _files(Path(entry.path), depth - 1)
+                elif entry.name.endswith((".json", ".jsonl", ".yaml", ".parquet")):
+                    about = entry.stat()
+                    yield _File(entry.path, about.st_size, about.st_mtime_ns)
 
 
 def _is_skipped(folder: str) -> bool:
@@ -158,9 +161,15 @@ def _is_skipped(folder: str) -> bool:
 def server(page: LivePage, port: int) -> ThreadingHTTPServer:
     """Return a server of the page on a port of this machine; raise UserError if the port cannot be used."""
     try:
-        return ThreadingHTTPServer((LOOPBACK, port), type("Pages", (_Pages,), {"live": page}))
+        return _Server((LOOPBACK, port), type("Pages", (_Pages,), {"live": page}))
     except OSError as error:
         raise UserError(f"--port {port} cannot be used: {error.strerror}. Give another, or --port 0.") from error
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # otherwise the browser has gone in the middle of an answer
+            super().handle_error(request, client_address)
 
 
 class _Pages(BaseHTTPRequestHandler):

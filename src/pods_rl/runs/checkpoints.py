@@ -11,13 +11,17 @@ replaced or resumed from.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from .files import encoded, read_mapping, to_json
 
@@ -117,12 +121,28 @@ def verify(folder: Path, *, hashes: bool = True) -> list[str]:
     return problems
 
 
-def last_good(checkpoints: Path, *, hashes: bool = True) -> tuple[Path | None, list[str]]:
+def unreadable(folder: Path) -> list[str]:
+    """Return the files of a checkpoint that cannot be what their names say, a line each, from their headers.
+
+    A manifest that was written after the damage agrees with such a file. Files of unknown kinds are ignored.
+    """
+    problems = []
+    for path in sorted(folder.rglob("*")):
+        problem = _form_problem(path) if path.is_file() else None
+        if problem is not None:
+            problems.append(f"{path.relative_to(folder).as_posix()} cannot be read: {problem}")
+    return problems
+
+
+def last_good(
+    checkpoints: Path, *, hashes: bool = True, check: Callable[[Path], list[str]] | None = None
+) -> tuple[Path | None, list[str]]:
     """Return the newest checkpoint that agrees with its manifest, and why each newer one is skipped.
 
     Args:
         checkpoints: ``checkpoints/`` of a run.
         hashes: as in `verify`.
+        check: returns more problems of a checkpoint that agrees with its manifest, such as `unreadable`.
 
     Returns:
         The folder, or None; lines ``checkpoint-8: <problem>``, newest first.
@@ -130,6 +150,8 @@ def last_good(checkpoints: Path, *, hashes: bool = True) -> tuple[Path | None, l
     skipped: list[str] = []
     for folder in reversed(find_checkpoints(checkpoints)):
         problems = verify(folder, hashes=hashes)
+        if check is not None and not problems:
+            problems = check(folder)
         if not problems:
             return folder, skipped
         line = f"{folder.name}: {problems[0]}"
@@ -208,6 +230,21 @@ def _size_problem(path: Path, row: Any, name: str) -> str | None:
     if size == expected:
         return None
     return f"{name} has {size} bytes, expected {expected}"
+
+
+def _form_problem(path: Path) -> str | None:
+    """Return why a file cannot be what its name says; None if it can, or if its kind is unknown."""
+    try:
+        if path.suffix == ".json":
+            json.loads(path.read_text(encoding="utf-8"))
+        elif path.suffix == ".safetensors":
+            with safe_open(path, framework="np"):  # compares the header with the file's length
+                pass
+        elif path.suffix in (".pt", ".pth"):
+            zipfile.ZipFile(path).close()  # torch.save writes a zip file
+    except (OSError, ValueError, RecursionError, zipfile.BadZipFile, SafetensorError) as error:
+        return " ".join(str(error).split()) or type(error).__name__
+    return None
 
 
 def _hash_all(paths: Iterable[Path], *, flush: bool = False) -> list[str]:

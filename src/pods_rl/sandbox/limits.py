@@ -110,7 +110,7 @@ def close_environment(environment: Any) -> None:
         return
     try:
         without_copies(close)()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message, _ = _message(error)
         logger.warning("%s.close failed: %s", type(environment).__name__, plain_text(message))
 

@@ -23,8 +23,9 @@ from typing import Any
 
 import psutil
 
+from ..distributed.signals import signals_held
 from ..errors import UserError
-from .worker import Reply, Work, end_leader, fork, frame, lead, signals_held, unframe
+from .worker import HANDLED_BY_TRAINER, Reply, Work, end_leader, fork, frame, lead, unframe
 
 START_LIMIT = 120.0  # seconds for a process to import what it needs, on the busiest of machines
 MAX_WORKERS = 4
@@ -123,7 +124,7 @@ class _Worker:
                 self.stop()
         if self._process:
             return
-        with _starting, signals_held():
+        with _starting, signals_held(HANDLED_BY_TRAINER):
             self._channel, channel_of_process = socket.socketpair()
             with channel_of_process:
                 self._process = self._launch(channel_of_process)

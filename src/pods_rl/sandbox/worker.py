@@ -23,11 +23,11 @@ from typing import Any, NamedTuple, NoReturn
 
 import psutil
 
-from ..distributed.signals import SIGNALS, kill_at_parent_death
+from ..distributed.signals import SIGNALS, kill_at_parent_death, signals_held
 from ..errors import UserError, raised
 
 _CHILD_SUBREAPER = 36  # of Linux's prctl
-_HANDLED_BY_TRAINER = [number for number in SIGNALS if number != signal.SIGTERM]
+HANDLED_BY_TRAINER = [number for number in SIGNALS if number != signal.SIGTERM]
 _KILL_SECONDS = 10.0  # a killed process can take this long to end while it waits for a disk
 
 
@@ -174,7 +174,7 @@ def fork(work: Callable[[], object]) -> int:
     """Call `work` in a child of this process; return its process id. On Linux it does not outlive this process."""
     _flush()  # otherwise both would print the buffer
     parent = os.getpid()
-    with signals_held():
+    with signals_held(HANDLED_BY_TRAINER):
         child = os.fork()
         if child != 0:
             return child
@@ -219,25 +219,15 @@ def _flush() -> None:
             stream.flush()
 
 
-@contextmanager
-def signals_held() -> Iterator[None]:
-    """Inside, signals that ask a run to end wait; a worker that starts here holds them until it ignores them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_BY_TRAINER)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _outlive_signals() -> None:
     """Ignore the signals that ask a run to end, which reach all its processes: the trainer ends this one.
 
     A handler does this, because programs started by a reward would inherit ignored signals.
     """
-    for number in _HANDLED_BY_TRAINER:
+    for number in HANDLED_BY_TRAINER:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_BY_TRAINER)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_BY_TRAINER)
 
 
 def end_leader(leader: psutil.Process) -> None:

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from datasets import Dataset
 
-from ..errors import UserError
+from ..errors import UserError, users_code
 from ..rewards import REWARDS, Reward, get_reward, graded_text, score
 from ..rewards.thinking import CLOSING, OPENING, opened_thought
 from ..sandbox import RewardFailure, Scores
+from ..sandbox.limits import close_environment
 from ..text import short
 
 Settings = Mapping[str, Any]  # the task part of a recipe
@@ -127,6 +128,23 @@ class Task:
             if not name.startswith("_") and name not in NO_TOOLS:
                 tools.append(getattr(environment, name))  # bound to this environment
         return tools
+
+    def new_environment(self) -> Any:
+        """Return an environment for conversations, or None if the task has none; raise UserError if its code raises."""
+        factory = self.environment_factory
+        if factory is None:
+            return None
+        name = getattr(factory, "__name__", type(factory).__name__)
+        with users_code(f"the task {self.name}: its environment_factory, {name},"):
+            return factory()
+
+    def list_tools(self) -> list[Callable[..., Any]]:
+        """Return the tools of a conversation, for their descriptions: those of an environment that is closed again."""
+        environment = self.new_environment()
+        try:
+            return self.tools_of(environment)
+        finally:
+            close_environment(environment)
 
     @property
     def converses(self) -> bool:

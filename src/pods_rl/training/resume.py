@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
@@ -41,7 +42,15 @@ class Start(NamedTuple):
         return lines
 
 
-def find_start(recipe: Recipe, output: Path, *, processes: int, changed: bool = False, hashes: bool = True) -> Start:
+def find_start(
+    recipe: Recipe,
+    output: Path,
+    *,
+    processes: int,
+    changed: bool = False,
+    hashes: bool = True,
+    check: Callable[[Path], list[str]] | None = None,
+) -> Start:
     """Return the last complete checkpoint of a run, after checking that it belongs to the recipe.
 
     Args:
@@ -50,6 +59,7 @@ def find_start(recipe: Recipe, output: Path, *, processes: int, changed: bool = 
         processes: the number of processes that will train.
         changed: accept a checkpoint even if keys outside `recipe.FREE` differ.
         hashes: passed to `runs.checkpoints.verify`.
+        check: passed to `runs.checkpoints.last_good`.
 
     Raises:
         UserError: there is no run, or steps but no complete checkpoint, or the checkpoint belongs to another
@@ -57,7 +67,7 @@ def find_start(recipe: Recipe, output: Path, *, processes: int, changed: bool = 
     """
     if not is_run(output):
         raise UserError(f"--resume: {output} holds no run to resume.")
-    checkpoint, skipped = last_good(output / CHECKPOINTS, hashes=hashes)
+    checkpoint, skipped = last_good(output / CHECKPOINTS, hashes=hashes, check=check)
     if checkpoint is None:
         _refuse_to_lose(Run(output), skipped)
         return Start(None, skipped, [])

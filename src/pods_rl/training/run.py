@@ -93,6 +93,7 @@ def train(
         shown = Watcher("the progress display", display)
         shown.begin("importing TRL")
         quiet_libraries()
+        from ..engines.trl.checkpoints import unrestorable
         from .recorder import trackers_inside
 
         if writer:
@@ -110,7 +111,7 @@ def train(
             prepared, trainer = _load(recipe, output, shown)
             start = None
             if resume:
-                start = _start_of_first_process(find, writer)
+                start = _start_of_first_process(partial(find, check=unrestorable), writer)
             print_start(shown, shown_as, label, trainer, prepared, start)
             records.environment = describe(trainer, prepared, start)
             recorder = _add_recorder(recipe, prepared, trainer, output, records, shown, stop)

@@ -55,7 +55,7 @@ def build_trainer(recipe: Recipe, prepared: Prepared, output_dir: Path) -> RunTr
             quantization_config=quantization,
             peft_config=get_peft_config(model),
             tools=list(task.tools) or None,
-            environment_factory=task.environment_factory,
+            environment_factory=task.new_environment if task.environment_factory else None,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.recipe_keys = checkpoint_keys(recipe.values)

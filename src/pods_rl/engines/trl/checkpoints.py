@@ -17,10 +17,14 @@ from __future__ import annotations
 
 import json
 import logging
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, send_to_device
 from safetensors import safe_open
@@ -28,14 +32,20 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
 
 from ...errors import UserError
-from .compat import TRAINER_STATE_NAME, TRLTrainer
+from .compat import TRAINER_STATE_NAME, TRLTrainer, safe_globals, standing_in
 from .dynamic_sampling import DynamicSampling
 from .record import Rollouts, saved_table
+from .stability import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
 _REFERENCE = "pods_reference.safetensors"
 _TENSOR = "__tensor__"  # the key of a tensor's name in the JSON
+_LONGEST = 200  # characters of a library's error in a message
+_ADVICE = "Remove this checkpoint and resume from the one before it, or start a new run with this folder as its model."
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "pytorch_model.bin")
+OPTIMIZER = ("optimizer.pt",)
+_VALUES = ("attributes", "loss", "metrics", "prompts_drawn", "generation")  # of a process
 _ATTRIBUTES = ("_step", "_globalstep_last_logged")  # TRL's counters, which it does not save
 
 
@@ -51,7 +61,7 @@ class ExactResume:
         self._trainer = trainer
         self._dynamic = dynamic
         self._resumed: Path | None = None
-        self.verified: Path | None = None  # a checkpoint whose hashes the caller has compared already
+        self.verified: Path | None = None  # a checkpoint whose hashes and states the caller has checked already
 
     # -- before training ---------------------------------------------------------------------------------------------
 
@@ -96,7 +106,7 @@ class ExactResume:
                     logger.warning("skipped %s", line)
                 return folder, None
             skipped.append(f"{folder}: {problem}")
-        advice = "Resume from a complete checkpoint, or start a new run with this folder as its model."
+        advice = "Resume from another checkpoint, or start a new run with this folder as its model."
         return None, "\n  ".join([f"No valid checkpoint found in {where}. {advice}", *skipped])
 
     def _problem(self, folder: Path) -> str | None:
@@ -105,9 +115,12 @@ class ExactResume:
 
         if not (folder / TRAINER_STATE_NAME).is_file():
             return f"there is no {TRAINER_STATE_NAME}: it is not a checkpoint, or its run was killed while it was saved"
-        if folder == self.verified or not (folder / MANIFEST).is_file():
+        if folder == self.verified:
             return None
-        damages = verify(folder)
+        damages: list[str] = []
+        if (folder / MANIFEST).is_file():
+            damages = verify(folder)
+        damages = damages or unrestorable(folder)
         return damages[0] if damages else None
 
     def _refuse_inexact(self, checkpoint: Path) -> None:
@@ -129,6 +142,24 @@ class ExactResume:
                 "DeepSpeed shards is not saved). Resume from another checkpoint, or start a new run without "
                 "sync_ref_model."
             )
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Inside, an error about weights or an optimizer that transformers restores is one line that names the file."""
+        trainer = self._trainer
+        load_weights = trainer._load_from_checkpoint
+        load_optimizer = trainer._load_optimizer_and_scheduler
+
+        def weights(checkpoint: str, *args: Any) -> None:
+            with restoring(checkpoint, WEIGHTS):
+                load_weights(checkpoint, *args)
+
+        def optimizer(checkpoint: str | None) -> None:
+            with restoring(checkpoint, OPTIMIZER):
+                load_optimizer(checkpoint)
+
+        with standing_in(trainer, _load_from_checkpoint=weights, _load_optimizer_and_scheduler=optimizer):
+            yield
 
     def begins_finished(self, epoch: int, epochs_trained: int, dataloader: Any) -> bool:
         """At the start of an epoch: restore weights and the order of prompts; return whether the run was finished.
@@ -168,12 +199,19 @@ class ExactResume:
 
     def load(self, folder: Path) -> Rollouts | None:
         """Restore this process's state; return the record of a generation that is still to be trained."""
+        accelerator = self._trainer.accelerator
+        process = accelerator.process_index
+        values = read_state(folder, process, accelerator.num_processes)
+        if not values:
+            return None  # TRL's own checkpoint
+        with restoring(folder, [_file(folder, process, kind).name for kind in ("json", "safetensors")]):
+            return self._restore(values, folder)
+
+    def _restore(self, values: dict[str, Any], folder: Path) -> Rollouts | None:
+        """Restore what `read_state` returned; return as `load` does."""
         trainer = self._trainer
         accelerator = trainer.accelerator
         device = accelerator.device
-        values = read_state(folder, accelerator.process_index, accelerator.num_processes)
-        if not values:
-            return None  # TRL's own checkpoint
         for name in _ATTRIBUTES:
             setattr(trainer, name, values["attributes"][name])
         trainer._tr_loss = torch.tensor(values["loss"], device=device)
@@ -205,6 +243,83 @@ class ExactResume:
             "rollouts": record.saved(),
             "logs": saved_table(trainer._logs) if trainer.log_completions else {},
         }
+
+
+# Keys of the files that `torch.save` writes into a checkpoint, by the pattern of their names.
+_STATES = {
+    "optimizer.pt": ("state", "param_groups"),
+    "scheduler.pt": ("last_epoch",),
+    "rng_state*.pth": ("python", "numpy", "cpu"),
+}
+
+
+def unrestorable(folder: Path) -> list[str]:
+    """Return the files of a checkpoint that cannot be restored, a line each, before anything is restored.
+
+    A manifest that was written after the damage agrees with them. A file that belongs to another run, or to a model of
+    another shape, is found only when it is restored.
+    """
+    from ...runs.checkpoints import MANIFEST, unreadable
+    from ...runs.files import read_mapping
+
+    problems = unreadable(folder)
+    if problems:
+        return problems
+    for pattern, keys in _STATES.items():
+        for path in sorted(folder.glob(pattern)):
+            problem = _state_problem(path, keys)
+            if problem is not None:
+                problems.append(f"{path.name} {problem}")
+    for path in sorted(folder.glob("pods_state_*.json")):
+        missing = [name for name in _VALUES if name not in read_mapping(path)]
+        if missing:
+            problems.append(f"{path.name} holds another state: it has no {missing[0]}")
+    step = read_mapping(folder / TRAINER_STATE_NAME).get("global_step")
+    if type(step) is not int:
+        problems.append(f"{TRAINER_STATE_NAME} holds another state: it has no global_step")
+    elif step != read_mapping(folder / MANIFEST).get("step", step):
+        problems.append(f"{TRAINER_STATE_NAME} is of step {step}")
+    return problems
+
+
+def _state_problem(path: Path, keys: Sequence[str]) -> str | None:
+    """Return the problem with a file that `torch.save` wrote, which should have these keys."""
+    try:
+        with safe_globals():
+            state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)  # reads no large tensor
+        missing = [key for key in keys if key not in state]
+        if not missing and path.suffix == ".pth":
+            random.Random().setstate(state["python"])
+            np.random.RandomState().set_state(state["numpy"])
+            torch.Generator().set_state(state["cpu"])
+    except Exception as error:  # of a pickle, a zip file or a state
+        return f"cannot be read: {_one_line(error)}"
+    return f"holds another state: it has no {missing[0]}" if missing else None
+
+
+@contextmanager
+def restoring(checkpoint: str | Path | None, names: Sequence[str]) -> Iterator[None]:
+    """Inside, what a library raises about a checkpoint's files becomes a UserError of one line that names them.
+
+    Args:
+        checkpoint: the folder. If None, nothing is restored.
+        names: the files that are restored inside, if they exist.
+    """
+    try:
+        yield
+    except Exception as error:  # each library raises errors of its own
+        if isinstance(error, UserError) or is_out_of_memory(error) or checkpoint is None:
+            raise
+        files = [name for name in names if (Path(checkpoint) / name).is_file()]
+        raise UserError(
+            f"{checkpoint}: {' or '.join(files) or 'its state'} cannot be restored: {_one_line(error)}. It is "
+            f"damaged, or of another run. {_ADVICE}"
+        ) from error
+
+
+def _one_line(error: Exception) -> str:
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message[:_LONGEST]}".removesuffix(": ")
 
 
 def _draw_orders(dataloader: Any, epochs: int) -> None:
@@ -263,16 +378,18 @@ def read_state(folder: Path, process: int, processes: int) -> dict[str, Any]:
     tensors_file = _file(folder, process, "safetensors")
     tensors: dict[str, Tensor] = {}
     if tensors_file.is_file():
-        tensors = load_file(tensors_file)
+        with restoring(folder, [tensors_file.name]):
+            tensors = load_file(tensors_file)
 
     def restored(entry: dict[str, Any]) -> Any:
         if entry.keys() == {_TENSOR}:
-            return tensors.get(entry[_TENSOR])
+            return tensors[entry[_TENSOR]]
         return entry
 
     values: dict[str, Any] = {}
     if values_file.is_file():
-        values = json.loads(values_file.read_text(encoding="ascii"), object_hook=restored)
+        with restoring(folder, [values_file.name, tensors_file.name]):
+            values = dict(json.loads(values_file.read_text(encoding="ascii"), object_hook=restored))
     if values.get("processes") != processes:
         raise UserError(
             f"{folder} was not made by {processes} process(es), or has no {values_file.name}: each process has its "
@@ -306,15 +423,51 @@ def load_renamed(trainer: TRLTrainer, folder: str) -> None:
     for file in sorted(Path(folder).glob("model*.safetensors")):
         with safe_open(file, "pt") as weights:
             saved_names.update(weights.keys())
+    if not saved_names:
+        _check_adapter(model, folder)
+        return
     if saved_names <= model.state_dict().keys():
+        _refuse_missing(model, saved_names, folder)
         return
     # The widest dtype of the model, so that no weight is rounded on its way.
     dtype = reduce(torch.promote_types, {weight.dtype for weight in model.parameters()})
-    loaded, info = type(model).from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    missing = sorted(info["missing_keys"])
+    with restoring(folder, WEIGHTS):
+        loaded, info = type(model).from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    _raise_missing(model, sorted(info["missing_keys"]), folder)
+    model.load_state_dict(loaded.state_dict())
+
+
+def _refuse_missing(model: Any, saved_names: set[str], folder: str) -> None:
+    """Raise UserError if a checkpoint lacks a weight of a model: transformers' trainer would leave it as it was.
+
+    Of weights that share memory, one is saved.
+    """
+    weights = model.state_dict()
+    saved_places = {weights[name].data_ptr() for name in saved_names}
+    never_saved = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    missing = []
+    for name, weight in weights.items():
+        if name not in saved_names and name not in never_saved and weight.data_ptr() not in saved_places:
+            missing.append(name)
+    _raise_missing(model, missing, folder)
+
+
+def _check_adapter(model: Any, folder: str) -> None:
+    """Raise UserError if a checkpoint lacks a weight of the adapter, which PEFT would leave as it was."""
+    file = Path(folder) / "adapter_model.safetensors"
+    if not file.is_file() or "default" not in getattr(model, "peft_config", ()):
+        return
+    from peft import get_peft_model_state_dict
+
+    expected = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
+    with safe_open(file, "pt") as weights:
+        missing = sorted(expected.keys() - set(weights.keys()))
+    _raise_missing(model, missing, folder)
+
+
+def _raise_missing(model: Any, missing: Sequence[str], folder: str) -> None:
     if missing:
         raise UserError(
             f"{folder} lacks weights of {type(model).__name__}: {', '.join(missing[:3])}. Resume from another "
             "checkpoint."
         )
-    model.load_state_dict(loaded.state_dict())

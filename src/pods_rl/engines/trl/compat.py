@@ -31,6 +31,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import TrainerControl, TrainerState
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer import TRAINER_STATE_NAME  # noqa: F401  (the engine imports private names from here)
+from transformers.trainer_pt_utils import safe_globals  # noqa: F401
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation  # gathers ZeRO-3's weights
 from trl.trainer import grpo_trainer  # its VLLMGeneration and logger are patched below
@@ -206,6 +207,8 @@ class TRLTrainer:
     vllm_generation: Any  # with vLLM: what asks it
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any, Any]: ...
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None: ...
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None: ...
     def is_world_process_zero(self) -> bool: ...
 
 

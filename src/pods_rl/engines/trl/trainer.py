@@ -434,7 +434,8 @@ class PODSTrainer(TypedGRPOTrainer):
             check_prompts(self.args, len(self.train_dataset))
         self._stability.reset()
         checkpoint = self._resume.find(resume_from_checkpoint)
-        with self._stability.explaining_memory(lambda: self._update.clock.phase), self._tools.closing():
+        explaining_memory = self._stability.explaining_memory(lambda: self._update.clock.phase)
+        with explaining_memory, self._tools.closing(), self._resume.explaining():
             output = super().train(checkpoint, *args, **kwargs)
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
             load_renamed(self, self.state.best_model_checkpoint)
