@@ -70,15 +70,21 @@ def contents_of(recipe: Recipe, *, weights: bool = True) -> Contents:
     return contents
 
 
-def changed_contents(saved: Mapping[str, Any], now: Contents) -> list[str]:
+def changed_contents(saved: object, now: Contents) -> list[str]:
     """Return each key whose contents differ, with the files: those that changed, are missing or are new.
 
     Only keys with contents on both sides are compared.
 
+    Args:
+        saved: what a run has written; anything but a mapping counts as nothing, as of a run of an earlier version.
+        now: from `contents_of`.
+
     >>> changed_contents({"data_dir": {"gsm8k/train.jsonl": "3f"}}, {"data_dir": {"gsm8k/train.jsonl": "a0"}})
     ['data_dir (gsm8k/train.jsonl)']
     """
-    changes = []
+    changes: list[str] = []
+    if not isinstance(saved, Mapping):
+        return changes
     for key, files in now.items():
         saved_files = saved.get(key)
         if not isinstance(saved_files, Mapping):

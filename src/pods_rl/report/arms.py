@@ -17,8 +17,8 @@ import pyarrow as pa
 from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
 
 from ..errors import UserError
-from ..runs import Run, find_runs, is_run
-from ..runs.files import CONFIG, ENVIRONMENT, EVALS, METRICS, STATUS
+from ..runs import Run, find_runs, is_run, undeclared_runs
+from ..runs.files import CONFIG, ENVIRONMENT, EVALS, EXPERIMENT, METRICS, STATUS
 from .intervals import Z_95, Array, t_band
 from .pooling import pools_of
 from .statistics import Evaluations, mean_curve
@@ -341,9 +341,10 @@ def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
     folders = _runs_by_folder(sources)
     if not folders:
         where = ", ".join(str(source) for source in sources) or "an empty list"
-        raise UserError(
-            f"No run found in {where}: expected run directories, or a directory of them, as `pods compare` writes it."
-        )
+        hint = "expected run directories, or a directory of them, as `pods compare` writes it"
+        if any(undeclared_runs(source) for source in sources):
+            hint = f"{EXPERIMENT} there declares other arms or seeds than it holds. Name the folder of an arm or a run"
+        raise UserError(f"No run found in {where}: {hint}.")
     arms = []
     for name, runs in pools_of(folders).items():
         evals = {str(run.path): run.evals for run in runs}
