@@ -22,7 +22,7 @@ from ..runs.files import CONFIG, ENVIRONMENT, EVALS, EXPERIMENT, METRICS, STATUS
 from .intervals import Z_95, Array, t_band
 from .pooling import pools_of
 from .statistics import Evaluations, mean_curve
-from .text import finite, plain, tally
+from .text import finite, from_csv_text, plain, tally
 
 ACCURACIES = ("accuracy", "answer_accuracy", "both_accuracy", "format_accuracy")
 LENGTH = "mean_completion_tokens"
@@ -494,7 +494,8 @@ def _settings_of_csv(row: Mapping[str, Any]) -> dict[str, Any]:
 def _rows_of_csv(path: str | Path, metric: str) -> list[dict[str, Any]]:
     """Read a CSV that has the columns of `arms_from_csv`."""
     needed = ["arm", "run", "hours", metric]
-    types = dict.fromkeys(("arm", "run", "rule", "advantages"), pa.string())
+    texts = ("arm", "run", "rule", "advantages")
+    types = dict.fromkeys(texts, pa.string())
     types |= dict.fromkeys(("hours", metric), pa.float64())
     one_thread = ReadOptions(use_threads=False)  # so that an error names its row
     parse = ParseOptions(newlines_in_values=True)
@@ -513,6 +514,10 @@ def _rows_of_csv(path: str | Path, metric: str) -> list[dict[str, Any]]:
             f"{path} has no row with {', '.join(needed)}: its columns are {', '.join(columns)}. "
             "Choose a metric with --metric, or rename the columns."
         )
+    for row in rows:
+        for name in texts:
+            if row.get(name):
+                row[name] = from_csv_text(row[name])
     return rows
 
 
