@@ -23,7 +23,7 @@ from ..distributed.signals import PARENT, Stop, print_notice, stop_on_signals
 from ..errors import UserError
 from ..recipe import find_accelerate_config
 from ..recipe.catalog import check_accelerate
-from ..recipe.contents import Contents, changed_contents, contents_of
+from ..recipe.contents import ROWS, Contents, changed_contents, contents_of, names_all_rows
 from ..recipe.recipe import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
 from ..runs.checkpoints import MANIFEST, last_good
@@ -104,7 +104,7 @@ def run_experiment(
             f"{output}: another `pods compare` is making this experiment. Wait for it, or choose another --output."
         ) from error
     with holder:
-        finished, outdated = _earlier_runs(plan, output, force=force)
+        finished, outdated = _earlier_runs(plan, output, _rows(experiment, output, starters), force=force)
         for path in outdated:
             _set_aside_unused(output / path, output / ".attempts")
         (output / "configs").mkdir(exist_ok=True)
@@ -150,7 +150,25 @@ def _check(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, par
         raise UserError(f"{stored} exists, and `pods compare` did not write it: choose another --output.")
 
 
-def _earlier_runs(plan: Sequence[PlannedRun], output: Path, *, force: bool) -> tuple[set[Path], dict[Path, str]]:
+def _rows(experiment: Experiment, output: Path, starters: Starters | None) -> dict[str, dict[str, str]]:
+    """Return the hashes of the rows of the arms' tasks, for arms whose earlier runs do not name the files of all rows.
+
+    This loads the data. Without a starter, or if a task cannot be made here, there are none.
+    """
+    arms: list[str] = []
+    for run in experiment.plan():
+        has_contents = bool(Run(output / run.path).environment.get("contents"))
+        if has_contents and run.arm not in arms and not names_all_rows(run.recipe):
+            arms.append(run.arm)
+    if arms and starters is not None:
+        with suppress(UserError):  # no network, perhaps; a run that needs the task says so
+            return starters.rows(experiment, arms)
+    return {}
+
+
+def _earlier_runs(
+    plan: Sequence[PlannedRun], output: Path, rows: Mapping[str, Mapping[str, str]], *, force: bool
+) -> tuple[set[Path], dict[Path, str]]:
     """Return the runs that are finished, and those that start again although they have files, each with a note.
 
     Raises UserError, unless `force`, for a finished run of another recipe, and for a finished or stopped run if what
@@ -171,6 +189,8 @@ def _earlier_runs(plan: Sequence[PlannedRun], output: Path, *, force: bool) -> t
             continue
         if run.arm not in contents:
             contents[run.arm] = contents_of(run.recipe)
+            if run.arm in rows:
+                contents[run.arm][ROWS] = {**rows[run.arm]}
         changes = changed_contents(Run(path).environment.get("contents"), contents[run.arm])
         if changes and not force and (is_finished or last_good(path / CHECKPOINTS, hashes=False)[0] is not None):
             raise UserError(

@@ -24,7 +24,7 @@ from ..errors import UserError
 from ..text import module_of
 from .catalog import SHIPPED, local_path
 from .recipe import DATA_FILES, DATA_FOLDERS, FREE, Recipe
-from .schema import GYM
+from .schema import GYM, TASKS
 
 Contents = dict[str, dict[str, str | None]]
 """By key of a recipe: the sha256 of each file that it names, by the file's place; None if it was not read."""
@@ -68,6 +68,21 @@ def contents_of(recipe: Recipe, *, weights: bool = True) -> Contents:
         if of_key:
             contents[key] = of_key
     return contents
+
+
+def names_all_rows(recipe: Recipe) -> bool:
+    """Return whether the rows of a recipe's task follow from its keys and `contents_of`, for one version of ours.
+
+    A function of the user's own may read any file, and data on the hub and other libraries may change.
+    """
+    task = str(recipe.values["task"])
+    if task not in TASKS:
+        return False
+    if task in DATA_FOLDERS:
+        return bool(recipe.values["data_dir"])
+    if task == "dataset":
+        return _existing(recipe.values["dataset_name"]) is not None
+    return True
 
 
 def changed_contents(saved: object, now: Contents) -> list[str]:
