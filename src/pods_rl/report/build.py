@@ -185,7 +185,7 @@ def _ignored_notes(paths: Sequence[Path], arms: Sequence[Arm]) -> list[str]:
             for run in left_out:
                 ignored.append(folder if is_folder_itself else f"{folder}/{run.path.name}")
         if ignored:
-            listed = plain(", ".join(ignored[:_MOST_IGNORED]))
+            listed = ", ".join(map(plain, ignored[:_MOST_IGNORED]))
             if len(ignored) > _MOST_IGNORED:
                 listed += f" and {len(ignored) - _MOST_IGNORED} more"
             notes.append(f"Ignored {counted(len(ignored), 'run')} that {EXPERIMENT} does not declare: {listed}.")
