@@ -31,7 +31,7 @@ FILES = {
     "own/__init__.py": "from . import names\n",
     "own/names.py": "",
     "own/rules.py": "def best(rewards, m, *, generator=None): from .. import nothing\nfrom .deep import scale\n",
-    "own/deep/__init__.py": "scale = 1",
+    "own/deep/__init__.py": "from pods_rl.errors import UserError\nscale = 1",
     "own/unused.py": "",
     "policy/model.safetensors": "0123456789",
     "policy/config.json": "{}",
