@@ -16,7 +16,9 @@ import yaml
 from pods_rl import experiment as experiments
 from pods_rl.errors import UserError
 from pods_rl.experiment import build_experiment, load_experiment, run_experiment, train_in_process
-from pods_rl.runs import Run, RunWriter, find_runs
+from pods_rl.recipe import load_recipe
+from pods_rl.recipe.contents import ROWS, contents_of
+from pods_rl.runs import Run, RunWriter, find_runs, undeclared_runs
 from pods_rl.runs.checkpoints import prepare, publish
 from pods_rl.yaml_files import Origin, parse_yaml
 
@@ -324,6 +326,133 @@ def test_a_finished_run_of_another_recipe_is_refused_by_name(tmp_path):
     assert run(changed, tmp_path, force=True)[0] == {"finished": 4}
     assert Run.open(tmp_path / "pods/seed-1").config["learning_rate"] == 0.5
     assert Run.open(tmp_path / ".attempts/pods-seed-1-1").config["learning_rate"] == 1e-6
+
+
+def with_data(tmp_path: Path) -> tuple[Path, str]:
+    """A file of data, and an experiment on it."""
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"question": "1+1?", "answer": "2"}\n')
+    return data, TEXT.replace("max_seconds: 1", f"model_name_or_path: tiny, max_seconds: 1, dataset_name: {data}")
+
+
+def record(path: Path, recipe: Path) -> None:
+    """Write what a run names as the run does."""
+    with RunWriter(path, resume=True) as writer:
+        writer.write_environment({"contents": contents_of(load_recipe(recipe))})
+
+
+def recording(launch):
+    """A run that also records what its recipe names."""
+
+    def make(config, output, *rest, **options):
+        code = launch(config, output, *rest, **options)
+        record(output, config)
+        return code
+
+    return make
+
+
+@pytest.mark.parametrize("launch", [finish, interrupted])
+def test_a_run_whose_data_have_changed_is_neither_skipped_nor_resumed(tmp_path, launch):
+    data, text = with_data(tmp_path)
+    one = experiment(text, seeds="1")
+    output = tmp_path / "out"
+    notes(one, output, recording(launch))
+    known = sorted(path for path in output.rglob("*") if path.is_file())
+    data.write_text('{"question": "1+1?", "answer": "3"}\n')
+    with pytest.raises(UserError, match=r"pods/seed-1 is .* dataset_name \(train\.jsonl\).*--output, or --force"):
+        notes(one, output)
+    assert sorted(path for path in output.rglob("*") if path.is_file()) == known
+    changed = "starts again: what its recipe names has changed: dataset_name (train.jsonl)"
+    assert notes(one, output, recording(finish), force=True) == [changed] * 2
+    assert run(one, output)[0] == {"skipped": 2}
+
+
+def test_a_run_without_a_checkpoint_starts_again_on_what_its_recipe_names_now(tmp_path):
+    data, text = with_data(tmp_path)
+    one = experiment(text, seeds="1")
+
+    def killed(config, output, *rest, **options):
+        interrupted(config, output, *rest, **options)
+        shutil.rmtree(output / "checkpoints")
+        return -9
+
+    notes(one, tmp_path / "out", recording(killed))
+    data.write_text("{}\n")
+    assert run(one, tmp_path / "out")[0] == {"finished": 2}
+
+
+class OtherRows:
+    """A starter whose tasks have the given rows; it makes no runs."""
+
+    trains = False
+
+    def __init__(self, rows):
+        self.made = rows
+        self.asked = []
+
+    def rows(self, what, arms):
+        self.asked.append(list(arms))
+        return dict.fromkeys(arms, self.made)
+
+
+def test_the_rows_of_a_task_that_names_no_files_are_compared_too(tmp_path):
+    """A function of the user's own may read any file."""
+    one = experiment(
+        TEXT.replace("max_seconds: 1", "model_name_or_path: tiny, max_seconds: 1, task: own.task:make"), seeds="1"
+    )
+    rows = {"train": "1", "test": "2"}
+
+    def own(config, output, *rest, **options):
+        code = finish(config, output, *rest, **options)
+        with RunWriter(output, resume=True) as writer:
+            writer.write_environment({"contents": {ROWS: rows}})
+        return code
+
+    run(one, tmp_path, own)
+    assert run(one, tmp_path, starters=OtherRows(rows))[0] == {"skipped": 2}
+    other = OtherRows({"train": "3", "test": "2"})
+    with pytest.raises(UserError, match=r"prompts \(train\)"):
+        run(one, tmp_path, starters=other)
+    assert other.asked == [["pods", "grpo"]]
+    named = OtherRows(rows)
+    _, text = with_data(tmp_path)
+    on_file = experiment(text, seeds="1")
+    run(on_file, tmp_path / "named", recording(finish))
+    assert run(on_file, tmp_path / "named", starters=named)[0] == {"skipped": 2}
+    assert named.asked == []  # the hash of the file says enough, and no data are loaded
+
+
+def test_runs_of_another_recipe_are_moved_before_the_first_run_starts(tmp_path):
+    """So the report that is made meanwhile, or after a signal, has no arm of two recipes."""
+    run(experiment(), tmp_path)
+    seen = []
+
+    def look(config, output, *rest, **options):
+        seen.append(sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/seed-*")))
+        return finish(config, output, *rest, **options)
+
+    changed = experiment(learning_rate="0.5")
+    assert notes(changed, tmp_path, look, force=True) == ["starts again: its recipe has changed"] * 4
+    assert seen[0] in ([], ["pods/seed-1"])  # its own directory, which may be made before it starts
+    assert {path.name for path in (tmp_path / ".attempts").iterdir()} == {
+        "grpo-seed-1-1", "grpo-seed-2-1", "pods-seed-1-1", "pods-seed-2-1"
+    }  # fmt: skip
+
+
+def test_only_the_declared_arms_and_seeds_are_runs_of_an_experiment(tmp_path):
+    """After an arm was renamed and a seed dropped."""
+    run(experiment(), tmp_path)
+    renamed = experiment(TEXT.replace("grpo:", "plain:").replace("baseline: grpo", "baseline: plain"), seeds="1")
+    assert run(renamed, tmp_path)[0] == {"skipped": 1, "finished": 1}
+
+    def names(found):
+        return {arm: [run.path.name for run in runs] for arm, runs in found.items()}
+
+    assert names(find_runs(tmp_path)) == {"pods": ["seed-1"], "plain": ["seed-1"]}
+    assert names(undeclared_runs(tmp_path)) == {"grpo": ["seed-1", "seed-2"], "pods": ["seed-2"]}
+    assert run(experiment(), tmp_path)[0] == {"skipped": 4}  # nothing was lost
+    assert names(undeclared_runs(tmp_path)) == {"plain": ["seed-1"]}
 
 
 def test_a_run_that_another_process_makes_is_neither_made_twice_nor_lost(tmp_path):

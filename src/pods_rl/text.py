@@ -58,7 +58,7 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
         return table[name]
     if ":" not in name and "." not in name:
         raise UserError(f"unknown {kind} '{name}'.{suggest(name, table)} {choices}")
-    module, _, attribute = name.rpartition(":" if ":" in name else ".")
+    module, attribute = module_of(name)
     try:
         function = getattr(import_module(module), attribute)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
@@ -69,6 +69,16 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     if not callable(function):
         raise UserError(f"the {kind} '{name}' is a {type(function).__name__}, not a function. {choices}")
     return function
+
+
+def module_of(path: str) -> tuple[str, str]:
+    """Return the module and the function of an import path; the module is empty for a name alone.
+
+    >>> module_of("package.module:function"), module_of("package.module.function"), module_of("accuracy")
+    (('package.module', 'function'), ('package.module', 'function'), ('', 'accuracy'))
+    """
+    module, _, function = path.rpartition(":" if ":" in path else ".")
+    return module, function
 
 
 def suggest(word: str, names: Iterable[str]) -> str:

@@ -35,7 +35,7 @@ def trained(monkeypatch, tmp_path):
     """Replaces training: records the arguments and leaves a run in the given state."""
     calls = SimpleNamespace(state="finished", made=[], signal=None)
 
-    def train(recipe, output, *, shown_as, stop, resume=False, allow_changed_recipe=False):
+    def train(recipe, output, *, shown_as, stop, resume=False, **allowed):
         calls.made.append((recipe, output, resume))
         if calls.signal:
             with suppress(KeyboardInterrupt):

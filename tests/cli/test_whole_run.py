@@ -61,6 +61,60 @@ def test_train_resume_and_evaluate(place):
     assert json.loads(line)["n-samples"] == {"arithmetic": {"original": 512, "effective": 4}}
 
 
+def test_a_run_does_not_resume_on_other_contents_unless_allowed(place, monkeypatch):
+    """Its data, an import of its reward and its policy change; the directory stays as it was."""
+    monkeypatch.syspath_prepend(str(place))
+    rows = [{"question": f"{i}+1=", "answer": str(i + 1)} for i in range(20)]
+    data = place / "train.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    (place / "judge_of_lengths.py").write_text(
+        "from size_of_text import size\n\ndef judge(text, gold):\n    return size(text)\n"
+    )
+    (place / "size_of_text.py").write_text("size = len\n")
+    words = ["--dataset_name", "train.jsonl", "--task_rewards", "{judge_of_lengths:judge: 1.0}", "--max_steps", "2"]
+    words += ["--reward_seconds", "null", "--eval_prompts", "0", "--prompt_style", "plain"]
+    pods("train", "--config", "r.yaml", "--output", "run", *words)
+    contents = Run.open("run").environment["contents"]
+    assert {key: sorted(files) for key, files in contents.items() if key != "model_name_or_path"} == {
+        "dataset_name": ["train.jsonl"],
+        "task_rewards": ["judge_of_lengths.py", "size_of_text.py"],
+        "prompts": ["test", "train"],
+    }
+    assert contents["model_name_or_path"].keys() >= {"model.safetensors", "config.json", "tokenizer.json"}
+    manifest = json.loads(Path("run/checkpoints/checkpoint-2/manifest.json").read_text())
+    assert manifest["contents"] == contents
+    kept = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file() and path.name != ".lock"}
+    longer = ("train", "--output", "run", "--resume", "--max_steps", "3")
+    weights = bytearray(Path("policy/model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    changes = {
+        "dataset_name": (data, data.read_bytes().replace(b'"20"', b'"21"')),
+        "task_rewards": (place / "size_of_text.py", b"size = int\n"),
+        "model_name_or_path": (place / "policy" / "model.safetensors", bytes(weights)),
+    }
+    for key, (file, changed) in changes.items():
+        whole = file.read_bytes()
+        file.write_bytes(changed)
+        with pytest.raises(UserError, match=rf"{key} \({file.name}\).*--allow_changed_contents"):
+            pods(*longer)
+        file.write_bytes(whole)
+        assert {path: path.read_bytes() for path in kept} == kept, key
+    # rows that no named file explains, as those of a task of one's own or of the hub
+    with monkeypatch.context() as patch:
+        patch.setattr("pods_rl.training.run.row_hashes", lambda task: {"train": "0", "test": "0"})
+        with pytest.raises(UserError, match=r"prompts \(test, train\)"):
+            pods(*longer)
+        assert {path: path.read_bytes() for path in kept} == kept
+        output = pods(*longer, "--allow_changed_contents").output
+    assert "changed contents, allowed by --allow_changed_contents: prompts (test, train)" in " ".join(output.split())
+    assert Run.open("run").step == 3
+    # another recipe names other files, and gives other rows
+    other = place / "other.jsonl"
+    other.write_bytes(data.read_bytes().replace(b'"20"', b'"21"'))
+    pods(*longer[:-1], "4", "--dataset_name", "other.jsonl", "--allow_changed_recipe")
+    assert Run.open("run").step == 4
+
+
 def brevity(text, gold):
     return 1.0 - len(text) / 1000
 

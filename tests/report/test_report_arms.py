@@ -102,6 +102,87 @@ def test_runs_on_clocks_of_their_own_are_interpolated_and_nothing_is_extrapolate
     np.testing.assert_allclose(curve.mean[-1], (0.5 + 0.7) / 2)
 
 
+def spread(ends: list[float], times: list[float] | None = None) -> dict[str, list[dict[str, Any]]]:
+    """Runs that are evaluated at ten times of their own, or at the given ones, and at their ends.
+
+    Each score is that of a line of the run's own height, so that it is known at every time.
+    """
+    evals = {}
+    for run, end in enumerate(ends):
+        own_times = [*(times or np.linspace(0, end, 11).tolist()[:-1]), end]
+        evals[str(run)] = [{"due": t, "seconds": t, "accuracy": 0.01 * run + 0.001 * t} for t in own_times]
+    return evals
+
+
+@pytest.mark.parametrize("times", [None, [10.0 * k for k in range(10)]])
+@pytest.mark.parametrize("runs", [2, 5, 12])
+def test_runs_whose_ends_differ_by_less_than_an_interval_all_count_at_the_earliest(
+    runs: int, times: list[float] | None
+) -> None:
+    """With evaluations at times of their own, and with shared ones, as of run directories."""
+    ends = np.linspace(100.0, 100.5, runs).tolist()
+    for order in (ends, ends[::-1]):
+        curve = curve_of(spread(order, times), "accuracy")
+        assert curve is not None
+        assert curve.end == 100.0
+        last = curve.last()
+        assert last is not None
+        np.testing.assert_allclose(curve.scores[:, last], [0.01 * run + 0.1 for run in range(runs)])
+
+
+def test_a_run_that_ends_an_interval_before_most_is_missing_at_the_end() -> None:
+    for times in (None, [10.0 * k for k in range(9)]):
+        curve = curve_of(spread([100.0, 100.5, 100.2, 85.0, 100.1], times), "accuracy")
+        assert curve is not None
+        assert curve.end == 100.0
+        scores, _ = curve.at(100.0)
+        assert np.isnan(scores).tolist() == [False, False, False, True, False]
+
+
+def test_evaluations_on_one_clock_are_left_as_they_are() -> None:
+    """Ends that are a full interval apart are those of runs that still train, or have failed."""
+    rows = [{"due": t, "seconds": t + 0.3, "accuracy": 0.1 + t / 1000} for t in CLOCK]
+    curve = curve_of({"a": rows, "b": rows[:-1], "c": rows}, "accuracy")
+    assert curve is not None
+    np.testing.assert_allclose(curve.due, CLOCK)
+    np.testing.assert_allclose(np.isnan(curve.scores[:, -1]), [False, True, False])
+    alone = curve_of({"a": rows[:1], "b": rows[:1]}, "accuracy")
+    assert alone is not None
+    assert alone.end == 0
+
+
+def test_two_arms_with_ends_of_their_own_are_compared_with_all_runs_at_the_earliest(tmp_path: Path) -> None:
+    """In a CSV, and in run directories with an evaluation every 15 s and at the end. The table has the same time."""
+    ends = {"grpo": [100.0, 100.1, 100.5, 100.3, 100.2], "pods": [99.9, 101.0, 100.4, 100.6, 100.2]}
+    lines = ["arm,run,hours,answer_accuracy"]
+    for arm, of_arm in ends.items():
+        for run, rows in spread(of_arm).items():
+            lines += [f"{arm},{run},{row['due'] / 3600},{row['accuracy']}" for row in rows]
+            path = write_run(tmp_path / "runs" / arm / f"seed-{run}", arm, int(run))
+            own = spread(of_arm, [15.0 * k for k in range(6)])[run]
+            (path / "evals.jsonl").write_text("\n".join(map(json.dumps, own)))
+    (tmp_path / "runs.csv").write_text("\n".join(lines))
+    for arms in (arms_from_csv(tmp_path / "runs.csv"), arms_from_runs([tmp_path / "runs"], "accuracy")):
+        analysis = analyse(arms, baseline="grpo", metric="accuracy")
+        (pair,) = analysis.pairs
+        assert pair.due == pytest.approx(99.9)
+        assert (pair.runs, pair.rival_runs) == (5, 5)
+        assert pair.difference.mean == pytest.approx(0.0, abs=1e-9)
+        assert [final_of(analysis, arm).final_runs for arm in ends] == [5, 5]
+        assert not any("ended" in note for note in notes(analysis))
+
+
+def test_a_final_score_between_two_checkpoints_is_that_of_the_comparison(tmp_path: Path) -> None:
+    for arm, of_arm in {"grpo": [95.0, 95.0], "pods": [120.0, 120.0]}.items():
+        for run, rows in spread(of_arm).items():
+            path = write_run(tmp_path / arm / f"seed-{run}", arm, int(run))
+            (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    analysis = analysis_of(tmp_path)
+    (pair,) = analysis.pairs
+    assert final_of(analysis, "pods").final_due == pair.due == 95.0
+    assert final_of(analysis, "pods").final == pytest.approx(pair.score)
+
+
 # ------------------------------------------------------------------------------------------------ arms
 
 
@@ -243,6 +324,70 @@ def test_scores_of_different_questions_are_not_compared(
     assert reason in note
     assert verdicts(analysis)["pods"] == "not compared"
     assert not any(" more " in line or "faster" in line for line in sentences(analysis))
+
+
+SAME = {"task": "sums", "dataset_name": "rows.jsonl", "task_rewards": {"mine:judge": 1.0}, "data_dir": "one"}
+CONTENTS: dict[str, dict[str, str]] = {
+    "dataset_name": {"rows.jsonl": "a"},
+    "data_dir": {"gsm8k/test.jsonl": "a"},
+    "task_rewards": {"mine.py": "a", "helper.py": "a"},
+    "prompts": {"train": "a", "test": "a"},
+}
+
+
+def on_contents(root: Path, ours: dict[str, Any], theirs: dict[str, Any], **config: Any) -> Analysis:
+    """Two arms of two seeds, each with contents; the second may have another recipe."""
+    for arm, contents, values in (("grpo", ours, SAME), ("pods", theirs, SAME | config)):
+        for seed in (1, 2):
+            path = write_run(root / arm / f"seed-{seed}", arm, seed, config=values)
+            (path / "environment.json").write_text(json.dumps({"contents": CONTENTS | contents}))
+    return analysis_of(root)
+
+
+@pytest.mark.parametrize(
+    ("contents", "config", "reason"),
+    [
+        ({"dataset_name": {"rows.jsonl": "b"}}, {}, "the contents of dataset_name differ (rows.jsonl)"),
+        ({"task_rewards": {"mine.py": "a", "helper.py": "b"}}, {}, "the contents of task_rewards differ (helper.py)"),
+        ({"data_dir": {"gsm8k/test.jsonl": "b"}}, {"data_dir": "two"}, "data_dir differ (gsm8k/test.jsonl)"),
+        ({"prompts": {"train": "b", "test": "a"}}, {}, "the prompts or answers of their train splits differ"),
+        ({"prompts": {"train": "a", "test": "b"}}, {}, "the prompts or answers of their test splits differ"),
+    ],
+)
+def test_arms_on_different_contents_are_not_compared(
+    tmp_path: Path, contents: dict[str, Any], config: dict[str, Any], reason: str
+) -> None:
+    analysis = on_contents(tmp_path, {}, contents, **config)
+    assert analysis.pairs == ()
+    assert verdicts(analysis)["pods"] == "not compared"
+    assert any(reason in note for note in notes(analysis) if "is not compared with" in note)
+
+
+@pytest.mark.parametrize(
+    ("contents", "config"),
+    [
+        ({}, {"data_dir": "moved"}),
+        ({"task_rewards": {"other.py": "b"}}, {"task_rewards": {"other:judge": 1.0}}),  # the arms' own difference
+        ({"prompts": {"train": "b", "test": "b"}}, {"system_prompt": "Think."}),  # noted
+        ({"prompts": {"train": "b", "test": "a"}}, {"task_train_size": 5}),
+        ({}, {}),
+    ],
+)
+def test_arms_on_the_same_contents_or_of_other_recipes_are_compared(
+    tmp_path: Path, contents: dict[str, Any], config: dict[str, Any]
+) -> None:
+    assert len(on_contents(tmp_path, {}, contents, **config).pairs) == 1
+
+
+def test_seeds_on_different_contents_are_not_pooled(tmp_path: Path) -> None:
+    for seed, digest in ((1, "a"), (2, "b"), (3, "")):
+        path = write_run(tmp_path / "pods" / f"seed-{seed}", "pods", seed)
+        if digest:  # else it has just begun, or is of an earlier version
+            about = {"contents": {"dataset_name": {"rows.jsonl": digest}, "prompts": {"train": digest}}}
+            (path / "environment.json").write_text(json.dumps(about))
+    names = names_of(tmp_path)
+    assert sorted(names.values()) == [1, 2]
+    assert all(name.startswith("pods [contents of dataset_name ") for name in names)
 
 
 @pytest.mark.parametrize(

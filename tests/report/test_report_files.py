@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import write_run
+from conftest import write_experiment, write_run
 from rich.console import Console
 
 from pods_rl.errors import UserError
 from pods_rl.report import ReportFiles, build_report, print_summary
+from pods_rl.report.arms import arms_from_csv
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -324,3 +325,74 @@ def test_what_is_skipped_within_a_file_is_named(experiment: Path) -> None:
     (run / "status.json").write_text("[]")
     (note,) = (note for note in build_report(experiment).account.notes if note.startswith("Skipped"))
     assert "pods/seed-0/status.json (all of it), pods/seed-0/evals.jsonl (line 4)" in note
+
+
+def test_the_report_of_an_experiment_takes_the_declared_runs_and_names_the_others(tmp_path: Path) -> None:
+    """An arm was renamed and two seeds were dropped; the runs of earlier calls are still there."""
+    root = write_experiment(tmp_path / "mine")
+    write_run(root / "plain" / "seed-0", "plain")
+    (root / "experiment.yaml").write_text("baseline: plain\narms: {plain: {}, pods: {}}\nseeds: [0]\n")
+    account = build_report(root).account
+    assert account.analysis is not None
+    assert [(arm.name, arm.run_count) for arm in account.analysis.arms] == [("plain", 1), ("pods", 1)]
+    ignored = "grpo/seed-0, grpo/seed-1, grpo/seed-2, pods/seed-1, pods/seed-2"
+    assert account.notes[0] == f"Ignored 5 runs that experiment.yaml does not declare: {ignored}."
+    # what is named is not ignored
+    both = build_report([root, root / "grpo"], tmp_path / "out").account
+    assert "Ignored 2 runs that experiment.yaml does not declare: pods/seed-1, pods/seed-2." in both.notes
+    assert both.analysis is not None
+    assert {arm.name: arm.run_count for arm in both.analysis.arms} == {"plain": 1, "pods": 1, "grpo": 3}
+    (root / "experiment.yaml").write_text("arms: {other: {}}\nseeds: [0]\n")
+    with pytest.raises(UserError, match=r"experiment\.yaml there declares other arms or seeds"):
+        build_report(root)
+
+
+def test_a_baseline_whose_runs_cannot_be_pooled_gives_a_report_that_compares_nothing(tmp_path: Path) -> None:
+    for arm in ("grpo", "pods"):
+        for seed in (1, 2):
+            write_run(tmp_path / arm / f"seed-{seed}", arm, seed, config={"lr": 10.0**-seed} if arm == "grpo" else {})
+    (tmp_path / "experiment.yaml").write_text("baseline: grpo\narms: {grpo: {}, pods: {}}\nseeds: [1, 2]\n")
+    account = build_report(tmp_path).account
+    assert account.analysis is not None
+    assert account.analysis.pairs == ()
+    assert account.notes[0].startswith(
+        "grpo, the baseline, has runs that cannot be pooled: grpo [lr 0.1], grpo [lr 0.01]"
+    )
+    assert build_report(tmp_path, baseline="grpo [lr 0.1]").account.analysis.pairs  # type: ignore[union-attr]
+
+
+FORMULAS = ["=1+1", "+cmd", "-2+3", "@SUM(A1)", " =1", "'=1", "''@x", "\uff1d1"]
+HARMLESS = ["-5", "+2.5e3", "a=b", "'t is", "grpo"]
+
+
+def test_no_text_in_a_csv_is_a_formula_and_every_name_is_read_back(tmp_path: Path) -> None:
+    names = [*FORMULAS, *HARMLESS]
+    rows = [[name, "1", hours, 0.5, name] for name in names for hours in (0, 1)]
+    source = tmp_path / "runs.csv"
+    with source.open("w", newline="") as file:
+        csv.writer(file).writerows([["arm", "run", "hours", "answer_accuracy", "rule"], *rows])
+    plain_names = [arm.name for arm in arms_from_csv(source)]
+    assert plain_names == ["=1+1", "+cmd", "-2+3", "@SUM(A1)", " =1", "=1", "'@x", "\uff1d1", *HARMLESS]
+    report = build_report(source, tmp_path / "out", baseline="none")
+    written = read_csv(report.csv["final"])
+    for row, name in zip(written, plain_names, strict=True):
+        assert row["arm"] == (name if name in HARMLESS else f"'{name}")
+        assert row["rule"] == row["arm"]
+        assert float(row["final"]) == 0.5
+    # a CSV that holds the arms as the report has written them
+    again = tmp_path / "again.csv"
+    with again.open("w", newline="") as file:
+        lines = [[row["arm"], "1", 1, 0.5] for row in written]
+        csv.writer(file).writerows([["arm", "run", "hours", "answer_accuracy"], *lines])
+    assert [arm.name for arm in arms_from_csv(again)] == plain_names
+
+
+def test_numbers_of_a_csv_stay_numbers(tmp_path: Path) -> None:
+    settings = {"pods": {"a": -1.5, "b": "=x", "c": [1], "d": -3}, "grpo": {}}
+    for arm, config in settings.items():
+        path = write_run(tmp_path / arm / "seed-1", arm, 1, config=config)
+        (path / "evals.jsonl").write_text('{"due": 0, "seconds": 0, "accuracy": -0.25}\n')
+    report = build_report(tmp_path)
+    assert [float(row["final"]) for row in read_csv(report.csv["final"])] == [-0.25, -0.25]
+    _, config = read_csv(report.csv["config"])
+    assert [config[key] for key in "abcd"] == ["-1.5", "'=x", "[1]", "-3"]

@@ -12,10 +12,11 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 
 from pods_rl.errors import UserError
 from pods_rl.recipe import schema
-from pods_rl.tasks import TASKS, Task, load_task
+from pods_rl.tasks import TASKS, Task, load_task, row_hashes
 from pods_rl.tasks.prompts import SYSTEM_PROMPT
 
 from .conftest import write_jsonl
@@ -499,3 +500,30 @@ def test_many_rows_are_kept_in_a_file_that_is_read_again(tmp_path, monkeypatch):
     assert first.train["answer"][:] == [str(i) for i in range(50)]
     other = load_task({**both, "system_prompt": "Add."})
     assert other.train["prompt"][0] != first.train["prompt"][0]
+
+
+def test_the_hashes_of_a_tasks_rows_are_those_of_their_contents_and_order(tmp_path):
+    """Whatever the file is called and however it is written; another answer, order or split is another hash."""
+    plain = {"prompt_style": "plain", "system_prompt": ""}
+
+    def hashes(rows, name="train.jsonl"):
+        path = write_jsonl(tmp_path / name, rows)
+        return row_hashes(load_task({"dataset_name": path, "dataset_test_name": path, **plain}))
+
+    first = hashes(ROWS)
+    assert first["train"] == first["test"]
+    assert hashes(ROWS, "other.jsonl") == first
+    assert hashes([dict(reversed(row.items())) for row in ROWS]) == first
+    changed = [ROWS[0], {**ROWS[1], "answer": "#### 1,201"}]
+    others = [hashes(ROWS[::-1]), hashes(ROWS[:1]), hashes(changed), hashes([*ROWS, ROWS[0]])]
+    assert len({first["train"], *(other["train"] for other in others)}) == 5
+
+
+def test_the_hashes_of_rows_do_not_depend_on_objects_in_memory():
+    rows = {"prompt": ["a", "b"], "answer": ["1", "2"], "day": [date(2024, 5, 1), None], "raw": [b"\x00\xff", b""]}
+    first, again = (
+        row_hashes(Task("own", "1", split, split.select([1]), {"accuracy": 1.0}))
+        for split in (Dataset.from_dict(rows), Dataset.from_dict(rows).select([0, 1]))
+    )
+    assert first == again
+    assert first["train"] != first["test"]

@@ -47,7 +47,7 @@ def compare(
         str | None, Option(help="How many seeds each arm has (5: seeds 1 to 5), or a list such as '[3, 7]'.")
     ] = None,
     baseline: Annotated[str | None, Option(help="The arm to compare the others with.")] = None,
-    force: Annotated[bool, Option("--force", help="Repeat finished runs whose recipe has changed.")] = False,
+    force: Annotated[bool, Option("--force", help="Repeat finished runs whose recipe or data have changed.")] = False,
     parallel: Annotated[
         int, Option(min=1, help="Number of runs at the same time, each on its own GPU; on a CPU, set threads.")
     ] = 1,
@@ -93,7 +93,7 @@ def compare(
                 f"{'resume':<12}{safe_text(same_command)}\n{_next_commands(output)}"
             )
             raise typer.Exit(getattr(interrupt, "code", 130)) from None
-        complete = _report(experiment, output)
+        complete = _report(output)
         console().print(_next_commands(output))
         if complete and not board.failures:
             console().print(_NEXT)
@@ -146,13 +146,13 @@ def _show(experiment: Experiment) -> None:
             break
 
 
-def _report(experiment: Experiment, output: Path) -> bool:
-    """Write the report and print its summary; return False if that failed."""
+def _report(output: Path) -> bool:
+    """Write the report of the experiment's declared runs and print its summary; return False if that failed."""
     from ..report import build_report, print_summary
 
     try:
         with working("writing the report", in_log=False):
-            files = build_report(output, baseline=experiment.baseline)
+            files = build_report(output)
         print_summary(files, console())
     except (OSError, UserError) as error:  # no run has an evaluation, or the disk is full
         console(stderr=True).print(f"[red]No report:[/red] {safe_text(error)}")

@@ -46,6 +46,13 @@ Resume = Annotated[bool, Option("--resume", help="Resume the run in --output fro
 AllowChanged = Annotated[
     bool, Option("--allow_changed_recipe", help="With --resume: accept a checkpoint of another recipe.")
 ]
+AllowChangedContents = Annotated[
+    bool,
+    Option(
+        "--allow_changed_contents",
+        help="With --resume: accept a checkpoint of other data, modules or another policy of the same name.",
+    ),
+]
 DryRun = Annotated[
     bool, Option("--dry_run", help="Check recipes and data as training does, and show what a step does. Train nothing.")
 ]
@@ -63,6 +70,7 @@ def train(
     output: Output = None,
     resume: Resume = False,
     allow_changed_recipe: AllowChanged = False,
+    allow_changed_contents: AllowChangedContents = False,
     num_processes: Processes = None,
     accelerate_config: AccelerateConfig = None,
     dry_run: DryRun = False,
@@ -91,15 +99,19 @@ def train(
         raise UserError("--resume needs the directory of a run: give it with --output.")
     with stoppable() as stop:
         launch = _find_launch(num_processes, accelerate_config)
-        resume_options = {"resume": resume, "allow_changed_recipe": allow_changed_recipe}
+        resume_options = {
+            "resume": resume,
+            "allow_changed_recipe": allow_changed_recipe,
+            "allow_changed_contents": allow_changed_contents,
+        }
         named, keys = named_recipe(context, config, resumed=output if resume else None)
         recipe = load_recipe(named, keys, processes=launch and launch.processes)
         if dry_run:
-            _show_dry_run(recipe, output, launch, **resume_options)
+            _show_dry_run(recipe, output, launch, resume_options)
             return
         shown_as = _named_output(recipe, output)
         output = place_of(shown_as)
-        _prepare(recipe, output, launch, **resume_options)
+        _prepare(recipe, output, launch, resume_options)
         with _last_words(output, shown_as, launch):
             if launch:
                 status = _launch_run(launch, named, keys, output, shown_as, resume_options, stop)
@@ -111,14 +123,17 @@ def train(
 
 
 def _show_dry_run(
-    recipe: Recipe, output: Path | None, launch: Launch | None, *, resume: bool, allow_changed_recipe: bool
+    recipe: Recipe, output: Path | None, launch: Launch | None, resume_options: Mapping[str, bool]
 ) -> None:
     """Check a recipe and its data, and print what a run would do."""
     processes = launch and launch.processes
     with working("checking the recipe and its data"):
         notes = check_recipe(recipe, processes)
     if output is not None:
-        _check_output(recipe, output, launch, resume=resume, allow_changed_recipe=allow_changed_recipe)
+        if resume_options["resume"]:
+            _check_resume(recipe, output, launch, resume_options)
+        else:
+            check_unused(output)
     print(plain_text(recipe.to_yaml()))
     show_plan(recipe.batch_plan(processes))
     show_notes(notes)
@@ -252,16 +267,20 @@ def _show_key(key: str) -> None:
         print("\n".join(textwrap.wrap(line.strip(), _WIDTH, initial_indent="  ", subsequent_indent="  ")))
 
 
-def _check_output(
-    recipe: Recipe, output: Path, launch: Launch | None, *, resume: bool, allow_changed_recipe: bool
-) -> None:
-    """Raise UserError if a run cannot start in this directory, or cannot resume there."""
+def _check_resume(recipe: Recipe, output: Path, launch: Launch | None, resume_options: Mapping[str, bool]) -> None:
+    """Raise UserError if the run in this directory cannot be resumed. Does not read weights, which the run does."""
+    from ..recipe.contents import contents_of
     from ..training.resume import find_start
 
-    if resume:
-        find_start(recipe, output, processes=_processes(launch), changed=allow_changed_recipe, hashes=False)
-    else:
-        check_unused(output)
+    find_start(
+        recipe,
+        output,
+        processes=_processes(launch),
+        contents=contents_of(recipe, weights=False),
+        changed=resume_options["allow_changed_recipe"],
+        other_contents=resume_options["allow_changed_contents"],
+        hashes=False,
+    )
 
 
 def _processes(launch: Launch | None) -> int:
@@ -281,10 +300,9 @@ def _named_output(recipe: Recipe, output: Path | None) -> Path:
     return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _prepare(recipe: Recipe, output: Path, launch: Launch | None, *, resume: bool, allow_changed_recipe: bool) -> None:
+def _prepare(recipe: Recipe, output: Path, launch: Launch | None, resume_options: Mapping[str, bool]) -> None:
     """Raise UserError, before torch and the model load, if the run cannot start."""
     from ..rewards import check_rewards
-    from ..training.resume import find_start
 
     recipe.check_reachable()
     if launch:  # each process checks its rewards itself
@@ -297,10 +315,10 @@ def _prepare(recipe: Recipe, output: Path, launch: Launch | None, *, resume: boo
             )
     else:
         check_rewards(recipe.values)
-    if resume:
-        find_start(recipe, output, processes=_processes(launch), changed=allow_changed_recipe, hashes=False)
+    if resume_options["resume"]:
+        _check_resume(recipe, output, launch, resume_options)
     if get_rank() == 0:
-        RunWriter(output, resume=resume).close()
+        RunWriter(output, resume=resume_options["resume"]).close()
 
 
 class Launch(NamedTuple):

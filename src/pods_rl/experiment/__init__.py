@@ -23,6 +23,7 @@ from ..distributed.signals import PARENT, Stop, print_notice, stop_on_signals
 from ..errors import UserError
 from ..recipe import find_accelerate_config
 from ..recipe.catalog import check_accelerate
+from ..recipe.contents import ROWS, Contents, changed_contents, contents_of, names_all_rows
 from ..recipe.recipe import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
 from ..runs.checkpoints import MANIFEST, last_good, unreadable
@@ -79,20 +80,22 @@ def run_experiment(
     """Make every run that is not finished yet, `parallel` at a time, and return how many ended in each state.
 
     A run that failed, was stopped or was killed resumes from its last complete checkpoint. If it has none, or its
-    recipe has changed, it starts again, and its files are kept under ``.attempts/``. A failed run never stops the
-    others. If this process is killed, its runs end too. A run that another process makes counts as failed.
+    recipe has changed, it starts again, and its files are kept under ``.attempts/``: runs of another recipe are moved
+    there before the first run starts, so that the directory never holds runs of two experiments. A failed run never
+    stops the others. If this process is killed, its runs end too. A run that another process makes counts as failed.
 
     Args:
         on_event: called as runs start and end, one call at a time, in other threads.
-        force: make finished runs again if their recipe has changed, rather than raise.
+        force: make runs again rather than raise: finished ones whose recipe has changed, and finished or stopped ones
+            if what their recipe names has changed (`recipe.contents`).
         parallel: runs at the same time, each on its own GPU if there are enough. On a CPU they share the cores:
             set ``threads``.
         starters: processes that fork the runs (`make_starters`), which saves each run its imports. Without them every
             run starts a new interpreter.
 
     Raises:
-        UserError: a recipe is wrong, a finished run has another recipe, or another call is making this experiment;
-            no run has started then.
+        UserError: a recipe is wrong, a run has another recipe or other contents, or another call is making this
+            experiment; no run has started then.
         KeyboardInterrupt: a signal arrived, and the runs in progress have saved themselves.
     """
     output = Path(output)
@@ -105,14 +108,13 @@ def run_experiment(
             f"{output}: another `pods compare` is making this experiment. Wait for it, or choose another --output."
         ) from error
     with holder:
-        finished = set()
-        for run in plan:
-            if _is_finished(output / run.path, run, force=force):
-                finished.add(run.path)
+        finished, outdated = _earlier_runs(plan, output, _rows(experiment, output, starters), force=force)
+        for path in outdated:
+            _set_aside_unused(output / path, output / ".attempts")
         (output / "configs").mkdir(exist_ok=True)
         write_atomic(output / EXPERIMENT, experiment.to_yaml())
         parallel = min(parallel, len(plan))
-        runner = _Runner(experiment, output, on_event, parallel, finished, starters)
+        runner = _Runner(experiment, output, on_event, parallel, finished, outdated, starters)
         with ThreadPoolExecutor(parallel) as pool, stop_on_signals() as stop:
             futures: list[Future[None]] = []
             try:
@@ -152,18 +154,68 @@ def _check(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, par
         raise UserError(f"{stored} exists, and `pods compare` did not write it: choose another --output.")
 
 
-def _is_finished(path: Path, run: PlannedRun, *, force: bool) -> bool:
-    """Return whether a run is finished; raise UserError if it finished with another recipe."""
-    if not is_run(path) or Run(path).state != "finished":
-        return False
+def _rows(experiment: Experiment, output: Path, starters: Starters | None) -> dict[str, dict[str, str]]:
+    """Return the hashes of the rows of the arms' tasks, for arms whose earlier runs do not name the files of all rows.
+
+    This loads the data. Without a starter, or if a task cannot be made here, there are none.
+    """
+    arms: list[str] = []
+    for run in experiment.plan():
+        has_contents = bool(Run(output / run.path).environment.get("contents"))
+        if has_contents and run.arm not in arms and not names_all_rows(run.recipe):
+            arms.append(run.arm)
+    if arms and starters is not None:
+        with suppress(UserError):  # no network, perhaps; a run that needs the task says so
+            return starters.rows(experiment, arms)
+    return {}
+
+
+def _earlier_runs(
+    plan: Sequence[PlannedRun], output: Path, rows: Mapping[str, Mapping[str, str]], *, force: bool
+) -> tuple[set[Path], dict[Path, str]]:
+    """Return the runs that are finished, and those that start again although they have files, each with a note.
+
+    Raises UserError, unless `force`, for a finished run of another recipe, and for a finished or stopped run if what
+    its recipe names has changed since.
+    """
+    finished: set[Path] = set()
+    outdated: dict[Path, str] = {}
+    contents: dict[str, Contents] = {}  # by arm: its recipes differ in their seed only
+    for run in plan:
+        path = output / run.path
+        if not is_run(path):
+            continue
+        is_finished = Run(path).state == "finished"
+        if differences(Run(path).config, run.recipe.values):
+            if is_finished and not force:
+                raise _other_recipe(path, run)
+            outdated[run.path] = "starts again: its recipe has changed"
+            continue
+        if run.arm not in contents:
+            contents[run.arm] = contents_of(run.recipe)
+            if run.arm in rows:
+                contents[run.arm][ROWS] = {**rows[run.arm]}
+        changes = changed_contents(Run(path).environment.get("contents"), contents[run.arm])
+        if changes and not force and (is_finished or last_good(path / CHECKPOINTS, hashes=False)[0] is not None):
+            raise UserError(
+                f"{path} is {Run(path).state}, and what its recipe names has changed since: {', '.join(changes)}. "
+                "Restore it, choose another --output, or --force to make such runs again."
+            )
+        if changes:
+            outdated[run.path] = f"starts again: what its recipe names has changed: {', '.join(changes)}"
+        elif is_finished:
+            finished.add(run.path)
+    return finished, outdated
+
+
+def _other_recipe(path: Path, run: PlannedRun) -> UserError:
+    """Return the error of a run that finished with another recipe."""
     changes = differences(Run(path).config, run.recipe.values)
-    if changes and not force:
-        changed_keys = ", ".join(f"{key} (was {was}, now {now})" for key, (was, now) in changes.items())
-        raise UserError(
-            f"{path} is finished, with another recipe: {changed_keys}. Choose another --output, or --force to make it "
-            "again."
-        )
-    return not changes
+    changed_keys = ", ".join(f"{key} (was {was}, now {now})" for key, (was, now) in changes.items())
+    return UserError(
+        f"{path} is finished, with another recipe: {changed_keys}. Choose another --output, or --force to make it "
+        "again."
+    )
 
 
 class _Runner:
@@ -176,6 +228,7 @@ class _Runner:
         on_event: Callable[[Event], None],
         parallel: int,
         finished: set[Path],
+        outdated: Mapping[Path, str],
         starters: Starters | None,
     ) -> None:
         self._starters = starters
@@ -183,6 +236,7 @@ class _Runner:
         self._output = output
         self._on_event = on_event
         self._finished = finished
+        self._outdated = outdated
         self._total = len(experiment.arms) * len(experiment.seeds)
         self._accelerate: Path | None = None
         gpus: list[str] = []
@@ -221,7 +275,7 @@ class _Runner:
             resumes, note = _use_of_attempt(run, path, self._processes)
             if not resumes:
                 _set_aside(path, self._output / ".attempts")
-            self._report("started", position, run, note)
+            self._report("started", position, run, note or self._outdated.get(run.path))
             kind, reason = self._train(run, path, environment, resumes)
         except OSError as error:
             kind = "failed"
@@ -292,6 +346,13 @@ def _set_aside(path: Path, attempts: Path) -> None:
     while (attempts / f"{name}-{number}").exists():
         number += 1
     os.replace(path, attempts / f"{name}-{number}")
+
+
+def _set_aside_unused(path: Path, attempts: Path) -> None:
+    """Move a run aside before the first run starts; what prevents it is reported when the run's turn comes."""
+    with suppress(UserError, OSError):
+        RunWriter(path, resume=True).close()  # raises if another process makes it
+        _set_aside(path, attempts)
 
 
 def train_in_process(

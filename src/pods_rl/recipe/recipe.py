@@ -33,10 +33,17 @@ _ENDLESS = 10**9  # steps if only the clock stops the run; TRL would stop after 
 _EXTRAS = {"vllm": "vllm", "bitsandbytes": "quant", "deepspeed": "deepspeed"}  # libraries, and the extra with each
 _TITLES = {"model": "the policy", "engine": "training", "task": "the task", "run": "this run"}
 _IMPORT_PATH = re.compile(r"[^\W\d][\w.]*[.:][^\W\d]\w*")  # package.module:function
-_DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
+DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
+# the folders of `data_dir` that each task reads
+DATA_FOLDERS = {
+    "gsm8k": ("gsm8k",),
+    "math": ("math", "math500"),
+    "amc23": ("math", "amc23"),
+    "sciknoweval_chemistry": ("sciknoweval_chemistry",),
+}
 _READERS = {  # the tasks that read each of these keys; the others generate their prompts
     "dataset_name": ("dataset",),
-    "data_dir": ("gsm8k", "math", "amc23", "sciknoweval_chemistry"),
+    "data_dir": tuple(DATA_FOLDERS),
     "task_options": (GYM,),
 }
 _GENERATED = ("arithmetic", "words", "countdown")  # tasks without data; so are those of reasoning_gym
@@ -451,7 +458,7 @@ def _check_data_files(values: Mapping[str, Any]) -> None:
         name = values[key]
         if name is None or local_path(name).exists():
             continue
-        if looks_like_path(name) or Path(name).suffix in _DATA_FILES:  # otherwise it is on the hub
+        if looks_like_path(name) or Path(name).suffix in DATA_FILES:  # otherwise it is on the hub
             raise UserError(f"{key} = {name}: there is no such file or directory (looked in {Path.cwd()}).")
 
 

@@ -18,7 +18,7 @@ from ..text import suggest
 from .ablations import Ablation, find_ablations
 from .arms import ACCURACIES, EXACT, Arm, Curve, rollouts_of, same_seeds
 from .comparable import refusal
-from .intervals import Z_95, Array, Difference, difference, error_of_mean
+from .intervals import Z_95, Array, Difference, difference, error_of_mean, t_band
 from .statistics import Evaluations, Speedup, mean_curve, speedups
 from .text import finite, finite_numbers, plain
 
@@ -403,31 +403,38 @@ def _subject(candidates: Sequence[Arm], base: Arm, ablations: Sequence[Ablation]
 
 
 def _final_of(curve: Curve, horizon: float) -> Final:
-    """Return the scores at the first checkpoint, at the last one within the horizon, and at the peak until then.
+    """Return the scores at the first checkpoint, at the horizon, and at the peak until then.
 
-    A curve that begins after the horizon is shown at its end.
+    A curve that ends before the horizon is shown at its end, and so is one that begins after it. Between two
+    checkpoints the score at the horizon is on a straight line.
     """
     at = curve.last(horizon)
     if at is None:
         at = curve.last()
     assert at is not None  # the curve has a mean somewhere
-    low, high = curve.interval
     with_mean = np.flatnonzero(~np.isnan(curve.mean))
     start = int(with_mean[0])
     within = with_mean[with_mean <= at]
     peak = int(within[np.argmax(curve.mean[within])])
-    has_score = ~np.isnan(curve.scores[:, at])  # [R]
-    scores = curve.scores[has_score, at]
-    errors = curve.errors[has_score, at]
+    due = float(curve.due[at])
+    seconds = float(curve.times[at])
+    if due * EXACT < horizon < curve.end and _has_mean(curve, horizon):
+        due = horizon
+        seconds = float(np.interp(horizon, curve.due[with_mean], curve.times[with_mean]))
+    scores_R, errors_R = curve.at(due)
+    low, high = t_band(scores_R[:, None], errors_R[:, None])
+    has_score = ~np.isnan(scores_R)
+    scores = scores_R[has_score]
+    errors = errors_R[has_score]
     return Final(
         start=float(curve.mean[start]),
-        final=float(curve.mean[at]),
-        final_due=float(curve.due[at]),
-        final_seconds=float(curve.times[at]),
+        final=float(mean_curve(scores[:, None])[0]),
+        final_due=due,
+        final_seconds=seconds,
         final_runs=len(scores),
         scores=scores,
-        low=float(low[at]),
-        high=float(high[at]),
+        low=float(low[0]),
+        high=float(high[0]),
         peak=float(curve.mean[peak]),
         peak_seconds=float(curve.times[peak]),
         error=float(np.linalg.norm(errors) / len(errors)),

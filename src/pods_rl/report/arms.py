@@ -17,12 +17,12 @@ import pyarrow as pa
 from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
 
 from ..errors import UserError
-from ..runs import Run, find_runs, is_run
-from ..runs.files import CONFIG, ENVIRONMENT, EVALS, METRICS, STATUS
+from ..runs import Run, find_runs, is_run, undeclared_runs
+from ..runs.files import CONFIG, ENVIRONMENT, EVALS, EXPERIMENT, METRICS, STATUS
 from .intervals import Z_95, Array, t_band
 from .pooling import pools_of
 from .statistics import Evaluations, mean_curve
-from .text import finite, plain, tally
+from .text import finite, from_csv_text, plain, tally
 
 ACCURACIES = ("accuracy", "answer_accuracy", "both_accuracy", "format_accuracy")
 LENGTH = "mean_completion_tokens"
@@ -215,11 +215,12 @@ def curve_of(evals: Evals, metric: str, clock: str = "seconds") -> Curve | None:
             runs[run] = points
     if not runs:
         return None
+    ended = _to_a_common_end(runs)
     if not _share_a_clock([*runs.values()]):
-        curve = _interpolated(runs)
+        curve = _interpolated(ended)
         if curve is not None:
             return curve
-    return _aligned(runs)
+    return _aligned(ended)
 
 
 def _points_of(rows: Iterable[Mapping[str, Any]], metric: str, clock: str) -> Points:
@@ -236,6 +237,49 @@ def _points_of(rows: Iterable[Mapping[str, Any]], metric: str, clock: str) -> Po
         if score is not None and due is not None and seconds is not None:
             points[due] = (seconds, score, standard_error(row, metric))
     return points
+
+
+def _to_a_common_end(runs: dict[str, Points]) -> dict[str, Points]:
+    """Return the runs with one last time, where their ends differ by less than an interval between evaluations.
+
+    It is the earliest of these ends. The score of a run that ends later is there on a straight line between two
+    evaluations. Without this, a mean at the end would be over the runs that happened to end late. Runs that end at
+    least an interval before most others stay as they are, and are missing at the end.
+    """
+    ends = {run: max(points) for run, points in runs.items()}
+    usual_end = sorted(ends.values(), reverse=True)[len(ends) // 2]  # more than half of the runs have not ended before
+    interval = _interval(runs)
+    if interval == 0:
+        return runs
+    common_end = min(end for end in ends.values() if usual_end - end < interval)
+    cut: dict[str, Points] = {}
+    for run, points in runs.items():
+        cut[run] = points
+        if ends[run] > common_end:
+            belongs_to_end = ends[run] - common_end < interval
+            kept = {due: values for due, values in points.items() if due < common_end or not belongs_to_end}
+            cut[run] = {**kept, common_end: _point_at(points, common_end)}
+    return cut
+
+
+def _interval(runs: Mapping[str, Points]) -> float:
+    """Return the usual nominal seconds between two evaluations of a run; 0 if every run has only one."""
+    steps = np.concatenate([np.diff(sorted(points)) for points in runs.values()])
+    if len(steps) == 0:
+        return 0.0
+    return float(np.median(steps)) / EXACT  # so that evaluations on one clock are a full interval apart
+
+
+def _point_at(points: Points, due: float) -> tuple[float, float, float]:
+    """Return an evaluation of one run, on a straight line between two if there is none at this nominal second."""
+    if due in points:
+        return points[due]
+    times = np.array(sorted(points))
+    seconds, score, error = (
+        float(_on_a_line(np.array([due]), times, values)[0])
+        for values in np.array([points[time] for time in times.tolist()]).T
+    )
+    return seconds, score, error
 
 
 def _aligned(runs: Mapping[str, Points]) -> Curve:
@@ -296,7 +340,8 @@ def _share_a_clock(runs: Sequence[Points]) -> bool:
 def _interpolated(runs: Mapping[str, Points]) -> Curve | None:
     """Interpolate linearly at common times, about one for each evaluation of a run, without extrapolation.
 
-    The times lie between the start of most runs and the end of most runs. If there are none, return None.
+    The times lie between the start of most runs, or a start less than an interval later, and the end of most runs, or
+    an end less than an interval earlier. If there are none, return None.
     """
     tables = [np.array(sorted(points.values())).T for points in runs.values()]  # each [seconds, score and error; C]
     starts = []
@@ -306,10 +351,14 @@ def _interpolated(runs: Mapping[str, Points]) -> Curve | None:
         starts.append(seconds[0])
         ends.append(seconds[-1])
         lengths.append(len(seconds))
-    # more than half of the runs have begun at `low`, and more than half have not ended at `high`
+    # More than half of the runs have begun at the usual start, and more than half have not ended at the usual end. Runs
+    # of a common nominal end (`_to_a_common_end`) end at slightly different real seconds.
     half = len(tables) // 2
-    low = sorted(starts)[half]
-    high = sorted(ends, reverse=True)[half]
+    usual_start = sorted(starts)[half]
+    usual_end = sorted(ends, reverse=True)[half]
+    interval = _interval(runs)
+    low = max(start for start in starts if start <= usual_start or start - usual_start < interval)
+    high = min(end for end in ends if end >= usual_end or usual_end - end < interval)
     if low >= high:
         return None
     all_seconds = np.concatenate([table[0] for table in tables])
@@ -341,9 +390,10 @@ def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
     folders = _runs_by_folder(sources)
     if not folders:
         where = ", ".join(str(source) for source in sources) or "an empty list"
-        raise UserError(
-            f"No run found in {where}: expected run directories, or a directory of them, as `pods compare` writes it."
-        )
+        hint = "expected run directories, or a directory of them, as `pods compare` writes it"
+        if any(undeclared_runs(source) for source in sources):
+            hint = f"{EXPERIMENT} there declares other arms or seeds than it holds. Name the folder of an arm or a run"
+        raise UserError(f"No run found in {where}: {hint}.")
     arms = []
     for name, runs in pools_of(folders).items():
         evals = {str(run.path): run.evals for run in runs}
@@ -444,7 +494,8 @@ def _settings_of_csv(row: Mapping[str, Any]) -> dict[str, Any]:
 def _rows_of_csv(path: str | Path, metric: str) -> list[dict[str, Any]]:
     """Read a CSV that has the columns of `arms_from_csv`."""
     needed = ["arm", "run", "hours", metric]
-    types = dict.fromkeys(("arm", "run", "rule", "advantages"), pa.string())
+    texts = ("arm", "run", "rule", "advantages")
+    types = dict.fromkeys(texts, pa.string())
     types |= dict.fromkeys(("hours", metric), pa.float64())
     one_thread = ReadOptions(use_threads=False)  # so that an error names its row
     parse = ParseOptions(newlines_in_values=True)
@@ -463,6 +514,10 @@ def _rows_of_csv(path: str | Path, metric: str) -> list[dict[str, Any]]:
             f"{path} has no row with {', '.join(needed)}: its columns are {', '.join(columns)}. "
             "Choose a metric with --metric, or rename the columns."
         )
+    for row in rows:
+        for name in texts:
+            if row.get(name):
+                row[name] = from_csv_text(row[name])
     return rows
 
 

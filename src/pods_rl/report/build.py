@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from ..errors import UserError
-from ..runs import find_runs, write_atomic
+from ..runs import find_runs, undeclared_runs, write_atomic
 from ..runs.files import EXPERIMENT, read_mapping
-from ..text import safe_text
+from ..text import counted, safe_text
 from .account import Account, account_of
 from .arms import Arm, arms_from_csv, arms_from_runs
 from .ledger import DATA_MB
@@ -29,6 +29,7 @@ FILES = (PAGE, MARKDOWN, *(f"{name}.csv" for name in CSV_NAMES))
 """The files that a report writes into its folder, next to ``figures/``."""
 
 _KINDS = ("pdf", "svg", "png")
+_MOST_IGNORED = 6  # runs that a note names
 _MOST_MB = 2000.0  # a browser holds no larger page
 
 
@@ -154,7 +155,13 @@ def _usual_baseline(paths: Sequence[Path], arms: Sequence[Arm]) -> tuple[str, st
         declared = str(settings["baseline"])
         if declared in names:
             return declared, ""
-        if _has_not_begun(declared, settings.get("arms"), names):
+        parts = [name for name in names if name.startswith(f"{declared} [")]
+        if parts:
+            listed = ", ".join(map(plain, parts))
+            note = f"{plain(declared)}, the baseline, has runs that cannot be pooled: {listed}. Nothing is compared."
+            return "none", f"{note} Choose one with --baseline."
+        arms_of_file = settings.get("arms")
+        if isinstance(arms_of_file, Mapping) and declared in arms_of_file:
             return "none", f"No run of {plain(declared)}, the baseline, has begun."
         if len(paths) == 1:
             return declared, ""  # refused, with the names that there are
@@ -166,11 +173,23 @@ def _usual_baseline(paths: Sequence[Path], arms: Sequence[Arm]) -> tuple[str, st
     return names[0], f"The baseline is {arms[0].label}, {place}. Choose another with --baseline."
 
 
-def _has_not_begun(name: str, declared: object, names: Sequence[str]) -> bool:
-    """Whether an experiment has an arm of which no run exists yet; an arm may also have been split by recipe."""
-    if not isinstance(declared, Mapping) or name not in declared:
-        return False
-    return not any(existing.startswith(f"{name} [") for existing in names)
+def _ignored_notes(paths: Sequence[Path], arms: Sequence[Arm]) -> list[str]:
+    """Return a note on the runs of each experiment that its file does not declare, unless another path names them."""
+    reported = {os.path.realpath(run.path) for arm in arms for run in arm.runs}
+    notes = []
+    for path in paths:
+        ignored = []
+        for folder, runs in undeclared_runs(path).items():
+            left_out = [run for run in runs if os.path.realpath(run.path) not in reported]
+            is_folder_itself = [run.path.name for run in left_out] == [folder]
+            for run in left_out:
+                ignored.append(folder if is_folder_itself else f"{folder}/{run.path.name}")
+        if ignored:
+            listed = ", ".join(map(plain, ignored[:_MOST_IGNORED]))
+            if len(ignored) > _MOST_IGNORED:
+                listed += f" and {len(ignored) - _MOST_IGNORED} more"
+            notes.append(f"Ignored {counted(len(ignored), 'run')} that {EXPERIMENT} does not declare: {listed}.")
+    return notes
 
 
 def read_account(
@@ -190,6 +209,8 @@ def read_account(
         arms = arms_from_runs(paths, metric)
     _check_metric(arms, metric, is_csv=_is_csv(paths))
     first_notes = []
+    if not _is_csv(paths):
+        first_notes += _ignored_notes(paths, arms)
     if baseline is None:
         baseline, note = _usual_baseline(paths, arms)
         if note:

@@ -3,7 +3,8 @@
 Two kinds of differences:
 
 - **Refused.** The scores measure different things: another task, other questions, another version of the task or of its
-  grader. Such arms are shown, and not compared.
+  grader, or other contents of the files, modules and policies that both recipes name. Such arms are shown, and not
+  compared.
 - **Noted.** The scores measure the same, but something else than the method differs: the policy, the form of the
   prompts, how evaluations sample, the machine.
 """
@@ -15,7 +16,7 @@ from typing import Any
 
 from ..runs import Run
 from .arms import Arm
-from .pooling import as_text, task_of
+from .pooling import as_text, contents_of, task_of
 from .text import finite, plain
 
 # keys of a recipe that choose the questions of an evaluation and their answers
@@ -32,6 +33,10 @@ _QUESTIONS = (
     "answer_column",
 )
 _PROMPTS = ("prompt_style", "system_prompt")  # they are part of a task's version
+_ROWS = "prompts"  # the key of the hashes of a task's rows; all other contents are of keys of a recipe
+_SHAPE_ROWS = (*_PROMPTS, "task_rewards")  # keys that decide how rows are written
+_CHOOSE_TRAINING_ROWS = ("dataset_train_split", "task_train_size")
+_MOST_FILES = 3  # that a reason names
 _MOST_ARMS = 3  # that a note names for a value
 
 Fact = Callable[[Run], str]
@@ -46,6 +51,9 @@ def refusal(arm: Arm, rival: Arm) -> str:
         theirs = rival.config.get(key)
         if ours != theirs:
             return f"{key} is {_value(ours)} and {_value(theirs)}"
+    contents = _other_contents(arm, rival)
+    if contents:
+        return contents
     ours = _version(arm)
     theirs = _version(rival)
     if not ours or not theirs or ours == theirs:
@@ -61,6 +69,37 @@ def refusal(arm: Arm, rival: Arm) -> str:
     if our_rest != their_rest and not prompts_differ:
         return f"the versions of the task are {plain(ours)} and {plain(theirs)}"
     return ""
+
+
+def _other_contents(arm: Arm, rival: Arm) -> str:
+    """Return why two arms have other contents under the same names; empty if they have not, or if it is unknown."""
+    ours = _contents(arm)
+    theirs = _contents(rival)
+    for key in sorted((ours.keys() & theirs.keys()) - {_ROWS}):
+        # Where recipes name different things, the recipes differ; where the data lie does not matter.
+        if key != "data_dir" and arm.config.get(key) != rival.config.get(key):
+            continue
+        files = {*ours[key], *theirs[key]}
+        changed = sorted(file for file in files if ours[key].get(file) != theirs[key].get(file))
+        if changed:
+            return f"the contents of {key} differ ({plain(', '.join(changed[:_MOST_FILES]))})"
+    our_rows = ours.get(_ROWS, {})
+    their_rows = theirs.get(_ROWS, {})
+    for split, keys in (("test", _SHAPE_ROWS), ("train", (*_SHAPE_ROWS, *_CHOOSE_TRAINING_ROWS))):
+        known = split in our_rows and split in their_rows
+        same_settings = all(arm.config.get(key) == rival.config.get(key) for key in keys)
+        if known and same_settings and our_rows[split] != their_rows[split]:
+            return f"the prompts or answers of their {split} splits differ"
+    return ""
+
+
+def _contents(arm: Arm) -> Mapping[str, Mapping[str, Any]]:
+    """Return the hashes of what an arm's recipe names, which its runs share; empty if no run has written them."""
+    for run in arm.runs:
+        contents = contents_of(run)
+        if contents:
+            return contents
+    return {}
 
 
 def _version(arm: Arm) -> str:

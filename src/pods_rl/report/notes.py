@@ -126,6 +126,7 @@ def method(analysis: Analysis) -> tuple[str, ...]:
     lines = [
         "Time is the training clock, without evaluation. Checkpoints of different runs are matched by their nominal "
         "second. A mean needs more than half of an arm’s runs. A run that failed counts up to its last evaluation. "
+        "Runs whose ends differ by less than an interval between evaluations count up to the earliest of these ends. "
         "Every interval is Student’s 95 % interval over runs. It also allows for the standard error of the evaluations "
         "where runs differ by less.",
     ]

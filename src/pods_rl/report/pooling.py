@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import Counter
@@ -32,7 +33,10 @@ NO_MATTER = frozenset(
 )
 """Keys that decide how memory and disk are used and what is published, not what is learned."""
 
-_TASK = "task version"  # the name in an arm's name of what environment.json has, and no recipe
+# the names in an arm's name of what environment.json has, and no recipe
+_TASK = "task version"
+_CONTENTS = "contents of "
+_DIGITS = 8  # of a hash in an arm's name
 _NAMED_FIRST = ("task", "model_name_or_path", "rule", "num_rollouts", "num_generations")
 _UNREADABLE = "recipe unreadable"
 
@@ -59,7 +63,7 @@ def pools_of(folders: Mapping[str, Sequence[Run]]) -> dict[str, list[Run]]:
 
 
 def settings_text(run: Run) -> dict[str, str]:
-    """Return what the recipe and the task of a run are, as text; empty if the recipe cannot be read."""
+    """Return what the recipe, the task and its contents of a run are, as text; empty if the recipe cannot be read."""
     settings = {}
     for key, value in run.config.items():
         if key not in OWN_TO_A_RUN | NO_MATTER and value is not None:
@@ -67,6 +71,9 @@ def settings_text(run: Run) -> dict[str, str]:
     version = task_of(run).get("version")
     if settings and version is not None:
         settings[_TASK] = str(version)
+    if settings:
+        for key, hashes in contents_of(run).items():
+            settings[_CONTENTS + key] = hashlib.sha256(in_order(hashes).encode()).hexdigest()[:_DIGITS]
     return settings
 
 
@@ -76,6 +83,17 @@ def task_of(run: Run) -> Mapping[str, Any]:
     if not isinstance(task, Mapping):
         return {}
     return task
+
+
+def contents_of(run: Run) -> dict[str, Mapping[str, Any]]:
+    """Return the hashes of what a run's recipe names, by key, as environment.json has them; empty if it has none."""
+    contents = run.environment.get("contents")
+    by_key: dict[str, Mapping[str, Any]] = {}
+    if isinstance(contents, Mapping):
+        for key, hashes in contents.items():
+            if isinstance(hashes, Mapping):
+                by_key[str(key)] = hashes
+    return by_key
 
 
 def in_order(value: Any) -> str:
@@ -120,11 +138,14 @@ def _split(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _is_same(recipe: Settings, settings: Settings) -> bool:
-    """Whether two runs have one recipe. A run that has just begun has no task version yet."""
-    keys = {*recipe, *settings}
-    if _TASK not in recipe or _TASK not in settings:
-        keys.discard(_TASK)
-    return all(recipe.get(key) == settings.get(key) for key in keys)
+    """Whether two runs have one recipe. A run that has just begun has no task version and no contents yet."""
+    for key in {*recipe, *settings}:
+        is_unknown = key not in recipe or key not in settings
+        if is_unknown and (key == _TASK or key.startswith(_CONTENTS)):
+            continue
+        if recipe.get(key) != settings.get(key):
+            return False
+    return True
 
 
 def _is_seed(run: Run) -> bool:

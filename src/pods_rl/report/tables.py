@@ -22,7 +22,7 @@ from .intervals import SCORE_DIGITS
 from .pooling import OWN_TO_A_RUN, as_text, task_of
 from .progress import progress_of
 from .statistics import Speedup
-from .text import duration, finite, finite_numbers, number, plain, tally, unit_for, words
+from .text import csv_text, duration, finite, finite_numbers, number, plain, tally, unit_for, words
 from .wording import (
     LEVEL_MARGIN,
     difference_text,
@@ -84,10 +84,10 @@ class Table:
         return cells
 
     def to_csv(self) -> str:
-        """Return raw values; a missing value is an empty field, a bool is true or false."""
+        """Return raw values; a missing value is an empty field, a bool is true or false, a text is not a formula."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([plain(key) for key in self.keys])
+        writer.writerow([csv_text(plain(key)) for key in self.keys])
         for row in self.rows:
             writer.writerow([_raw(row.get(key)) for key in self.keys])
         return text.getvalue()
@@ -103,6 +103,8 @@ def _raw(value: Any) -> Any:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:.10g}"
+    if isinstance(value, str):
+        return csv_text(value)
     return value
 
 

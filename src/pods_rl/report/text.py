@@ -8,7 +8,11 @@ import re
 from collections.abc import Iterable
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]#|~$])")
+
+# what a spreadsheet runs as a formula, and what is already marked as text
+_FORMULA = re.compile(r"'*\s*[=+\-@＝＋－＠]")
 
 _WORDS = {"both_accuracy": "answer and format right", "mean_completion_tokens": "mean completion length (tokens)"}
 _LARGEST = 1e15  # squares and sums of logged numbers below it stay finite
@@ -26,6 +30,30 @@ def plain(text: object, limit: int = 60) -> str:
     if len(line) > limit:
         line = line[: limit - 1] + "…"
     return line
+
+
+def csv_text(text: str) -> str:
+    """Return text for a CSV cell. One that a spreadsheet would run as a formula begins with an apostrophe.
+
+    A number stays a number. `from_csv_text` reads it back.
+
+    >>> csv_text("=1+1"), csv_text("-1e-5"), csv_text("grpo")
+    ("'=1+1", '-1e-5', 'grpo')
+    """
+    if _FORMULA.match(text) and not _NUMBER.fullmatch(text):
+        return f"'{text}"
+    return text
+
+
+def from_csv_text(text: str) -> str:
+    """Return the text that `csv_text` has written.
+
+    >>> from_csv_text("'=1+1"), from_csv_text("'t is")
+    ('=1+1', "'t is")
+    """
+    if text.startswith("'") and _FORMULA.match(text):
+        return text[1:]
+    return text
 
 
 def markdown(text: object) -> str:

@@ -15,6 +15,7 @@ from .run import (
     is_run,
     last_clocks,
     place_of,
+    undeclared_runs,
 )
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "place_of",
     "read_jsonl",
     "to_json",
+    "undeclared_runs",
     "write_atomic",
     "write_parquet",
 ]

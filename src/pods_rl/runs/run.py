@@ -146,10 +146,40 @@ def is_run(path: str | Path) -> bool:
 def find_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
     """Return every run below a directory, by arm: ``<arm>/seed-<k>/``, ``<run>/``, or the directory itself.
 
-    Hidden directories, where an experiment keeps earlier attempts, are skipped. Arms are in the order of
-    ``experiment.yaml`` if there is one, else by name; runs by seed.
+    Hidden directories, where an experiment keeps earlier attempts, are skipped. If ``experiment.yaml`` declares arms
+    and seeds, only these runs are returned, since others are of an earlier experiment (`undeclared_runs`). Arms are in
+    the order of ``experiment.yaml`` if there is one, else by name; runs by seed.
     """
-    root = Path(experiment_dir)
+    arms = _all_runs(Path(experiment_dir))
+    if is_run(experiment_dir):
+        return arms
+    declared_arms, seeds = _declared(Path(experiment_dir))
+    in_order: dict[str, list[Run]] = {}
+    for name in (*declared_arms, *arms):  # a name keeps its first place
+        declared_runs = [run for run in arms.get(name, ()) if _is_declared(run, name, declared_arms, seeds)]
+        if declared_runs:
+            in_order[name] = declared_runs
+    return in_order
+
+
+def undeclared_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
+    """Return the runs below an experiment's directory that its ``experiment.yaml`` does not declare, by folder.
+
+    They are of arms that were renamed or removed, or of seeds that were dropped.
+    """
+    if is_run(experiment_dir):
+        return {}
+    declared_arms, seeds = _declared(Path(experiment_dir))
+    undeclared: dict[str, list[Run]] = {}
+    for name, runs in _all_runs(Path(experiment_dir)).items():
+        others = [run for run in runs if not _is_declared(run, name, declared_arms, seeds)]
+        if others:
+            undeclared[name] = others
+    return undeclared
+
+
+def _all_runs(root: Path) -> dict[str, list[Run]]:
+    """Return every run below a directory by the name of its folder."""
     if not root.is_dir():
         raise UserError(f"{root} does not exist: expected a directory written by `pods compare` or `pods train`.")
     if is_run(root):
@@ -159,28 +189,33 @@ def find_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
         paths = _runs_in(folder)
         if paths:
             arms[folder.name] = [Run(path) for path in sorted(paths, key=_seed_and_name)]
-    declared = read_mapping(root / files.EXPERIMENT).get("arms")
-    if not isinstance(declared, Mapping):
-        return arms
-    in_order: dict[str, list[Run]] = {}
-    for name in (*declared, *arms):
-        if name in arms:
-            in_order[name] = arms[name]  # a name keeps its first place
-    return in_order
+    return arms
+
+
+def _declared(root: Path) -> tuple[list[str], list[Any] | None]:
+    """Return the arms and the seeds of ``experiment.yaml``: no arms without a readable file, None without seeds."""
+    settings = read_mapping(root / files.EXPERIMENT)
+    arms = settings.get("arms")
+    seeds = settings.get("seeds")
+    if not isinstance(arms, Mapping):
+        return [], None
+    return [str(arm) for arm in arms], seeds if isinstance(seeds, list) else None
+
+
+def _is_declared(run: Run, folder: str, arms: Sequence[str], seeds: Sequence[Any] | None) -> bool:
+    """Whether a run belongs to the arms and seeds of an experiment; every run does if none are declared."""
+    if seeds is None:
+        return True
+    return folder in arms and run.path.name in [f"seed-{seed}" for seed in seeds]
 
 
 def count_not_begun(experiment_dir: str | Path) -> int:
     """Return how many runs that ``experiment.yaml`` declares have no files yet; 0 without such a file."""
-    root = Path(experiment_dir)
-    settings = read_mapping(root / files.EXPERIMENT)
-    arms = settings.get("arms")
-    seeds = settings.get("seeds")
-    if not isinstance(arms, Mapping) or not isinstance(seeds, list):
-        return 0
+    arms, seeds = _declared(Path(experiment_dir))
     count = 0
     for arm in arms:
-        for seed in seeds:
-            if not is_run(root / str(arm) / f"seed-{seed}"):
+        for seed in seeds or ():
+            if not is_run(Path(experiment_dir) / arm / f"seed-{seed}"):
                 count += 1
     return count
 

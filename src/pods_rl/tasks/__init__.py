@@ -18,7 +18,18 @@ from .chemistry import CHEMISTRY, chemistry_task
 from .generated import GYM, arithmetic_task, countdown_task, gym_task
 from .prompts import Fitted, fit_prompts
 from .questions import PUBLISHED, dataset_task, published_task
-from .task import ENVIRONMENT, FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task, deciding_reward, last_turn
+from .task import (
+    ENVIRONMENT,
+    FORM_REWARDS,
+    PAPER_REWARDS,
+    Grade,
+    Prompt,
+    Settings,
+    Task,
+    deciding_reward,
+    last_turn,
+    row_hashes,
+)
 from .words import words_task
 
 
@@ -150,4 +161,5 @@ __all__ = [
     "fit_prompts",
     "last_turn",
     "load_task",
+    "row_hashes",
 ]

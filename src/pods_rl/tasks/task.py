@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import math
@@ -321,6 +322,25 @@ def check_split(task: Task, split: str) -> SplitCheck:
         if task.reward(name).reads == "text":
             total += weight * sum(task.scores(name, texts, checked_golds))
     return SplitCheck(len(golds), tuple(refused), total / len(texts), unknown=len(golds) - len(texts))
+
+
+def row_hashes(task: Task) -> dict[str, str]:
+    """Return the sha256 of the rows of each split: all columns, in order, wherever the task read them.
+
+    >>> split = Dataset.from_dict({"prompt": ["1+1="], "answer": ["2"]})
+    >>> hashes = row_hashes(Task("sums", "1", split, split, {"accuracy": 1.0}))
+    >>> hashes["train"] == hashes["test"]
+    True
+    """
+    hashes = {}
+    for name, split in (("train", task.train), ("test", task.test)):
+        digest = hashlib.sha256()
+        # As Arrow stores them: an image is then its bytes, and no object of a library.
+        for table in split.with_format("arrow").iter(_BATCH):
+            for row in table.to_pylist():
+                digest.update(json.dumps(row, sort_keys=True, default=repr).encode())
+        hashes[name] = digest.hexdigest()
+    return hashes
 
 
 def last_turn(completion: str | Messages, prompt: str = "", raw: str | None = None) -> str:

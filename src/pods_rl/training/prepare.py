@@ -26,6 +26,7 @@ class Prepared:
 
     Args:
         task: plain text if the policy has no chat template, and without training prompts that are too long.
+        made: the task before that, which depends on the recipe's task and its data alone.
         fitted: how many prompts are too long. If None, the recipe sets no limit.
         tokenizer: of the policy.
         tools: what `tool_options` returned, which makes an environment only to list its tools.
@@ -33,6 +34,7 @@ class Prepared:
     """
 
     task: Task
+    made: Task
     fitted: Fitted | None
     tokenizer: PreTrainedTokenizerBase
     tools: Mapping[str, Any]
@@ -50,25 +52,25 @@ def prepare(recipe: Recipe) -> Prepared:
     """
     settings = recipe.task_settings()
     model = recipe.model_arguments()
-    task = training_task(recipe)
+    made = training_task(recipe)
     path = policy_path(str(model["model_name_or_path"]))
     revision = model.get("model_revision") or "main"
     check_policy(path, revision)
     tokenizer = load_tokenizer(path, revision)
-    tools = tool_options(tokenizer, task)
+    tools = tool_options(tokenizer, made)
     render_options = {**template_options(recipe), **tools}
 
     def render_prompt(prompt: Prompt) -> str:
         return render(tokenizer, prompt, **render_options)
 
     task, fitted = fit_prompts(
-        task,
+        made,
         chat=tokenizer.chat_template is not None,
         limit=settings["max_prompt_length"],
         count_tokens=lambda prompt: len(encode(tokenizer, prompt, render_prompt(prompt))),
         render=render_prompt,
     )
-    return Prepared(task, fitted, tokenizer, tools, render_options)
+    return Prepared(task, made, fitted, tokenizer, tools, render_options)
 
 
 def training_task(recipe: Recipe) -> Task:

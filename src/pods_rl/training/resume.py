@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from shlex import quote
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import UserError
 from ..recipe import Recipe
-from ..recipe.recipe import changed_keys
+from ..recipe.contents import ROWS, Contents, changed_contents
+from ..recipe.recipe import changed_keys, checkpoint_keys, differences
 from ..runs import Run, is_run
 from ..runs.checkpoints import MANIFEST, last_good
 from ..runs.files import CHECKPOINTS, read_mapping
 from ..text import counted
 
 CHANGED = "--allow_changed_recipe"
+CHANGED_CONTENTS = "--allow_changed_contents"
 
 
 class Start(NamedTuple):
     """The checkpoint that a run resumes from.
 
     ``checkpoint`` is None if no step was made: the run starts again. ``skipped`` has a line for each newer checkpoint
-    that is damaged, ``changed`` one for each key that differs from the checkpoint's.
+    that is damaged, ``changed`` one for each key that differs from the checkpoint's, and ``contents`` one for each key
+    whose files differ.
     """
 
     checkpoint: Path | None
     skipped: list[str]
     changed: list[str]
+    contents: list[str]
 
     def describe(self) -> list[str]:
         """Return lines to display."""
@@ -39,6 +43,8 @@ class Start(NamedTuple):
             lines.append(f"skipped {damaged}")
         for difference in self.changed:
             lines.append(f"changed recipe, allowed by {CHANGED}: {difference}")
+        for difference in self.contents:
+            lines.append(f"changed contents, allowed by {CHANGED_CONTENTS}: {difference}")
         return lines
 
 
@@ -47,30 +53,34 @@ def find_start(
     output: Path,
     *,
     processes: int,
+    contents: Contents | None = None,
     changed: bool = False,
+    other_contents: bool = False,
     hashes: bool = True,
     check: Callable[[Path], list[str]] | None = None,
 ) -> Start:
-    """Return the last complete checkpoint of a run, after checking that it belongs to the recipe.
+    """Return the last complete checkpoint of a run, after checking that it belongs to the recipe and its contents.
 
     Args:
         recipe: the recipe to resume with.
         output: the run directory.
         processes: the number of processes that will train.
+        contents: of what the recipe names now (`recipe.contents`). If None, they are not compared.
         changed: accept a checkpoint even if keys outside `recipe.FREE` differ.
+        other_contents: accept a checkpoint even if the contents differ.
         hashes: passed to `runs.checkpoints.verify`.
         check: passed to `runs.checkpoints.last_good`.
 
     Raises:
         UserError: there is no run, or steps but no complete checkpoint, or the checkpoint belongs to another
-            recipe or another number of processes.
+            recipe, to other contents or to another number of processes.
     """
     if not is_run(output):
         raise UserError(f"--resume: {output} holds no run to resume.")
     checkpoint, skipped = last_good(output / CHECKPOINTS, hashes=hashes, check=check)
     if checkpoint is None:
         _refuse_to_lose(Run(output), skipped)
-        return Start(None, skipped, [])
+        return Start(None, skipped, [], [])
     manifest = read_mapping(checkpoint / MANIFEST)
     _check_processes(checkpoint, manifest.get("processes") or processes, processes)
     saved_recipe = manifest.get("recipe") or {}  # absent if the trainer was used without a recipe
@@ -84,7 +94,31 @@ def find_start(
             f"(pods train --output {output} --resume), start another run in a new --output, or add {CHANGED} to resume "
             "with the changes."
         )
-    return Start(checkpoint, skipped, changes)
+    content_changes: list[str] = []
+    if contents:
+        saved_contents = _still_bound(manifest.get("contents"), saved_keys, recipe)
+        content_changes = changed_contents(saved_contents, contents)
+    if content_changes and not other_contents:
+        raise UserError(
+            f"--resume: what the recipe names has changed since {checkpoint} was made: {', '.join(content_changes)}. "
+            f"Restore it, start another run in a new --output, or add {CHANGED_CONTENTS} to resume with the changes."
+        )
+    return Start(checkpoint, skipped, changes, content_changes)
+
+
+def _still_bound(saved: Any, saved_keys: Mapping[str, Any] | None, recipe: Recipe) -> dict[str, Any]:
+    """Return the contents of a checkpoint without those of keys that the recipe changes, and so names other files.
+
+    A change of the task gives other rows too.
+    """
+    if not isinstance(saved, Mapping):  # the trainer was used without a recipe, or by an earlier version
+        return {}
+    bound = dict(saved)
+    for key in differences(checkpoint_keys(saved_keys or {}), checkpoint_keys(recipe.values)):
+        bound.pop(key, None)
+        if key in recipe.task_settings():
+            bound.pop(ROWS, None)
+    return bound
 
 
 def _refuse_to_lose(run: Run, skipped: list[str]) -> None:

@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -27,11 +27,13 @@ from ..errors import Interrupted, UserError, exit_reason
 from ..evaluation import Evaluation, GenerateSampler, evaluate
 from ..evaluation.sampling import sampling_of
 from ..recipe import Recipe
+from ..recipe.contents import ROWS, Contents, contents_of
 from ..runs import Run, RunWriter, last_clocks, place_of
 from ..runs.checkpoints import clean, last_good
 from ..runs.environment import git_commit, processor_name
 from ..runs.files import CHECKPOINTS, LOG, write_failure
 from ..streams import outlive_output
+from ..tasks import row_hashes
 from ..text import counted
 from .progress import Progress, Watcher, label_of
 from .resume import Start, find_start
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from .recorder import Recorder
     from .trainer import RunTrainer
 
+_Result = TypeVar("_Result")
 _ON_SIGNAL = "the run ends after this step and saves a checkpoint. Another Ctrl-C ends it at once and loses the step."
 
 
@@ -52,6 +55,7 @@ def train(
     shown_as: Path | None = None,
     resume: bool = False,
     allow_changed_recipe: bool = False,
+    allow_changed_contents: bool = False,
     progress: bool = True,
     stop: Stop | None = None,
 ) -> Run:
@@ -68,6 +72,7 @@ def train(
         shown_as: the run directory as messages name it. If None, `output`.
         resume: continue from the last complete checkpoint of the run in `output`.
         allow_changed_recipe: resume even if the checkpoint belongs to another recipe.
+        allow_changed_contents: resume even if the data, the modules or the policy that the recipe names have changed.
         progress: show steps and evaluations.
         stop: collects the signals if the caller handles them. If None, they are handled here.
 
@@ -80,7 +85,14 @@ def train(
     output = place_of(output)
     with ExitStack() as stack:
         stop = stop or stack.enter_context(stop_on_signals())
-        find = partial(find_start, recipe, output, processes=get_world_size(), changed=allow_changed_recipe)
+        find = partial(
+            find_start,
+            recipe,
+            output,
+            processes=get_world_size(),
+            changed=allow_changed_recipe,
+            other_contents=allow_changed_contents,
+        )
         if resume:
             find(hashes=False)  # refuse before anything is written
         writer = None
@@ -109,9 +121,13 @@ def train(
         with stop.at_once():
             set_threads(recipe.run_settings()["threads"])
             prepared, trainer = _load(recipe, output, shown)
+            shown.begin("reading what the recipe names")
+            contents = _on_first_process(writer, lambda: _contents(recipe, prepared))
+            assert contents is not None
+            trainer.contents = contents
             start = None
             if resume:
-                start = _start_of_first_process(partial(find, check=unrestorable), writer)
+                start = _on_first_process(writer, lambda: find(contents=contents, check=unrestorable))
             print_start(shown, shown_as, label, trainer, prepared, start)
             records.environment = describe(trainer, prepared, start)
             recorder = _add_recorder(recipe, prepared, trainer, output, records, shown, stop)
@@ -130,13 +146,18 @@ def _display(recipe: Recipe, label: str, *, shows: bool) -> Progress:
     return Progress(label, max_seconds=max_seconds, max_steps=recipe.values.get("max_steps"), out=out)
 
 
-def _start_of_first_process(find: Callable[[], Start], writer: RunWriter | None) -> Start | None:
-    """Return the checkpoint to resume from, which the first process finds; call it on every process."""
-    start = None
+def _on_first_process(writer: RunWriter | None, work: Callable[[], _Result]) -> _Result | None:
+    """Return what the first process, which has the writer, computes; call it on every process."""
+    result = None
     if writer:
-        start = find()
-    starts = gather([start])
-    return starts[0]
+        result = work()
+    results = gather([result])
+    return results[0]
+
+
+def _contents(recipe: Recipe, prepared: Prepared) -> Contents:
+    """Return the hashes of what the recipe names, once it is loaded, and those of the rows of its task."""
+    return {**contents_of(recipe), ROWS: {**row_hashes(prepared.made)}}
 
 
 class _Records:
@@ -256,7 +277,7 @@ def _device_name(trainer: PODSTrainer) -> str:
     return counted(torch.get_num_threads(), "CPU thread")
 
 
-def describe(trainer: PODSTrainer, prepared: Prepared, start: Start | None) -> dict[str, Any]:
+def describe(trainer: RunTrainer, prepared: Prepared, start: Start | None) -> dict[str, Any]:
     """Return the content of `environment.json`.
 
     Args:
@@ -292,6 +313,7 @@ def describe(trainer: PODSTrainer, prepared: Prepared, start: Start | None) -> d
         "trained_parameters": sum(parameter.numel() for parameter in trained_parameters),
         "seed": trainer.args.seed,
         "task": task_facts,
+        "contents": dict(trainer.contents),
         "git_commit": git_commit(),
         "command": sys.argv,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

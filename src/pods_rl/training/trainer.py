@@ -70,6 +70,7 @@ class RunTrainer(PODSTrainer):
     """
 
     recipe_keys: Mapping[str, Any] = MappingProxyType({})  # of the recipe, for manifests
+    contents: Mapping[str, Any] = MappingProxyType({})  # of what the recipe names, for manifests
 
     def train_from(self, verified: Path | None) -> None:
         """Train, from a checkpoint whose hashes the caller has verified; if None, from the first step."""
@@ -99,6 +100,7 @@ class RunTrainer(PODSTrainer):
             "step": self.state.global_step,
             "processes": accelerator.num_processes,
             "recipe": {"keys": dict(self.recipe_keys)},
+            "contents": dict(self.contents),
         }
         # Each wait separates what one process does from what all need: the folder, their parts, the published folder.
         try:

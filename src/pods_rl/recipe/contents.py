@@ -1,0 +1,350 @@
+"""What decides a run and is not in its recipe: the contents of the files, folders and modules that the recipe names.
+
+Does not import torch, and does not run a user's module. Every file is read from its first byte to its last: sizes and
+times do not prove that contents are equal, and a policy that was trained again has the names and shapes of the old one.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..text import module_of
+from .catalog import SHIPPED, local_path
+from .recipe import DATA_FILES, DATA_FOLDERS, FREE, Recipe
+from .schema import GYM, TASKS
+
+Contents = dict[str, dict[str, str | None]]
+"""By key of a recipe: the sha256 of each file that it names, by the file's place; None if it was not read."""
+
+ROWS = "prompts"
+"""The key of the hashes of a task's rows, which a run adds once it has made its task (`tasks.row_hashes`)."""
+
+# what transformers and PEFT read of a policy's folder; `manifest.json` describes the files of a checkpoint of ours
+_OF_POLICY = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "additional_chat_templates/*.jinja")
+_DATA_KEYS = ("data_dir", "dataset_name", "dataset_test_name")
+_MANIFEST = "manifest.json"
+_WEIGHTS = ".safetensors"
+_ADAPTER_CONFIG = "adapter_config.json"
+_OF_A_RUN = ("status.json", "experiment.yaml")  # a folder with one of them is a result, also if it lies among data
+_INSTALLED = ("site-packages", "dist-packages")
+_READERS = 4  # files read at once, in threads: one core rarely keeps up with a disk
+
+
+def contents_of(recipe: Recipe, *, weights: bool = True) -> Contents:
+    """Return a hash for each file that a recipe names and that decides the run.
+
+    These are data, a policy's folder, its own modules of tasks, rewards and rules with the local modules that they
+    import, and any other file that a key names. Of a policy on the hub it is the commit, if that is in the cache.
+    Files that cannot be read are not in it.
+
+    Args:
+        recipe: a loaded recipe.
+        weights: read the weights of a policy, which may take minutes. If False, their hashes are None.
+
+    >>> from .recipe import load_recipe
+    >>> contents_of(load_recipe("tiny-pods"))
+    {}
+    """
+    importlib.invalidate_caches()  # a module may be newer than what the import system has listed
+    contents: Contents = {}
+    for key, value in recipe.values.items():
+        if key == "model_name_or_path":
+            of_key = _policy(str(value), str(recipe.values.get("model_revision") or "main"), weights)
+        else:
+            of_key = _hashes(dict(_named_by(key, value, str(recipe.values["task"]))))
+        if of_key:
+            contents[key] = of_key
+    return contents
+
+
+def names_all_rows(recipe: Recipe) -> bool:
+    """Return whether the rows of a recipe's task follow from its keys and `contents_of`, for one version of ours.
+
+    A function of the user's own may read any file, and data on the hub and other libraries may change.
+    """
+    task = str(recipe.values["task"])
+    if task not in TASKS:
+        return False
+    if task in DATA_FOLDERS:
+        return bool(recipe.values["data_dir"])
+    if task == "dataset":
+        return _existing(recipe.values["dataset_name"]) is not None
+    return True
+
+
+def changed_contents(saved: object, now: Contents) -> list[str]:
+    """Return each key whose contents differ, with the files: those that changed, are missing or are new.
+
+    Only keys with contents on both sides are compared.
+
+    Args:
+        saved: what a run has written; anything but a mapping counts as nothing, as of a run of an earlier version.
+        now: from `contents_of`.
+
+    >>> changed_contents({"data_dir": {"gsm8k/train.jsonl": "3f"}}, {"data_dir": {"gsm8k/train.jsonl": "a0"}})
+    ['data_dir (gsm8k/train.jsonl)']
+    """
+    changes: list[str] = []
+    if not isinstance(saved, Mapping):
+        return changes
+    for key, files in now.items():
+        saved_files = saved.get(key)
+        if not isinstance(saved_files, Mapping):
+            continue
+        names = []
+        for name in sorted({*saved_files, *files}):
+            was_read = not (name in files and files[name] is None)
+            if was_read and saved_files.get(name) != files.get(name):
+                names.append(name)
+        if names:
+            listed = ", ".join(names[:3])
+            if len(names) > 3:
+                listed += f" and {len(names) - 3} more"
+            changes.append(f"{key} ({listed})")
+    return changes
+
+
+def _named_by(key: str, value: Any, task: str) -> Iterator[tuple[str, Path]]:
+    """Yield the files that a key names, each with its place below what is named."""
+    if key == "data_dir" and task in DATA_FOLDERS:
+        for folder in DATA_FOLDERS[task]:
+            yield from _files(value, folder, endings=DATA_FILES)
+    elif key in _DATA_KEYS:
+        yield from _files(value)
+    elif key in ("task", "rule"):
+        yield from _modules([value])
+    elif key == "task_rewards":
+        yield from _modules(value or ())
+    elif key not in FREE:
+        for text in _texts(value):
+            path = _existing(text)
+            if path is not None and path.is_file():
+                yield path.name, path
+
+
+def _files(name: str | None, below: str = "", endings: tuple[str, ...] = ("",)) -> Iterator[tuple[str, Path]]:
+    """Yield the file that is named, or each file below a folder, without hidden ones and results of runs.
+
+    Args:
+        name: the file or folder.
+        below: a folder in it, to which the files are limited.
+        endings: of the files in a folder.
+    """
+    root = _existing(name)
+    if root is None:
+        return
+    if root.is_file():
+        yield root.name, root
+        return
+    visited: set[str] = set()
+    for folder, folders, names in os.walk(root / below, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in visited or set(names) & set(_OF_A_RUN):
+            folders.clear()
+            continue
+        visited.add(real)
+        folders[:] = sorted(inner for inner in folders if not inner.startswith((".", "__pycache__")))
+        for file in sorted(names):
+            path = Path(folder, file)
+            wanted = file.lower().endswith(endings) and not file.startswith(".")
+            if wanted and path.is_file():  # opening a pipe would block
+                yield path.relative_to(root).as_posix(), path
+
+
+def _existing(name: object) -> Path | None:
+    """Return the path that a text names, if there is something."""
+    if not isinstance(name, str) or not name.strip():
+        return None
+    with suppress(UserError, OSError):
+        path = local_path(name)
+        if path.exists():
+            return path
+    return None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in a value that may be a path: it has a folder or an ending."""
+    if isinstance(value, str):
+        if "/" in value or Path(value).suffix:
+            yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _texts(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _texts(part)
+
+
+def _hashes(files: Mapping[str, Path], *, weights: bool = True) -> dict[str, str | None]:
+    """Return the sha256 of each file by its place, without those that cannot be read."""
+    with ThreadPoolExecutor(_READERS) as pool:
+        digests = pool.map(lambda file: _sha256(file, weights), files.values())
+        return {name: digest for name, digest in zip(files, digests, strict=True) if digest != ""}
+
+
+def _sha256(file: Path, weights: bool) -> str | None:
+    """Return a file's sha256; empty if it cannot be read, None for weights that are not wanted."""
+    if not weights and file.suffix == _WEIGHTS:
+        return None
+    with suppress(OSError), file.open("rb", buffering=0) as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+    return ""
+
+
+# -- the policy -------------------------------------------------------------------------------------------------------
+
+
+def _policy(name: str, revision: str, weights: bool, prefix: str = "") -> dict[str, str | None]:
+    """Return the hashes of a policy's folder, and of the base model of an adapter; of a policy on the hub its commit.
+
+    A shipped policy belongs to the version of this library.
+    """
+    if name in SHIPPED:
+        return {}
+    folder = _existing(name)
+    if folder is None or not folder.is_dir():
+        commit = _hub_commit(name, revision)
+        return {f"{prefix}commit": commit} if commit else {}
+    files: dict[str, Path] = {}
+    for pattern in _OF_POLICY:
+        for file in sorted(folder.glob(pattern)):
+            if file.name != _MANIFEST and file.is_file():
+                files[prefix + file.relative_to(folder).as_posix()] = file
+    hashes = _hashes(files, weights=weights)
+    if not prefix:
+        with suppress(OSError, ValueError, KeyError, TypeError):  # what is wrong is said when the policy loads
+            config = json.loads((folder / _ADAPTER_CONFIG).read_text(encoding="utf-8"))
+            hashes |= _policy(str(config["base_model_name_or_path"]), revision, weights, "base/")
+    return hashes
+
+
+def _hub_commit(name: str, revision: str) -> str | None:
+    """Return the commit to which a revision on the hub leads in the local cache; None if it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    for file in ("config.json", _ADAPTER_CONFIG):
+        with suppress(HFValidationError):
+            cached = try_to_load_from_cache(name, file, revision=revision)
+            if isinstance(cached, str):
+                return Path(cached).parent.name  # .../snapshots/<commit>/config.json
+    return None
+
+
+# -- modules ----------------------------------------------------------------------------------------------------------
+
+
+def _modules(names: Iterable[object]) -> Iterator[tuple[str, Path]]:
+    """Yield the source files of functions `package.module:function`, and of the local modules that they import.
+
+    Imports are read from the sources. Of an installed library only the named module is hashed: its version is in
+    `environment.json`, and so is ours.
+    """
+    named = []
+    for name in names:
+        module, _ = module_of(str(name))
+        if module and module != GYM:  # reasoning_gym:NAME is not a function
+            named.append(module)
+    queue = list(named)
+    seen: set[str] = set()
+    while queue:
+        module = queue.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        spec = _find(module)
+        if spec is None:
+            continue
+        file = _source(spec)
+        if file is None:
+            continue
+        is_local = not _is_installed(file)
+        if is_local or module in named:
+            yield module.replace(".", "/") + _ending(spec, file), file
+        if is_local:
+            queue += _imports(spec, file)
+            package, _, _ = module.rpartition(".")
+            if package:  # imported before its module
+                queue.append(package)
+
+
+def _find(module: str) -> ModuleSpec | None:
+    """Return where a module lies, without importing it or the packages around it; None if it does not exist.
+
+    `importlib.util.find_spec` would import these packages. Modules of this library belong to its version.
+    """
+    path: Any = None
+    spec: ModuleSpec | None = None
+    parts = module.split(".")
+    if parts[0] == "pods_rl":
+        return None
+    for count in range(1, len(parts) + 1):
+        spec = _spec(".".join(parts[:count]), path)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+        if path is None and count < len(parts):  # a module holds no others
+            return None
+    return spec
+
+
+def _spec(name: str, path: Any) -> ModuleSpec | None:
+    """Return what the import system finds for a module in a package's path."""
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        with suppress(Exception):  # a finder of a library may raise anything
+            spec = find(name, path) if find else None
+            if isinstance(spec, ModuleSpec):
+                return spec
+    return None
+
+
+def _source(spec: ModuleSpec) -> Path | None:
+    """Return the file of a module; None if it is built in, or a package without a file."""
+    if not spec.has_location or not spec.origin:
+        return None
+    file = Path(spec.origin)
+    return file if file.is_file() else None
+
+
+def _is_installed(file: Path) -> bool:
+    libraries = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    return bool(set(_INSTALLED) & set(file.parts)) or any(file.is_relative_to(folder) for folder in libraries)
+
+
+def _ending(spec: ModuleSpec, file: Path) -> str:
+    return f"/{file.name}" if spec.submodule_search_locations is not None else file.suffix
+
+
+def _imports(spec: ModuleSpec, file: Path) -> list[str]:
+    """Return the names of the modules that a source may import, anywhere in its text."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):  # no Python source
+        return []
+    package = spec.name.split(".")
+    if spec.submodule_search_locations is None:
+        package = package[:-1]
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names.append(module)
+            names += [f"{module}.{alias.name}".strip(".") for alias in node.names]  # a module or a name in it
+    return [name for name in names if name]

@@ -1,0 +1,183 @@
+"""What decides a run and is not in its recipe: files, folders and modules that it names, by their contents."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pods_rl.recipe import Origin, build_recipe
+from pods_rl.recipe.contents import changed_contents, contents_of, names_all_rows
+from pods_rl.recipe.recipe import DATA_FOLDERS
+from pods_rl.recipe.schema import TASKS
+
+FILES = {
+    "train.jsonl": '{"question": "1+1?", "answer": "2"}\n',
+    "folder/train.jsonl": "{}\n",
+    "folder/more/train.csv": "question,answer\n",
+    "folder/.cache/x.json": "{}",
+    "folder/runs/one/status.json": "{}",
+    "folder/runs/one/evals.jsonl": "{}",
+    "data/gsm8k/train.jsonl": "{}\n",
+    "data/gsm8k/notes.md": "notes",
+    "data/math/train.jsonl": "{}\n",
+    "judge.py": "import json, numpy\nimport helper\ndef judge(text, gold): ...\nraise SystemExit\n",
+    "helper.py": "from own.rules import scale\n",
+    "other.py": "",
+    "own/__init__.py": "from . import names\n",
+    "own/names.py": "",
+    "own/rules.py": "def best(rewards, m, *, generator=None): from .. import nothing\nfrom .deep import scale\n",
+    "own/deep/__init__.py": "from pods_rl.errors import UserError\nscale = 1",
+    "own/unused.py": "",
+    "policy/model.safetensors": "0123456789",
+    "policy/config.json": "{}",
+    "policy/chat_template.jinja": "{{ messages }}",
+    "policy/manifest.json": "{}",
+    "policy/README.md": "",
+    "adapter/adapter_config.json": '{"base_model_name_or_path": "policy"}',
+    "adapter/adapter_model.safetensors": "01",
+    "zero.json": "{}",
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A directory with `FILES`, from which modules can be imported."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def build(**values):
+    return build_recipe({"max_seconds": 1, "model_name_or_path": "tiny", **values}, Origin("r.yaml"))
+
+
+OWN = ["own/__init__.py", "own/deep/__init__.py", "own/names.py", "own/rules.py"]
+NAMED = {  # what a recipe sets; the key whose contents it has, and their files
+    "a file": ({"dataset_name": "train.jsonl"}, "dataset_name", ["train.jsonl"]),
+    "a folder": ({"dataset_name": "folder"}, "dataset_name", ["more/train.csv", "train.jsonl"]),
+    "data to test on": (
+        {"dataset_name": "owner/set", "dataset_test_name": "train.jsonl"}, "dataset_test_name", ["train.jsonl"],
+    ),
+    "the folder of a published task": ({"task": "gsm8k", "data_dir": "data"}, "data_dir", ["gsm8k/train.jsonl"]),
+    "any data of an own task": (
+        {"task": "other:make", "data_dir": "data"}, "data_dir",
+        ["gsm8k/notes.md", "gsm8k/train.jsonl", "math/train.jsonl"],
+    ),
+    "an own reward": (
+        {"task_rewards": {"judge:judge": 1.0, "format": 1.0}}, "task_rewards", sorted(["helper.py", "judge.py", *OWN]),
+    ),
+    "an own rule": ({"rule": "own.rules.best"}, "rule", OWN),
+    "an own task": ({"task": "helper:make"}, "task", sorted(["helper.py", *OWN])),
+    "a module of a library": ({"task_rewards": {"json.decoder:f": 1.0}}, "task_rewards", ["json/decoder.py"]),
+    "a policy": (
+        {"model_name_or_path": "./policy"}, "model_name_or_path",
+        ["chat_template.jinja", "config.json", "model.safetensors"],
+    ),
+    "an adapter": (
+        {"model_name_or_path": "./adapter"}, "model_name_or_path",
+        ["adapter_config.json", "adapter_model.safetensors", "base/chat_template.jinja", "base/config.json",
+         "base/model.safetensors"],
+    ),
+    "another file": ({"deepspeed": "./zero.json"}, "deepspeed", ["zero.json"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_contents_of_all_that_a_key_names(place, what):
+    values, key, files = NAMED[what]
+    contents = contents_of(build(**values))
+    assert sorted(contents[key]) == files
+    assert all(len(digest) == 64 for digest in contents[key].values())
+
+
+@pytest.mark.parametrize("values", [{}, {"task": "reasoning_gym:gcd"}, {"dataset_name": "owner/set"}])
+def test_a_recipe_that_names_no_files_has_no_contents(place, values):
+    assert contents_of(build(**values)) == {}
+
+
+CHANGED = {
+    "an import of the reward": ("own/deep/__init__.py", {"task_rewards": {"judge:judge": 1.0}}, "task_rewards"),
+    "a row of the data": ("train.jsonl", {"dataset_name": "train.jsonl"}, "dataset_name"),
+    "weights": ("policy/model.safetensors", {"model_name_or_path": "./policy"}, "model_name_or_path"),
+    "a template": ("policy/chat_template.jinja", {"model_name_or_path": "./policy"}, "model_name_or_path"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_a_file_of_the_same_size_and_time_has_changed(place, what):
+    name, values, key = CHANGED[what]
+    file = place / name
+    before = contents_of(build(**values))
+    about = file.stat()
+    file.write_text(file.read_text()[::-1])
+    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
+    (changed,) = changed_contents(before, contents_of(build(**values)))
+    assert changed == f"{key} ({Path(name).name if key != 'task_rewards' else name})"
+
+
+def test_files_that_are_new_or_gone_and_modules_that_shadow_others_are_changes(place):
+    values = {"dataset_name": "folder", "task_rewards": {"judge:judge": 1.0}}
+    before = contents_of(build(**values))
+    (place / "folder" / "test.jsonl").write_text("{}")
+    (place / "folder" / "more" / "train.csv").unlink()
+    (place / "numpy.py").write_text("")  # before the installed one in the path
+    assert changed_contents(before, contents_of(build(**values))) == [
+        "dataset_name (more/train.csv, test.jsonl)",
+        "task_rewards (numpy.py)",
+    ]
+
+
+def test_only_what_both_sides_know_is_compared(place):
+    now = contents_of(build(dataset_name="train.jsonl"))
+    assert changed_contents({"data_dir": {"a": "1"}}, now) == []
+    for damaged in (None, [], {"dataset_name": "x"}):
+        assert changed_contents(damaged, now) == []
+    saved = contents_of(build(model_name_or_path="./policy"))
+    (place / "policy" / "model.safetensors").write_text("other")
+    quick = contents_of(build(model_name_or_path="./policy"), weights=False)
+    assert quick["model_name_or_path"]["model.safetensors"] is None
+    assert changed_contents(saved, quick) == []
+
+
+def test_nothing_is_imported_and_links_that_turn_in_a_circle_end(place):
+    """`judge.py` would end the process that imports it."""
+    (place / "folder" / "circle").symlink_to(place / "folder")
+    code = """
+import json, sys
+from pods_rl.recipe import Origin, build_recipe
+from pods_rl.recipe.contents import contents_of
+values = {"max_seconds": 1, "model_name_or_path": "tiny", "dataset_name": "folder", "task_rewards": {"judge:judge": 1}}
+contents = contents_of(build_recipe(values, Origin("r.yaml")))
+heavy = {"torch", "datasets", "transformers", "judge", "own", "helper"} & set(sys.modules)
+print(json.dumps([sorted(heavy), sorted(contents["dataset_name"])]))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(place)])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert json.loads(done.stdout) == [[], ["more/train.csv", "train.jsonl"]]
+
+
+def test_which_tasks_may_have_other_rows_although_no_named_file_has_changed(place):
+    assert names_all_rows(build())
+    assert names_all_rows(build(dataset_name="folder"))
+    assert names_all_rows(build(task="gsm8k", data_dir="data"))
+    for task in ("gsm8k", "other:make", "reasoning_gym:gcd"):
+        assert not names_all_rows(build(task=task)), task
+    assert not names_all_rows(build(dataset_name="owner/set"))
+
+
+def test_the_folders_of_published_tasks_are_those_that_the_tasks_read():
+    from pods_rl.tasks.chemistry import CHEMISTRY
+    from pods_rl.tasks.questions import PUBLISHED
+
+    folders = {name: {*train.folders, *test.folders} for name, (train, test) in PUBLISHED.items()}
+    folders[CHEMISTRY] = {CHEMISTRY}
+    assert {name: set(of_task) for name, of_task in DATA_FOLDERS.items()} == folders
+    assert set(DATA_FOLDERS) <= set(TASKS)
