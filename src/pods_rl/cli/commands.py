@@ -107,7 +107,7 @@ def run(app: Callable[..., Any]) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, printed once for each process
     try:
-        _find_user_modules()
+        find_user_modules()
         code = app(standalone_mode=False)
         if not getattr(sys.stdout, "lost", None):  # otherwise the command continued without its output
             sys.stdout.flush()
@@ -173,7 +173,7 @@ def _verdict(error: BaseException) -> tuple[Any, str]:
     return getattr(error, "exit_code", 1), safe_text(usage.getvalue())
 
 
-def _find_user_modules() -> None:
+def find_user_modules() -> None:
     """Make the working directory importable, for rules and rewards; last in the path, so that it shadows no module."""
     try:
         folder = os.getcwd()

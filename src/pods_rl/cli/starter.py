@@ -20,7 +20,7 @@ from ..errors import UserError
 from ..experiment import Experiment
 from ..experiment.starters import Began, Check, Rows, Train
 from ..runs.files import LOG, open_own
-from . import _find_user_modules
+from .commands import find_user_modules
 from . import main as pods_command
 from .train import check_engine, check_recipe
 
@@ -77,7 +77,7 @@ def serve(request: Check | Rows | Train, connection: Connection) -> None:
     """Serve a request in the forked process."""
     if not isinstance(request, Train):
         try:
-            _find_user_modules()  # as the command does for a run
+            find_user_modules()  # as the command does for a run
             if isinstance(request, Check):
                 connection.send(check_arms(request.experiment, data=request.data))
             else:
