@@ -182,7 +182,7 @@ def lay_out_tree(rows: NDArray[np.int64], prompt_width: int, chosen: list[int], 
         labels=labels.unsqueeze(0),
         scored=scored_nodes,
         score_of_column=score_of_node[tree.nodes],
-        attention=TreeAttention(tree.branches, device),
+        attention=TreeAttention(tree.branches, device, tree.columns),
     )
 
 
@@ -287,7 +287,7 @@ def _why_not_probed(model: Any) -> str | None:
     """Return why a model cannot compute trees if its configuration says so."""
     config = model.config.get_text_config()
     layer_types = set(getattr(config, "layer_types", None) or ())
-    unsupported = layer_types - {"full_attention", "sliding_attention"}
+    unsupported = layer_types - {"full_attention", "sliding_attention", "chunked_attention"}
     if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()):
         return "its adapter adds tokens to the prompt"
     if rope_types(config) & {"dynamic", "longrope"}:
@@ -330,7 +330,7 @@ def _probe_batch(vocabulary: int) -> tuple[Tensor, Tensor]:
 
 def _compare(call: nn.Module, device: torch.device, config: Any, tolerance: float) -> Probe:
     """Compare a small tree with its rows, without a gradient."""
-    register_tree_attention()
+    register_tree_attention(call)
     ids, mask = _probe_batch(config.vocab_size)
     keep = ids.shape[1] - _PROBE_WIDTH
     rows = ids.masked_fill(mask == 0, -1).numpy()
