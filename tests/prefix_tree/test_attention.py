@@ -43,6 +43,10 @@ def random_tree(seed):
     return prefix_tree(np.array(rows), 6)
 
 
+def paths(tree):
+    return [path[path >= 0] for path in tree.nodes]
+
+
 def states_of(tree, sharing, value_size, dtype=torch.float64):
     draw = torch.Generator().manual_seed(1)
     length = len(tree.tokens)
@@ -56,8 +60,7 @@ def dense(tree, states, window=0, chunk=0, softcap=0.0, sinks=False):
     query, key, value, scores_of_sinks = states
     length = query.size(2)
     seen = torch.zeros(length, length, dtype=torch.bool)
-    for path in tree.nodes:
-        path = path[path >= 0]
+    for path in paths(tree):
         for end, node in enumerate(path):
             start = max(0, end + 1 - window) if window else 0
             if chunk:
@@ -150,30 +153,26 @@ def test_what_long_rows_share_is_in_one_place(monkeypatch):
         numbers = torch.arange(len(tree.tokens))
         of_place = torch.cat([blocks.take(numbers, block.rows) for block in layout.blocks])
         assert torch.equal(blocks.take(of_place, layout.place), numbers)
-        seen = {int(node): [] for node in numbers}
-        for block in layout.blocks:
-            for row in blocks.take(numbers, block.rows).view(block.count, -1).tolist():
-                for end, node in enumerate(row):
-                    if node not in row[:end]:
-                        seen[node].append(row[: end + 1])
-        before = {int(node): [] for node in numbers}
+        after_spans = [[] for _ in numbers]  # what each node sees besides its row
         for span in layout.spans:
             for node in blocks.take(numbers, span.rows).tolist():
-                before[node] += blocks.take(numbers, span.trunk).tolist()
-        for path in tree.nodes:
-            path = path[path >= 0].tolist()
-            for end, node in enumerate(path):
-                for row in seen[node]:
-                    assert sorted(before[node] + row) == sorted(path[: end + 1])
+                after_spans[node] += blocks.take(numbers, span.trunk).tolist()
+        path_of = {int(path[i]): sorted(path[: i + 1]) for path in paths(tree) for i in range(len(path))}
+        for block in layout.blocks:
+            for row in blocks.take(numbers, block.rows).view(block.count, -1).tolist():
+                for i, node in enumerate(row):
+                    if node not in row[:i]:  # after its end a row repeats its last node
+                        assert sorted(after_spans[node] + row[: i + 1]) == path_of[node]
 
 
 def test_long_rows_are_not_padded(monkeypatch):
     monkeypatch.setattr(blocks, "LONG", 8)
     monkeypatch.setattr(blocks, "DENSE", 0)
+    monkeypatch.setattr(blocks, "SHARED", 1)
     ids, mask, _, keep = batch([4] * 6, [20, 12, 20, 10, 5, 4])
     tree = prefix_tree(rows_of(ids, mask), ids.size(1) - keep)
     layout = blocks.lay_out(tree.branches, len(tree.tokens), torch.device("cpu"), spans=True)
-    assert sum(block.count * block.width for block in layout.blocks if block.width > 8) == 20 + 20 + 12 + 9
+    assert sum(block.count * block.width for block in layout.blocks if block.width > 8) == 20 + 20 + 12 + 10
 
 
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
@@ -224,8 +223,9 @@ MODELS = {  # name: architecture, configuration
     "Llama 4, chunks": (
         "llama4_text",
         EXPERTS | LAYERS | {
-            "head_dim": 8, "attention_chunk_size": 4, "floor_scale": 3, "attn_scale": 0.7, "no_rope_layers": [1, 1, 1, 0],
-            "layer_types": ["chunked_attention"] * 3 + ["full_attention"], "moe_layers": [1], "intermediate_size_mlp": 64,
+            "head_dim": 8, "attention_chunk_size": 4, "floor_scale": 3, "attn_scale": 0.7,
+            "no_rope_layers": [1, 1, 1, 0], "layer_types": ["chunked_attention"] * 3 + ["full_attention"],
+            "moe_layers": [1], "intermediate_size_mlp": 64,
         },
     ),
     "DeepSeek V3, values of another size": (

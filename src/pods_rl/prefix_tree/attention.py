@@ -61,6 +61,9 @@ class Special(NamedTuple):
     sinks: bool = False
 
 
+PLAIN = Special()
+
+
 @dataclass(frozen=True)
 class Kernel:
     """Which functions of torch compute the attention of a tree.
@@ -97,7 +100,7 @@ def choose_kernel(
     capability: tuple[int, int],
     head_size: int,
     value_size: int,
-    special: Special = Special(),
+    special: Special = PLAIN,
 ) -> Kernel:
     """Return the functions that can compute an attention.
 
@@ -151,6 +154,11 @@ def _why_blocks(
         return f"FlashAttention supports a head size of {head_size} on A100 and H100 only"
     if not arguments:
         return "the installed torch has no torch.nn.attention.varlen"
+    return _why_not_special(arguments, special)
+
+
+def _why_not_special(arguments: frozenset[str], special: Special) -> str | None:
+    """Return what torch's variable-length call cannot compute besides; None if it can."""
     if special.softcap:
         return "FlashAttention does not bound scores"
     if special.dropout:
@@ -182,7 +190,7 @@ def hardware(device: torch.device) -> tuple[str, tuple[int, int]]:
 
 
 def kernel_for(
-    device: torch.device, dtype: torch.dtype, head_size: int, value_size: int, special: Special = Special()
+    device: torch.device, dtype: torch.dtype, head_size: int, value_size: int, special: Special = PLAIN
 ) -> Kernel:
     """Return the functions that compute an attention on a device with the installed torch: see `choose_kernel`."""
     kind, capability = hardware(device)
@@ -374,6 +382,7 @@ class TreeAttention:
             # The call has no gradient of the sum. That is what the keys contribute in the place of the values: for the
             # queries the mean of the keys, and for the keys what they would receive as values.
             mean_keys = varlen_attn(q.detach(), keys.detach(), keys, *lengths, **options)
+            assert isinstance(mean_keys, Tensor)
             products = q.float() * mean_keys.detach().float() + q.detach().float() * mean_keys.float()
             change = scale * products.sum(2)
             log_sum = log_sum + (change - change.detach())
@@ -473,8 +482,10 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, ru
     """Return what `scaled_dot_product_attention` does; with few keys by matrix products, which take less time."""
     grouped = query.size(1) > keys.size(1)
     if mask is None or keys.size(2) > FEW or grouped or mask.dtype.itemsize < 4 or rule.dropout:
-        options = {"dropout_p": rule.dropout, "is_causal": mask is None, "scale": rule.scale, "enable_gqa": grouped}
-        return scaled_dot_product_attention(query, keys, values, mask, **options)
+        causal = mask is None
+        return scaled_dot_product_attention(
+            query, keys, values, mask, dropout_p=rule.dropout, is_causal=causal, scale=rule.scale, enable_gqa=grouped
+        )
     flat_query = query.flatten(0, 1)  # [count * heads, queries, D]
     flat_keys = keys.flatten(0, 1)
     flat_values = values.flatten(0, 1)
