@@ -1,9 +1,10 @@
 """Attention over a prefix tree: each node attends to the nodes on its way from the root, and to itself.
 
 On a GPU in 16 bits this is one variable-length call of torch (FlashAttention), if the installed torch has it: the
-queries of a branch are its new nodes, its keys are gathered along its path. Otherwise it is a call for each block: the
-nodes of a small tree are one block under a mask; of other trees, rows of similar length are gathered and padded on the
-right, and `scaled_dot_product_attention` computes them together. `choose_kernel` decides.
+queries of a branch are its new nodes, its keys are gathered along its path. Otherwise it is a call for each block
+(`blocks`): the nodes of a small tree are one block under a mask; of other trees, rows of similar length are gathered,
+and `scaled_dot_product_attention` computes them together. On a CPU, what long rows share is computed apart from them
+(`merged`). `choose_kernel` decides.
 """
 
 from __future__ import annotations
