@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from pods_rl.prefix_tree import attention
-from pods_rl.prefix_tree.attention import TreeAttention, choose_kernel
+from pods_rl.prefix_tree import attention, blocks
+from pods_rl.prefix_tree.attention import Rule, Special, TreeAttention, choose_kernel
 from pods_rl.prefix_tree.packing import TreePass, probe_trees
 from pods_rl.prefix_tree.tree import prefix_tree
 from tests.numeric import FLOAT32, assert_near
@@ -45,7 +45,7 @@ ARGUMENTS["2.9"] = frozenset()
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_each_version_of_torch_computes_what_its_call_can(dtype, version, window, by_variable_length, repeats_heads):
-    kernel = choose_kernel(ARGUMENTS[version], "cuda", dtype, (8, 0), 64, 64, window)
+    kernel = choose_kernel(ARGUMENTS[version], "cuda", dtype, (8, 0), 64, 64, Special(window=window))
     assert (kernel.why_blocks is None) == by_variable_length
     assert kernel.repeats_heads == repeats_heads
     assert ("varlen" in str(kernel).split("(")[0]) == by_variable_length
@@ -63,14 +63,17 @@ def test_each_version_of_torch_computes_what_its_call_can(dtype, version, window
         ({"head_size": 192}, "192 and 128"),
         ({"head_size": 224, "value_size": 224, "capability": (8, 9)}, "224"),
         ({"arguments": frozenset()}, "no torch.nn.attention.varlen"),
-        ({"arguments": ARGUMENTS["2.10"], "windowed": True}, "window_size"),
+        ({"arguments": ARGUMENTS["2.10"], "special": Special(window=True)}, "window_size"),
+        ({"special": Special(softcap=True)}, "bound"),
+        ({"special": Special(dropout=True)}, "dropout"),
+        ({"arguments": ARGUMENTS["2.13"] - {"return_aux"}, "special": Special(sinks=True)}, "sinks"),
         ({"arguments": frozenset({"query"})}, "window_size"),
     ],
 )
 def test_where_the_call_does_not_fit_blocks_are_computed_and_the_reason_is_said(changed, word):
     fits = {
         "arguments": ARGUMENTS["2.13"], "device": "cuda", "dtype": torch.bfloat16, "capability": (9, 0),
-        "head_size": 128, "value_size": 128, "windowed": False,
+        "head_size": 128, "value_size": 128,
     }  # fmt: skip
     assert choose_kernel(**fits).why_blocks is None
     kernel = choose_kernel(**fits | changed)
@@ -95,7 +98,9 @@ def test_the_installed_torch_takes_the_call(window):
     length = len(tree.tokens)
     query = torch.empty(length, 4, 16, dtype=torch.bfloat16, device="meta", requires_grad=True)
     key, value = (torch.empty(length, 2, 16, dtype=torch.bfloat16, device="meta", requires_grad=True) for _ in "kv")
-    out = TreeAttention(tree.branches, torch.device("meta")).by_variable_length(query, key, value, 0.3, window)
+    out = TreeAttention(tree.branches, torch.device("meta")).by_variable_length(
+        query, key, value, None, Rule(0.3, window)
+    )
     assert out.shape == query.shape
     out.sum().backward()
     assert (query.grad.shape, key.grad.shape, value.grad.shape) == (query.shape, key.shape, value.shape)
@@ -120,7 +125,7 @@ class IndexAdds(TorchDispatchMode):
 def test_gradients_of_a_node_on_many_paths_are_added_up_in_float32(monkeypatch, version):
     """A GPU rounds every sum of bfloat16; a CPU does not, so only the data type shows it here."""
     put_gpu(monkeypatch, version)
-    monkeypatch.setattr(attention, "DENSE", 0)
+    monkeypatch.setattr(blocks, "DENSE", 0)
     ids, mask, _, keep = batch([4] * 8, [5] * 8, tokens=2)
     tree = prefix_tree(rows_of(ids, mask), ids.size(1) - keep)
     draw = torch.Generator().manual_seed(1)
@@ -145,7 +150,7 @@ def test_gradients_of_a_node_on_many_paths_are_added_up_in_float32(monkeypatch, 
 def test_attention_is_that_of_a_dense_mask(monkeypatch, version, heads, window, dense):
     """Brute force in float32: each node sees the nodes of its path. Values and gradients, with a scale of its own."""
     put_gpu(monkeypatch, version)
-    monkeypatch.setattr(attention, "DENSE", dense)
+    monkeypatch.setattr(blocks, "DENSE", dense)
     ids, mask, _, keep = batch([4, 4, 4, 1, 6, 6], [5, 3, 9, 3, 4, 4], tokens=2)
     tree = prefix_tree(rows_of(ids, mask), ids.size(1) - keep)
     length = len(tree.tokens)
@@ -186,7 +191,7 @@ def test_blocks_on_a_gpu_repeat_keys_for_each_head(monkeypatch, window):
         return scaled_dot_product_attention(query, key, value, mask, **options)
 
     monkeypatch.setattr(attention, "scaled_dot_product_attention", watched)
-    monkeypatch.setattr(attention, "DENSE", 0)
+    monkeypatch.setattr(blocks, "DENSE", 0)
     monkeypatch.setattr(attention, "FEW", 0)
     ids, mask, _, keep = batch([4, 4, 4, 6, 6], [5, 3, 9, 4, 4], tokens=2)
     tree = prefix_tree(rows_of(ids, mask), ids.size(1) - keep)

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.neftune import activate_neftune
 from trl.trainer.utils import add_fused_lm_head
 
-from pods_rl.prefix_tree import attention
+from pods_rl.prefix_tree import blocks
 from pods_rl.prefix_tree.attention import KEYWORD, TreeAttention, UnsupportedAttentionError, register_tree_attention
 from pods_rl.prefix_tree.packing import TreePass, _is_regular, why_rows
 from pods_rl.prefix_tree.tree import prefix_tree
@@ -83,7 +83,7 @@ def test_rows_that_do_not_count_are_not_in_the_tree():
 @pytest.mark.parametrize(("heads", "window"), [(4, 0), (2, 3), (1, 0)])
 def test_attention_is_that_of_a_dense_mask(monkeypatch, heads, window, dense):
     """Brute force: each node sees the nodes of its path."""
-    monkeypatch.setattr(attention, "DENSE", dense)  # rows after a trunk, or all nodes of a prompt
+    monkeypatch.setattr(blocks, "DENSE", dense)  # rows after a trunk, or all nodes of a prompt
     ids, mask, _, keep = batch([4, 4, 4, 1, 6, 6], [5, 3, 9, 3, 4, 4], tokens=2)
     rows = rows_of(ids, mask)
     tree = prefix_tree(rows, rows.shape[1] - keep)
@@ -254,20 +254,22 @@ def test_attention_without_a_tree_is_transformers_own():
     model = build("qwen2")
     ids, mask, *_ = batch([4, 2], [3, 3])
     expected = copy.deepcopy(model)(input_ids=ids, attention_mask=mask).logits
-    register_tree_attention()
-    register_tree_attention()
+    register_tree_attention(model)
+    register_tree_attention(model)
     assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, expected)
 
 
 @pytest.mark.parametrize("name", ["sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"])
 def test_every_attention_of_transformers_hands_a_tree_its_arguments(name):
-    register_tree_attention()
+    register_tree_attention(torch.nn.Module())
     given = []
     tree = lambda *states, **known: given.append(known) or states[0]  # noqa: E731
-    how = {"dropout": 0.0, "scaling": 0.5, "sliding_window": 4, "position_ids": None, KEYWORD: tree}
+    how = {"dropout": 0.1, "scaling": 0.5, "sliding_window": 4, "softcap": 30.0, "s_aux": "sinks", "position_ids": None}
+    how[KEYWORD] = tree
     assert AttentionInterface()[name](torch.nn.Module(), "q", "k", "v", None, **how) == ("q", None)
-    assert given == [{"scale": 0.5, "window": 4}]
-    for wrong in ({"softcap": 30.0}, {"s_aux": torch.ones(1)}, {"dropout": 0.1}, {"is_causal": False}):
+    rule = {"scale": 0.5, "window": 4, "chunk": 0, "softcap": 30.0, "dropout": 0.1, "sinks": "sinks"}
+    assert given == [rule]
+    for wrong in ({"position_bias": torch.ones(1)}, {"indices": torch.ones(1)}, {"is_causal": False}):
         with pytest.raises(UnsupportedAttentionError):
             AttentionInterface()[name](torch.nn.Module(), "q", "k", "v", None, **how | wrong)
 

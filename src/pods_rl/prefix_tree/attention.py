@@ -1,15 +1,17 @@
 """Attention over a prefix tree: each node attends to the nodes on its way from the root, and to itself.
 
 On a GPU in 16 bits this is one variable-length call of torch (FlashAttention), if the installed torch has it: the
-queries of a branch are its new nodes, its keys are gathered along its path. Otherwise it is a call for each block: the
-nodes of a small tree are one block under a mask; of other trees, rows of similar length are gathered and padded on the
-right, and `scaled_dot_product_attention` computes them together. `choose_kernel` decides.
+queries of a branch are its new nodes, its keys are gathered along its path. Otherwise it is a call for each block
+(`blocks`): the nodes of a small tree are one block under a mask; of other trees, rows of similar length are gathered,
+and `scaled_dot_product_attention` computes them together. On a CPU, what long rows share is computed apart from them
+(`merged`). `choose_kernel` decides.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial, wraps
@@ -25,6 +27,7 @@ from .blocks import DENSE, Block, Layout, for_each_head, lay_out, of_chunks, tak
 from .merged import attend_merged
 from .tree import Branch
 
+_EAGER = "eager_attention_forward"
 KEYWORD = "prefix_tree"  # the argument of a model that transformers passes on to the attention function
 MOST_HEAD_SIZE = 256  # of FlashAttention, which takes multiples of 8
 FEW = 128  # keys up to which matrix products are faster than `scaled_dot_product_attention`
@@ -58,6 +61,9 @@ class Special(NamedTuple):
     softcap: bool = False
     dropout: bool = False
     sinks: bool = False
+
+
+PLAIN = Special()
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,7 @@ def choose_kernel(
     capability: tuple[int, int],
     head_size: int,
     value_size: int,
-    special: Special = Special(),
+    special: Special = PLAIN,
 ) -> Kernel:
     """Return the functions that can compute an attention.
 
@@ -150,6 +156,11 @@ def _why_blocks(
         return f"FlashAttention supports a head size of {head_size} on A100 and H100 only"
     if not arguments:
         return "the installed torch has no torch.nn.attention.varlen"
+    return _why_not_special(arguments, special)
+
+
+def _why_not_special(arguments: frozenset[str], special: Special) -> str | None:
+    """Return what torch's variable-length call cannot compute besides; None if it can."""
     if special.softcap:
         return "FlashAttention does not bound scores"
     if special.dropout:
@@ -181,7 +192,7 @@ def hardware(device: torch.device) -> tuple[str, tuple[int, int]]:
 
 
 def kernel_for(
-    device: torch.device, dtype: torch.dtype, head_size: int, value_size: int, special: Special = Special()
+    device: torch.device, dtype: torch.dtype, head_size: int, value_size: int, special: Special = PLAIN
 ) -> Kernel:
     """Return the functions that compute an attention on a device with the installed torch: see `choose_kernel`."""
     kind, capability = hardware(device)
@@ -226,6 +237,7 @@ class TreeAttention:
     Args:
         branches: of the tree.
         device: of the model.
+        columns: `[L]`, where the nodes stand in the batch of rows. If None, `with_temperature` cannot be called.
 
     Attributes:
         nodes: how many there are.
@@ -234,8 +246,9 @@ class TreeAttention:
         kernels: what computed the layers, by data type, head size, size of the values and `Special`.
     """
 
-    def __init__(self, branches: list[Branch], device: torch.device) -> None:
+    def __init__(self, branches: list[Branch], device: torch.device, columns: NDArray[np.int64] | None = None) -> None:
         self._branches = branches
+        self._columns = columns
         self._device = device
         self._longest = max(len(branch.path) for branch in branches)
         self._masks: dict[Any, Tensor] = {}
@@ -283,6 +296,19 @@ class TreeAttention:
             scale = q.size(2) ** -0.5
         rule = Rule(scale, window if window < self._longest else 0, softcap, dropout)
         return self._of_chunk(chunk).attend(q, k, v, sinks, rule).unsqueeze(0)
+
+    def with_temperature(self, query: Tensor, floor_scale: float, attn_scale: float) -> Tensor:
+        """Return queries `[1, H, L, D]` with the temperatures of their columns, as Llama 4 scales them.
+
+        The model counts the nodes of the tree instead, and has scaled the queries by their numbers.
+        """
+        assert self._columns is not None
+        numbers = np.arange(self.nodes)
+        if max(self.nodes, self._columns.max() + 1) < floor_scale:
+            return query  # all temperatures are 1
+        meant, found = (np.log1p((x + 1) // floor_scale) * attn_scale + 1 for x in (self._columns, numbers))
+        factors = torch.from_numpy(meant / found).to(query)
+        return query * factors.unsqueeze(1)
 
     def _of_chunk(self, chunk: int) -> TreeAttention:
         """Return the attention of the parts of the paths; if the paths are not cut, of this tree."""
@@ -359,6 +385,7 @@ class TreeAttention:
             # The call has no gradient of the sum. That is what the keys contribute in the place of the values: for the
             # queries the mean of the keys, and for the keys what they would receive as values.
             mean_keys = varlen_attn(q.detach(), keys.detach(), keys, *lengths, **options)
+            assert isinstance(mean_keys, Tensor)
             products = q.float() * mean_keys.detach().float() + q.detach().float() * mean_keys.float()
             change = scale * products.sum(2)
             log_sum = log_sum + (change - change.detach())
@@ -372,8 +399,10 @@ class TreeAttention:
     @cached_property
     def _paths(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
         """Return the paths end to end, where each branch's queries and keys end, and the longest of both."""
-        paths = [branch.path for branch in self._branches]
-        query_counts = [branch.new for branch in self._branches]
+        # The order of the queries, which that of parts of paths need not be.
+        branches = sorted(self._branches, key=lambda branch: int(branch.path[-1]))
+        paths = [branch.path for branch in branches]
+        query_counts = [branch.new for branch in branches]
         key_counts = [len(path) for path in paths]
         all_nodes, query_ends, key_ends = move_together(
             [np.concatenate(paths), np.cumsum([0, *query_counts]), np.cumsum([0, *key_counts])], self._device
@@ -456,8 +485,9 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, ru
     """Return what `scaled_dot_product_attention` does; with few keys by matrix products, which take less time."""
     grouped = query.size(1) > keys.size(1)
     if mask is None or keys.size(2) > FEW or grouped or mask.dtype.itemsize < 4 or rule.dropout:
+        causal = mask is None
         return scaled_dot_product_attention(
-            query, keys, values, mask, rule.dropout, is_causal=mask is None, scale=rule.scale, enable_gqa=grouped
+            query, keys, values, mask, dropout_p=rule.dropout, is_causal=causal, scale=rule.scale, enable_gqa=grouped
         )
     flat_query = query.flatten(0, 1)  # [count * heads, queries, D]
     flat_keys = keys.flatten(0, 1)
@@ -482,16 +512,26 @@ def _attend_by_products(
     return weights[..., : keys.size(2)].to(values.dtype) @ values
 
 
-def register_tree_attention() -> None:
-    """Wrap transformers' attention functions once, so that each takes a tree; without one it is called unchanged.
+def register_tree_attention(model: nn.Module) -> None:
+    """Wrap the attention functions of transformers and a model once, so that each takes a tree.
 
-    The wrappers stay until the process ends: gradient checkpointing calls them again in the backward pass.
+    Without a tree they are called unchanged. The wrappers stay until the process ends: gradient checkpointing calls
+    them again in the backward pass.
+
+    Args:
+        model: eager attention is not in transformers' table. Each file of a model has a function of its own, which its
+            layers look up by this name.
     """
     from transformers import AttentionInterface  # takes seconds, and `pods doctor` asks for a kernel only
 
     for name, function in list(AttentionInterface().items()):
         if "paged" not in name and not hasattr(function, "takes_trees"):
             AttentionInterface.register(name, _taking_trees(function))
+    for name in {type(part).__module__ for part in model.modules()}:
+        file = sys.modules.get(name)
+        function = getattr(file, _EAGER, None)
+        if callable(function) and not hasattr(function, "takes_trees"):
+            setattr(file, _EAGER, _taking_trees(function))
 
 
 def _taking_trees(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -502,15 +542,37 @@ def _taking_trees(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(module, query, key, value, *args, **options)
         if options.pop("is_causal", None) is False or not getattr(module, "is_causal", True):
             raise UnsupportedAttentionError("its attention is not causal")
-        scale = options.pop("scaling", None)
-        window = options.pop("sliding_window", None) or 0
+        rule = {
+            "scale": options.pop("scaling", None),
+            "window": options.pop("sliding_window", None) or 0,
+            "chunk": _chunk(module),
+            "softcap": options.pop("softcap", None) or 0.0,
+            "dropout": options.pop("dropout", None) or 0.0,
+            "sinks": options.pop("s_aux", None),
+        }
         for name, option in options.items():
             if name not in HARMLESS and not _is_off(option):
                 raise UnsupportedAttentionError(f"its attention takes {name}")
-        return tree(query, key, value, scale=scale, window=window), None
+        if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
+            query = tree.with_temperature(query, module.floor_scale, module.attn_scale)
+        return tree(query, key, value, **rule), None
 
     attention.takes_trees = True  # type: ignore[attr-defined]
     return attention
+
+
+def _chunk(module: nn.Module) -> int:
+    """Return the size of the chunks in which a layer attends; 0 if it has none.
+
+    A layer does not state it: transformers puts the chunks into the mask of the layer's type.
+    """
+    config = getattr(module, "config", None)
+    layer_types = getattr(config, "layer_types", None) or []
+    number = getattr(module, "layer_idx", None)
+    if number is None or number >= len(layer_types) or layer_types[number] != "chunked_attention":
+        return 0
+    assert config is not None
+    return int(config.attention_chunk_size)
 
 
 def _is_off(option: Any) -> bool:

@@ -8,6 +8,7 @@ else, no call needs a mask, and `merged` joins the results.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -164,7 +165,7 @@ def _leave_out(branches: list[Branch], rows: list[Numbers], shared: list[tuple[N
             rows.append(first[start:])
             continue
         borders = [0, *(i for i, fork in enumerate(forks, 1) if fork == end), len(group)]
-        groups += [(group[i:j], start) for i, j in zip(borders, borders[1:], strict=False) if i < j]
+        groups += [(group[i:j], start) for i, j in pairwise(borders)]
 
 
 def _as_blocks(parts: list[Part], shared: list[tuple[Numbers, Numbers]], nodes: int, device: torch.device) -> Layout:

@@ -35,7 +35,7 @@ from .recurrence import LAYER_TYPES as RECURRENT_TYPES
 from .recurrence import TreeRecurrence, recurrence_modules, register_tree_recurrence
 from .tree import prefix_tree
 
-ATTENTION_TYPES = {"full_attention", "sliding_attention"}  # names that configurations give to layers
+ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}  # names that configurations give to layers
 TOKEN_TYPES = {"mlp", "moe"}  # of layers that compute each token by itself
 
 IGNORED = -100  # the label of a token that is not scored
@@ -215,7 +215,7 @@ def lay_out_tree(
         labels=labels.unsqueeze(0),
         scored=scored_nodes,
         score_of_column=score_of_node[tree.nodes[:, : columns - 1]],
-        attention=TreeAttention(tree.branches, device),
+        attention=TreeAttention(tree.branches, device, tree.columns),
         recurrence=TreeRecurrence(tree.branches, device),
         rows_of_node=rows_of_node,
     )
@@ -411,7 +411,7 @@ def _probe_batch(vocabulary: int) -> tuple[Tensor, Tensor]:
 
 def _compare(call: nn.Module, device: torch.device, config: Any, tolerance: float) -> Probe:
     """Compare a small tree with its rows, without a gradient."""
-    register_tree_attention()
+    register_tree_attention(call)
     ids, mask = _probe_batch(config.vocab_size)
     keep = ids.shape[1] - _PROBE_WIDTH
     rows = ids.masked_fill(mask == 0, -1).numpy()

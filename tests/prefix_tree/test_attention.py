@@ -1,0 +1,290 @@
+"""Attention that is not plain, over trees: by a dense mask in float64, and models by their own rows."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from trl.trainer.utils import add_fused_lm_head
+
+from pods_rl.prefix_tree import attention, blocks
+from pods_rl.prefix_tree.attention import TreeAttention
+from pods_rl.prefix_tree.packing import TreePass, probe_trees
+from pods_rl.prefix_tree.tree import prefix_tree
+from tests.numeric import FLOAT32, FLOAT64, assert_near
+
+from .gpu import TORCHES, put_gpu
+from .test_packing import SMALL, batch, rows_of
+
+BFLOAT16 = 0.02  # about three roundings of bfloat16, whose steps are 2**-8
+HEADS = 4
+
+
+def random_tree(seed):
+    """Three prompts, the second of one row; rows share up to all of another row."""
+    draw = np.random.default_rng(seed)
+    rows = []
+    for prompt_length, count in ((6, 6), (3, 1), (6, 4)):
+        prompt = draw.integers(3, 9, prompt_length)
+        before = [draw.integers(3, 9, 20)]
+        for _ in range(count):
+            completion = draw.integers(3, 9, draw.integers(1, 21))
+            like = before[draw.integers(len(before))]
+            shared = draw.integers(0, min(len(like), len(completion)) + 1)
+            completion[:shared] = like[:shared]
+            before.append(completion)
+            row = np.full(26, -1)
+            row[6 - prompt_length : 6] = prompt
+            row[6 : 6 + len(completion)] = completion
+            rows.append(row)
+    return prefix_tree(np.array(rows), 6)
+
+
+def paths(tree):
+    return [path[path >= 0] for path in tree.nodes]
+
+
+def states_of(tree, sharing, value_size, dtype=torch.float64):
+    draw = torch.Generator().manual_seed(1)
+    length = len(tree.tokens)
+    shapes = ((HEADS, length, 8), (HEADS // sharing, length, 8), (HEADS // sharing, length, value_size), (HEADS,))
+    made = [torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype) for shape in shapes]
+    return [made[0][None], made[1][None], made[2][None], made[3]]
+
+
+def dense(tree, states, window=0, chunk=0, softcap=0.0, sinks=False):
+    """Attention under the mask of all pairs of nodes, with the sink as one more column."""
+    query, key, value, scores_of_sinks = states
+    length = query.size(2)
+    seen = torch.zeros(length, length, dtype=torch.bool)
+    for path in paths(tree):
+        for end, node in enumerate(path):
+            start = max(0, end + 1 - window) if window else 0
+            if chunk:
+                start = end // chunk * chunk
+            seen[node, path[start : end + 1]] = True
+    key, value = (x.repeat_interleave(HEADS // x.size(1), 1) for x in (key, value))
+    scores = query @ key.transpose(2, 3) * 0.7
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks:
+        scores = torch.cat([scores, scores_of_sinks.view(1, -1, 1, 1).expand(-1, -1, length, 1)], 3)
+    return (scores.softmax(3)[..., :length] @ value).transpose(1, 2)
+
+
+def values_and_gradients(attend, states):
+    states = [x.detach().requires_grad_() for x in states]
+    out = attend(states)
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    found = torch.autograd.grad(out, states, upstream.to(out.dtype), allow_unused=True)
+    named = zip(("query", "key", "value", "sinks"), found, strict=True)
+    return {"out": out.detach()} | {name: x for name, x in named if x is not None}
+
+
+RULES = {
+    "full": {},
+    "window": {"window": 3},
+    "chunks": {"chunk": 4},
+    "softcap": {"softcap": 1.5},
+    "sinks": {"sinks": True},
+    "sinks and a window": {"sinks": True, "window": 3},
+    "sinks, chunks": {"sinks": True, "chunk": 4},
+    "sinks, a softcap and a window": {"sinks": True, "softcap": 1.5, "window": 5},
+}
+LAYOUTS = {"one mask": (512, 256, 32), "a trunk": (0, 256, 32), "parts": (0, 4, 2), "long rows": (0, 4, 10**6)}
+
+
+def take_layout(monkeypatch, name):
+    for constant, value in zip(("DENSE", "LONG", "SHARED"), LAYOUTS[name], strict=True):
+        monkeypatch.setattr(blocks, constant, value)
+
+
+def by_tree(tree, rule):
+    def attend(states):
+        options = rule | {"sinks": states[3] if rule.get("sinks") else None}
+        return TreeAttention(tree.branches, torch.device("cpu"))(*states[:3], 0.7, **options)
+
+    return attend
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(("sharing", "value_size"), [(1, 8), (2, 5), (4, 12)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rule", RULES)
+def test_values_and_gradients_are_those_of_a_dense_mask(monkeypatch, rule, layout, sharing, value_size):
+    take_layout(monkeypatch, layout)
+    monkeypatch.setattr(attention, "DENSE", 0 if layout == "long rows" else 512)
+    monkeypatch.setattr(attention, "FEW", 0 if layout == "parts" else 128)
+    for seed in range(3):
+        tree = random_tree(seed)
+        states = states_of(tree, sharing, value_size)
+        expected = values_and_gradients(lambda x, tree=tree: dense(tree, x, **RULES[rule]), states)
+        assert_near(values_and_gradients(by_tree(tree, RULES[rule]), states), expected, FLOAT64)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parts_are_joined_in_float32(monkeypatch, dtype):
+    """The distance to float64 is that of one call for each row."""
+    tree = random_tree(0)
+    states = states_of(tree, 2, 8, dtype)
+    exact = values_and_gradients(lambda x: dense(tree, x), [x.double() for x in states])
+
+    def distance(layout):
+        take_layout(monkeypatch, layout)
+        found = values_and_gradients(by_tree(tree, {}), states)
+        return torch.stack([(x.double() - exact[name]).norm() / exact[name].norm() for name, x in found.items()])
+
+    in_parts = distance("parts")
+    assert (in_parts < 1.5 * distance("a trunk")).all()
+    assert (in_parts < BFLOAT16).all()
+
+
+def test_what_long_rows_share_is_in_one_place(monkeypatch):
+    """Each node has one place among the rows, and sees what is left out of its row once."""
+    take_layout(monkeypatch, "parts")
+    for seed in range(5):
+        tree = random_tree(seed)
+        layout = blocks.lay_out(tree.branches, len(tree.tokens), torch.device("cpu"), spans=True)
+        assert layout.spans
+        numbers = torch.arange(len(tree.tokens))
+        of_place = torch.cat([blocks.take(numbers, block.rows) for block in layout.blocks])
+        assert torch.equal(blocks.take(of_place, layout.place), numbers)
+        after_spans = [[] for _ in numbers]  # what each node sees besides its row
+        for span in layout.spans:
+            for node in blocks.take(numbers, span.rows).tolist():
+                after_spans[node] += blocks.take(numbers, span.trunk).tolist()
+        path_of = {int(path[i]): sorted(path[: i + 1]) for path in paths(tree) for i in range(len(path))}
+        for block in layout.blocks:
+            for row in blocks.take(numbers, block.rows).view(block.count, -1).tolist():
+                for i, node in enumerate(row):
+                    if node not in row[:i]:  # after its end a row repeats its last node
+                        assert sorted(after_spans[node] + row[: i + 1]) == path_of[node]
+
+
+def test_long_rows_are_not_padded(monkeypatch):
+    monkeypatch.setattr(blocks, "LONG", 8)
+    monkeypatch.setattr(blocks, "DENSE", 0)
+    monkeypatch.setattr(blocks, "SHARED", 1)
+    ids, mask, _, keep = batch([4] * 6, [20, 12, 20, 10, 5, 4])
+    tree = prefix_tree(rows_of(ids, mask), ids.size(1) - keep)
+    layout = blocks.lay_out(tree.branches, len(tree.tokens), torch.device("cpu"), spans=True)
+    assert sum(block.count * block.width for block in layout.blocks if block.width > 8) == 20 + 20 + 12 + 10
+
+
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_dropout_drops_weights_and_keeps_their_mean(sinks, softcap):
+    tree = random_tree(1)
+    states = states_of(tree, 2, 8)
+    rule = {"softcap": softcap, "sinks": sinks}
+    expected = dense(tree, states, **rule)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        draws = torch.stack([by_tree(tree, rule | {"dropout": 0.2})(states) for _ in range(400)])
+    assert draws.std(0).max() > 0
+    error = (draws.mean(0) - expected) / (draws.std(0) / 20).clamp(min=1e-9)
+    assert error.abs().mean() < 1  # of a normal distribution 0.8
+
+
+# -- torch's call on a GPU -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(
+    "rule", [{"sinks": True}, {"sinks": True, "window": 3}, {"sinks": True, "chunk": 4}, {"chunk": 4}]
+)
+@pytest.mark.parametrize("version", TORCHES)
+def test_sinks_and_chunks_by_the_call_of_a_gpu(monkeypatch, version, rule):
+    """The call returns sums without a gradient, so that of the sink's share is computed."""
+    put_gpu(monkeypatch, version)
+    tree = random_tree(2)
+    states = states_of(tree, 2, 8, torch.bfloat16)
+    expected = values_and_gradients(lambda x: dense(tree, x, **rule), [x.double() for x in states])
+    found = values_and_gradients(by_tree(tree, rule), states)
+    assert_near({name: x.double() for name, x in found.items()}, expected, BFLOAT16)
+    attend = TreeAttention(tree.branches, torch.device("cpu"))
+    attend(*states[:3], 0.7, rule.get("window", 0), sinks=states[3])
+    by_call = version != "2.9" and not (version == "2.10" and "window" in rule)
+    assert all((kernel.why_blocks is None) == by_call for kernel in attend.kernels.values())
+
+
+# -- models --------------------------------------------------------------------------------------------------------
+
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+LAYERS = {"num_hidden_layers": 4}
+MODELS = {  # name: architecture, configuration
+    "gpt-oss, sinks": ("gpt_oss", EXPERTS | LAYERS | {"head_dim": 8, "sliding_window": 4}),
+    "Granite, sinks": ("granite_swa", LAYERS | {"sliding_window": 4}),
+    "Gemma 2, softcap": ("gemma2", {"head_dim": 8, "sliding_window": 4, "attn_logit_softcapping": 0.5}),
+    "Llama 4, chunks": (
+        "llama4_text",
+        EXPERTS | LAYERS | {
+            "head_dim": 8, "attention_chunk_size": 4, "floor_scale": 3, "attn_scale": 0.7,
+            "no_rope_layers": [1, 1, 1, 0], "layer_types": ["chunked_attention"] * 3 + ["full_attention"],
+            "moe_layers": [1], "intermediate_size_mlp": 64,
+        },
+    ),
+    "DeepSeek V3, values of another size": (
+        "deepseek_v3",
+        {
+            "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+            "topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
+        },
+    ),
+    "SmolLM3, layers without rotation": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "DiffLlama": ("diffllama", {}),
+    "eager where sdpa exists": ("qwen2", {"attn_implementation": "eager"}),
+}  # fmt: skip
+
+
+def build(name):
+    architecture, given = MODELS[name]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(architecture, **SMALL | {"max_position_embeddings": 64} | given)
+    model = AutoModelForCausalLM.from_config(config).train()
+    with torch.no_grad():
+        for parameter in model.parameters():  # so that scores, and with them every rule, matter
+            if parameter.ndim > 1:
+                parameter.copy_(torch.randn(parameter.shape) * 0.3)
+            elif "sinks" in architecture or parameter.shape == (4,):
+                parameter.normal_()
+    if architecture == "llama4_text":
+        model.base_model_prefix = "model"  # transformers names one that does not exist
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    return model
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("long", [4, 256])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_tree_has_the_scores_and_gradients_of_its_rows(monkeypatch, name, long):
+    monkeypatch.setattr(blocks, "LONG", long)
+    monkeypatch.setattr(blocks, "SHARED", 2)
+    model = build(name)  # in float64 transformers' eager attention returns NaN for padding
+    probe = probe_trees(model, model)
+    assert probe.why_rows is None
+    ids, mask, labels, keep = batch([9, 9, 9, 5, 5, 2], [7, 3, 11, 7, 7, 4])
+    ids[1, :12], labels[1, :12] = ids[0, :12], labels[0, :12]
+    factors = torch.randn(6, keep, generator=torch.Generator().manual_seed(2))
+
+    def gradients(call):
+        scores = call(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -keep:]
+        found = torch.autograd.grad((scores * factors).sum(), list(model.parameters()), allow_unused=True)
+        return {"scores": scores.detach()} | {f"gradient {i}": x for i, x in enumerate(found) if x is not None}
+
+    expected = gradients(model)
+    assert_near(gradients(TreePass(model, keep, tree=True)), expected, 10 * FLOAT32)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss, sinks", "Gemma 2, softcap"])
+def test_a_model_without_a_tree_computes_what_it_did(name):
+    ids, mask, *_ = batch([4, 2], [3, 3])
+    model = build(name).eval()
+    untouched = copy.deepcopy(model)(input_ids=ids, attention_mask=mask).logits
+    assert probe_trees(model, model).why_rows is None
+    assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, untouched)
