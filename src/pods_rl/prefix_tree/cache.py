@@ -19,7 +19,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 SINGLE_QUERY = "pods_single_query"  # the name of `attend` in transformers' tables
-_SPARE = 16  # columns that a layer grows by: few compared with the cache, and they make copies rare
+_SPARE = 16  # columns that a layer grows by at least
+_GROWTH = 4  # it grows by a fourth, so that columns are copied a few times at most, however long the rows are
 _CHANGED = "the model changes the cache's keys before it attends to them"
 # Layers of transformers' caches whose `reorder_cache` copies all that a row has; those of other kinds may hold more.
 _ATTENTION = frozenset({"DummyLayer", "DynamicLayer", "DynamicSlidingWindowLayer"})
@@ -119,7 +120,7 @@ class NodeLayer(DynamicLayer):
     def _make_room(self, rows: int) -> None:
         """Copy the states to rooms with this many rows and spare columns."""
         count, _, columns, _ = self.keys.shape
-        spare = max(1, min(_SPARE, self._most_columns - columns))
+        spare = max(1, min(max(_SPARE, columns // _GROWTH), self._most_columns - columns))
         self._key_room = _with_room(self.keys, rows, columns + spare)
         self._value_room = _with_room(self.values, rows, columns + spare)
         self.keys = self._key_room[:count, :, :columns]
