@@ -250,7 +250,10 @@ def arrange(cache: Cache, parents: Tensor, prompt_of: Tensor) -> Tensor:
 def why_not_copied(model: PreTrainedModel, cache: Any) -> str | None:
     """Return why the rows of a model's cache cannot be copied and dropped, or None."""
     if type(cache) is not DynamicCache or cache.offloading:
-        return f"its cache ({type(cache).__name__}) is of another kind than keys, values and states in memory"
+        return (
+            f"its cache ({type(cache).__name__}) is of another kind than transformers' DynamicCache in memory; leave "
+            "cache_implementation unset if it is set"
+        )
     kinds = {type(layer) for layer in cache.layers}
     names = {kind.__name__ for kind in kinds}
     unknown = names - _ATTENTION - _RECURRENT - _SPARSE
@@ -328,15 +331,17 @@ def attend(
     layer = _layer_of(key)
     if layer is not _layer_of(value):
         raise CannotServeError(_CHANGED)
+    if layer is None:
+        states: Any
+        for states in (key, value):
+            # A mask for each head is none that the layer's `attend` takes.
+            states.reached_attention = attention_mask is None or attention_mask.shape[1] == 1
     is_plain_mask = attention_mask is None or (
         attention_mask.dtype == torch.bool and attention_mask.shape[1:3] == (1, 1)
     )
     if queries != 1 or dropout or not is_plain_mask:
         if layer is not None:
             raise CannotServeError("its attention takes a mask of its own")
-        is_shared_by_heads = attention_mask is None or attention_mask.shape[1] == 1
-        for states in (key, value):
-            states.reached_attention = is_shared_by_heads and not dropout
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **other
         )
