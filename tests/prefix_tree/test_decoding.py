@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from pods_rl.prefix_tree import decoding as generating
 from pods_rl.prefix_tree import nodes
 from pods_rl.prefix_tree.cache import NodeLayer, attend, decoding
 from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, decode, running_sums, sums_by_doubling
+from pods_rl.prefix_tree.images import Images
 from pods_rl.prefix_tree.nodes import stay
 from pods_rl.prefix_tree.tree import distinct_share
 from tests.engines.vision import make_vlm
@@ -474,6 +476,22 @@ def test_attention_of_one_query_is_transformers_own(dtype):
     with decoding(model):
         assert model.config._attn_implementation == "pods_single_query"
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("placeholders", [[5, 7], [6, 9], [6, 6, 3]])
+def test_features_of_images_that_do_not_follow_the_rows_go_to_generate(placeholders):
+    with pytest.raises(CannotServeError, match="follow the rows"):
+        Images(SimpleNamespace(pooler_output=torch.zeros(4, 3, 5)), placeholders)
+
+
+def test_prompts_are_shared_where_the_last_pass_over_them_has_one_token(qwen2, monkeypatch):
+    monkeypatch.setattr("pods_rl.prefix_tree.cache._SHARED_FROM", 0)
+    shared = []
+    share = NodeLayer.share
+    monkeypatch.setattr(NodeLayer, "share", lambda layer, *how: shared.append(layer) or share(layer, *how))
+    inputs = batch(EQUALLY_LONG, do_sample=True, temperature=1.0)
+    once(qwen2, inputs, RowDraws(keys(len(EQUALLY_LONG)), 24))
+    assert shared
 
 
 def test_a_model_that_keeps_states_outside_of_its_cache_goes_to_generate():

@@ -19,7 +19,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 SINGLE_QUERY = "pods_single_query"  # the name of `attend` in transformers' tables
-_SPARE = 16  # columns that a layer grows by: few compared with the cache, and they make copies rare
+_SPARE = 16  # columns that a layer grows by at least
+_GROWTH = 4  # it grows by a fourth, so that columns are copied a few times at most, however long the rows are
 _CHANGED = "the model changes the cache's keys before it attends to them"
 # Layers of transformers' caches whose `reorder_cache` copies all that a row has; those of other kinds may hold more.
 _ATTENTION = frozenset({"DummyLayer", "DynamicLayer", "DynamicSlidingWindowLayer"})
@@ -119,7 +120,7 @@ class NodeLayer(DynamicLayer):
     def _make_room(self, rows: int) -> None:
         """Copy the states to rooms with this many rows and spare columns."""
         count, _, columns, _ = self.keys.shape
-        spare = max(1, min(_SPARE, self._most_columns - columns))
+        spare = max(1, min(max(_SPARE, columns // _GROWTH), self._most_columns - columns))
         self._key_room = _with_room(self.keys, rows, columns + spare)
         self._value_room = _with_room(self.values, rows, columns + spare)
         self.keys = self._key_room[:count, :, :columns]
@@ -249,7 +250,10 @@ def arrange(cache: Cache, parents: Tensor, prompt_of: Tensor) -> Tensor:
 def why_not_copied(model: PreTrainedModel, cache: Any) -> str | None:
     """Return why the rows of a model's cache cannot be copied and dropped, or None."""
     if type(cache) is not DynamicCache or cache.offloading:
-        return f"its cache ({type(cache).__name__}) is of another kind than keys, values and states in memory"
+        return (
+            f"its cache ({type(cache).__name__}) is of another kind than transformers' DynamicCache in memory; leave "
+            "cache_implementation unset if it is set"
+        )
     kinds = {type(layer) for layer in cache.layers}
     names = {kind.__name__ for kind in kinds}
     unknown = names - _ATTENTION - _RECURRENT - _SPARSE
@@ -327,15 +331,17 @@ def attend(
     layer = _layer_of(key)
     if layer is not _layer_of(value):
         raise CannotServeError(_CHANGED)
+    if layer is None:
+        states: Any
+        for states in (key, value):
+            # A mask for each head is none that the layer's `attend` takes.
+            states.reached_attention = attention_mask is None or attention_mask.shape[1] == 1
     is_plain_mask = attention_mask is None or (
         attention_mask.dtype == torch.bool and attention_mask.shape[1:3] == (1, 1)
     )
     if queries != 1 or dropout or not is_plain_mask:
         if layer is not None:
             raise CannotServeError("its attention takes a mask of its own")
-        is_shared_by_heads = attention_mask is None or attention_mask.shape[1] == 1
-        for states in (key, value):
-            states.reached_attention = is_shared_by_heads and not dropout
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **other
         )

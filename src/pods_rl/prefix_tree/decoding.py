@@ -199,15 +199,15 @@ def refusal(
 def _refused_setting(config: GenerationConfig) -> str | None:
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
-        return f"the generation mode is {mode.value.replace('_', ' ')}"
+        return f"the generation mode is {mode.value.replace('_', ' ')}; sampling and greedy decoding are served"
     for name in ("return_dict_in_generate", "prefill_chunk_size", "token_healing"):
         value = getattr(config, name)
         if value:
-            return f"{name} is {value}"
+            return f"{name} is {value}; leave it out of generation_kwargs"
     if config.num_return_sequences > 1:
-        return f"num_return_sequences is {config.num_return_sequences}"
+        return f"num_return_sequences is {config.num_return_sequences}; leave it out, and set num_rollouts"
     if not config.use_cache:
-        return "use_cache is False"
+        return "use_cache is False; set it to true in generation_kwargs or in the model's generation_config.json"
     return None
 
 
@@ -223,18 +223,23 @@ def _refused_input(model: PreTrainedModel, inputs: dict[str, Any]) -> str | None
     names = {name for name, value in inputs.items() if value is not None}
     unknown = sorted(names - _ARGUMENTS)
     if unknown:
-        return f"the model takes {', '.join(unknown)}"
+        return f"the model takes {', '.join(unknown)}, whose rows are not known; without images it may take less"
     if "prepare_inputs_for_generation" in vars(model):
         return "an adapter changes the model's inputs (prompt learning)"
     return None
 
 
 def _refused_positions(model: PreTrainedModel, config: GenerationConfig, positions: Tensor | None) -> str | None:
+    if positions is None and any(hasattr(module, "rope_deltas") for module in model.modules()):
+        return "it keeps positions of a whole batch; later versions of transformers (5.23) pass them row by row"
     text = model.config.get_text_config(decoder=True)
     if rope_types(text) & {"dynamic", "longrope"}:
         switch = getattr(text, "original_max_position_embeddings", None) or text.max_position_embeddings
         if (config.max_length or 0) > switch:
-            return "its rotary frequencies change with the longest row of a batch"
+            return (
+                "its rotary frequencies change with the longest row of a batch; prompt and completion of at most "
+                f"{switch} tokens keep them"
+            )
     return None
 
 

@@ -1,6 +1,6 @@
 """The images of prompts, as `generate` encodes them before the first token: which rows have the same, and a selection.
 
-From transformers 5.20 or so `generate` replaces pixels by the features of all images of a batch, in the order of their
+In recent versions of transformers `generate` replaces pixels by the features of all images of a batch, in the order of their
 placeholders in the rows. Their form differs from model to model; what is read here is what `generate` itself reads
 where it repeats a batch for several sequences of a prompt.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ class Images:
 
     def __init__(self, features: Any, placeholders: Sequence[int]) -> None:
         self._features = features
-        parts = getattr(features, "pooler_output", None)
+        parts: Any = getattr(features, "pooler_output", None)
         deep = getattr(features, "deepstack_features", None) or ()
         by_part = isinstance(parts, Tensor | list | tuple) and all(len(layer) == len(parts) for layer in deep)
         if not by_part:
@@ -52,7 +52,7 @@ class Images:
         if not ends.keys() >= set(borders) or max(ends) != borders[-1]:
             raise CannotServeError("the features of its images do not follow the rows")
         borders = [ends[border] for border in borders]
-        self._parts = [range(*pair) for pair in zip(borders[:-1], borders[1:], strict=True)]  # of each row
+        self._parts = [range(*pair) for pair in pairwise(borders)]  # of each row
 
     def are_equal(self, row: int, other: int) -> bool:
         """Return whether two rows have the same images: features that are equal bit by bit."""
