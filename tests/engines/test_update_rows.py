@@ -7,7 +7,9 @@ import logging
 import pytest
 import torch
 from peft import LoraConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+from transformers.models.qwen3_5 import modeling_qwen3_5
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import utils
 
@@ -204,6 +206,33 @@ def test_the_model_sees_each_prefix_once_and_no_padding(make_trainer):
     ]
     tokens = sum(length for *_, length in {(p, text): (p, text, length) for p, text, length in kept}.values())
     assert update["input_ids"].shape == (1, sum(prompts) - len(prompts) + tokens)
+
+
+def test_a_recurrent_model_trains_over_trees_and_leaves_transformers_as_it_was(make_trainer, tokenizer):
+    """Gated DeltaNet, with checkpointing, whose backward pass computes each layer again."""
+    kinds = {
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_hidden_layers": 2,
+        "vocab_size": len(tokenizer),
+    }
+    sizes = {f"linear_{name}": 8 for name in ("key_head_dim", "value_head_dim")}
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = AutoConfig.for_model(
+        "qwen3_5_text", **kinds, **sizes, **heads, hidden_size=32, intermediate_size=64, head_dim=16
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    function = modeling_qwen3_5.causal_conv1d_fn
+    seen = {}
+    for tree in (True, False):
+        trainer = make_trainer(model=model, num_rollouts=8, max_steps=1, prefix_tree=tree, max_grad_norm=0.0)
+        trainer.model.gradient_checkpointing_enable()
+        watch = Gradients(trainer)
+        trainer.train()
+        assert ("trees" in trainer._update.attention) == tree
+        assert modeling_qwen3_5.causal_conv1d_fn is function
+        seen[tree] = watch.steps[0]
+    assert_near(seen[True], seen[False], 1e-3)  # transformers computes the recurrence in float32
 
 
 def test_a_model_with_dropout_is_computed_over_trees(make_trainer, caplog):

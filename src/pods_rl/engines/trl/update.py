@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ...prefix_tree.packing import Probe, TreePass, probe_trees
+from ...prefix_tree.recurrence import unregister_tree_recurrence
 from .. import PHASES
 from .compat import IMAGE_INPUTS, Batch, TRLTrainer, is_overridden
 from .micro_batches import Counts, StepMetrics, regroup, step_windows
@@ -464,3 +465,6 @@ class StepCallback(TrainerCallback):
             trainer._last_loaded_step = state.global_step  # the generator already has these weights
         self._update.clock.enter(None)
         self._update.log_step()
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        unregister_tree_recurrence()
