@@ -20,6 +20,7 @@ from typing_extensions import override
 from ...errors import UserError
 from ...prefix_tree.tree import distinct_share
 from ...selection import select
+from ..arguments import check_arguments
 from . import compat
 from .advantages import drop_zero_counters, gather_advantages, log_generation, set_advantages
 from .batching import BatchPlan, Shares, batch_plan
@@ -53,7 +54,8 @@ class PODSTrainer(TypedGRPOTrainer):
     Raises:
         UserError: versions of TRL or transformers whose methods take other arguments; in training, memory that runs
             out.
-        TypeError: `args` is a GRPOConfig and not a PODSConfig.
+        TypeError: `args` is a GRPOConfig and not a PODSConfig, or another argument has a wrong type.
+        ValueError: `train_dataset` has no column `prompt`; what TRL refuses.
     """
 
     _tag_names = ["trl", "grpo", "pods"]  # noqa: RUF012  (TRL's own form)
@@ -341,6 +343,7 @@ class PODSTrainer(TypedGRPOTrainer):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         compat.check_overrides(PODSTrainer)
         compat.check_row_lists()
+        check_arguments(arguments)
         if args is None:
             name = model if isinstance(model, str) else compat.get_config_model_id(model.config)
             args = PODSConfig(f"{name.split('/')[-1]}-PODS")
