@@ -29,7 +29,7 @@ ALLOWED = {
     "selection": {"errors", "text"},
     "distributed": {"errors", "runs", "text"},
     "sandbox": {"distributed", "errors", "streams", "text"},
-    "prefix_tree": set(),
+    "prefix_tree": {"errors"},
     "rewards": {"distributed", "errors", "sandbox", "text"},
     "tasks": {"errors", "rewards", "sandbox", "text", "yaml_files"},
     "engines": LOW | {"prefix_tree", "sandbox", "selection"},
@@ -38,7 +38,7 @@ ALLOWED = {
     "policies": {"errors", "recipe", "tasks", "text"},
     "evaluation": LOW | {"policies", "prefix_tree", "recipe", "sandbox", "tasks"},
     "training": LOW
-    | {"engines", "evaluation", "policies", "recipe", "report", "rewards", "sandbox", "streams", "tasks"},
+    | {"engines", "evaluation", "policies", "prefix_tree", "recipe", "report", "rewards", "sandbox", "streams", "tasks"},
     "planning": {"distributed", "engines", "errors", "policies", "recipe", "selection", "training"},
     "experiment": LOW | {"recipe", "sandbox", "yaml_files"},
 }  # fmt: skip

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -28,8 +28,10 @@ from ..tasks import Prompt, Task
 from . import ADAPTER_CONFIG, Policy, cpu_has_bf16, gpu_has_bf16, weight_files
 
 
-def check_policy(path: str, revision: str = "main") -> None:
+def check_policy(path: str, revision: str = "main") -> PreTrainedModel | None:
     """Check that a policy's files are complete and consistent, without reading its weights. Takes about a second.
+
+    Returns the model on the device "meta", without an adapter; None if it is quantised.
 
     Args:
         path: a folder, or a hub id, whose files are downloaded.
@@ -47,19 +49,22 @@ def check_policy(path: str, revision: str = "main") -> None:
                     safe_open(file, framework="pt")  # reads the header and compares the file's length with it
                 adapter = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
                 return check_policy(adapter["base_model_name_or_path"], revision)
-        _check_model(path, revision)
+        return _check_model(path, revision)
 
 
-def _check_model(path: str, revision: str) -> None:
-    """Raise ValueError, or an error of transformers, if config.json and the weights of a model do not match."""
+def _check_model(path: str, revision: str) -> PreTrainedModel | None:
+    """Raise ValueError, or an error of transformers, if config.json and the weights of a model do not match.
+
+    Returns the model on the device "meta"; None if it is quantised.
+    """
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     if not config.architectures:
         raise ValueError("config.json names no architecture")
     if getattr(config, "quantization_config", None) is not None:
-        return  # its library loads quantised weights in its own format
+        return None  # its library loads quantised weights in its own format
     kind = getattr(transformers, config.architectures[0], AutoModelForCausalLM)
     # On the device "meta" transformers compares names and shapes, and reads no weights.
-    _, info = kind.from_pretrained(
+    model, info = kind.from_pretrained(
         path,
         revision=revision,
         device_map="meta",
@@ -75,6 +80,7 @@ def _check_model(path: str, revision: str) -> None:
         raise ValueError(
             f"{len(mismatched)} of its weights have another shape than config.json says, such as {mismatched[0]}"
         )
+    return cast(PreTrainedModel, model)
 
 
 def load_policy(policy: Policy, recipe: Recipe, device: torch.device) -> PreTrainedModel | PeftModel:
@@ -203,6 +209,11 @@ def render(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, **options: Any) -
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: str) -> list[int]:
     """Return the tokens of a rendered prompt; a chat template has written its special tokens already."""
     return list(tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"])
+
+
+def longest(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Prompt], **options: Any) -> int:
+    """Return the tokens of the longest prompt, 0 without prompts; `options` are those of `render`."""
+    return max((len(encode(tokenizer, prompt, render(tokenizer, prompt, **options))) for prompt in prompts), default=0)
 
 
 @contextmanager

@@ -143,7 +143,8 @@ def check_task(
     policy_problem = recipe.hub_problem(("model_name_or_path",))
     if loaded is None:
         loaded = {}
-    key = repr((recipe.task_settings(), recipe.model_arguments(), recipe.values.get("chat_template_kwargs")))
+    lengths = [recipe.values[key] for key in ("max_completion_length", "eval_prompts")]  # compared with the positions
+    key = repr((recipe.task_settings(), recipe.model_arguments(), recipe.values.get("chat_template_kwargs"), lengths))
     if key not in loaded:
         if policy_problem:
             loaded[key] = (training_task(recipe), None)

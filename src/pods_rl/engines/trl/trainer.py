@@ -18,6 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...errors import UserError
+from ...prefix_tree.positions import Positions, positions_of, with_longest_text
 from ...prefix_tree.tree import distinct_share
 from ...selection import select
 from ..arguments import check_arguments
@@ -52,8 +53,8 @@ class PODSTrainer(TypedGRPOTrainer):
     `trainer.rollouts` holds all n rollouts, which were kept, and their rewards.
 
     Raises:
-        UserError: versions of TRL or transformers whose methods take other arguments; in training, memory that runs
-            out.
+        UserError: versions of TRL or transformers whose methods take other arguments; prompts and completions that
+            are longer than the policy's learned positions; in training, memory that runs out.
         TypeError: `args` is a GRPOConfig and not a PODSConfig, or another argument has a wrong type.
         ValueError: `train_dataset` has no column `prompt`; what TRL refuses.
     """
@@ -66,6 +67,7 @@ class PODSTrainer(TypedGRPOTrainer):
     _drawn: list[tuple[Batch, Generation]] | None = None  # while a subclass's method runs on new prompts
     _last_key: tuple[int, int] = (-1, 0)  # the step of the latest generation, and the generations before it
     _measured: BatchPlan | None = None  # of `measure`
+    _positions: Positions | None = None  # of the policy, if it has a table of them
     rollouts: Rollouts | None = None  # of the latest generation
 
     # -- Algorithm 1 of the paper, inside TRL's `_generate_and_score_completions` --------------------------------------
@@ -269,6 +271,7 @@ class PODSTrainer(TypedGRPOTrainer):
         # Generate in parts of `rollout_batch_size` rows, each prefix once, and check that all have a completion.
         sample = super()._generate_single_turn
         turns = self._turns
+        self._check_length(max(map(len, prompt_ids), default=0))
         # Without pixels TRL would add token types of images, which few models take.
         has_pixels = "pixel_values" in multimodal_fields
         options = {"has_tool_images": True} if has_tool_images and has_pixels else {}
@@ -352,6 +355,7 @@ class PODSTrainer(TypedGRPOTrainer):
         with compat.building(self, sequences_at_once(args)):
             super().__init__(**arguments)
         compat.warn_of_lossy_cast(self)
+        self._check_positions()
         self._rewards = CheckedRewards(self)
         self._stability = Stability(self)
         self._update = Update(self, PODSTrainer)
@@ -359,6 +363,33 @@ class PODSTrainer(TypedGRPOTrainer):
         self._dynamic = DynamicSampling(self)
         self._resume = ExactResume(self, self._dynamic)
         self.add_callback(StepCallback(self, self._update, self._stability))
+
+    def _check_positions(self) -> None:
+        """Raise UserError if the policy's table of positions is too short for its prompts, as far as these are known.
+
+        Each generation repeats the check for its own prompts.
+        """
+        positions = positions_of(self.model)
+        if positions is None or not positions.end:
+            return
+        self._positions = positions
+        self._check_length(1)
+        # With environments, TRL reads the tools of a prompt from lists that it fills when it generates.
+        if not isinstance(self.train_dataset, Sized) or self.environment_factories is not None:
+            return
+        prompts = with_longest_text(row["prompt"] for row in self.train_dataset.select_columns("prompt"))
+        prompt_ids, _, _ = self._tokenize_prompts(prompts)
+        self._check_length(max(map(len, prompt_ids), default=1))
+
+    def _check_length(self, prompt: int) -> None:
+        """Raise UserError if the policy's table of positions is too short for a prompt of so many tokens."""
+        if self._positions is not None:
+            self._positions.check(
+                prompt,
+                self.args.max_completion_length or 0,
+                which="The longest prompt",
+                advice="remove the longest prompts",
+            )
 
     # -- the update: without repeats, passes without a gradient, or steps that are not finite -------------------------
 
