@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 
@@ -18,10 +19,11 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.utils import is_liger_kernel_available
 from trl import ModelConfig, get_peft_config
 
-from ..distributed.processes import quiet_libraries
+from ..distributed.processes import quiet_libraries, version
+from ..engines import TESTED
 from ..engines.trl.config import PODSConfig, check_prompts
 from ..engines.trl.stability import is_out_of_memory
-from ..errors import UserError
+from ..errors import UserError, raised
 from ..recipe import Recipe
 from ..recipe.recipe import DATA_KEYS
 from ..tasks import Fitted, Task
@@ -41,13 +43,15 @@ _SAMPLING = {  # what `generate` makes of each setting, and the value that turns
     "repetition_penalty": (processors.RepetitionPenaltyLogitsProcessor, 1.0),
 }
 _WRONG_VALUE = (ValueError, TypeError, AttributeError, LookupError, ImportError, NotImplementedError)
+_LIBRARIES = ("trl", "transformers", "peft", "accelerate", "torch")  # whose versions must fit each other
 
 
 @contextmanager
 def as_recipe_errors(recipe: Recipe, kinds: tuple[type[Exception], ...] = _WRONG_VALUE) -> Iterator[None]:
-    """Turn an error of TRL, transformers or peft about a value into a UserError of one line, with the cause.
+    """Turn an error of TRL, transformers or peft into a UserError of one line, with the cause.
 
-    The line names the keys that are wrong, if they can be found (`_wrong_keys`).
+    For a refusal of a value (`_is_refusal`), the line names the keys that are wrong, if they can be found
+    (`_wrong_keys`). Any other error is the libraries': the line names their versions and those that are tested.
 
     Args:
         recipe: a loaded recipe.
@@ -68,9 +72,49 @@ def as_recipe_errors(recipe: Recipe, kinds: tuple[type[Exception], ...] = _WRONG
             ) from error
         if not isinstance(error, kinds):
             raise
-        settings = [f"{key} = {_as_written(recipe.given[key])}" for key in _wrong_keys(recipe, reason)]
-        rejected = " with ".join(settings) or "this recipe"
+        if not _is_refusal(error) and not _names_an_entry(recipe, reason):
+            raise UserError(f"{recipe.source}: {_mismatch(recipe, error)}") from error
+        rejected = _settings(recipe, _wrong_keys(recipe, reason)) or "this recipe"
         raise UserError(f"{recipe.source}: the trainer rejects {rejected}: {short(reason, 400)}") from error
+
+
+def _settings(recipe: Recipe, keys: Iterable[str]) -> str:
+    return " with ".join(f"{key} = {_as_written(recipe.given[key])}" for key in keys)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Return whether a library raised an error on purpose, and not Python because two versions do not fit.
+
+    Python raises AttributeError, and an ImportError with the name of a module, only if code is missing. A TypeError or
+    a KeyError counts as a refusal if the library's line is a `raise`.
+    """
+    if isinstance(error, (AttributeError, NameError)):
+        return False
+    if isinstance(error, ImportError):
+        return error.name is None
+    if isinstance(error, (TypeError, LookupError)):
+        frames = traceback.extract_tb(error.__traceback__)
+        return bool(frames) and (frames[-1].line or "").startswith("raise")
+    return True
+
+
+def _names_an_entry(recipe: Recipe, reason: str) -> bool:
+    """Return whether Python refused an entry of a mapping of the recipe, which a library passed on as a keyword."""
+    match = re.search(r"unexpected keyword argument '(\w+)'", reason)
+    mappings = [value for value in recipe.given.values() if isinstance(value, Mapping)]
+    return match is not None and any(match[1] in mapping for mapping in mappings)
+
+
+def _mismatch(recipe: Recipe, error: Exception) -> str:
+    """Return the description of an error in the code of the libraries."""
+    installed = ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)
+    tested = " ".join(f"'{name}=={number}'" for name, number in TESTED.items())
+    deciding = _settings(recipe, _deciding_keys(recipe))
+    cause = f"It does not occur without {deciding}. " if deciding else ""
+    return (
+        f"the installed libraries raised {raised(error)}, and the recipe's values were not refused. {cause}Installed: "
+        f"{installed}. Tested: {tested}, which pip installs; if you have these, report the error."
+    )
 
 
 def _as_written(value: object) -> str:
@@ -89,15 +133,21 @@ def _wrong_keys(recipe: Recipe, reason: str) -> list[str]:
         recipe: a recipe that was rejected.
         reason: the error's text.
     """
-    if _is_rejected(recipe):
-        deciding_keys = [key for key in recipe.given if not _is_rejected(recipe.without(key))]
-        if deciding_keys:
-            return deciding_keys
+    deciding_keys = _deciding_keys(recipe)
+    if deciding_keys:
+        return deciding_keys
     words = reason.lower().replace(" ", "_")
     named_keys = [key for key in recipe.given if re.search(rf"(?<![a-z_]){key}(?![a-z_])", words)]
     if named_keys:
         return named_keys
     return [key for key, value in recipe.given.items() if _quotes(reason, value)]
+
+
+def _deciding_keys(recipe: Recipe) -> list[str]:
+    """Return the keys without each of which a rejected recipe is accepted."""
+    if not _is_rejected(recipe):
+        return []
+    return [key for key in recipe.given if not _is_rejected(recipe.without(key))]
 
 
 def _is_rejected(recipe: Recipe) -> bool:
@@ -110,7 +160,7 @@ def _is_rejected(recipe: Recipe) -> bool:
 
 
 def _quotes(reason: str, value: object) -> bool:
-    """Return whether an error quotes a text of a recipe, or one in a list or a mapping."""
+    """Return whether an error has a text of a recipe, or one in a list or a mapping, as a word; short ones in quotes."""
     if isinstance(value, Mapping):
         entries = [*value.keys(), *value.values()]
     elif isinstance(value, list):
@@ -118,7 +168,13 @@ def _quotes(reason: str, value: object) -> bool:
     else:
         entries = [value]
     texts = [entry for entry in entries if isinstance(entry, str)]
-    return any(len(text) > 1 and text in reason for text in texts)
+    for text in texts:
+        word = re.escape(text)
+        if len(text) < 4:  # "no" is in many sentences
+            word = f"['\"`]{word}['\"`]"
+        if text and re.search(rf"(?<!\w){word}(?!\w)", reason):
+            return True
+    return False
 
 
 def check_task(
