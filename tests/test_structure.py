@@ -38,7 +38,8 @@ ALLOWED = {
     "policies": {"errors", "recipe", "tasks", "text"},
     "evaluation": LOW | {"policies", "prefix_tree", "recipe", "sandbox", "tasks"},
     "training": LOW
-    | {"engines", "evaluation", "policies", "prefix_tree", "recipe", "report", "rewards", "sandbox", "streams", "tasks"},
+    | {"engines", "evaluation", "policies", "prefix_tree", "recipe", "report", "rewards"}
+    | {"sandbox", "streams", "tasks"},
     "planning": {"distributed", "engines", "errors", "policies", "recipe", "selection", "training"},
     "experiment": LOW | {"recipe", "sandbox", "yaml_files"},
 }  # fmt: skip

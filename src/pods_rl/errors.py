@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sysconfig
 import traceback
 from pathlib import Path
 
 _LONGEST = 200  # characters of an exception's own message
+# What requests, httpx, huggingface_hub and datasets raise without a network, by name: none of them is imported here.
+_NO_NETWORK = frozenset((
+    "ConnectionError", "ConnectError", "ConnectTimeout", "ReadTimeout", "ReadError", "RemoteProtocolError", "Timeout",
+    "ProxyError", "SSLError", "MaxRetryError", "NameResolutionError", "gaierror", "OfflineModeIsEnabled",
+    "LocalEntryNotFoundError",
+))  # fmt: skip
+_NOT_CACHED = (
+    "Couldn't find cache for",
+    "Couldn't reach",
+)  # how datasets says it, with the configurations in the cache
 
 
 class UserError(ValueError):
@@ -60,6 +71,31 @@ def exit_reason(error: SystemExit) -> str:
         if in_packages or not in_library:
             place = f" in {frame.name} ({Path(frame.filename).name}, line {frame.lineno})"
     return f"Your code called sys.exit({error.code!r}){place}. Remove the call, or raise an exception that says why."
+
+
+def hub_problem(error: BaseException) -> str | None:
+    """Return why the Hugging Face hub cannot be reached, if that is the cause of a loader's error; None otherwise.
+
+    >>> hub_problem(ConnectionError("Name or service not known"))
+    'ConnectionError: Name or service not known'
+    >>> hub_problem(ValueError("no such split")) is None
+    True
+    """
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    names = [type(cause).__name__ for cause in seen]
+    if not _NO_NETWORK.intersection(names) and not str(error).startswith(_NOT_CACHED):
+        return None
+    if "OfflineModeIsEnabled" in names or os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
+        return "HF_HUB_OFFLINE is set in the environment: unset it to use the network"
+    # The innermost one with words says most; those around it repeat it.
+    for cause in reversed(seen):
+        if type(cause).__name__ in _NO_NETWORK and str(cause).strip():
+            return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:_LONGEST]
+    return " ".join(str(error).split())[:_LONGEST]
 
 
 class Interrupted(KeyboardInterrupt):

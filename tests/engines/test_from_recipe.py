@@ -68,6 +68,9 @@ def test_what_a_library_rejects_is_one_line_before_a_policy_loads(monkeypatch, t
         ({"dataloader_persistent_workers": True}, "rejects dataloader_persistent_workers = true: "),
         ({"dataloader_prefetch_factor": 4}, "rejects dataloader_prefetch_factor = 4: "),
         ({"logging_steps": 0}, "rejects logging_steps = 0"),
+        ({"lr_scheduler_kwargs": {"num_cycles": 2}}, "lr_scheduler_kwargs: num_cycles: the schedule constant has no"),
+        ({"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycle": 2}}, "mean num_cycles?"),
+        ({"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": '{"power": 2}'}, "lr_scheduler_kwargs: power: "),
     ],
 )
 def test_a_rejection_names_the_key_that_the_user_set_and_the_reason(keys, words):
@@ -104,7 +107,9 @@ def missing_entry():
     return {}["no"]
 
 
-@pytest.mark.parametrize("break_off", [missing_attribute, missing_name, missing_module, another_signature, missing_entry])
+@pytest.mark.parametrize(
+    "break_off", [missing_attribute, missing_name, missing_module, another_signature, missing_entry]
+)
 @pytest.mark.parametrize("decides", [False, True])
 def test_an_error_of_libraries_that_do_not_fit_is_not_blamed_on_a_value(monkeypatch, break_off, decides):
     def construct(recipe, processes):

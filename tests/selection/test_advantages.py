@@ -157,7 +157,7 @@ def test_wrong_arguments_are_named(selection, change: dict, error: type[Exceptio
 def test_rewards_that_are_not_a_tensor_of_groups_are_refused(rewards) -> None:
     kept = Selection(torch.tensor([[0, 1]]))
     for call in (lambda: advantages(rewards, kept), lambda: is_constant(rewards), lambda: spread(rewards)):
-        with pytest.raises((TypeError, ValueError), match="rewards must .*; got .*(P|p)ass"):
+        with pytest.raises((TypeError, ValueError), match=r"rewards must .*; got .*(P|p)ass"):
             call()
 
 

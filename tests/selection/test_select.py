@@ -165,7 +165,7 @@ def test_a_selection_marks_and_takes_its_rows() -> None:
         with pytest.raises(ValueError, match=f"different rollouts of each prompt.* for group {len(rows) - 1}"):
             Selection(torch.tensor(rows))
     for n in (True, 4.0, "4", None):
-        with pytest.raises(TypeError, match="n, .* must be an int"):
+        with pytest.raises(TypeError, match=r"n, .* must be an int"):
             kept.mask(n)
     for values in ([[1.0, 2.0]], np.zeros((2, 4)), None):
         with pytest.raises(TypeError, match=r"values must be a tensor; got .* Pass torch.tensor\(values\)"):
@@ -244,5 +244,5 @@ def test_m_is_from_1_to_n(m: int) -> None:
 @pytest.mark.parametrize("m", [True, 2.0, "2", None, torch.tensor(2)])
 def test_m_is_an_int(m) -> None:
     for rule in (*RULES, Callable()):
-        with pytest.raises(TypeError, match="^m, .* must be an int"):
+        with pytest.raises(TypeError, match=r"^m, .* must be an int"):
             select(torch.zeros(1, 4), m, rule)

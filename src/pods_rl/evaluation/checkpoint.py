@@ -25,7 +25,15 @@ from ..distributed import get_world_size
 from ..distributed.processes import quiet_libraries, set_threads, version, versions
 from ..errors import UserError
 from ..policies import Policy, find_policy
-from ..policies.loading import has_bf16, load_policy, load_tokenizer, longest, render, tool_options
+from ..policies.loading import (
+    check_template_options,
+    has_bf16,
+    load_policy,
+    load_tokenizer,
+    longest,
+    render,
+    tool_options,
+)
 from ..prefix_tree.positions import with_longest_text
 from ..recipe import Recipe
 from ..runs import to_json, write_parquet
@@ -90,6 +98,7 @@ def evaluate_checkpoint(
         else:
             sampler = GenerateSampler(load_policy(policy, recipe, device), tokenizer)
         sampling = sampling_of(recipe)
+        check_template_options(tokenizer, sampling.chat_template_kwargs)
         task, _ = fit_prompts(
             task,
             chat=tokenizer.chat_template is not None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,9 +12,12 @@ from typing import Any, cast
 
 import torch
 import transformers
+from jinja2 import TemplateError
+from jinja2.meta import find_undeclared_variables
 from peft import PeftModel
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import _compile_jinja_template
 from trl import ModelConfig, get_quantization_config
 from trl.chat_template_utils import (
     add_response_schema,
@@ -22,10 +26,14 @@ from trl.chat_template_utils import (
     supports_tool_calling,
 )
 
-from ..errors import UserError
+from ..errors import UserError, hub_problem
 from ..recipe import Recipe
 from ..tasks import Prompt, Task
+from ..text import suggest
 from . import ADAPTER_CONFIG, Policy, cpu_has_bf16, gpu_has_bf16, weight_files
+
+# what transformers and the tokenizer give every template
+_GIVEN_VARIABLES = frozenset(("messages", "raise_exception", "strftime_now", "bos_token", "eos_token", "pad_token"))
 
 
 def check_policy(path: str, revision: str = "main") -> PreTrainedModel | None:
@@ -153,6 +161,33 @@ def template_options(recipe: Recipe) -> Mapping[str, Any]:
     return options
 
 
+def check_template_options(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> None:
+    """Raise UserError for entries of `chat_template_kwargs` that the policy's chat template does not read.
+
+    Without a chat template nothing is read, and nothing is checked: the recipe may be that of another policy.
+    """
+    template = getattr(tokenizer, "chat_template", None)
+    if not template or not options:
+        return
+    templates = template.values() if isinstance(template, dict) else [template]
+    read: set[str] = set(inspect.signature(tokenizer.apply_chat_template).parameters)
+    variables: set[str] = set()
+    try:
+        for text in templates:
+            environment = _compile_jinja_template(text).environment  # with the tags that transformers adds
+            variables |= find_undeclared_variables(environment.parse(text))
+    except TemplateError:  # rendering the first prompt reports it
+        return
+    for entry in options:
+        if entry in variables or entry in read:
+            continue
+        settings = sorted(variables - read - _GIVEN_VARIABLES)
+        raise UserError(
+            f"chat_template_kwargs: {entry}: the policy's chat template reads no such variable."
+            f"{suggest(entry, settings)} It reads {', '.join(settings) or 'none'}. Remove the entry."
+        )
+
+
 def tool_options(tokenizer: PreTrainedTokenizerBase, task: Task) -> dict[str, Any]:
     """Return the arguments of the chat template for a task with tools, as TRL renders it; none for other tasks.
 
@@ -224,6 +259,12 @@ def _one_line(what: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # each library raises errors of its own
+        problem = hub_problem(error)
+        if problem:
+            raise UserError(
+                f"{what} is not in the local cache, and the hub cannot be reached ({problem}). Check the network, or "
+                "name a local folder."
+            ) from error
         raise UserError(
             f"{what} cannot be loaded: {_first_line(error)} Expected all files of a causal language model that "
             "transformers knows."

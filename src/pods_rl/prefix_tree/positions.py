@@ -47,7 +47,10 @@ class Positions:
         needed = prompt + completion - (not trains)
         if needed <= self.count:
             return None
-        sizes = f"{which} has {prompt:,} tokens, which with max_completion_length = {completion:,} needs {needed:,} positions"
+        sizes = (
+            f"{which} has {prompt:,} tokens, which with max_completion_length = {completion:,} needs {needed:,} "
+            "positions"
+        )
         if not self.end:
             return (
                 f"{sizes}. The policy is configured for {self.count:,} (max_position_embeddings): beyond them its text "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -205,18 +206,13 @@ def _check_inputs(
     logps_PMT: Tensor, old_logps: Tensor, advantages_PM: Tensor, mask: Tensor, ref_logps: Tensor | None
 ) -> None:
     """Raise unless the arguments of `pods_objective` fit each other."""
-    others = {"old_logps": old_logps, "ref_logps": ref_logps, "mask": mask, "advantages": advantages_PM}
-    if ref_logps is None:
-        del others["ref_logps"]
-    check_tensor("logps", logps_PMT)
-    for name, value in others.items():
+    per_token = {"logps": logps_PMT, "old_logps": old_logps, "mask": mask}
+    if ref_logps is not None:
+        per_token["ref_logps"] = ref_logps
+    for name, value in {**per_token, "advantages": advantages_PM}.items():
         check_tensor(name, value)
         check_device(name, value, "logps", logps_PMT)
-    for name, value in {"logps": logps_PMT, **others}.items():
-        if name.endswith("logps") and not value.is_floating_point():
-            raise TypeError(f"{name} must be log-probabilities in floating point; got {describe(value)}.")
-    if advantages_PM.is_complex() or advantages_PM.dtype == torch.bool:
-        raise TypeError(f"advantages must be real numbers; got {describe(advantages_PM)}.")
+    _check_dtypes(per_token, advantages_PM)
     if logps_PMT.ndim != 3:
         raise ValueError(f"logps must have shape [P, M, T]; got {describe(logps_PMT)}.")
     if 0 in logps_PMT.shape[:2]:
@@ -224,8 +220,8 @@ def _check_inputs(
             f"logps must hold at least one completion; got {describe(logps_PMT)}, whose mean would be NaN. Skip the "
             "update of a batch without completions."
         )
-    for name, value in others.items():
-        if name != "advantages" and value.shape != logps_PMT.shape:
+    for name, value in per_token.items():
+        if value.shape != logps_PMT.shape:
             raise ValueError(f"{name} must have the shape of logps, {list(logps_PMT.shape)}; got {describe(value)}.")
     if advantages_PM.shape != logps_PMT.shape[:2]:
         raise ValueError(
@@ -241,3 +237,14 @@ def _check_inputs(
             f"{prompt}, row {row}. Give a rollout that cannot be scored advantage 0, as "
             "`advantages` does."
         )
+
+
+def _check_dtypes(per_token: Mapping[str, Tensor], advantages_PM: Tensor) -> None:
+    for name, value in per_token.items():
+        if name != "mask" and not value.is_floating_point():
+            raise TypeError(f"{name} must be log-probabilities in floating point; got {describe(value)}.")
+    for name, value in {"mask": per_token["mask"], "advantages": advantages_PM}.items():
+        if value.is_complex():
+            raise TypeError(f"{name} must be real numbers; got {describe(value)}.")
+    if advantages_PM.dtype == torch.bool:
+        raise TypeError(f"advantages must be real numbers; got {describe(advantages_PM)}.")

@@ -22,7 +22,7 @@ from datasets import (
     load_from_disk,
 )
 
-from ..errors import UserError
+from ..errors import UserError, hub_problem
 from ..text import suggest
 from . import files
 from .files import ROW, parse_row
@@ -77,6 +77,14 @@ class DataSource:
         except Exception as error:  # each reader raises its own, pyarrow's and the system's
             if isinstance(error.__cause__, UserError):  # of our reader, raised inside the library's
                 raise error.__cause__ from None
+            problem = hub_problem(error)
+            if problem and not path.exists():
+                raise UserError(
+                    f"{self._description()} is not in the local cache, and the hub cannot be reached ({problem}). "
+                    "Check the network. Without it, put the files of a published task in a folder and set data_dir "
+                    "(--data_dir FOLDER), name a local file as dataset_name, or copy the cache (HF_HOME) of a machine "
+                    "that has read the data"
+                ) from error
             raise UserError(
                 f"{self._description()} gives no split {self.split!r}: {_reason(error)}. Fix it, or name another file"
             ) from error

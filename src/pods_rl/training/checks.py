@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import traceback
@@ -13,9 +14,10 @@ from importlib.util import find_spec
 import torch
 from accelerate.utils import DynamoBackend, TorchDynamoPlugin
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Trainer, get_scheduler
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, SchedulerType, Trainer, get_scheduler
 from transformers.generation import logits_process as processors
 from transformers.integrations import get_reporting_integration_callbacks
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.utils import is_liger_kernel_available
 from trl import ModelConfig, get_peft_config
 
@@ -35,6 +37,7 @@ _MAPPINGS = (  # keys that are a mapping, or its JSON; transformers would fail o
     "activation_checkpointing_kwargs", "lr_scheduler_kwargs", "transformers_continuous_batching_config",
 )  # fmt: skip
 _STEPS = 100  # of a schedule without a number of steps
+_SCHEDULE_ARGUMENTS = frozenset(("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"))  # set by the run
 _SAMPLING = {  # what `generate` makes of each setting, and the value that turns it off
     "temperature": (processors.TemperatureLogitsWarper, 1.0),
     "top_k": (processors.TopKLogitsWarper, 0),
@@ -160,7 +163,7 @@ def _is_rejected(recipe: Recipe) -> bool:
 
 
 def _quotes(reason: str, value: object) -> bool:
-    """Return whether an error has a text of a recipe, or one in a list or a mapping, as a word; short ones in quotes."""
+    """Return whether an error has a text of a recipe (also in a list or a mapping) as a word, short ones in quotes."""
     if isinstance(value, Mapping):
         entries = [*value.keys(), *value.values()]
     elif isinstance(value, list):
@@ -195,7 +198,10 @@ def check_task(
     quiet_libraries()
     data_problem = recipe.hub_problem(DATA_KEYS)
     if data_problem:
-        return (f"The data are not checked: {data_problem}",)
+        return (
+            *recipe.notes,
+            f"The data are not checked: {data_problem}",
+        )
     policy_problem = recipe.hub_problem(("model_name_or_path",))
     if loaded is None:
         loaded = {}
@@ -211,7 +217,7 @@ def check_task(
     if config is not None:
         with as_recipe_errors(recipe):
             check_prompts(config, len(task.train))
-    notes = list(task.notes)
+    notes = [*recipe.notes, *task.notes]
     if fitted:
         notes.append(str(fitted))
     if policy_problem:
@@ -270,6 +276,7 @@ def _check_optimizer(config: PODSConfig) -> None:
     kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)
     optimizer = kind(**{"params": layer.parameters(), **options})
     steps = config.max_steps if config.max_steps > 0 else _STEPS
+    _check_schedule(config)
     get_scheduler(
         config.lr_scheduler_type,
         optimizer,
@@ -277,6 +284,25 @@ def _check_optimizer(config: PODSConfig) -> None:
         num_training_steps=steps,
         scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
     )
+
+
+def _check_schedule(config: PODSConfig) -> None:
+    """Raise UserError for entries of `lr_scheduler_kwargs` that the schedule does not have."""
+    name = SchedulerType(config.lr_scheduler_type)
+    function = TYPE_TO_SCHEDULER_FUNCTION[name]
+    if name == SchedulerType.REDUCE_ON_PLATEAU:  # passes all on
+        function = torch.optim.lr_scheduler.ReduceLROnPlateau
+    entries = [entry for entry in inspect.signature(function).parameters if entry not in _SCHEDULE_ARGUMENTS]
+    if name in (SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP):  # transformers passes them nothing
+        entries = []
+    if name == SchedulerType.GREEDY:  # takes any keyword
+        return
+    for entry in config.lr_scheduler_kwargs or {}:
+        if entry not in entries:
+            raise UserError(
+                f"lr_scheduler_kwargs: {entry}: the schedule {name.value} has no such setting."
+                f"{suggest(entry, entries)} It has {', '.join(entries) or 'none'}. Remove the entry, or set another lr_scheduler_type."
+            )
 
 
 def _check_packages(config: PODSConfig) -> None:

@@ -13,6 +13,7 @@ from ..errors import UserError
 from ..policies import policy_path
 from ..policies.loading import (
     check_policy,
+    check_template_options,
     encode,
     has_bf16,
     load_tokenizer,
@@ -41,6 +42,7 @@ class Prepared:
         tokenizer: of the policy.
         tools: what `tool_options` returned, which makes an environment only to list its tools.
         render_options: all arguments of the chat template: the recipe's `chat_template_kwargs`, and `tools`.
+        notes: on keys of the recipe that the run ignores.
     """
 
     task: Task
@@ -48,6 +50,7 @@ class Prepared:
     tokenizer: PreTrainedTokenizerBase
     tools: Mapping[str, Any]
     render_options: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
 
     def render(self, prompt: Prompt) -> str:
         """Return the text that the policy continues."""
@@ -68,6 +71,7 @@ def prepare(recipe: Recipe) -> Prepared:
     skeleton = check_policy(path, revision)
     tokenizer = load_tokenizer(path, revision)
     tools = tool_options(tokenizer, task)
+    check_template_options(tokenizer, template_options(recipe))
     render_options = {**template_options(recipe), **tools}
 
     def render_prompt(prompt: Prompt) -> str:
@@ -84,7 +88,7 @@ def prepare(recipe: Recipe) -> Prepared:
     if positions:
         notes = _check_positions(recipe, task, positions, lambda prompts: longest(tokenizer, prompts, **render_options))
         task = replace(task, notes=(*task.notes, *notes))
-    return Prepared(task, fitted, tokenizer, tools, render_options)
+    return Prepared(task, fitted, tokenizer, tools, render_options, tuple(recipe.notes))
 
 
 def _check_positions(
