@@ -31,7 +31,7 @@ ALLOWED = {
     "sandbox": {"distributed", "errors", "streams", "text"},
     "prefix_tree": {"errors"},
     "rewards": {"distributed", "errors", "sandbox", "text"},
-    "tasks": {"errors", "rewards", "sandbox", "text", "yaml_files"},
+    "tasks": {"errors", "rewards", "runs", "sandbox", "text", "yaml_files"},
     "engines": LOW | {"prefix_tree", "sandbox", "selection"},
     "report": {"engines", "errors", "runs", "text"},
     "recipe": {"engines", "errors", "text", "yaml_files"},

@@ -73,6 +73,25 @@ def exit_reason(error: SystemExit) -> str:
     return f"Your code called sys.exit({error.code!r}){place}. Remove the call, or raise an exception that says why."
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out on the CPU; pyarrow's error for it is a MemoryError too.
+
+    >>> out_of_memory(MemoryError()), out_of_memory(ValueError("not a Parquet file"))
+    (True, False)
+    """
+    return any(isinstance(cause, MemoryError) for cause in _causes(error))
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an error, and the errors that led to it."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return seen
+
+
 def hub_problem(error: BaseException) -> str | None:
     """Return why the Hugging Face hub cannot be reached, if that is the cause of a loader's error; None otherwise.
 
@@ -81,11 +100,7 @@ def hub_problem(error: BaseException) -> str | None:
     >>> hub_problem(ValueError("no such split")) is None
     True
     """
-    seen: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in seen:
-        seen.append(cause)
-        cause = cause.__cause__ or cause.__context__
+    seen = _causes(error)
     names = [type(cause).__name__ for cause in seen]
     if not _NO_NETWORK.intersection(names) and not str(error).startswith(_NOT_CACHED):
         return None

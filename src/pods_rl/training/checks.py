@@ -301,7 +301,8 @@ def _check_schedule(config: PODSConfig) -> None:
         if entry not in entries:
             raise UserError(
                 f"lr_scheduler_kwargs: {entry}: the schedule {name.value} has no such setting."
-                f"{suggest(entry, entries)} It has {', '.join(entries) or 'none'}. Remove the entry, or set another lr_scheduler_type."
+                f"{suggest(entry, entries)} It has {', '.join(entries) or 'none'}. Remove the entry, or set "
+                "another lr_scheduler_type."
             )
 
 
