@@ -109,15 +109,15 @@ def evaluate_checkpoint(
         count = len(task.test) if prompts is None else min(prompts, len(task.test))
         if isinstance(sampler, GenerateSampler) and sampler.positions:
             longest_texts = with_longest_text(task.test.select(range(count))["prompt"])
-            text = sampler.positions.check(
+            length_note = sampler.positions.check(
                 longest(tokenizer, longest_texts, **{**sampling.chat_template_kwargs, **tools}),
                 sampling.max_completion_length,
                 which="The longest prompt",
                 advice="evaluate on fewer or shorter prompts",
                 trains=False,
             )
-            if text:
-                note(f"Note: {text}")
+            if length_note:
+                note(f"Note: {length_note}")
         begin(f"evaluating {counted(count * settings['eval_repeats'], 'completion')}")
         evaluation = evaluate(
             sampler, task, sampling, prompts=prompts, repeats=settings["eval_repeats"], done=done, tools=tools

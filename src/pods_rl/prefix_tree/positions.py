@@ -48,7 +48,7 @@ class Positions:
         if needed <= self.count:
             return None
         sizes = (
-            f"{which} has {prompt:,} tokens, which with max_completion_length = {completion:,} needs {needed:,} "
+            f"{which} has {prompt:,} token{'s' * (prompt != 1)}, which with max_completion_length = {completion:,} needs {needed:,} "
             "positions"
         )
         if not self.end:

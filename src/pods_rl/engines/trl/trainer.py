@@ -373,21 +373,22 @@ class PODSTrainer(TypedGRPOTrainer):
         if positions is None or not positions.end:
             return
         self._positions = positions
-        self._check_length(1)
+        self._check_length(1, which="The shortest possible prompt")
+        dataset: Any = self.train_dataset
         # With environments, TRL reads the tools of a prompt from lists that it fills when it generates.
-        if not isinstance(self.train_dataset, Sized) or self.environment_factories is not None:
+        if not isinstance(dataset, Sized) or self.environment_factories is not None:
             return
-        prompts = with_longest_text(row["prompt"] for row in self.train_dataset.select_columns("prompt"))
+        prompts = with_longest_text(row["prompt"] for row in dataset.select_columns("prompt"))
         prompt_ids, _, _ = self._tokenize_prompts(prompts)
         self._check_length(max(map(len, prompt_ids), default=1))
 
-    def _check_length(self, prompt: int) -> None:
+    def _check_length(self, prompt: int, which: str = "The longest prompt") -> None:
         """Raise UserError if the policy's table of positions is too short for a prompt of so many tokens."""
         if self._positions is not None:
             self._positions.check(
                 prompt,
                 self.args.max_completion_length or 0,
-                which="The longest prompt",
+                which=which,
                 advice="remove the longest prompts",
             )
 
