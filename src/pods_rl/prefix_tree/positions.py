@@ -47,10 +47,8 @@ class Positions:
         needed = prompt + completion - (not trains)
         if needed <= self.count:
             return None
-        sizes = (
-            f"{which} has {prompt:,} token{'s' * (prompt != 1)}, which with max_completion_length = {completion:,} needs {needed:,} "
-            "positions"
-        )
+        tokens = "1 token" if prompt == 1 else f"{prompt:,} tokens"
+        sizes = f"{which} has {tokens}, which with max_completion_length = {completion:,} needs {needed:,} positions"
         if not self.end:
             return (
                 f"{sizes}. The policy is configured for {self.count:,} (max_position_embeddings): beyond them its text "

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import broadcast
+from datasets import Dataset
 from torch import Tensor
 from typing_extensions import override
 
@@ -374,11 +375,10 @@ class PODSTrainer(TypedGRPOTrainer):
             return
         self._positions = positions
         self._check_length(1, which="The shortest possible prompt")
-        dataset: Any = self.train_dataset
         # With environments, TRL reads the tools of a prompt from lists that it fills when it generates.
-        if not isinstance(dataset, Sized) or self.environment_factories is not None:
+        if not isinstance(self.train_dataset, Dataset) or self.environment_factories is not None:
             return
-        prompts = with_longest_text(row["prompt"] for row in dataset.select_columns("prompt"))
+        prompts = with_longest_text(row["prompt"] for row in self.train_dataset.select_columns("prompt"))
         prompt_ids, _, _ = self._tokenize_prompts(prompts)
         self._check_length(max(map(len, prompt_ids), default=1))
 
