@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sysconfig
 import traceback
@@ -10,6 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _LONGEST = 200  # characters of an exception's own message
+# What requests, httpx, huggingface_hub and datasets raise without a network, by name: none of them is imported here.
+_NO_NETWORK = frozenset((
+    "ConnectionError", "ConnectError", "ConnectTimeout", "ReadTimeout", "ReadError", "RemoteProtocolError", "Timeout",
+    "ProxyError", "SSLError", "MaxRetryError", "NameResolutionError", "gaierror", "OfflineModeIsEnabled",
+    "LocalEntryNotFoundError",
+))  # fmt: skip
+_NOT_CACHED = (
+    "Couldn't find cache for",
+    "Couldn't reach",
+)  # how datasets says it, with the configurations in the cache
 
 
 class UserError(ValueError):
@@ -99,6 +110,46 @@ def code_reason(error: BaseException) -> str | None:
     message = " ".join(str(error).split())
     reason = f"Your code failed in {place}: {type(error).__name__}: {message[:_LONGEST]}".removesuffix(": ")
     return ". ".join([reason, *getattr(error, "__notes__", ())])  # a note says which call it was, and what to do
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out on the CPU; pyarrow's error for it is a MemoryError too.
+
+    >>> out_of_memory(MemoryError()), out_of_memory(ValueError("not a Parquet file"))
+    (True, False)
+    """
+    return any(isinstance(cause, MemoryError) for cause in _causes(error))
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an error, and the errors that led to it."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return seen
+
+
+def hub_problem(error: BaseException) -> str | None:
+    """Return why the Hugging Face hub cannot be reached, if that is the cause of a loader's error; None otherwise.
+
+    >>> hub_problem(ConnectionError("Name or service not known"))
+    'ConnectionError: Name or service not known'
+    >>> hub_problem(ValueError("no such split")) is None
+    True
+    """
+    seen = _causes(error)
+    names = [type(cause).__name__ for cause in seen]
+    if not _NO_NETWORK.intersection(names) and not str(error).startswith(_NOT_CACHED):
+        return None
+    if "OfflineModeIsEnabled" in names or os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
+        return "HF_HUB_OFFLINE is set in the environment: unset it to use the network"
+    # The innermost one with words says most; those around it repeat it.
+    for cause in reversed(seen):
+        if type(cause).__name__ in _NO_NETWORK and str(cause).strip():
+            return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:_LONGEST]
+    return " ".join(str(error).split())[:_LONGEST]
 
 
 class Interrupted(KeyboardInterrupt):

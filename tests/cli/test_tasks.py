@@ -71,7 +71,11 @@ def test_a_task_that_cannot_be_loaded_fails_and_the_others_are_still_checked(mon
     monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", unreachable)
     result = pods("check", "math", "countdown", "--task_train_size", "5", "--task_test_size", "2")
     assert result.exit_code == 1
-    assert "not loaded: the data set DigitalLearningGmbH/MATH-lighteval of the hub gives no split" in result.output
+    assert (
+        "not loaded: the data set DigitalLearningGmbH/MATH-lighteval of the hub is not in the local cache"
+        in result.output
+    )
+    assert "--data_dir" in result.output
     assert any(line.startswith("train 5 prompts, 5 gold answers accepted") for line in lines_of(result))
 
 

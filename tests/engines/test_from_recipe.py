@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from importlib.util import find_spec
 
 import pytest
+import transformers
 from datasets import Dataset
 from tools.pretrain import EOS, build_tokenizer
 from trl.chat_template_utils import parse_response
@@ -17,6 +19,7 @@ from pods_rl.rewards import REWARDS, VerifierPool
 from pods_rl.sandbox import RewardFailure
 from pods_rl.sandbox.worker import Reply
 from pods_rl.tasks import Task
+from pods_rl.training import checks
 from pods_rl.training import trainer as build
 from pods_rl.training.checks import as_recipe_errors, check_engine
 from pods_rl.training.prepare import prepare
@@ -65,6 +68,9 @@ def test_what_a_library_rejects_is_one_line_before_a_policy_loads(monkeypatch, t
         ({"dataloader_persistent_workers": True}, "rejects dataloader_persistent_workers = true: "),
         ({"dataloader_prefetch_factor": 4}, "rejects dataloader_prefetch_factor = 4: "),
         ({"logging_steps": 0}, "rejects logging_steps = 0"),
+        ({"lr_scheduler_kwargs": {"num_cycles": 2}}, "lr_scheduler_kwargs: num_cycles: the schedule constant has no"),
+        ({"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycle": 2}}, "mean num_cycles?"),
+        ({"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": '{"power": 2}'}, "lr_scheduler_kwargs: power: "),
     ],
 )
 def test_a_rejection_names_the_key_that_the_user_set_and_the_reason(keys, words):
@@ -79,6 +85,76 @@ def test_a_rejection_names_the_key_that_the_user_set_and_the_reason(keys, words)
     assert "\n" not in message
     innocent = RECIPE.keys() - keys.keys() - {"num_generations"}
     assert [key for key in innocent if f"{key} = " in message] == []
+
+
+def missing_attribute():
+    return Namespace().save_strategies  # as code for another version
+
+
+def missing_name():
+    from transformers import no_such_name  # noqa: F401
+
+
+def missing_module():
+    import a_module_that_is_not_there  # noqa: F401
+
+
+def another_signature():
+    missing_name(save_strategy="no")
+
+
+def missing_entry():
+    return {}["no"]
+
+
+@pytest.mark.parametrize(
+    "break_off", [missing_attribute, missing_name, missing_module, another_signature, missing_entry]
+)
+@pytest.mark.parametrize("decides", [False, True])
+def test_an_error_of_libraries_that_do_not_fit_is_not_blamed_on_a_value(monkeypatch, break_off, decides):
+    def construct(recipe, processes):
+        if not decides or "save_strategy" in recipe.given:
+            break_off()
+
+    monkeypatch.setattr(checks, "_construct", construct)
+    recipe = build_recipe({**RECIPE, "optim": "sgd", "save_strategy": "no"}, Origin("r.yaml"))
+    with pytest.raises(UserError) as refused:
+        check_engine(recipe)
+    message = str(refused.value)
+    assert message.startswith("r.yaml: the installed libraries raised ")
+    assert f"transformers {transformers.__version__}" in message
+    assert ("save_strategy = no" in message) == decides
+    assert "rejects" not in message
+    assert "optim" not in message
+    assert "\n" not in message
+
+
+def test_an_error_while_the_policy_loads_is_not_blamed_on_a_value_either():
+    recipe = build_recipe({**RECIPE, "save_strategy": "no"}, Origin("r.yaml"))
+    with pytest.raises(UserError, match="the installed libraries raised AttributeError") as refused:  # noqa: SIM117
+        with as_recipe_errors(recipe):
+            missing_attribute()
+    assert "save_strategy" not in str(refused.value)
+
+
+def refuse_type():
+    raise TypeError("`save_strategy` must be a text")
+
+
+def refuse_package():
+    raise ImportError("save_strategy needs a package that is not installed")
+
+
+def refuse_keyword():
+    missing_name(rank=4)
+
+
+@pytest.mark.parametrize("refuse", [refuse_type, refuse_package, refuse_keyword])
+def test_what_a_library_refuses_on_purpose_or_passes_on_as_a_keyword_is_the_recipe_s(refuse):
+    recipe = build_recipe({**RECIPE, "save_strategy": "no", "model_init_kwargs": {"rank": 4}}, Origin("r.yaml"))
+    with pytest.raises(UserError, match=r"r\.yaml: the trainer rejects "):  # noqa: SIM117
+        with as_recipe_errors(recipe):
+            refuse()
 
 
 def test_a_policy_that_does_not_fit_into_memory_is_one_line():

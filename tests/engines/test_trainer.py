@@ -7,11 +7,15 @@ from collections import Counter
 
 import pytest
 import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import GPT2Config, GPT2LMHeadModel, set_seed
 from trl import GRPOConfig
 
-from pods_rl import PODSConfig
+from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.compat import refuse_unsupported
 from pods_rl.errors import UserError
+from pods_rl.evaluation.sampling import GenerateSampler, Sampling
 from tests.numeric import FLOAT32, assert_near
 
 from .conftest import assert_equal_weights, constant, letter_reward
@@ -264,3 +268,75 @@ def test_fewer_prompts_than_a_step_needs_are_refused_with_both_numbers(make_trai
     trainer = make_trainer(train_dataset=dataset.select(range(1)))  # 8 rows of 4 a prompt
     with pytest.raises(UserError, match="1 training prompt, and one generation needs 2"):
         trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("reward_funcs", 5, TypeError),
+        ("reward_funcs", [letter_reward, None], TypeError),
+        ("reward_funcs", (letter_reward,), TypeError),
+        ("reward_funcs", {"letter": letter_reward}, TypeError),
+        ("reward_funcs", dict, TypeError),  # a class, whose constructor would be called as the reward
+        ("model", 5, TypeError),
+        ("model", None, TypeError),
+        ("callbacks", "wandb", TypeError),
+        ("callbacks", [dict], TypeError),
+        ("tools", letter_reward, TypeError),
+        ("tools", [5], TypeError),
+        ("rollout_func", [letter_reward], TypeError),
+        ("environment_factory", {"game": 5}, TypeError),
+        ("optimizers", None, TypeError),
+        ("train_dataset", Dataset.from_dict({"question": ["1+1="] * 8}), ValueError),
+        ("train_dataset", Dataset.from_dict({"prompt": [1] * 8}), TypeError),
+        ("train_dataset", Dataset.from_dict({"prompt": [None] * 8}), TypeError),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_named_in_one_line(name, value, error, dataset, tmp_path):
+    config = PODSConfig(str(tmp_path), num_generations=2, per_device_train_batch_size=2, use_cpu=True, bf16=False)
+    arguments = {"model": "no such model", "reward_funcs": letter_reward, "train_dataset": dataset, "args": config}
+    with pytest.raises(error, match=name) as caught:
+        PODSTrainer(**{**arguments, name: value})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def gpt2(tokenizer):
+    """A model of 20 learned positions, where a prompt and 12 tokens of completion leave 8 for the prompt."""
+    set_seed(0)
+    ids = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = GPT2Config(n_positions=20, n_embd=16, n_layer=1, n_head=2, vocab_size=len(tokenizer), **ids)
+    return GPT2LMHeadModel(config)
+
+
+def prompts_of(*lengths: int) -> Dataset:
+    """Prompts of so many characters, which are their tokens."""
+    return Dataset.from_dict({"prompt": ["1" * length for length in lengths]})
+
+
+def test_learned_positions_that_are_too_few_are_refused_before_training(make_trainer, gpt2):
+    make_trainer(model=gpt2, train_dataset=prompts_of(8, 8)).train()
+    for data, change in [(prompts_of(2, 9), {}), (prompts_of(1, 1), {"max_completion_length": 20})]:
+        with pytest.raises(UserError, match="max_completion_length") as refused:
+            make_trainer(model=gpt2, train_dataset=data, **change)
+        assert "\n" not in str(refused.value)
+
+
+def test_learned_positions_are_compared_with_prompts_of_a_stream_before_it_generates(make_trainer, gpt2):
+    trainer = make_trainer(model=gpt2, train_dataset=prompts_of(9, 9).to_iterable_dataset())
+    with pytest.raises(UserError, match="The longest prompt has 9 tokens"):
+        trainer.train()
+
+
+def test_learned_positions_of_an_adapter_s_base_are_compared_too(make_trainer, gpt2):
+    adapter = {"peft_config": LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)}
+    with pytest.raises(UserError, match="The longest prompt has 9 tokens"):
+        make_trainer(model=gpt2, train_dataset=prompts_of(9, 9), trainer_arguments=adapter)
+
+
+def test_evaluation_compares_its_prompts_with_learned_positions(gpt2, tokenizer):
+    sampler = GenerateSampler(gpt2, tokenizer)
+    sampling = Sampling(max_completion_length=12)
+    assert len(sampler.sample([[5] * 9], [0], sampling, lambda *_: None)) == 1  # the last token is not read
+    with pytest.raises(UserError, match="max_completion_length to at most 11"):
+        sampler.sample([[5] * 10], [0], sampling, lambda *_: None)

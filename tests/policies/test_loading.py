@@ -7,11 +7,12 @@ import shutil
 
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from pods_rl.errors import UserError
-from pods_rl.policies import tiny_policy_path
-from pods_rl.policies.loading import check_policy, has_bf16, load_tokenizer
+from pods_rl.policies import find_policy, tiny_policy_path
+from pods_rl.policies.loading import check_policy, check_template_options, has_bf16, load_tokenizer
 from pods_rl.recipe import load_recipe
 from pods_rl.training.prepare import engine_arguments
 
@@ -111,3 +112,64 @@ def test_bf16_that_the_gpu_emulates_is_not_used(monkeypatch, emulated):
     recipe = load_recipe("gsm8k-qwen2.5-3b-pods")
     assert engine_arguments(recipe)["bf16"] == (not emulated)
     assert torch.cuda.is_bf16_supported()
+
+
+TEMPLATE = """{% for m in messages %}{{ m.content }}{% endfor %}
+{% if enable_thinking is defined %}{{ bos_token }}{% endif %}
+{% generation %}{% endgeneration %}"""
+
+
+def test_an_entry_that_the_chat_template_does_not_read_is_refused(policy):
+    tokenizer = load_tokenizer(str(policy))
+    check_template_options(tokenizer, {"anything": 1})  # no template, as of a recipe for another policy
+    tokenizer.chat_template = TEMPLATE
+    check_template_options(tokenizer, {"enable_thinking": False, "documents": [], "continue_final_message": True})
+    with pytest.raises(UserError, match=r"chat_template_kwargs: enable_thinkin: .*mean enable_thinking\?"):
+        check_template_options(tokenizer, {"enable_thinkin": False})
+    tokenizer.chat_template = {"default": TEMPLATE, "tool_use": "{{ effort }}"}
+    check_template_options(tokenizer, {"effort": "low"})
+
+
+class ConnectError(Exception):
+    """As httpx raises it."""
+
+
+def without_network(*_, **__):
+    try:
+        raise ConnectError("[Errno -2] Name or service not known")
+    except ConnectError as error:
+        raise LocalEntryNotFoundError("cannot find the files in the local cache") from error
+
+
+def wrapped_by_transformers(*arguments, **options):
+    try:
+        without_network()
+    except LocalEntryNotFoundError as error:
+        raise OSError("We couldn't connect to the hub to load the files.") from error
+
+
+def test_without_a_network_the_hub_is_named_and_not_the_policy(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", without_network)
+    for loader in ("AutoConfig", "AutoTokenizer"):
+        monkeypatch.setattr(f"pods_rl.policies.loading.{loader}.from_pretrained", wrapped_by_transformers)
+    calls = [
+        lambda: find_policy("owner/model"),
+        lambda: find_policy("tiny", "owner/adapter"),
+        lambda: check_policy("owner/model"),
+        lambda: load_tokenizer("owner/model"),
+    ]
+    for call in calls:
+        with pytest.raises(UserError, match=r"the hub cannot be reached \(.*Name or service not known\)") as refused:
+            call()
+        assert "local folder" in str(refused.value)
+        assert "Expected all files" not in str(refused.value)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_repository_that_does_not_exist_is_not_a_missing_network(monkeypatch):
+    def missing(*_, **__):
+        raise OSError("owner/model is not a local folder and is not a valid model identifier")
+
+    monkeypatch.setattr("pods_rl.policies.loading.AutoConfig.from_pretrained", missing)
+    with pytest.raises(UserError, match="cannot be loaded: owner/model is not"):
+        check_policy("owner/model")

@@ -255,3 +255,58 @@ def test_fewer_prompts_than_a_step_needs_are_refused_with_both_numbers(prompts, 
             train(recipe, tmp_path / "run", progress=False)
     else:
         assert len(train(recipe, tmp_path / "run", progress=False).metrics) == steps
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "accepted"),
+    [
+        ({"lora_r": 8}, "lora_r", {"use_peft": True}),
+        ({"lora_target_modules": "all-linear"}, "lora_target_modules", {"use_peft": True}),
+        ({"use_dora": True}, "use_dora", {"use_peft": True}),
+        ({"bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type", {"load_in_4bit": True}),
+        ({"sync_ref_model": True}, "sync_ref_model", {"beta": 0.1}),
+        ({"ref_model_sync_steps": 8, "beta": 0.1}, "ref_model_sync_steps", {"sync_ref_model": True}),
+        ({"model_revision": "v2"}, "model_revision", {"model_name_or_path": "owner/model", "task": "arithmetic"}),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor", None),
+        ({"bf16_full_eval": True}, "bf16_full_eval", None),
+        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy", None),
+    ],
+)
+def test_a_key_that_would_change_nothing_is_refused(values, key, accepted):
+    with pytest.raises(UserError, match=rf"\b{key}\b") as refused:
+        build(**values)
+    assert "\n" not in str(refused.value)
+    if accepted is not None:
+        build(**values, **accepted)
+    build(**{key: fields()[key].default})  # as in the config.yaml of a run
+
+
+def test_a_local_folder_has_no_revision(tmp_path):
+    with pytest.raises(UserError, match="model_revision"):
+        build(model_name_or_path=str(tmp_path), model_revision="v2")
+    values = {**MINIMAL, "model_name_or_path": str(tmp_path), "model_revision": "v2", "task": "arithmetic"}
+    build_recipe(values, Origin("r.yaml"), trains=False)  # the policy of a run whose base is on the hub
+
+
+@pytest.mark.parametrize(
+    ("values", "read"),
+    [
+        ({"vllm_gpu_memory_utilization": 0.5}, {"use_vllm": True}),
+        ({"use_vllm": True, "vllm_server_port": 9000}, {"vllm_mode": "server"}),
+        ({"use_vllm": True, "vllm_mode": "server", "vllm_max_model_length": 64}, {"vllm_mode": "colocate"}),
+        ({"rule": "random"}, {"num_rollouts": 32}),
+        ({"dynamic_sampling_rounds": 5}, {"dynamic_sampling": True}),
+        ({"sapo_temperature_neg": 2.0}, {"loss_type": "sapo"}),
+        ({"vespo_k_pos": 1.0}, {"loss_type": "vespo"}),
+        ({"entropy_target": 0.5}, {"use_adaptive_entropy": True}),
+        ({"warmup_steps": 5}, {"lr_scheduler_type": "constant_with_warmup"}),
+        ({"num_completions_to_print": 2}, {"log_completions": True}),
+        ({"hub_model_id": "me/mine"}, {"push_to_hub": True}),
+        ({"eval_repeats": 5, "eval_prompts": 0}, {"eval_prompts": 8}),
+    ],
+)
+def test_a_key_that_another_setting_switches_off_is_noted(values, read):
+    (note,) = build(**values).notes
+    assert [key for key in values if key not in read and key in note]
+    assert build(**{**values, **read}).notes == []
+    assert build().notes == []

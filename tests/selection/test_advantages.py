@@ -137,7 +137,6 @@ def test_impossible_arguments_are_refused(rewards: torch.Tensor, indices: list, 
         ),
         ([[0, 1]], {}, TypeError, "must be a Selection.*got a list"),
         (None, {}, TypeError, "must be a Selection.*got None"),
-        (Selection(torch.tensor([[1, 1]])), {}, ValueError, r"different rollouts .* group 0 the indices are \[1, 1\]"),
         (
             Selection(torch.tensor([[0, 1]])),
             {"epsilon": -1},
@@ -158,7 +157,7 @@ def test_wrong_arguments_are_named(selection, change: dict, error: type[Exceptio
 def test_rewards_that_are_not_a_tensor_of_groups_are_refused(rewards) -> None:
     kept = Selection(torch.tensor([[0, 1]]))
     for call in (lambda: advantages(rewards, kept), lambda: is_constant(rewards), lambda: spread(rewards)):
-        with pytest.raises((TypeError, ValueError), match=r"rewards must .*\[prompts, rollouts\].* got .*(P|p)ass"):
+        with pytest.raises((TypeError, ValueError), match=r"rewards must .*; got .*(P|p)ass"):
             call()
 
 

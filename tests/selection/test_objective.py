@@ -85,6 +85,8 @@ def test_values_outside_the_mask_are_ignored(junk: float) -> None:
         ({"epsilon_low": -1}, "epsilon_low must be a finite number of at least 0; got -1"),
         ({"epsilon_high": -0.1}, "epsilon_high must be .*; got -0.1"),
         ({"beta": math.nan}, "beta must be .*; got nan"),
+        ({"mask_PMT": torch.full((2, 3, 5), 0.5)}, "mask must be true or 1"),
+        ({"mask_PMT": torch.full((2, 3, 5), math.nan)}, "mask must be true or 1"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(change: dict, message: str) -> None:
@@ -101,8 +103,24 @@ def test_arguments_that_do_not_fit_are_named(change: dict, message: str) -> None
         ({"mask_PMT": "1"}, "mask must be a tensor; got a str"),
         ({"ref_logps": 0.0}, "ref_logps must be a tensor; got a float"),
         ({"epsilon_low": "0.2"}, r"epsilon_low must be a number; got '0.2' \(a str\)"),
+        ({"logps_PMT": torch.zeros(2, 3, 5).to_sparse()}, "logps must be a dense tensor; got a sparse_coo"),
+        ({"old_logps_PMT": torch.zeros(2, 3, 5, device="meta")}, "old_logps must have values"),
+        ({"ref_logps": torch.zeros(2, 3, 5).to_sparse()}, "ref_logps must be a dense tensor"),
+        ({"advantages_PM": torch.zeros(2, 3, device="meta")}, "advantages must have values"),
+        ({"mask_PMT": torch.ones(2, 3, 5).to_sparse()}, "mask must be a dense tensor"),
+        ({"logps_PMT": torch.zeros(2, 3, 5, dtype=torch.int64)}, "logps must be .* floating point"),
+        ({"old_logps_PMT": torch.zeros(2, 3, 5, dtype=torch.complex64)}, "old_logps must be .* floating point"),
+        ({"advantages_PM": torch.zeros(2, 3, dtype=torch.bool)}, "advantages must be real numbers"),
+        ({"advantages_PM": torch.zeros(2, 3, dtype=torch.complex64)}, "advantages must be real numbers"),
     ],
 )
 def test_arguments_of_another_type_are_named(change: dict, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         pods_objective(**{**example(), **change})
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 5), (2, 0, 5)])
+def test_a_mean_over_no_completions_is_refused(shape: tuple[int, int, int]) -> None:
+    nothing_PMT = torch.zeros(shape)
+    with pytest.raises(ValueError, match="logps must hold at least one completion"):
+        pods_objective(nothing_PMT, nothing_PMT, torch.zeros(shape[:2]), nothing_PMT)

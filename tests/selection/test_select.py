@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pods_rl.errors import UserError
-from pods_rl.selection import Selection, advantages, get_rule, select
+from pods_rl.selection import RULES, Selection, advantages, get_rule, is_constant, select, spread
 from pods_rl.selection.rules import check_rule
 
 MINE = '''
@@ -161,12 +161,88 @@ def test_a_selection_marks_and_takes_its_rows() -> None:
             misfit(3)
     with pytest.raises(ValueError, match=r"2 prompts needs values \[2, N\]; got .* shape \[3, 4\]"):
         kept.take(torch.zeros(3, 4))
-    for rows in ([[1, 1]], [[0, 2], [3, 3]]):
-        with pytest.raises(ValueError, match=r"different rollouts of each prompt; for group . the indices are"):
-            Selection(torch.tensor(rows)).mask(4)
+    for rows in ([[1, 1]], [[0, 2], [3, 3]], [[0, -1]]):
+        with pytest.raises(ValueError, match=f"different rollouts of each prompt.* for group {len(rows) - 1}"):
+            Selection(torch.tensor(rows))
+    for n in (True, 4.0, "4", None):
+        with pytest.raises(TypeError, match=r"n, .* must be an int"):
+            kept.mask(n)
     for values in ([[1.0, 2.0]], np.zeros((2, 4)), None):
         with pytest.raises(TypeError, match=r"values must be a tensor; got .* Pass torch.tensor\(values\)"):
             kept.take(values)
     for indices, error in (([[0]], TypeError), (torch.zeros(1, 2), TypeError), (torch.tensor([0, 1]), ValueError)):
         with pytest.raises(error, match="indices must"):
             Selection(indices)
+
+
+def sparse(values: torch.Tensor) -> torch.Tensor:
+    return values.to_sparse()
+
+
+def compressed(values: torch.Tensor) -> torch.Tensor:
+    return values.to_sparse_csr()
+
+
+def without_values(values: torch.Tensor) -> torch.Tensor:
+    return values.to("meta")
+
+
+def nested(values: torch.Tensor) -> torch.Tensor:
+    return torch.nested.nested_tensor(list(values))
+
+
+@pytest.mark.filterwarnings("ignore")  # prototypes of torch
+@pytest.mark.parametrize("change", [sparse, compressed, without_values, nested])
+def test_tensors_without_dense_values_are_refused_by_name(change) -> None:
+    rewards_PN = torch.tensor([[1.0, 0.0, 1.0, 0.0]])
+    indices_PM = torch.tensor([[0, 1]])
+    kept = Selection(indices_PM)
+    strange = change(rewards_PN)
+    calls = {
+        "rewards": [lambda rule=rule: select(strange, 2, rule) for rule in (*RULES, Callable())],
+        "values": [lambda: kept.take(strange)],
+        "Selection.indices": [lambda: Selection(change(indices_PM))],
+    }
+    calls["rewards"] += [lambda: advantages(strange, kept), lambda: is_constant(strange), lambda: spread(strange)]
+    for name, functions in calls.items():
+        for call in functions:
+            with pytest.raises(TypeError, match=f"^{name} must .*; got a ") as caught:
+                call()
+            assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [sparse, without_values])
+def test_a_rule_that_returns_a_tensor_without_dense_values_is_named(change) -> None:
+    with pytest.raises(UserError, match=r"the rule '<lambda>' must return int64 indices"):
+        select(torch.zeros(1, 4), 2, lambda rewards_PN, m, *, generator: change(torch.tensor([[0, 1]])))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.float64])
+def test_every_real_dtype_selects_alike_and_leaves_the_graph(dtype: torch.dtype) -> None:
+    rewards_PN = torch.tensor([[1, 0, 1, 0]]).to(dtype)
+    kept = select(rewards_PN, 2)
+    assert kept.indices.tolist() == [[0, 1]]
+    if dtype.is_floating_point:
+        rewards_PN.requires_grad_()
+        assert torch.equal(select(rewards_PN, 2).indices, kept.indices)
+    assert not advantages(rewards_PN, kept).requires_grad
+
+
+def test_no_prompts_select_nothing() -> None:
+    kept = select(torch.zeros(0, 4), 2)
+    assert kept.indices.shape == (0, 2)
+    assert advantages(torch.zeros(0, 4), kept).shape == (0, 2)
+
+
+@pytest.mark.parametrize("m", [0, -1, 5])
+def test_m_is_from_1_to_n(m: int) -> None:
+    for rule in (*RULES, Callable()):
+        with pytest.raises(ValueError, match=f"got m = {m}"):
+            select(torch.zeros(1, 4), m, rule)
+
+
+@pytest.mark.parametrize("m", [True, 2.0, "2", None, torch.tensor(2)])
+def test_m_is_an_int(m) -> None:
+    for rule in (*RULES, Callable()):
+        with pytest.raises(TypeError, match=r"^m, .* must be an int"):
+            select(torch.zeros(1, 4), m, rule)

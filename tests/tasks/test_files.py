@@ -16,7 +16,7 @@ from datasets import Dataset
 
 from pods_rl.errors import UserError
 from pods_rl.recipe import schema
-from pods_rl.tasks import TASKS, Task, load_task, row_hashes
+from pods_rl.tasks import TASKS, Task, load_task, row_hashes, sources
 from pods_rl.tasks.prompts import SYSTEM_PROMPT
 
 from .conftest import write_jsonl
@@ -527,3 +527,25 @@ def test_the_hashes_of_rows_do_not_depend_on_objects_in_memory():
     )
     assert first == again
     assert first["train"] != first["test"]
+
+
+@pytest.mark.parametrize("message", ["Couldn't reach 'owner/set' on the Hub (X)", "Couldn't find cache for owner/set"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"task": "gsm8k"},
+        {"task": "sciknoweval_chemistry"},
+        {"dataset_name": "owner/set"},
+        {"dataset_name": "owner/set", "dataset_test_name": "validation", "dataset_config": "main"},
+    ],
+)
+def test_without_a_network_the_hub_is_named_and_not_the_data(monkeypatch, settings, message):
+    def unreachable(*_, **__):
+        raise ConnectionError(message) if "reach" in message else ValueError(message)
+
+    for name in ("load_dataset", "get_dataset_split_names"):
+        monkeypatch.setattr(sources, name, unreachable)
+    with pytest.raises(UserError, match=r"the hub cannot be reached \(.*--data_dir") as refused:
+        load_task(settings)
+    assert "gives no split" not in str(refused.value)
+    assert "\n" not in str(refused.value)

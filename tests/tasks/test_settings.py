@@ -23,12 +23,36 @@ def build(**values):
         ({"task": "countdown", "dataset_name": "openai/gsm8k"}, "does not read dataset_name"),
         ({"task": "dataset", "data_dir": ".", "dataset_name": "a/b"}, "does not read data_dir"),
         ({"task": "countdown", "task_options": {"a": 1}}, "does not read task_options"),
+        ({"task": "countdown", "question_column": "q"}, "does not read question_column"),
+        ({"task": "words", "answer_column": "a"}, "does not read answer_column"),
+        ({"task": "arithmetic", "dataset_config": "main"}, "does not read dataset_config"),
+        ({"task": "arithmetic", "dataset_train_split": "dev"}, "does not read dataset_train_split"),
+        ({"task": "reasoning_gym:chain_sum", "dataset_test_name": "test"}, "does not read dataset_test_name"),
+        ({"task": "reasoning_gym:chain_sum", "task_difficulty": "hard"}, "does not read task_difficulty"),
+        ({"task": "gsm8k", "dataset_config": "main"}, "does not read dataset_config"),
+        ({"task": "gsm8k", "task_seed": 1}, "does not read task_seed"),
+        ({"task": "sciknoweval_chemistry", "question_column": "q"}, "does not read question_column"),
+        ({"dataset_name": __file__, "dataset_config": "main"}, "dataset_config = main .* is a file"),
         ({"max_prompt_length": 0}, "max_prompt_length: got 0"),
     ],
 )
 def test_what_a_task_does_not_read_is_refused(values, message):
     with pytest.raises(UserError, match=message):
         build(**values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"task": "gsm8k", "question_column": "q", "answer_column": "a", "dataset_train_split": "train[:9]"},
+        {"dataset_name": "owner/set", "dataset_config": "main", "dataset_test_name": "dev", "question_column": "q"},
+        {"task": "reasoning_gym:chain_sum", "task_seed": 3, "task_options": {"max_terms": 4}},
+        {"task": "mine.tasks:make", "question_column": "q", "task_seed": 3, "task_difficulty": "hard"},
+        {"task": "gsm8k", "task_seed": 0, "task_difficulty": "mixed", "dataset_test_name": None},  # defaults
+    ],
+)
+def test_what_a_task_reads_or_has_by_default_is_accepted(values):
+    build(**values)
 
 
 def test_tasks_of_a_library_are_accepted_with_their_own_reward():

@@ -14,12 +14,13 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from ..errors import UserError
+from ..errors import UserError, out_of_memory
 from ..runs import to_json
 from ..runs.files import begins_with, check_output, write_output
 from ..text import DEEPEST, console, counted, depth, safe_text, short, suggest
 from .train import Force, working
 
+_BATCH = 1000  # rows of a Parquet file that are read at once
 _HEAD = '{"selected_rank": '  # how a file of kept rows begins
 
 
@@ -109,7 +110,6 @@ def _items(source: str) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
     For JSON Lines the file name is empty, so that rows of several files can belong to one group.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     path = Path("/dev/stdin" if source == "-" else source)
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
@@ -123,13 +123,31 @@ def _items(source: str) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
                         yield "", f"{file} line {number}", line
             continue
         try:
-            rows = pq.read_table(file).to_pylist()
-        except (pa.ArrowException, ValueError, OverflowError) as error:  # such as a date after the year 9999
+            for number, row in enumerate(_parquet_rows(file), start=1):
+                yield file.name, f"{file} row {number}", row
+        except UserError:
+            raise
+        except (pa.ArrowException, MemoryError, ValueError, OverflowError) as error:  # such as a date after 9999
+            if out_of_memory(error):
+                raise UserError(
+                    f"{file} cannot be read: memory ran out ({short(str(error), 200)}). Split it into several files, "
+                    "or free memory."
+                ) from error
             raise UserError(
                 f"{file} is not a complete Parquet file that Python can read: {short(str(error), 300)}"
             ) from error
-        for number, row in enumerate(rows, start=1):
-            yield file.name, f"{file} row {number}", row
+
+
+def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a Parquet file, with the memory of a batch."""
+    import pyarrow.parquet as pq
+
+    from ..runs.sizes import check_size
+
+    check_size(file)
+    with pq.ParquetFile(file) as parquet:
+        for batch in parquet.iter_batches(batch_size=_BATCH):
+            yield from batch.to_pylist()
 
 
 def _rollout(item: bytes | dict[str, Any], file: str, place: str, group_by: str, reward_key: str) -> Rollout:

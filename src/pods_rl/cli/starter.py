@@ -20,8 +20,8 @@ from ..errors import UserError
 from ..experiment import Experiment
 from ..experiment.starters import Began, Check, Rows, Train
 from ..runs.files import LOG, open_own
-from .commands import find_user_modules
 from . import main as pods_command
+from .commands import find_user_modules
 from .train import check_engine, check_recipe
 
 

@@ -25,7 +25,16 @@ from ..distributed import get_world_size
 from ..distributed.processes import quiet_libraries, set_threads, version, versions
 from ..errors import UserError
 from ..policies import Policy, find_policy
-from ..policies.loading import has_bf16, load_policy, load_tokenizer, render, tool_options
+from ..policies.loading import (
+    check_template_options,
+    has_bf16,
+    load_policy,
+    load_tokenizer,
+    longest,
+    render,
+    tool_options,
+)
+from ..prefix_tree.positions import with_longest_text
 from ..recipe import Recipe
 from ..runs import to_json, write_parquet
 from ..runs.environment import git_commit
@@ -89,6 +98,7 @@ def evaluate_checkpoint(
         else:
             sampler = GenerateSampler(load_policy(policy, recipe, device), tokenizer)
         sampling = sampling_of(recipe)
+        check_template_options(tokenizer, sampling.chat_template_kwargs)
         task, _ = fit_prompts(
             task,
             chat=tokenizer.chat_template is not None,
@@ -97,6 +107,17 @@ def evaluate_checkpoint(
         # Described before the evaluation: an error here loses no result.
         line = _describe(recipe, policy, sampler, sampling, task) | {"date": time.time()}
         count = len(task.test) if prompts is None else min(prompts, len(task.test))
+        if isinstance(sampler, GenerateSampler) and sampler.positions:
+            longest_texts = with_longest_text(task.test.select(range(count))["prompt"])
+            length_note = sampler.positions.check(
+                longest(tokenizer, longest_texts, **{**sampling.chat_template_kwargs, **tools}),
+                sampling.max_completion_length,
+                which="The longest prompt",
+                advice="evaluate on fewer or shorter prompts",
+                trains=False,
+            )
+            if length_note:
+                note(f"Note: {length_note}")
         begin(f"evaluating {counted(count * settings['eval_repeats'], 'completion')}")
         evaluation = evaluate(
             sampler, task, sampling, prompts=prompts, repeats=settings["eval_repeats"], done=done, tools=tools

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, hub_problem
 from ..recipe.catalog import SHIPPED, local_path, looks_like_path
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -134,6 +134,12 @@ def _folder(name: str, what: str, revision: str) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_DOWNLOADED)))
     except (OSError, HFValidationError, ValueError) as error:
+        problem = hub_problem(error)
+        if problem:
+            raise UserError(
+                f"{what} {name} is not a local folder and not in the local cache, and the hub cannot be reached "
+                f"({problem}). Check the network, or name a local folder."
+            ) from error
         reason = str(error).strip().partition("\n")[0]
         raise UserError(
             f"{what} {name} is not a local folder, and downloading it from the hub failed ({type(error).__name__}: "

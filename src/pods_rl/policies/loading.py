@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
+from jinja2 import TemplateError
+from jinja2.meta import find_undeclared_variables
 from peft import PeftModel
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import _compile_jinja_template
 from trl import ModelConfig, get_quantization_config
 from trl.chat_template_utils import (
     add_response_schema,
@@ -23,14 +27,20 @@ from trl.chat_template_utils import (
     supports_tool_calling,
 )
 
-from ..errors import UserError, users_code
+from ..errors import UserError, hub_problem, users_code
 from ..recipe import Recipe
 from ..tasks import Prompt, Task
+from ..text import suggest
 from . import ADAPTER_CONFIG, Policy, cpu_has_bf16, gpu_has_bf16, weight_files
 
+# what transformers and the tokenizer give every template
+_GIVEN_VARIABLES = frozenset(("messages", "raise_exception", "strftime_now", "bos_token", "eos_token", "pad_token"))
 
-def check_policy(path: str, revision: str = "main") -> None:
+
+def check_policy(path: str, revision: str = "main") -> PreTrainedModel | None:
     """Check that a policy's files are complete and consistent, without reading its weights. Takes about a second.
+
+    Returns the model on the device "meta", without an adapter; None if it is quantised.
 
     Args:
         path: a folder, or a hub id, whose files are downloaded.
@@ -48,19 +58,22 @@ def check_policy(path: str, revision: str = "main") -> None:
                     safe_open(file, framework="pt")  # reads the header and compares the file's length with it
                 adapter = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
                 return check_policy(adapter["base_model_name_or_path"], revision)
-        _check_model(path, revision)
+        return _check_model(path, revision)
 
 
-def _check_model(path: str, revision: str) -> None:
-    """Raise ValueError, or an error of transformers, if config.json and the weights of a model do not match."""
+def _check_model(path: str, revision: str) -> PreTrainedModel | None:
+    """Raise ValueError, or an error of transformers, if config.json and the weights of a model do not match.
+
+    Returns the model on the device "meta"; None if it is quantised.
+    """
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     if not config.architectures:
         raise ValueError("config.json names no architecture")
     if getattr(config, "quantization_config", None) is not None:
-        return  # its library loads quantised weights in its own format
+        return None  # its library loads quantised weights in its own format
     kind = getattr(transformers, config.architectures[0], AutoModelForCausalLM)
     # On the device "meta" transformers compares names and shapes, and reads no weights.
-    _, info = kind.from_pretrained(
+    model, info = kind.from_pretrained(
         path,
         revision=revision,
         device_map="meta",
@@ -76,6 +89,7 @@ def _check_model(path: str, revision: str) -> None:
         raise ValueError(
             f"{len(mismatched)} of its weights have another shape than config.json says, such as {mismatched[0]}"
         )
+    return cast(PreTrainedModel, model)
 
 
 def load_policy(policy: Policy, recipe: Recipe, device: torch.device) -> PreTrainedModel | PeftModel:
@@ -148,6 +162,33 @@ def template_options(recipe: Recipe) -> Mapping[str, Any]:
     return options
 
 
+def check_template_options(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> None:
+    """Raise UserError for entries of `chat_template_kwargs` that the policy's chat template does not read.
+
+    Without a chat template nothing is read, and nothing is checked: the recipe may be that of another policy.
+    """
+    template = getattr(tokenizer, "chat_template", None)
+    if not template or not options:
+        return
+    templates = template.values() if isinstance(template, dict) else [template]
+    read: set[str] = set(inspect.signature(tokenizer.apply_chat_template).parameters)
+    variables: set[str] = set()
+    try:
+        for text in templates:
+            environment = _compile_jinja_template(text).environment  # with the tags that transformers adds
+            variables |= find_undeclared_variables(environment.parse(text))
+    except TemplateError:  # rendering the first prompt reports it
+        return
+    for entry in options:
+        if entry in variables or entry in read:
+            continue
+        settings = sorted(variables - read - _GIVEN_VARIABLES)
+        raise UserError(
+            f"chat_template_kwargs: {entry}: the policy's chat template reads no such variable."
+            f"{suggest(entry, settings)} It reads {', '.join(settings) or 'none'}. Remove the entry."
+        )
+
+
 def tool_options(tokenizer: PreTrainedTokenizerBase, task: Task) -> dict[str, Any]:
     """Return the arguments of the chat template for a task with tools, as TRL renders it; none for other tasks.
 
@@ -204,6 +245,11 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: str) -> lis
     return list(tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"])
 
 
+def longest(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Prompt], **options: Any) -> int:
+    """Return the tokens of the longest prompt, 0 without prompts; `options` are those of `render`."""
+    return max((len(encode(tokenizer, prompt, render(tokenizer, prompt, **options))) for prompt in prompts), default=0)
+
+
 @contextmanager
 def _one_line(what: str) -> Iterator[None]:
     """In this context, an error of transformers, PEFT or safetensors becomes a UserError of one line."""
@@ -212,6 +258,12 @@ def _one_line(what: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # each library raises errors of its own
+        problem = hub_problem(error)
+        if problem:
+            raise UserError(
+                f"{what} is not in the local cache, and the hub cannot be reached ({problem}). Check the network, or "
+                "name a local folder."
+            ) from error
         raise UserError(
             f"{what} cannot be loaded: {_first_line(error)} Expected all files of a causal language model that "
             "transformers knows."

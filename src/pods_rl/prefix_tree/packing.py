@@ -35,7 +35,11 @@ from .recurrence import LAYER_TYPES as RECURRENT_TYPES
 from .recurrence import TreeRecurrence, recurrence_modules, register_tree_recurrence
 from .tree import prefix_tree
 
-ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}  # names that configurations give to layers
+ATTENTION_TYPES = {
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+}  # names that configurations give to layers
 TOKEN_TYPES = {"mlp", "moe"}  # of layers that compute each token by itself
 
 IGNORED = -100  # the label of a token that is not scored

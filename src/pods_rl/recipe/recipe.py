@@ -22,6 +22,7 @@ from ..text import describe, short, suggest
 from ..yaml_files import Origin, dump_yaml
 from .catalog import SHIPPED, local_path, looks_like_path, read_recipe
 from .schema import GYM, REWARDS, TASKS, UNSUPPORTED, defaults, fields
+from .unread import check_keys_of_task, check_read, unread_notes
 
 _SAVING = frozenset(("save_seconds", "save_steps", "save_strategy"))
 # if no key sets when to save: at most half an hour is lost
@@ -41,11 +42,7 @@ DATA_FOLDERS = {
     "amc23": ("math", "amc23"),
     "sciknoweval_chemistry": ("sciknoweval_chemistry",),
 }
-_READERS = {  # the tasks that read each of these keys; the others generate their prompts
-    "dataset_name": ("dataset",),
-    "data_dir": tuple(DATA_FOLDERS),
-    "task_options": (GYM,),
-}
+_ON_HUB = tuple(DATA_FOLDERS)  # tasks of published data
 _GENERATED = ("arithmetic", "words", "countdown")  # tasks without data; so are those of reasoning_gym
 _ENDLESS_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt", None)  # schedules without a last step
 DATA_KEYS = ("dataset_name", "dataset_test_name", "task")  # the keys that may name data on the hub
@@ -132,6 +129,11 @@ class Recipe:
         return batch_plan(self.values, processes)
 
     @property
+    def notes(self) -> list[str]:
+        """Notes on keys that are set, and that a run ignores because of other keys."""
+        return unread_notes(self.values, self.given)
+
+    @property
     def missing_library(self) -> str | None:
         """A sentence on every extra of pods-rl that training needs and that is missing; None if all are installed.
 
@@ -198,7 +200,7 @@ class Recipe:
         """Return whether a key names a repository on the hub that is not in the local cache."""
         value = self.values[key]
         if key == "task":  # published data are on the hub unless a folder is named
-            return value in _READERS["data_dir"] and not self.values["data_dir"]
+            return value in _ON_HUB and not self.values["data_dir"]
         if not value or value in SHIPPED or local_path(value).exists():
             return False
         if key == "dataset_test_name" and "/" not in value:  # a split
@@ -276,6 +278,7 @@ def build_recipe(
     try:
         check_values(resolved)
         if trains:
+            check_read(resolved, user_values)
             batch_plan(resolved, processes)
     except UserError as error:
         raise UserError(f"{origin.name}: {error}") from None
@@ -433,7 +436,7 @@ def _check_task(values: Mapping[str, Any]) -> None:
     if family == GYM or task in _GENERATED:
         _check_generated_sizes(values)
     if family == GYM or task in TASKS:  # a task of the user's own may read any key
-        _check_keys_of_task(values, family)
+        check_keys_of_task(values, family)
     _check_data_files(values)
 
 
@@ -443,13 +446,6 @@ def _check_generated_sizes(values: Mapping[str, Any]) -> None:
         size = values[key]
         if size is not None and size > _MOST_GENERATED:
             raise UserError(f"{key}: got {size}, expected at most {_MOST_GENERATED:,} generated prompts.")
-
-
-def _check_keys_of_task(values: Mapping[str, Any], family: str) -> None:
-    """Raise UserError for a key that the task does not read."""
-    for key, readers in _READERS.items():
-        if values[key] is not None and family not in readers:
-            raise UserError(f"task = {values['task']} does not read {key}: unset one of them.")
 
 
 def _check_data_files(values: Mapping[str, Any]) -> None:
@@ -501,8 +497,11 @@ def _check_hub(setting: str) -> int | None:
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, get_session
 
+    local_files = "name local files"
+    if setting.startswith("task"):
+        local_files = "set data_dir (--data_dir FOLDER) to a folder with its files"
     if constants.HF_HUB_OFFLINE:
-        raise UserError(f"{setting} needs the hub, and HF_HUB_OFFLINE is set: unset it, or name local files.")
+        raise UserError(f"{setting} needs the hub, and HF_HUB_OFFLINE is set: unset it, or {local_files}.")
     try:
         url = f"{constants.ENDPOINT}/api/whoami-v2"
         return int(get_session().get(url, headers=build_hf_headers(), timeout=_HUB_TIMEOUT).status_code)
@@ -511,5 +510,5 @@ def _check_hub(setting: str) -> int | None:
         if "Connect" not in name or "Timeout" in name:
             return None
         raise UserError(
-            f"{setting} needs the hub, which cannot be reached ({error}): check the network, or name local files."
+            f"{setting} needs the hub, which cannot be reached ({error}): check the network, or {local_files}."
         ) from error

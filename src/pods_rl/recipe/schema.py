@@ -436,8 +436,14 @@ UNSUPPORTED = {
     "reward_weights": "a recipe has rewards and weights in one mapping: task_rewards: {accuracy: 1.0, format: 0.1}",
     **dict.fromkeys((
         "do_eval", "eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps",
-        "per_device_eval_batch_size", "num_generations_eval",
+        "per_device_eval_batch_size", "num_generations_eval", "bf16_full_eval", "fp16_full_eval",
+        "prediction_loss_only", "eval_do_concat_batches", "eval_use_gather_object", "batch_eval_metrics",
+        "include_for_metrics", "metric_for_best_model", "greater_is_better", "do_predict",
     ), "a recipe evaluates by training clock: use eval_seconds, eval_prompts, eval_repeats and eval_batch_size"),
+    **dict.fromkeys(("label_smoothing_factor", "label_names"), "the loss of GRPO has no labels"),
+    **dict.fromkeys(
+        ("train_sampling_strategy", "length_column_name"), "TRL's sampler of groups replaces it; see shuffle_dataset"
+    ),
     "load_best_model_at_end": "it needs TRL's evaluation; checkpoints are kept under checkpoints/",
     "save_only_model": "a run cannot resume from a checkpoint without its optimizer; checkpoints/final has the policy",
     "enable_jit_checkpoint": "SIGTERM and Ctrl-C save a checkpoint without it",

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..runs import Run
+from ..runs.sizes import check_size
 from ..text import call_text, content_text, plain_text
 from .arms import Arm
 from .questions import question_places
@@ -88,6 +89,7 @@ class Ledger:
         columns = None
         if self.left_out:  # the page is full: groups are only counted
             columns = ["step", "group"]
+        check_size(path)
         with pq.ParquetFile(path) as file:
             rows = file.read(columns=columns).to_pylist()
         for row in rows:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .types import Selection, check_not_negative, check_rewards, check_tensor, describe
+from .types import Selection, check_device, check_not_negative, check_rewards, check_tensor, describe
 
 # Sums of equal parts in two orders differ by rounding, in float32 by a few times 6e-8 of their size.
 CONSTANT_TOLERANCE = 5e-7  # of the magnitude of a group's rewards
@@ -146,9 +147,10 @@ def pods_objective(
         A scalar to minimise, in the dtype of `logps_PMT`. A completion without tokens counts as 0.
 
     Raises:
-        TypeError: an argument that is not a tensor or not a number.
-        ValueError: shapes that do not fit, advantages that are NaN or infinite, a negative number, or beta without
-            `ref_logps`.
+        TypeError: an argument that is not a dense tensor with values, or not a number; log-probabilities that are not
+            floating point; advantages that are not real numbers.
+        ValueError: shapes or devices that do not fit, no completions (a mean of none is NaN), advantages that are NaN
+            or infinite, a mask with other values than 0 and 1, a negative number, or beta without `ref_logps`.
 
     >>> logps = torch.zeros(1, 2, 3)
     >>> pods_objective(logps, logps, torch.tensor([[1.0, -0.5]]), torch.ones(1, 2, 3))
@@ -160,7 +162,7 @@ def pods_objective(
     check_not_negative("beta", beta)
     if beta != 0.0 and ref_logps is None:
         raise ValueError(f"beta = {beta} needs ref_logps, the reference policy's log-probabilities; got None.")
-    _check_shapes(logps_PMT, old_logps_PMT, advantages_PM, mask_PMT, ref_logps)
+    _check_inputs(logps_PMT, old_logps_PMT, advantages_PM, mask_PMT, ref_logps)
     outside_PMT = ~mask_PMT.bool()
     # Filled before exp: an infinity under the mask would otherwise reach the gradient as NaN.
     ratio_PMT = (logps_PMT - old_logps_PMT.detach()).masked_fill(outside_PMT, 0.0).exp()
@@ -200,24 +202,33 @@ def _check_choices(*, when: str, scale: str, baseline: str) -> None:
         raise ValueError("baseline 'leave_one_out' goes with scale 'none' or 'batch'; got 'group', which undoes it.")
 
 
-def _check_shapes(
+def _check_inputs(
     logps_PMT: Tensor, old_logps: Tensor, advantages_PM: Tensor, mask: Tensor, ref_logps: Tensor | None
 ) -> None:
-    check_tensor("logps", logps_PMT)
-    check_tensor("old_logps", old_logps)
-    check_tensor("advantages", advantages_PM)
-    check_tensor("mask", mask)
+    """Raise unless the arguments of `pods_objective` fit each other."""
+    per_token = {"logps": logps_PMT, "old_logps": old_logps, "mask": mask}
     if ref_logps is not None:
-        check_tensor("ref_logps", ref_logps)
+        per_token["ref_logps"] = ref_logps
+    for name, value in {**per_token, "advantages": advantages_PM}.items():
+        check_tensor(name, value)
+        check_device(name, value, "logps", logps_PMT)
+    _check_dtypes(per_token, advantages_PM)
     if logps_PMT.ndim != 3:
         raise ValueError(f"logps must have shape [P, M, T]; got {describe(logps_PMT)}.")
-    for name, value in {"old_logps": old_logps, "mask": mask, "ref_logps": ref_logps}.items():
-        if value is not None and value.shape != logps_PMT.shape:
+    if 0 in logps_PMT.shape[:2]:
+        raise ValueError(
+            f"logps must hold at least one completion; got {describe(logps_PMT)}, whose mean would be NaN. Skip the "
+            "update of a batch without completions."
+        )
+    for name, value in per_token.items():
+        if value.shape != logps_PMT.shape:
             raise ValueError(f"{name} must have the shape of logps, {list(logps_PMT.shape)}; got {describe(value)}.")
     if advantages_PM.shape != logps_PMT.shape[:2]:
         raise ValueError(
             f"advantages must have shape [P, M] = {list(logps_PMT.shape[:2])}; got {describe(advantages_PM)}."
         )
+    if mask.dtype != torch.bool and not ((mask == 0) | (mask == 1)).all():
+        raise ValueError("mask must be true or 1 on completion tokens and false or 0 elsewhere; it has other values.")
     unusable = (~advantages_PM.isfinite()).nonzero().tolist()
     if unusable:
         prompt, row = unusable[0]
@@ -226,3 +237,14 @@ def _check_shapes(
             f"{prompt}, row {row}. Give a rollout that cannot be scored advantage 0, as "
             "`advantages` does."
         )
+
+
+def _check_dtypes(per_token: Mapping[str, Tensor], advantages_PM: Tensor) -> None:
+    for name, value in per_token.items():
+        if name != "mask" and not value.is_floating_point():
+            raise TypeError(f"{name} must be log-probabilities in floating point; got {describe(value)}.")
+    for name, value in {"mask": per_token["mask"], "advantages": advantages_PM}.items():
+        if value.is_complex():
+            raise TypeError(f"{name} must be real numbers; got {describe(value)}.")
+    if advantages_PM.dtype == torch.bool:
+        raise TypeError(f"advantages must be real numbers; got {describe(advantages_PM)}.")

@@ -315,7 +315,8 @@ def select(
 def _check_indices(indices_PM: Tensor, rewards_PN: Tensor, m: int, name: str) -> None:
     prompts, n = rewards_PN.shape
     expected = f"int64 indices of shape {[prompts, m]} on {rewards_PN.device}"
-    if not isinstance(indices_PM, Tensor) or indices_PM.dtype != torch.int64:
+    is_dense = isinstance(indices_PM, Tensor) and indices_PM.layout == torch.strided
+    if not is_dense or indices_PM.dtype != torch.int64:
         raise RuleError(f"the rule '{name}' must return {expected}; it returned {describe(indices_PM)}.")
     if indices_PM.shape != (prompts, m) or indices_PM.device != rewards_PN.device:
         returned = f"{describe(indices_PM)} on {indices_PM.device}"

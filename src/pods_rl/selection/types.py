@@ -40,7 +40,8 @@ class Selection:
         indices: int64 `[P, M]`, rollouts of the prompt's own group, 0 to n - 1, distinct within a row.
 
     Raises:
-        TypeError, ValueError: another dtype or shape.
+        TypeError: not a dense int64 tensor with values.
+        ValueError: another shape, a negative index, or one that is repeated within a row.
 
     >>> Selection(torch.tensor([[0, 2]])).mask(4)
     tensor([[ True, False,  True, False]])
@@ -49,17 +50,28 @@ class Selection:
     indices: Tensor
 
     def __post_init__(self) -> None:
-        if not isinstance(self.indices, Tensor) or self.indices.dtype != torch.int64:
+        check_tensor("Selection.indices", self.indices)
+        if self.indices.dtype != torch.int64:
             raise TypeError(f"Selection.indices must be an int64 tensor [P, M]; got {describe(self.indices)}.")
         if self.indices.ndim != 2 or self.indices.shape[1] == 0:
             raise ValueError(f"Selection.indices must have shape [P, M], M >= 1; got {describe(self.indices)}.")
+        ascending_PM = self.indices.sort(dim=1).values
+        bad_P = (ascending_PM[:, 0] < 0) | (ascending_PM.diff(dim=1) == 0).any(dim=1)
+        if bad_P.any():
+            group = int(bad_P.nonzero()[0])
+            raise ValueError(
+                "Selection.indices must be different rollouts of each prompt, counted from 0; for group "
+                f"{group} they are {self.indices[group].tolist()}."
+            )
 
     def mask(self, n: int) -> Tensor:
         """Return bool `[P, N]`, true where a rollout is kept.
 
         Args:
-            n: rollouts generated per prompt; an index of n or more, or a repeated one, is a ValueError.
+            n: rollouts generated per prompt; an index of n or more is a ValueError.
         """
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise TypeError(f"n, the rollouts generated of each prompt, must be an int; got {n!r} ({describe(n)}).")
         self._check_range(n)
         mask_PN = torch.zeros(self.indices.shape[0], n, dtype=torch.bool, device=self.indices.device)
         return mask_PN.scatter_(1, self.indices, True)
@@ -68,8 +80,8 @@ class Selection:
         """Return the kept rollouts' values, `[P, M]`, of any values `[P, N]`.
 
         Raises:
-            TypeError: values that are not a tensor.
-            ValueError: values with a different number of prompts, an index out of their range, or one that is repeated.
+            TypeError: values that are not a dense tensor with values.
+            ValueError: values with a different number of prompts or on another device, or an index out of their range.
 
         >>> Selection(torch.tensor([[2, 0]])).take(torch.tensor([[5.0, 6.0, 7.0]]))
         tensor([[7., 5.]])
@@ -80,21 +92,15 @@ class Selection:
                 f"a selection of {self.indices.shape[0]} prompts needs values [{self.indices.shape[0]}, N]; "
                 f"got {describe(values_PN)}."
             )
+        check_device("values", values_PN, "the selection", self.indices)
         self._check_range(values_PN.shape[1])
         return values_PN.gather(1, self.indices)
 
     def _check_range(self, n: int) -> None:
-        if ((self.indices < 0) | (self.indices >= n)).any():
+        if (self.indices >= n).any():
             low = int(self.indices.min())
             high = int(self.indices.max())
             raise ValueError(f"indices must lie between 0 and n - 1 = {n - 1}; got {low} to {high}.")
-        repeated_P = (self.indices.sort(dim=1).values.diff(dim=1) == 0).any(dim=1)
-        if repeated_P.any():
-            group = int(repeated_P.nonzero()[0])
-            raise ValueError(
-                f"a selection must keep different rollouts of each prompt; for group {group} the indices are "
-                f"{self.indices[group].tolist()}."
-            )
 
 
 def describe(value: Any) -> str:
@@ -104,7 +110,14 @@ def describe(value: Any) -> str:
     ('a torch.float32 tensor of shape [2, 3]', 'a list')
     """
     if isinstance(value, Tensor):
-        return f"a {value.dtype} tensor of shape {list(value.shape)}"
+        if value.is_nested:  # it has no shape
+            return f"a nested {value.dtype} tensor"
+        kind = f"{value.dtype} tensor of shape {list(value.shape)}"
+        if value.layout != torch.strided:
+            return f"a {_layout(value)} {kind}"
+        if value.is_meta:
+            return f"a {kind} without values (on the device meta)"
+        return f"a {kind}"
     if value is None:
         return "None"
     name = type(value).__name__
@@ -112,8 +125,12 @@ def describe(value: Any) -> str:
     return f"{article} {name}"
 
 
+def _layout(value: Tensor) -> str:
+    return str(value.layout).removeprefix("torch.").removeprefix("_")
+
+
 def check_tensor(name: str, value: Any) -> None:
-    """Raise TypeError unless an argument is a tensor.
+    """Raise TypeError unless an argument is a dense tensor with values: not sparse, nested, quantised or on "meta".
 
     >>> check_tensor("mask", [[1, 0]])
     Traceback (most recent call last):
@@ -121,6 +138,23 @@ def check_tensor(name: str, value: Any) -> None:
     """
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor; got {describe(value)}. Pass torch.tensor({name}).")
+    if value.is_nested:
+        raise TypeError(f"{name} must be a dense tensor; got {describe(value)}. Pass {name}.to_padded_tensor(padding).")
+    if value.is_quantized:
+        raise TypeError(f"{name} must not be quantised; got {describe(value)}. Pass {name}.dequantize().")
+    if value.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor; got {describe(value)}. Pass {name}.to_dense().")
+    if value.is_meta:
+        raise TypeError(f"{name} must have values; got {describe(value)}. Compute it on a CPU or an accelerator.")
+
+
+def check_device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    """Raise ValueError unless two tensors are on the same device."""
+    if value.device != other.device:
+        raise ValueError(
+            f"{name} must be on the device of {other_name}, {other.device}; got {value.device}. Move one of them with "
+            ".to(device)."
+        )
 
 
 def check_not_negative(name: str, value: Any) -> None:
@@ -157,17 +191,15 @@ def check_rewards(rewards_PN: Tensor) -> tuple[Tensor, bool]:
             integers and booleans float64, so no order or tie changes (integers up to 2^53).
 
     Raises:
-        TypeError: not a tensor, or complex numbers.
+        TypeError: not a dense tensor with values (`check_tensor`), or complex numbers.
         ValueError: not two axes, no rollouts, or an infinite reward (one device synchronisation finds it).
 
     >>> check_rewards(torch.tensor([[True, False]]))
     (tensor([[1., 0.]], dtype=torch.float64), True)
     """
-    if not isinstance(rewards_PN, Tensor) or rewards_PN.is_complex():
-        raise TypeError(
-            f"rewards must be a real tensor of shape [prompts, rollouts]; got {describe(rewards_PN)}. "
-            "Pass torch.tensor(rewards)."
-        )
+    check_tensor("rewards", rewards_PN)
+    if rewards_PN.is_complex():
+        raise TypeError(f"rewards must be real numbers; got {describe(rewards_PN)}. Pass rewards.real.")
     if rewards_PN.ndim != 2 or rewards_PN.shape[1] == 0:
         raise ValueError(
             f"rewards must have shape [prompts, rollouts], at least one rollout; got {describe(rewards_PN)}. "

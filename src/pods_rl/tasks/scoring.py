@@ -68,7 +68,9 @@ def check_sources(files: Iterable[Any], column: str) -> None:
     """
     for path in _paths(files):
         try:
-            rows = dataset.dataset(path, format="parquet" if path.endswith(".parquet") else "json")
+            # a repeated name stays encoded, so that a small file takes little memory
+            encoded = dataset.ParquetFileFormat(read_options={"dictionary_columns": [column]})
+            rows = dataset.dataset(path, format=encoded if path.endswith(".parquet") else "json")
             sources = rows.to_table(columns=[column])[column].unique().to_pylist()
         except (OSError, ValueError):
             continue

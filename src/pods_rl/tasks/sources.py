@@ -22,7 +22,8 @@ from datasets import (
     load_from_disk,
 )
 
-from ..errors import UserError
+from ..errors import UserError, hub_problem, out_of_memory
+from ..runs.sizes import check_size
 from ..text import suggest
 from . import files
 from .files import ROW, parse_row
@@ -77,6 +78,19 @@ class DataSource:
         except Exception as error:  # each reader raises its own, pyarrow's and the system's
             if isinstance(error.__cause__, UserError):  # of our reader, raised inside the library's
                 raise error.__cause__ from None
+            if out_of_memory(error):
+                raise UserError(
+                    f"{self._description()} cannot be read: memory ran out ({_reason(error)}). Split it into several "
+                    "files, or free memory"
+                ) from error
+            problem = hub_problem(error)
+            if problem and not path.exists():
+                raise UserError(
+                    f"{self._description()} is not in the local cache, and the hub cannot be reached ({problem}). "
+                    "Check the network. Without it, put the files of a published task in a folder and set data_dir "
+                    "(--data_dir FOLDER), name a local file as dataset_name, or copy the cache (HF_HOME) of a machine "
+                    "that has read the data"
+                ) from error
             raise UserError(
                 f"{self._description()} gives no split {self.split!r}: {_reason(error)}. Fix it, or name another file"
             ) from error
@@ -98,18 +112,27 @@ class DataSource:
             ending = path.suffix.lower()
             if ending in files.ENDINGS:
                 return _slice(files.read_files([path]), self.split)
-            return load_dataset(READERS[ending], data_files={_bare(self.split): str(path)}, split=self.split)
+            check_size(path)
+            data_files = {_bare(self.split): str(path)}
+            return load_dataset(READERS[ending], data_files=data_files, split=self.split, batch_size=_BATCH)
         if _is_saved(path):
             saved = load_from_disk(str(path))
             if not isinstance(saved, Dataset):  # a dictionary of splits
                 saved = saved[_bare(self.split)]
             return _slice(saved, self.split)
         if path.is_dir():
+            self._check_sizes(path)
             text_files = self._text_files(path)
             if text_files:
                 return _slice(files.read_files(text_files), self.split)
             return load_dataset(str(path), self.config, split=self.split)
         return load_dataset(self.name, self.config, split=self.split)
+
+    def _check_sizes(self, folder: Path) -> None:
+        """Raise UserError for a file of a folder that holds far more than its size; `datasets` decodes it to look."""
+        for file in sorted(folder.rglob("*.*")):
+            if file.is_file():
+                check_size(file)
 
     def _text_files(self, folder: Path) -> list[Path]:
         """Return the files of a split of a folder, if all of them are JSON or CSV files with commas.
@@ -132,9 +155,13 @@ class DataSource:
         if path.is_file():
             return []
         try:
+            if path.is_dir() and not _is_saved(path):
+                self._check_sizes(path)
             if not _is_saved(path):
                 return [str(name) for name in get_dataset_split_names(self.name, self.config)]
             saved = load_from_disk(str(path))
+        except UserError:
+            raise
         except Exception:  # reading the data raises the error that says what to do
             return []
         if isinstance(saved, Dataset):

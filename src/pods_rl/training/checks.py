@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 
 import torch
 from accelerate.utils import DynamoBackend, TorchDynamoPlugin
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Trainer, get_scheduler
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, SchedulerType, Trainer, get_scheduler
 from transformers.generation import logits_process as processors
 from transformers.integrations import get_reporting_integration_callbacks
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.utils import is_liger_kernel_available
 from trl import ModelConfig, get_peft_config
 
-from ..distributed.processes import quiet_libraries
+from ..distributed.processes import quiet_libraries, version
+from ..engines import TESTED
 from ..engines.trl.config import PODSConfig, check_prompts
 from ..engines.trl.stability import is_out_of_memory
-from ..errors import UserError
+from ..errors import UserError, raised
 from ..recipe import Recipe
 from ..recipe.recipe import DATA_KEYS
 from ..tasks import Fitted, Task
@@ -33,6 +37,7 @@ _MAPPINGS = (  # keys that are a mapping, or its JSON; transformers would fail o
     "activation_checkpointing_kwargs", "lr_scheduler_kwargs", "transformers_continuous_batching_config",
 )  # fmt: skip
 _STEPS = 100  # of a schedule without a number of steps
+_SCHEDULE_ARGUMENTS = frozenset(("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"))  # set by the run
 _SAMPLING = {  # what `generate` makes of each setting, and the value that turns it off
     "temperature": (processors.TemperatureLogitsWarper, 1.0),
     "top_k": (processors.TopKLogitsWarper, 0),
@@ -41,13 +46,15 @@ _SAMPLING = {  # what `generate` makes of each setting, and the value that turns
     "repetition_penalty": (processors.RepetitionPenaltyLogitsProcessor, 1.0),
 }
 _WRONG_VALUE = (ValueError, TypeError, AttributeError, LookupError, ImportError, NotImplementedError)
+_LIBRARIES = ("trl", "transformers", "peft", "accelerate", "torch")  # whose versions must fit each other
 
 
 @contextmanager
 def as_recipe_errors(recipe: Recipe, kinds: tuple[type[Exception], ...] = _WRONG_VALUE) -> Iterator[None]:
-    """Turn an error of TRL, transformers or peft about a value into a UserError of one line, with the cause.
+    """Turn an error of TRL, transformers or peft into a UserError of one line, with the cause.
 
-    The line names the keys that are wrong, if they can be found (`_wrong_keys`).
+    For a refusal of a value (`_is_refusal`), the line names the keys that are wrong, if they can be found
+    (`_wrong_keys`). Any other error is the libraries': the line names their versions and those that are tested.
 
     Args:
         recipe: a loaded recipe.
@@ -68,9 +75,49 @@ def as_recipe_errors(recipe: Recipe, kinds: tuple[type[Exception], ...] = _WRONG
             ) from error
         if not isinstance(error, kinds):
             raise
-        settings = [f"{key} = {_as_written(recipe.given[key])}" for key in _wrong_keys(recipe, reason)]
-        rejected = " with ".join(settings) or "this recipe"
+        if not _is_refusal(error) and not _names_an_entry(recipe, reason):
+            raise UserError(f"{recipe.source}: {_mismatch(recipe, error)}") from error
+        rejected = _settings(recipe, _wrong_keys(recipe, reason)) or "this recipe"
         raise UserError(f"{recipe.source}: the trainer rejects {rejected}: {short(reason, 400)}") from error
+
+
+def _settings(recipe: Recipe, keys: Iterable[str]) -> str:
+    return " with ".join(f"{key} = {_as_written(recipe.given[key])}" for key in keys)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Return whether a library raised an error on purpose, and not Python because two versions do not fit.
+
+    Python raises AttributeError, and an ImportError with the name of a module, only if code is missing. A TypeError or
+    a KeyError counts as a refusal if the library's line is a `raise`.
+    """
+    if isinstance(error, (AttributeError, NameError)):
+        return False
+    if isinstance(error, ImportError):
+        return error.name is None
+    if isinstance(error, (TypeError, LookupError)):
+        frames = traceback.extract_tb(error.__traceback__)
+        return bool(frames) and (frames[-1].line or "").startswith("raise")
+    return True
+
+
+def _names_an_entry(recipe: Recipe, reason: str) -> bool:
+    """Return whether Python refused an entry of a mapping of the recipe, which a library passed on as a keyword."""
+    match = re.search(r"unexpected keyword argument '(\w+)'", reason)
+    mappings = [value for value in recipe.given.values() if isinstance(value, Mapping)]
+    return match is not None and any(match[1] in mapping for mapping in mappings)
+
+
+def _mismatch(recipe: Recipe, error: Exception) -> str:
+    """Return the description of an error in the code of the libraries."""
+    installed = ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)
+    tested = " ".join(f"'{name}=={number}'" for name, number in TESTED.items())
+    deciding = _settings(recipe, _deciding_keys(recipe))
+    cause = f"It does not occur without {deciding}. " if deciding else ""
+    return (
+        f"the installed libraries raised {raised(error)}, and the recipe's values were not refused. {cause}Installed: "
+        f"{installed}. Tested: {tested}, which pip installs; if you have these, report the error."
+    )
 
 
 def _as_written(value: object) -> str:
@@ -89,15 +136,21 @@ def _wrong_keys(recipe: Recipe, reason: str) -> list[str]:
         recipe: a recipe that was rejected.
         reason: the error's text.
     """
-    if _is_rejected(recipe):
-        deciding_keys = [key for key in recipe.given if not _is_rejected(recipe.without(key))]
-        if deciding_keys:
-            return deciding_keys
+    deciding_keys = _deciding_keys(recipe)
+    if deciding_keys:
+        return deciding_keys
     words = reason.lower().replace(" ", "_")
     named_keys = [key for key in recipe.given if re.search(rf"(?<![a-z_]){key}(?![a-z_])", words)]
     if named_keys:
         return named_keys
     return [key for key, value in recipe.given.items() if _quotes(reason, value)]
+
+
+def _deciding_keys(recipe: Recipe) -> list[str]:
+    """Return the keys without each of which a rejected recipe is accepted."""
+    if not _is_rejected(recipe):
+        return []
+    return [key for key in recipe.given if not _is_rejected(recipe.without(key))]
 
 
 def _is_rejected(recipe: Recipe) -> bool:
@@ -110,7 +163,7 @@ def _is_rejected(recipe: Recipe) -> bool:
 
 
 def _quotes(reason: str, value: object) -> bool:
-    """Return whether an error quotes a text of a recipe, or one in a list or a mapping."""
+    """Return whether an error has a text of a recipe (also in a list or a mapping) as a word, short ones in quotes."""
     if isinstance(value, Mapping):
         entries = [*value.keys(), *value.values()]
     elif isinstance(value, list):
@@ -118,7 +171,13 @@ def _quotes(reason: str, value: object) -> bool:
     else:
         entries = [value]
     texts = [entry for entry in entries if isinstance(entry, str)]
-    return any(len(text) > 1 and text in reason for text in texts)
+    for text in texts:
+        word = re.escape(text)
+        if len(text) < 4:  # "no" is in many sentences
+            word = f"['\"`]{word}['\"`]"
+        if text and re.search(rf"(?<!\w){word}(?!\w)", reason):
+            return True
+    return False
 
 
 def check_task(
@@ -139,11 +198,15 @@ def check_task(
     quiet_libraries()
     data_problem = recipe.hub_problem(DATA_KEYS)
     if data_problem:
-        return (f"The data are not checked: {data_problem}",)
+        return (
+            *recipe.notes,
+            f"The data are not checked: {data_problem}",
+        )
     policy_problem = recipe.hub_problem(("model_name_or_path",))
     if loaded is None:
         loaded = {}
-    key = repr((recipe.task_settings(), recipe.model_arguments(), recipe.values.get("chat_template_kwargs")))
+    lengths = [recipe.values[key] for key in ("max_completion_length", "eval_prompts")]  # compared with the positions
+    key = repr((recipe.task_settings(), recipe.model_arguments(), recipe.values.get("chat_template_kwargs"), lengths))
     if key not in loaded:
         if policy_problem:
             loaded[key] = (training_task(recipe), None)
@@ -154,7 +217,7 @@ def check_task(
     if config is not None:
         with as_recipe_errors(recipe):
             check_prompts(config, len(task.train))
-    notes = list(task.notes)
+    notes = [*recipe.notes, *task.notes]
     if fitted:
         notes.append(str(fitted))
     if policy_problem:
@@ -213,6 +276,7 @@ def _check_optimizer(config: PODSConfig) -> None:
     kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)
     optimizer = kind(**{"params": layer.parameters(), **options})
     steps = config.max_steps if config.max_steps > 0 else _STEPS
+    _check_schedule(config)
     get_scheduler(
         config.lr_scheduler_type,
         optimizer,
@@ -220,6 +284,26 @@ def _check_optimizer(config: PODSConfig) -> None:
         num_training_steps=steps,
         scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
     )
+
+
+def _check_schedule(config: PODSConfig) -> None:
+    """Raise UserError for entries of `lr_scheduler_kwargs` that the schedule does not have."""
+    name = SchedulerType(config.lr_scheduler_type)
+    function = TYPE_TO_SCHEDULER_FUNCTION[name]
+    if name == SchedulerType.REDUCE_ON_PLATEAU:  # passes all on
+        function = torch.optim.lr_scheduler.ReduceLROnPlateau
+    entries = [entry for entry in inspect.signature(function).parameters if entry not in _SCHEDULE_ARGUMENTS]
+    if name in (SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP):  # transformers passes them nothing
+        entries = []
+    if name == SchedulerType.GREEDY:  # takes any keyword
+        return
+    for entry in config.lr_scheduler_kwargs or {}:
+        if entry not in entries:
+            raise UserError(
+                f"lr_scheduler_kwargs: {entry}: the schedule {name.value} has no such setting."
+                f"{suggest(entry, entries)} It has {', '.join(entries) or 'none'}. Remove the entry, or set "
+                "another lr_scheduler_type."
+            )
 
 
 def _check_packages(config: PODSConfig) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,13 +11,25 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..policies import policy_path
-from ..policies.loading import check_policy, encode, has_bf16, load_tokenizer, render, template_options, tool_options
+from ..policies.loading import (
+    check_policy,
+    check_template_options,
+    encode,
+    has_bf16,
+    load_tokenizer,
+    longest,
+    render,
+    template_options,
+    tool_options,
+)
+from ..prefix_tree.positions import Positions, positions_of, with_longest_text
 from ..recipe import Recipe
 from ..tasks import Fitted, Prompt, Task, fit_prompts, load_task
 from ..text import counted
 
 # A run writes its own files; TRL writes only what the recipe sets.
 _QUIET = {"report_to": "none", "disable_tqdm": True}
+_MOST_COMPARED = 20_000  # prompts of a split whose length is compared with the policy's positions before the run
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,7 @@ class Prepared:
         tokenizer: of the policy.
         tools: what `tool_options` returned, which makes an environment only to list its tools.
         render_options: all arguments of the chat template: the recipe's `chat_template_kwargs`, and `tools`.
+        notes: on keys of the recipe that the run ignores.
     """
 
     task: Task
@@ -39,6 +52,7 @@ class Prepared:
     tokenizer: PreTrainedTokenizerBase
     tools: Mapping[str, Any]
     render_options: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
 
     def render(self, prompt: Prompt) -> str:
         """Return the text that the policy continues."""
@@ -48,16 +62,18 @@ class Prepared:
 def prepare(recipe: Recipe) -> Prepared:
     """Resolve the task of a recipe, its policy's tokenizer and the arguments of the chat template, once for a run.
 
-    Raises UserError if the task cannot be made, has no training prompts, or has tools that the policy cannot call.
+    Raises UserError if the task cannot be made, has no training prompts, has tools that the policy cannot call, or has
+    prompts that leave no room for a completion in the policy's table of positions.
     """
     settings = recipe.task_settings()
     model = recipe.model_arguments()
     made = training_task(recipe)
     path = policy_path(str(model["model_name_or_path"]))
     revision = model.get("model_revision") or "main"
-    check_policy(path, revision)
+    skeleton = check_policy(path, revision)
     tokenizer = load_tokenizer(path, revision)
     tools = tool_options(tokenizer, made)
+    check_template_options(tokenizer, template_options(recipe))
     render_options = {**template_options(recipe), **tools}
 
     def render_prompt(prompt: Prompt) -> str:
@@ -70,7 +86,41 @@ def prepare(recipe: Recipe) -> Prepared:
         count_tokens=lambda prompt: len(encode(tokenizer, prompt, render_prompt(prompt))),
         render=render_prompt,
     )
-    return Prepared(task, made, fitted, tokenizer, tools, render_options)
+    positions = positions_of(skeleton) if skeleton is not None else None
+    if positions:
+        notes = _check_positions(recipe, task, positions, lambda prompts: longest(tokenizer, prompts, **render_options))
+        task = replace(task, notes=(*task.notes, *notes))
+    return Prepared(task, made, fitted, tokenizer, tools, render_options, tuple(recipe.notes))
+
+
+def _check_positions(
+    recipe: Recipe, task: Task, positions: Positions, tokens_of: Callable[[list[Prompt]], int]
+) -> list[str]:
+    """Return a note for each split with rows that are longer than the policy was configured for.
+
+    Raises UserError if a split has prompts that leave no room for a completion in the policy's table of positions.
+    """
+    evaluated = recipe.run_settings()["eval_prompts"]
+    splits = {
+        "training": (task.train, len(task.train), "set a lower max_prompt_length"),
+        "test": (task.test, evaluated, "evaluate on fewer or shorter ones (eval_prompts)"),
+    }
+    notes = []
+    for name, (split, size, advice) in splits.items():
+        count = min(len(split) if size is None else size, len(split), _MOST_COMPARED)
+        if count == 0:
+            continue
+        prompts = with_longest_text(split.select(range(count))["prompt"])
+        note = positions.check(
+            tokens_of(prompts),
+            recipe.values["max_completion_length"],
+            which=f"The longest {name} prompt",
+            advice=advice,
+            trains=name == "training",
+        )
+        if note:
+            notes.append(note)
+    return notes
 
 
 def training_task(recipe: Recipe) -> Task:

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import broadcast
+from datasets import Dataset
 from torch import Tensor
 from typing_extensions import override
 
 from ...errors import UserError
+from ...prefix_tree.positions import Positions, positions_of, with_longest_text
 from ...prefix_tree.tree import distinct_share
 from ...selection import select
+from ..arguments import check_arguments
 from . import compat
 from .advantages import drop_zero_counters, gather_advantages, log_generation, set_advantages
 from .batching import BatchPlan, Shares, batch_plan
@@ -51,9 +54,10 @@ class PODSTrainer(TypedGRPOTrainer):
     `trainer.rollouts` holds all n rollouts, which were kept, and their rewards.
 
     Raises:
-        UserError: versions of TRL or transformers whose methods take other arguments; in training, memory that runs
-            out.
-        TypeError: `args` is a GRPOConfig and not a PODSConfig.
+        UserError: versions of TRL or transformers whose methods take other arguments; prompts and completions that
+            are longer than the policy's learned positions; in training, memory that runs out.
+        TypeError: `args` is a GRPOConfig and not a PODSConfig, or another argument has a wrong type.
+        ValueError: `train_dataset` has no column `prompt`; what TRL refuses.
     """
 
     _tag_names = ["trl", "grpo", "pods"]  # noqa: RUF012  (TRL's own form)
@@ -64,6 +68,7 @@ class PODSTrainer(TypedGRPOTrainer):
     _drawn: list[tuple[Batch, Generation]] | None = None  # while a subclass's method runs on new prompts
     _last_key: tuple[int, int] = (-1, 0)  # the step of the latest generation, and the generations before it
     _measured: BatchPlan | None = None  # of `measure`
+    _positions: Positions | None = None  # of the policy, if it has a table of them
     rollouts: Rollouts | None = None  # of the latest generation
 
     # -- Algorithm 1 of the paper, inside TRL's `_generate_and_score_completions` --------------------------------------
@@ -267,6 +272,7 @@ class PODSTrainer(TypedGRPOTrainer):
         # Generate in parts of `rollout_batch_size` rows, each prefix once, and check that all have a completion.
         sample = super()._generate_single_turn
         turns = self._turns
+        self._check_length(max(map(len, prompt_ids), default=0))
         # Without pixels TRL would add token types of images, which few models take.
         has_pixels = "pixel_values" in multimodal_fields
         options = {"has_tool_images": True} if has_tool_images and has_pixels else {}
@@ -341,6 +347,7 @@ class PODSTrainer(TypedGRPOTrainer):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         compat.check_overrides(PODSTrainer)
         compat.check_row_lists()
+        check_arguments(arguments)
         if args is None:
             name = model if isinstance(model, str) else compat.get_config_model_id(model.config)
             args = PODSConfig(f"{name.split('/')[-1]}-PODS")
@@ -349,6 +356,7 @@ class PODSTrainer(TypedGRPOTrainer):
         with compat.building(self, sequences_at_once(args)):
             super().__init__(**arguments)
         compat.warn_of_lossy_cast(self)
+        self._check_positions()
         self._rewards = CheckedRewards(self)
         self._stability = Stability(self)
         self._update = Update(self, PODSTrainer)
@@ -356,6 +364,33 @@ class PODSTrainer(TypedGRPOTrainer):
         self._dynamic = DynamicSampling(self)
         self._resume = ExactResume(self, self._dynamic)
         self.add_callback(StepCallback(self, self._update, self._stability))
+
+    def _check_positions(self) -> None:
+        """Raise UserError if the policy's table of positions is too short for its prompts, as far as these are known.
+
+        Each generation repeats the check for its own prompts.
+        """
+        positions = positions_of(self.model)
+        if positions is None or not positions.end:
+            return
+        self._positions = positions
+        self._check_length(1, which="The shortest possible prompt")
+        # With environments, TRL reads the tools of a prompt from lists that it fills when it generates.
+        if not isinstance(self.train_dataset, Dataset) or self.environment_factories is not None:
+            return
+        prompts = with_longest_text(row["prompt"] for row in self.train_dataset.select_columns("prompt"))
+        prompt_ids, _, _ = self._tokenize_prompts(prompts)
+        self._check_length(max(map(len, prompt_ids), default=1))
+
+    def _check_length(self, prompt: int, which: str = "The longest prompt") -> None:
+        """Raise UserError if the policy's table of positions is too short for a prompt of so many tokens."""
+        if self._positions is not None:
+            self._positions.check(
+                prompt,
+                self.args.max_completion_length or 0,
+                which=which,
+                advice="remove the longest prompts",
+            )
 
     # -- the update: without repeats, passes without a gradient, or steps that are not finite -------------------------
 

@@ -11,6 +11,7 @@ from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 from ...errors import UserError
 from ...selection import RuleOrName
 from ...selection.rules import check_rule, rule_name
+from ..arguments import check_arguments
 from .worker import LostRolloutsError, PODSRolloutWorker
 
 
@@ -84,7 +85,7 @@ class AsyncPODSTrainer(AsyncGRPOTrainer):
         model, reward_funcs, args and all others: as TRL's. `args` is an AsyncPODSConfig.
 
     Raises:
-        TypeError, UserError: `args` of another type; a `rollout_worker`.
+        TypeError, ValueError, UserError: an argument of a wrong type, as for PODSTrainer; a `rollout_worker`.
         LostRolloutsError: in training, if the worker or the vLLM server ends.
     """
 
@@ -95,6 +96,7 @@ class AsyncPODSTrainer(AsyncGRPOTrainer):
     def __init__(
         self, model: str, reward_funcs: Any = None, args: AsyncPODSConfig | None = None, *rest: Any, **options: Any
     ) -> None:
+        check_arguments({"model": model, "reward_funcs": reward_funcs, **options})
         if args is None:
             args = AsyncPODSConfig(f"{model.split('/')[-1]}-AsyncPODS")
         if not isinstance(args, AsyncPODSConfig):
