@@ -1,8 +1,8 @@
 """The images of prompts, as `generate` encodes them before the first token: which rows have the same, and a selection.
 
-In recent versions of transformers `generate` replaces pixels by the features of all images of a batch, in the order of their
-placeholders in the rows. Their form differs from model to model; what is read here is what `generate` itself reads
-where it repeats a batch for several sequences of a prompt.
+In recent versions of transformers `generate` replaces pixels by the features of all images of a batch, in the order of
+their placeholders in the rows. Their form differs from model to model; what is read here is what `generate` itself
+reads where it repeats a batch for several sequences of a prompt.
 """
 
 from __future__ import annotations
