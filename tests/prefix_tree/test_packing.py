@@ -120,11 +120,12 @@ TAKES_TREES = {  # name: architecture, configuration
     "eager attention": ("llama", {"attn_implementation": "eager"}),
     "Mixtral, experts": ("mixtral", {"experts_implementation": "eager"}),
 }
-TAKES_ROWS = {  # name: architecture, configuration, a word of the reason
+TAKES_ROWS = {  # name: architecture, configuration, words of the reason, one of which it has
     "dropout": ("gpt2", {}, "dropout"),
     "dropout of attention": ("llama", {"attention_dropout": 0.1}, "dropout"),
     "noise of a router": ("mixtral", {"router_jitter_noise": 0.1}, "noise"),
-    "no attention": ("mamba", {}, "linear_attention"),
+    # Older transformers do not list its layers, and then the pass over a tree fails.
+    "no attention": ("mamba", {}, "linear_attention", "a pass over a tree failed"),
     "frequencies that depend on the length": ("llama", {"rope_parameters": DYNAMIC}, "length of the batch"),
     "attention that no function replaces": ("nemotron", {}, "takes no trees"),
     "positions by the mask": ("opt", OPT, "log-probabilities differ"),
@@ -180,7 +181,7 @@ def test_a_model_that_cannot_compute_trees_is_recognized_whatever_its_precision(
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             found = why_rows(model, model, tolerance=tolerance)
         assert (found is None) == (not reason), found
-        assert not reason or reason[0] in found
+        assert not reason or any(words in found for words in reason)
 
 
 def test_attention_without_a_tree_is_transformers_own():
