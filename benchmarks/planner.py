@@ -69,13 +69,15 @@ class Arm:
 
 @dataclass(frozen=True)
 class Comparison:
-    """PODS against GRPO with equal rows: how many times fewer steps and seconds it needs, with an interval of the latter.
+    """PODS against GRPO with equal rows: how many times fewer steps and seconds it needs to an accuracy.
 
     Args:
         folder: in `docs/results`.
         arm, rival: their names there.
         pods, grpo: the two arms.
-        target: the accuracy to which steps and seconds count.
+        target: the accuracy.
+        fewer_steps: how many times fewer steps PODS needs.
+        faster: how many times fewer seconds, with an interval from `faster_low` to `faster_high`.
     """
 
     folder: str

@@ -113,8 +113,8 @@ class Plan:
         if not costs:
             return ""
         return (
-            f"Compared with a step of GRPO with the same m, {' and '.join(costs)}. A setting pays only if it needs fewer "
-            "steps by more than this factor."
+            f"Compared with a step of GRPO with the same m, {' and '.join(costs)}. A setting pays only if it saves "
+            "more steps than that."
         )
 
 
@@ -161,14 +161,14 @@ def decide(candidates: Sequence[Candidate], pool: Pool, simulated: Simulated, fa
     gain = gains[best.setting]
     if gain.low > 1:
         reason = (
-            f"It is predicted to learn at least {gain.low:.2f} times as fast as {kept}, probably {gain.median:.2f} times."
+            f"It is predicted to learn at least {gain.low:.2f} times as fast as {kept}, probably {gain.median:.2f}."
         )
         return Plan(candidates, best, reason, facts, gains)
     if max(gains[candidate.setting].median for candidate in others) <= 1:
         reason = f"No other timed setting is predicted to learn faster than {kept}."
         return Plan(candidates, grpo, reason, facts, gains)
     reason = (
-        f"Keep {kept}, because it is not certain that another setting is faster: {best.setting.label} is predicted to "
+        f"This is plain GRPO. It is not certain that another setting is faster: {best.setting.label} is predicted to "
         f"learn {gain.low:.2f} to {gain.high:.2f} times as fast. Only pods compare can settle it."
     )
     return Plan(candidates, grpo, reason, facts, gains)
