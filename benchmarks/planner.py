@@ -186,6 +186,7 @@ def seconds_a_step(folder: str, arm: str) -> tuple[float, ...]:
     return tuple(seconds)
 
 
+@cache
 def predict(comparison: Comparison) -> Plan:
     """Return what `pods plan` says of two arms with the rewards of the shipped policy and the study's seconds."""
     simulated = partial(simulate, pool=pool(), prices=ONE_SECOND, rows=comparison.pods.rows)
