@@ -17,7 +17,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 REAL_VENV  ?= .venv-real
 REAL_STAMP := $(REAL_VENV)/.installed
 
-.PHONY: quickstart test test-slow test-numeric test-all test-verl test-skyrl test-vllm verl-demo test-real-model test-trl test-newest \
+.PHONY: quickstart test test-slow test-numeric test-all test-verl test-skyrl test-vllm verl-demo test-real-model test-trl test-oldest test-newest \
   test-reliability coverage packages dist docs lint types clean help
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo "make verl-demo   train the shipped policy with verl's own trainer on the CPU, then write a report"
 	@echo "make test-real-model   a pretrained chat model of 135 million parameters through the commands"
 	@echo "make test-trl TRL=path/to/a/clone   TRL's own tests of its trainer, with ours at n = m and at n = 2m"
+	@echo "make test-oldest   the oldest version of each library that pyproject.toml allows, in an environment of its own"
 	@echo "make test-newest   the newest TRL, transformers, torch, vLLM and verl, each in an environment of its own"
 	@echo "make coverage    which lines make test runs, for information"
 	@echo "make test-reliability   kills, full disks and bad rewards at full length (docs/reliability.md)"
@@ -158,6 +159,20 @@ build/trl-own/site/.installed: | $(STAMP)
 test-trl: $(STAMP) build/trl-own/site/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.trl_own "$(TRL)" $(if $(ONLY),"$(ONLY)")
 
+# Exactly the lower bounds of pyproject.toml: two steps with all weights and with LoRA, then tests. torch's default build of
+# that age is several GB. pip fails if the bounds contradict each other.
+OLDEST ?= .venv-oldest
+test-oldest:
+	rm -rf $(OLDEST)
+	$(PYTHON) -m venv $(OLDEST)
+	$(PYTHON) tools/oldest.py > $(OLDEST)/oldest.txt
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $(OLDEST)/oldest.txt \
+	  -e . hypothesis pytest pytest-timeout
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/pods train tiny-pods --max_steps 2 --eval_prompts 8 --output $(OLDEST)/plain
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/pods train tiny-pods --max_steps 2 --eval_prompts 8 --output $(OLDEST)/lora --use_peft true
+	$(OLDEST)/bin/pods train --help >/dev/null
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python tests/versions.py $(OLDEST)
+
 # The newest of each library, whatever our limits say: what breaks next. torch's newest build is several GB.
 NEWEST ?= .venv-newest
 test-newest: $(STAMP) $(VERL_STAMP) $(VLLM_STAMP)
@@ -187,4 +202,4 @@ dist: packages
 	rm -rf $(DIST_VENV)
 
 clean:
-	rm -rf $(DIST_VENV) site $(VENV) $(VERL_VENV) $(SKYRL_VENV) $(VLLM_VENV) $(REAL_VENV) $(NEWEST)-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(DIST_VENV) site $(VENV) $(VERL_VENV) $(SKYRL_VENV) $(VLLM_VENV) $(REAL_VENV) $(OLDEST) $(NEWEST)-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -18,6 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+from tools import oldest
 from typer.main import get_command
 
 from pods_rl.cli import app
@@ -370,8 +371,40 @@ def test_the_python_versions_agree():
     assert f"Python 3.{lowest} or later" in (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 
 
+def lower_bound(name: str) -> Version:
+    """The oldest version of a distribution that may be installed."""
+    (bound,) = [Version(each.version) for each in allowed_versions()[name] if each.operator == ">="]
+    return bound
+
+
+@pytest.mark.parametrize("column", ["torch", "transformers", "TRL"])
+def test_the_oldest_version_that_may_be_installed_was_run(column):
+    run = [Version(row[column]) for row in version_rows() if "TRL" in row and column in row]
+    assert min(run) == lower_bound(DISTRIBUTIONS[column])
+
+
+def test_the_readme_names_the_oldest_and_the_newest_versions_that_were_run():
+    sentence = re.search(r"oldest versions that are tested are(.*?)newest are(.*?)\(\[all\]", README, flags=re.DOTALL)
+    assert sentence is not None
+    for column in ("transformers", "torch"):
+        run = [Version(row[column]) for row in version_rows() if "TRL" in row]
+        for text, version in zip(sentence.groups(), (min(run), max(run)), strict=True):
+            assert f"{column} {version.major}.{version.minor}" in text
+
+
+def test_each_runtime_dependency_has_an_oldest_version(capsys):
+    """`make test-oldest` installs what tools/oldest.py prints: the lower bounds, and nothing else."""
+    oldest.main()
+    printed = dict(line.split("==") for line in capsys.readouterr().out.splitlines())
+    wanted = [Requirement(line).name for line in PROJECT["dependencies"]]
+    assert [*printed] == wanted
+    assert {name: Version(version) for name, version in printed.items()} == {name: lower_bound(name) for name in wanted}
+    with pytest.raises(ValueError, match="somelibrary"):
+        oldest.oldest("somelibrary<2")
+
+
 def test_a_torch_that_may_be_installed_but_was_not_run_is_named():
-    """The range in the text ends below the oldest torch of the table, and begins with the oldest allowed one."""
-    (bound,) = [Version(each.version) for each in allowed_versions()["torch"] if each.operator == ">="]
-    oldest = min(Version(row["torch"]) for row in version_rows())
-    assert f"torch {bound.major}.{bound.minor} to {oldest.major}.{oldest.minor - 1} have not been run" in VERSIONS
+    """The range in the text lies between the oldest torch of the table and the next."""
+    first, following = sorted({Version(row["torch"]) for row in version_rows()})[:2]
+    assert (first.major, following.major) == (2, 2)
+    assert f"torch 2.{first.minor + 1} to 2.{following.minor - 1} have not been run" in VERSIONS

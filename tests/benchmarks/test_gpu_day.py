@@ -73,6 +73,17 @@ def test_the_plan_takes_25_minutes_in_three_commands_even_if_every_cell_is_late(
     assert gpu_day.COMMAND < 600
 
 
+def test_what_matters_most_is_measured_first():
+    """The checks and the first five steps fit into the first command, even if each is late."""
+    cells = gpu_day.plan(gpu_day.DAY)[:8]
+    assert [cell.name for cell in cells] == [
+        "attention", "tree", "generation",
+        "trl 16 -> 16, bfloat16", "tree 64 -> 16, bfloat16", "tree 16 -> 16, bfloat16",
+        "trl 64 -> 64, bfloat16", "tree 256 -> 16, bfloat16",
+    ]  # fmt: skip
+    assert gpu_day.START + sum(cell.limit for cell in cells) <= gpu_day.COMMAND
+
+
 def test_the_miniature_has_all_cells_of_the_day():
     def kinds(sizes):
         return {
@@ -147,7 +158,7 @@ def test_the_complete_plan_on_a_cpu(tmp_path):
             assert all(line["steps"][-1][phase] > 0 for phase in ("rollout", "reward", "update"))
             assert (line["steps"][-1]["selection"] > 0) is (arm != "trl")
             assert line["peaks"]["update"]["resident"] > 50 * 2**20
-    resumed = next(line for line in lines if line["part"] == 2)
+    resumed = next(line for line in lines if line["part"] == 5)
     assert resumed["resumed"]
     assert resumed["killed_after_step"] < resumed["steps"] == 6
     assert lines[-1]["ended"] == "finished"
@@ -158,13 +169,13 @@ def test_the_complete_plan_on_a_cpu(tmp_path):
 
 
 def stand_in_cells():
-    """Return the cells that choose by the device, each kind of them once: not the commands of parts 2 and 6."""
+    """Return the cells that choose by the device, each kind of them once: not the commands of parts 5 and 6."""
     cells = {}
     for cell in gpu_day.plan(gpu_day.MINIATURE):
         kind = (cell.part, cell.settings.get("arm"), cell.settings.get("weights"))
         if cell.name in ("attention", "tree"):
             cells[cell.name] = cell
-        elif kind in ((3, "trl", "bfloat16"), (4, "rows", "bfloat16")) or kind[1] == "tree":
+        elif kind in ((2, "trl", "bfloat16"), (3, "rows", "bfloat16")) or kind[1] == "tree":
             cells.setdefault(kind, cell)
     return list(cells.values())
 
@@ -246,7 +257,7 @@ def test_each_cell_has_its_own_warnings():
 def test_an_error_is_the_result_of_a_cell():
     from gpu_device import Device
 
-    cell = gpu_day.Cell(3, "wrong", "step", 10, step(shape="no such"))
+    cell = gpu_day.Cell(2, "wrong", "step", 10, step(shape="no such"))
     result = gpu_day.measure(cell, Device.of("cpu"))
     assert result["failed"] == "KeyError: 'no such'"
     assert "build_model" in result["log"]
@@ -328,6 +339,35 @@ def test_the_plan_ends_where_something_is_wrong_and_looks_again(tmp_path, capsys
     assert worker.asked == ["tree", "generation"]
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"ok": False, "checks": [{"check": "dq", "error": 0.021, "limit": 0.02, "ok": False}]},
+        {"failed": "RuntimeError: no kernel", "log": "line 3"},
+    ],
+    ids=["above its limit", "raised"],
+)
+def test_the_plan_goes_on_after_a_wrong_check_if_asked(tmp_path, capsys, answer):
+    """A later command does not check again either, unless it asks for what failed."""
+    worker = Answers(tree=answer)
+    going_on = day(tmp_path, worker)
+    going_on._options.anyway = True
+    assert going_on.run(CHECKS) == 0
+    assert worker.asked == ["attention", "tree", "generation"]
+    assert "WRONG" in capsys.readouterr().out or "failed" in answer
+    text = (tmp_path / "gpu_day.md").read_text()
+    assert "wrong: dq: 2.10e-02, limit 0.02" in text or "RuntimeError: no kernel" in text
+    again = day(tmp_path, Answers())
+    again._options.anyway = True
+    assert again.run(CHECKS) == 0
+    assert again._worker.asked == []
+    again._options.retry = True
+    assert again.run(CHECKS) == 0
+    assert again._worker.asked == (["tree"] if "failed" in answer else [])
+    without = day(tmp_path / "other", Answers(tree=answer))
+    assert without.run(CHECKS) == 1
+
+
 def test_a_command_ends_before_a_cell_that_does_not_fit_and_the_next_continues(tmp_path, capsys):
     worker = Answers()
     assert day(tmp_path, worker, seconds="44").run(CHECKS) == gpu_day.UNFINISHED
@@ -344,7 +384,7 @@ def test_a_command_ends_before_a_cell_that_does_not_fit_and_the_next_continues(t
 
 
 def test_a_cell_that_failed_is_measured_again_on_request(tmp_path):
-    cells = [cell for cell in gpu_day.plan(gpu_day.DAY) if cell.part == 5]
+    cells = [cell for cell in gpu_day.plan(gpu_day.DAY) if cell.part == 4]
     late = Answers(**{cells[0].name: {"failed": "not done after 60 s"}, cells[1].name: {"out_of_memory": "update"}})
     assert day(tmp_path, late).run(cells) == 0
     assert "| not done after 60 s |" in (tmp_path / "gpu_day.md").read_text()

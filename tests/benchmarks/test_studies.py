@@ -10,12 +10,14 @@ import sys
 import pytest
 
 from pods_rl.experiment import build_experiment, load_experiment
+from pods_rl.planning.signal import EXPONENT, MODEL_ERROR
 from pods_rl.yaml_files import Origin
 
 from . import BENCHMARKS, module
 
 comparisons = module("comparisons")
 rates = module("rates")
+planner = module("planner")
 EXPERIMENTS = (
     "equal_memory_4",
     "equal_memory_4_pilots",
@@ -98,6 +100,51 @@ def test_a_study_has_the_rates_that_its_pilots_chose(study, file):
         assert min(scores[arm]) < best < max(scores[arm])
         checked += 1
     assert checked >= 2
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return planner.measured()
+
+
+@pytest.mark.numeric
+def test_the_planner_is_calibrated_on_the_studies(measured):
+    exponent, error = planner.calibrate(measured)
+    assert pytest.approx(exponent, abs=0.01) == EXPONENT
+    assert pytest.approx(error, abs=0.01) == MODEL_ERROR
+    assert {comparison.folder for comparison in measured} == {*planner.STUDIES}
+
+
+@pytest.mark.numeric
+def test_the_planner_recommends_pods_only_where_it_paid(measured):
+    """What `pods plan` says of each study's rewards and seconds, next to the speed that the study measured."""
+    checked = 0
+    for comparison in measured:
+        plan = planner.predict(comparison)
+        recommended = plan.chosen.setting == comparison.pods.setting
+        assert not recommended or comparison.faster_low > 1, comparison
+        assert recommended or comparison.folder != "equal_memory_4"
+        gain = plan.gains[comparison.pods.setting]
+        of_equal_prompts = comparison.pods.setting.m == comparison.grpo.setting.m
+        if of_equal_prompts or comparison.folder == "many_prompts":
+            assert gain.low < comparison.faster_high, comparison
+            assert comparison.faster_low < gain.high, comparison
+            checked += 1
+    assert checked == 12
+
+
+@pytest.mark.numeric
+def test_the_page_has_what_the_planner_predicts_and_what_was_measured(measured):
+    page = (BENCHMARKS.parent / "docs" / "results.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if re.match(r"\| `(equal|many|regimes)", line)]
+    found = planner.table(measured)
+    assert len(rows) == len(found) == len(planner.MAIN)
+    number = r"\d+\.\d+"
+    for row, line in zip(rows, found, strict=True):
+        assert re.sub(number, "", row) == re.sub(number, "", line)
+        shown = [float(text) for text in re.findall(number, row)]
+        computed = [float(text) for text in re.findall(number, line)]
+        assert shown == pytest.approx(computed, abs=0.015)  # the last digit may differ with the processor
 
 
 def test_pilots_try_the_rates_beyond_an_edge(monkeypatch, tmp_path):

@@ -18,13 +18,14 @@ def test_a_plan_is_measured_and_printed(place, monkeypatch):  # noqa: F811
     monkeypatch.setattr(pods_rl.planning.signal, "_STEPS", 20)
     done = pods("plan", "r.yaml", "--seconds", "1")
     assert max(map(len, done.output.splitlines())) <= 80
+    assert " of 0 s" not in done.output
     for part in (
         "rewards",
         "prices",
         "completions",
         "rollouts are distinct",
         "Modelled with these prices",
-        "Timed here, and the gain in signal a second over GRPO",
+        "Timed here, and the gain in speed over GRPO",
         "Limits:",
         "Recommended: ",
         "Train with: pods train r.yaml --num_generations ",

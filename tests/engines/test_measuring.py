@@ -18,8 +18,11 @@ def test_each_step_does_the_work_of_its_own_setting(make_trainer) -> None:
     accumulated = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     trainer = make_trainer(learning_rate=0.0, max_steps=99, **accumulated)
     before = [weight.detach().clone() for weight in trainer.model.parameters()]
-    meter = Meter(trainer)
+    progress: list[str] = []
+    meter = Meter(trainer, show=progress.append)
     meter.run(meter.rounds(SETTINGS, seconds=0))
+    assert len(progress) == 9
+    assert all(" s of " not in line for line in progress)  # its time was over before the first step
     works = {setting: [step.work for step in steps] for setting, steps in meter.steps.items()}
     assert {setting: [(w.prompts, w.rollouts) for w in some] for setting, some in works.items()} == {
         Setting(4, 4): [(2, 8)] * 2, Setting(16, 4): [(2, 32)] * 2, Setting(8, 8): [(1, 8)] * 2,

@@ -121,8 +121,9 @@ TAKES_TREES = {  # name: architecture, configuration
     "eager attention": ("llama", {"attn_implementation": "eager"}),
     "Mixtral, experts": ("mixtral", {"experts_implementation": "eager"}),
 }
-TAKES_ROWS = {  # name: architecture, configuration, a word of the reason
-    "no attention": ("mamba", {}, "linear_attention"),
+TAKES_ROWS = {  # name: architecture, configuration, words of the reason, one of which it has
+    # Older transformers do not list its layers, and then the pass over a tree fails.
+    "no attention": ("mamba", {}, "linear_attention", "a pass over a tree failed"),
     "frequencies that depend on the length": ("llama", {"rope_parameters": DYNAMIC}, "length of the batch"),
     "attention that no function replaces": ("nemotron", {}, "takes no trees"),
     "positions by the mask": ("opt", OPT, "log-probabilities differ"),
@@ -247,7 +248,18 @@ def test_a_model_that_cannot_compute_trees_is_recognized_whatever_its_precision(
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             found = why_rows(model, model, tolerance=tolerance)
         assert (found is None) == (not reason), found
-        assert not reason or reason[0] in found
+        assert not reason or any(words in found for words in reason)
+
+
+def test_the_probe_leaves_no_cast_behind_in_a_block_of_autocast():
+    """Seen to fail with torch 2.6, where autocast keeps the casts of passes without a gradient (`make test-oldest`)."""
+    model = build("qwen2")
+    ids, mask, labels, _ = batch([4, 2], [3, 3])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert why_rows(model, model, tolerance=0.1) is None
+        model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs.sum().backward()
+    without = [name for name, weight in model.named_parameters() if weight.grad is None]
+    assert without == []
 
 
 def test_attention_without_a_tree_is_transformers_own():

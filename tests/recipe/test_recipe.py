@@ -60,10 +60,9 @@ def test_the_loss_is_trl_s_by_default_and_keys_follow_from_others():
 
 
 def test_each_part_gets_its_own_keys():
-    recipe = build(num_rollouts=64, use_peft=True, lora_r=8, task_seed=3, threads=1, trust_remote_code=True)
+    recipe = build(num_rollouts=64, use_peft=True, lora_r=8, task_seed=3, threads=1)
     engine, model = recipe.engine_arguments(), recipe.model_arguments()
     assert engine["num_rollouts"] == 64
-    assert "trust_remote_code" in engine
     assert "bf16" not in engine  # the machine decides
     assert model == {"model_name_or_path": "tiny", "dtype": "float32", "use_peft": True, "lora_r": 8}
     assert recipe.task_settings()["task_seed"] == 3
@@ -85,6 +84,7 @@ REFUSED = [
     ({"task": "arithmetic", "dataset_name": "x.jsonl"}, "does not read dataset_name"),
     ({"dataset_name": "gone.jsonl", "model_name_or_path": "tiny"}, "there is no such file or directory"),
     ({"task": "gsm8k"}, "model_name_or_path is not set"),
+    ({"trust_remote_code": True}, "the code of a repository never runs"),
     ({"hub_token": "hf_abc"}, "set HF_TOKEN in the environment"),
     ({"eval_strategy": "steps"}, "use eval_seconds"),
 ]  # fmt: skip

@@ -123,7 +123,7 @@ def plan(
     config: Config = None,
     seconds: Annotated[float, Option(min=1, max=1e6, help="Seconds to measure and time, after loading.")] = 120,
 ) -> None:
-    """Find the n and m with the most signal a second for a recipe, by measuring.
+    """Find the n and m that are predicted to learn fastest on a recipe, by measuring.
 
     Trains real steps with a learning rate of 0. From the seconds of a rollout, a prompt and a trained row, and the
     rewards, it models every n and m. Then it times plain GRPO and the three best, and recommends one of these. Rows a

@@ -1,1 +1,1 @@
-"""`pods plan`: which n and m have the most signal a second. Measures real steps, then simulates the signal."""
+"""`pods plan`: which n and m are predicted to learn fastest. Measures real steps, then simulates the signal."""

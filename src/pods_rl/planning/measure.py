@@ -89,7 +89,7 @@ def _survey(
     simulated = partial(simulated, pool=pool, prices=prices)
     candidates = [simulated(setting) for setting in settings]
     grpo = candidates[0]
-    best = sorted(candidates[1:], key=lambda candidate: candidate.rate, reverse=True)[:_FINALISTS]
+    best = sorted(candidates[1:], key=lambda candidate: candidate.speed, reverse=True)[:_FINALISTS]
     finalists = [candidate.setting for candidate in (grpo, *best)]
     yield from meter.rounds(finalists, (1 - _MEASURING) * seconds, "timing the best")
     timed = []
@@ -190,10 +190,12 @@ class Meter(TrainerCallback):
         self.steps.setdefault(self._setting, []).append(step)
         self.distinct[self._setting.n] = logs["pods/distinct_tokens"]
         elapsed = time.perf_counter() - self._part_started
-        self._show(
-            f"{self._part}: {self._setting.label}, {step.seconds:.3g} s a step; {elapsed:.0f} of "
-            f"{self._part_seconds:.0f} s"
-        )
+        progress = f"{elapsed:.0f} s"
+        if elapsed < self._part_seconds:
+            progress += f" of {self._part_seconds:.3g} s"
+        else:
+            progress += ", until each setting has enough steps"
+        self._show(f"{self._part}: {self._setting.label}, {step.seconds:.3g} s a step; {progress}")
         self._next(control)
 
     def _next(self, control: TrainerControl) -> None:

@@ -345,6 +345,9 @@ def probe_trees(
         probe = _compare(call, device, config, tolerance)
         if probe.failed:
             avoid_variable_length(device, False)
+    # Older torch (2.6 to 2.9, perhaps later) also keeps the casts of a pass without a gradient for the next pass of an
+    # autocast block, where the weights would get none.
+    torch.clear_autocast_cache()
     if probe.why_rows is not None:
         config._attn_implementation = before
     return probe

@@ -432,6 +432,7 @@ UNSUPPORTED = {
     **dict.fromkeys(("hub_strategy", "hub_always_push"), "a run pushes its final policy once, at its end"),
     "ignore_data_skip": "a run that skips no prompts could never resume from its checkpoints",
     "remove_unused_columns": "rewards read the columns that it removes",
+    "trust_remote_code": "the code of a repository never runs, so only architectures of transformers can be trained",
     "hub_token": "a recipe is saved with the run, so it must hold no secret: set HF_TOKEN in the environment",
     "reward_weights": "a recipe has rewards and weights in one mapping: task_rewards: {accuracy: 1.0, format: 0.1}",
     **dict.fromkeys((

@@ -264,7 +264,7 @@ def _construct(recipe: Recipe, processes: int) -> PODSConfig:
         num_workers=config.dataloader_num_workers,
         prefetch_factor=config.dataloader_prefetch_factor,
         persistent_workers=config.dataloader_persistent_workers,
-        multiprocessing_context=config.dataloader_multiprocessing_context,
+        multiprocessing_context=getattr(config, "dataloader_multiprocessing_context", None),  # since 5.15
     )
     for callback in get_reporting_integration_callbacks(recipe.values.get("report_to") or []):
         callback()

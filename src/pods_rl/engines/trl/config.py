@@ -32,7 +32,7 @@ class PODSConfig(GRPOConfig):
     Args:
         num_rollouts: number of rollouts generated for each prompt, n. At least m = num_generations, the rows trained of
             each prompt (TRL's own meaning). If None, n = m, which is plain GRPO. `pods plan` measures which n and m
-            have the most signal a second.
+            are predicted to learn fastest.
         rule: the rule that keeps m of the n rollouts: max_variance (the paper, section 3.1), max_reward, random,
             percentile, or your own as a function or as package.module:function.
         advantages: normalise advantages over the m kept rollouts (after; the paper, section 3.2) or over all n
