@@ -11,7 +11,7 @@ from .choices import LETTERS, has_label, read_label
 from .molecules import is_formula, is_word, without_subscripts
 from .notation import plain
 from .numerals import Number, read_number
-from .units import split_unit
+from .units import counted_thing, same_thing, split_unit
 from .words import WORDS_THAT_CHANGE_A_NUMBER, may_change, read_number_in_words
 
 Pair = tuple[str, str]
@@ -226,17 +226,25 @@ def _same_label(answer: str, gold: str) -> bool:
 
 
 def _without_units(answer: str, gold: str) -> tuple[str, str] | None:
-    """Return both answers without their units, or None if both have one and these differ; nothing is converted."""
+    """Return both answers without their units, or None if both have one and these differ; nothing is converted.
+
+    So it is with the things that they count: eggs are not boxes.
+    """
     answer_value, answer_unit = split_unit(answer)
     gold_value, gold_unit = split_unit(gold)
     if gold_unit and not answer_unit:
         answer_value, answer_unit = split_unit(answer, loose=True)
     elif answer_unit and not gold_unit:
         gold_value, gold_unit = split_unit(gold, loose=True)
-    if answer_unit and gold_unit and answer_unit != gold_unit:
+    if answer_unit and gold_unit:
         units = {answer_unit, gold_unit}
-        if units not in ({"degree", "degreeF"}, {"degree", "degreeC"}):
+        if len(units) > 1 and units not in ({"degree", "degreeF"}, {"degree", "degreeC"}):
             return None
+        return answer_value, gold_value
+    answer_thing = answer_unit or counted_thing(answer)
+    gold_thing = gold_unit or counted_thing(gold)
+    if answer_thing and gold_thing and not same_thing(answer_thing, gold_thing):
+        return None
     return answer_value, gold_value
 
 

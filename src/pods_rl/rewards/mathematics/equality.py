@@ -13,6 +13,7 @@ from typing import Any
 
 import sympy
 
+from .assignments import assignments, in_order
 from .identity import same_value
 from .regions import is_region, same_set
 from .structure import BRACKETS, Node, named, structure
@@ -31,6 +32,9 @@ def equal(gold: str, answer: str) -> bool:
 def _same(gold: Node, answer: Node) -> bool:
     if gold == answer:
         return True
+    verdict = _same_assignments(gold, answer)
+    if verdict is not None:
+        return verdict
     kinds = {gold.kind, answer.kind}
     if kinds == {"relation"}:
         return _same_relation(gold, answer)
@@ -64,6 +68,40 @@ def _same_expression(gold: str, answer: str) -> bool:
     if getattr(gold_value, "shape", None) != getattr(answer_value, "shape", None):
         return False
     return all(same_value(a, b, digits) for a, b in zip(gold_value, answer_value, strict=True))
+
+
+def _same_assignments(gold: Node, answer: Node) -> bool | None:
+    """Compare assignments by name with others, or with a tuple without names; None if there are none."""
+    gold_values = assignments(gold)
+    answer_values = assignments(answer)
+    if gold_values and answer_values:
+        if set(gold_values) != set(answer_values):
+            return False
+        return all(_same(value, answer_values[name]) for name, value in gold_values.items())
+    if gold_values:
+        # a gold answer that lists its names, (y, x) = (3, 2), is what the question asks for
+        ordered = list(gold_values.values()) if gold.kind == "relation" else in_order(gold_values)
+        bare = answer
+    elif answer_values:
+        ordered = in_order(answer_values)
+        bare = gold
+    elif "()" in (gold.kind, answer.kind) and (_assigns_one_name(gold) or _assigns_one_name(answer)):
+        return False  # x = 3, x = 2 is not the point (3, 2)
+    else:
+        return None
+    if ordered is None or bare.kind not in ("()", "list") or len(bare.items) != len(ordered):
+        return None
+    if any(item.kind != "value" for item in bare.items):
+        return None
+    if bare.kind == "list" and all("_" in name for name in gold_values or answer_values or ()):
+        return None  # x_1 and x_2 are roots, in any order
+    return all(map(_same, ordered, bare.items))
+
+
+def _assigns_one_name(node: Node) -> bool:
+    """Whether a list assigns several values to one name."""
+    names = {named(item) for item in node.items}
+    return node.kind in ("list", "and", "or") and len(names) == 1 and None not in names
 
 
 # -- relations ---------------------------------------------------------------------------------------------------------

@@ -65,6 +65,11 @@ _BUILDER = re.compile(
 )  # x \mid x > 2
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-z])")
 _INTERVAL = re.compile(r"([\](\[])([^\[\]()]*,[^\[\]()]*)([\[\])])")  # also ]2, 5[
+_ROWS = re.compile(  # of a system: \begin{cases} x = 3 \\ y = 2 \end{cases}
+    r"(?:\\\{)?\s*\\begin\s*\{(cases|aligned|align\*?|gathered|array|split)\}(?:\s*\{[lcr| ]*\})?(.*)"
+    r"\\end\s*\{\1\}\s*",
+    re.DOTALL,
+)
 _POINT = re.compile(r"[ABD-OQ-Z]\s*=?\s*(\((?:[-+0-9.,;/ ]|\\frac|\\sqrt|[{}])+\))")  # A(2, 3)
 
 
@@ -74,7 +79,7 @@ def structure(text: str) -> Node:
     >>> [structure(text).kind for text in ("x < 3", "1, 2 and 3", r"\{1, 2\}", "[0,1)", "2x+1")]
     ['relation', 'list', 'set', '[)', 'value']
     """
-    text = _without_thousands_commas(text)
+    text = _without_thousands_commas(_without_rows(text))
     return _read(_INTERVAL.sub(_pointing_in, text))
 
 
@@ -100,6 +105,18 @@ def _without_thousands_commas(text: str) -> str:
     if "," not in rest and _OPEN_BRACKET.search(text[: number.start()]):
         return text
     return _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
+
+
+def _without_rows(text: str) -> str:
+    """Write the rows of a system of equations as a list; the cases of a function stay."""
+    system = _ROWS.fullmatch(text.strip())
+    if system is None:
+        return text
+    rows = [row.strip(" ,;") for row in re.split(r"\\\\(?:\[[^\]]*\])?", system[2])]
+    rows = [row.replace("&", " ") for row in rows if row]
+    if not all(re.search(r"[=<>]|\\(?:le|ge|ne|in)(?![a-z])|\\[lg]eq", row) for row in rows):
+        return text
+    return ", ".join(rows)
 
 
 def _pointing_in(interval: re.Match[str]) -> str:
