@@ -8,9 +8,15 @@ from __future__ import annotations
 import re
 
 from .choices import LETTERS, has_label, read_label
+from .amounts import read_amounts
+from .bounds import split_bound
+from .codes import compare_codes
+from .congruences import remainder, split_modulus
 from .molecules import is_formula, is_word, without_subscripts
 from .notation import plain
 from .numerals import Number, read_number
+from .parameters import split_parameter, with_letter
+from .texts import same_items
 from .units import counted_thing, same_thing, split_unit
 from .words import WORDS_THAT_CHANGE_A_NUMBER, may_change, read_number_in_words
 
@@ -60,7 +66,7 @@ _CHANGING = (
 _WORDS_THAT_CHANGE_A_FORMULA = WORDS_THAT_CHANGE_A_NUMBER | frozenset(_CHANGING.split())
 _TOO_LARGE = re.compile(
     r"[0-9][\s)}\]]{0,8}\^[\s({\[]{0,8}[0-9]+[\s)}\]]{0,8}\^[\s({\[]{0,8}[0-9]+(?:[0-9]|[\s)}\]]{0,8}\^)"  # 9^9^99
-    r"|\^[\s({\[]{0,8}[0-9]{6}"  # 2^{100000}
+    r"|\^[\s({\[]{0,8}-?[0-9]{6}"  # 2^{100000}
     r"|[0-9]{5}[\s)}\]]{0,8}!"  # 99999!
     r"|!\s*\)?\s*!\s*\)?\s*!"  # ((9!)!)!
 )
@@ -85,10 +91,25 @@ def decide(answer: str, gold: str) -> bool | Pair:
     gold_option = _option(gold)
     if answer_option or gold_option:
         return _compare_labelled(answer, gold, answer_option, gold_option)
+    gold_amounts = read_amounts(gold)
+    if gold_amounts:
+        answer_amounts = read_amounts(answer)
+        if answer_amounts:
+            return answer_amounts == gold_amounts
     without_units = _without_units(answer, gold)
     if without_units is None:
         return False
     plain_answer, plain_gold = map(plain, without_units)
+    is_same_code = compare_codes(plain_answer, plain_gold, gold)
+    if is_same_code is not None:
+        return is_same_code
+    without_conditions = _without_conditions(plain_answer, plain_gold)
+    if without_conditions is None:
+        return False
+    if without_conditions != (plain_answer, plain_gold):
+        return decide(*without_conditions)
+    if same_items(plain_answer, plain_gold):
+        return True
     has_same_value = _compare_values(plain_answer, plain_gold)
     if has_same_value is not None:
         return has_same_value
@@ -248,6 +269,35 @@ def _without_units(answer: str, gold: str) -> tuple[str, str] | None:
     return answer_value, gold_value
 
 
+def _without_conditions(answer: str, gold: str) -> tuple[str, str] | None:
+    """Return both answers without a modulus and the set of a parameter, or None if both have one and these differ."""
+    answer_modulus = split_modulus(answer)
+    gold_modulus = split_modulus(gold)
+    if answer_modulus and gold_modulus:
+        if answer_modulus[1] != gold_modulus[1]:
+            return None
+        modulus = gold_modulus[1]
+        answer = remainder(answer_modulus[0], modulus) or answer_modulus[0]
+        gold = remainder(gold_modulus[0], modulus) or gold_modulus[0]
+    elif answer_modulus:
+        answer = answer_modulus[0]
+    elif gold_modulus:
+        gold = gold_modulus[0]
+    answer_parameter = split_parameter(answer)
+    gold_parameter = split_parameter(gold)
+    if answer_parameter:
+        answer = answer_parameter[0]
+    if gold_parameter:
+        gold = gold_parameter[0]
+    if answer_parameter and gold_parameter:
+        _, letter, values = answer_parameter
+        _, gold_letter, gold_values = gold_parameter
+        if values != gold_values:
+            return None
+        answer = with_letter(answer, letter, gold_letter)
+    return answer, gold
+
+
 def _same_time(answer: re.Match[str] | None, gold: re.Match[str]) -> bool:
     if answer is None:
         return False
@@ -306,6 +356,9 @@ def _only_formula(answer: str) -> str | None:
     if not words or not set(_WORDS.sub("", before + after)) <= _AROUND_A_FORMULA or before.rstrip().endswith(" of"):
         return None
     if may_change(words, _WORDS_THAT_CHANGE_A_FORMULA):
+        return None
+    around = split_bound(before, after)
+    if around is None or around[0]:
         return None
     return formula[formula.lastindex or 0]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -26,7 +27,11 @@ def equal(gold: str, answer: str) -> bool:
     >>> equal(r"2\sqrt{2}", r"\sqrt{8}"), equal("x<3", r"(-\infty, 3)"), equal("x=5", "5"), equal("x+y=5", "5")
     (True, True, True, False)
     """
-    return _same(structure(gold), structure(answer))
+    gold_node = _without_approximations(structure(gold))
+    answer_node = _without_approximations(structure(answer))
+    if gold_node is None or answer_node is None:
+        return False
+    return _same(gold_node, answer_node)
 
 
 def _same(gold: Node, answer: Node) -> bool:
@@ -57,7 +62,7 @@ def _same_expression(gold: str, answer: str) -> bool:
     gold_number = number(gold)
     answer_number = number(answer)
     if gold_number and answer_number:
-        return gold_number.equals(answer_number)
+        return answer_number.equals(gold_number)
     gold_value = value(gold)
     answer_value = value(answer)
     if gold_value is None or answer_value is None:
@@ -102,6 +107,48 @@ def _assigns_one_name(node: Node) -> bool:
     """Whether a list assigns several values to one name."""
     names = {named(item) for item in node.items}
     return node.kind in ("list", "and", "or") and len(names) == 1 and None not in names
+
+
+def _without_approximations(node: Node) -> Node | None:
+    r"""Return a node with the exact part alone of each approximation, or None if one is false, as `10 \\approx 9`."""
+    if node.kind == "approximation":
+        exact, *roundings = node.items
+        if not all(_may_be_rounded(exact, rounding) for rounding in roundings):
+            return None
+        return exact
+    items = [_without_approximations(item) for item in node.items]
+    if any(item is None for item in items):
+        return None
+    return node._replace(items=tuple(items))
+
+
+def _may_be_rounded(exact: Node, rounding: Node) -> bool:
+    r"""Whether a decimal is an exact value rounded to its digits, or cut off; True where one is not a number.
+
+    Also True where the exact part states the value of a name: what follows in `x = 1/3 \approx 0.3` is a remark.
+    """
+    if named(exact) is not None:
+        return True
+    if exact.kind == "relation":
+        exact = exact.items[-1]
+    decimal = number(rounding.text) if rounding.kind == "value" else None
+    exact_value = value(exact.text) if exact.kind == "value" else None
+    if decimal is None or exact_value is None or not getattr(exact_value, "is_real", False):
+        return True
+    digits = re.search(r"[0-9]+(?:\.[0-9]+)?", rounding.text.replace(",", ""))
+    if digits is None or not exact_value.is_number:
+        return True
+    rounded = sympy.Rational(decimal.value.numerator, decimal.value.denominator)
+    units = (abs(exact_value) - abs(rounded)).evalf(15) / float(_unit_of_last_digit(digits[0]))
+    return exact_value * rounded >= 0 and -0.5 <= units < 1  # rounded, or cut off
+
+
+def _unit_of_last_digit(digits: str) -> Fraction:
+    """Return the unit of the last digit that counts: 1/100 for 3.14, 10 for 30."""
+    _, dot, decimals = digits.partition(".")
+    if dot:
+        return Fraction(1, 10 ** len(decimals))
+    return Fraction(10 ** (len(digits) - len(digits.rstrip("0"))))
 
 
 # -- relations ---------------------------------------------------------------------------------------------------------

@@ -7,17 +7,19 @@ expressions.
 from __future__ import annotations
 
 import re
+from itertools import product
 from typing import Any, NamedTuple
 
 from .names import is_name
 
+MAX_SIGNED = 3  # coordinates of a point with signs of their own
 BRACKETS = ("()", "[]", "(]", "[)")
 
 
 class Node(NamedTuple):
     """An expression ("value": its text), a chain of sides with signs ("relation"), or a group of answers.
 
-    A group is a "list", a list joined by "and" or "or", a "set", "union", "minus", "ratio", or a pair of brackets.
+    An "approximation" is an exact part and its roundings. A group is a "list", a list joined by "and" or "or", a "set", "union", "minus", "ratio", or a pair of brackets.
     """
 
     kind: str
@@ -152,11 +154,13 @@ def _read(text: str) -> Node:
     bracketed = _bracketed(text)
     if bracketed is not None:
         kind, content = bracketed
+        if kind == "()" and _PLUS_MINUS.search(content):
+            points = _points(content)
+            if points:
+                return Node("list", tuple(_read(point) for point in points))
         return _group(text, kind, content)
     if _PLUS_MINUS.search(text):
-        upper = _PLUS_MINUS.sub(lambda sign: " + " if sign[0] == r"\pm" else " - ", text)
-        lower = _PLUS_MINUS.sub(lambda sign: " - " if sign[0] == r"\pm" else " + ", text)
-        return Node("list", (_read(upper), _read(lower)))
+        return Node("list", tuple(map(_read, _both(text))))
     return _ratio(text)
 
 
@@ -199,14 +203,13 @@ def _read_all(parts: list[str]) -> tuple[Node, ...]:
 
 
 def _relation(parts: list[str], signs: list[str]) -> Node:
-    if r"\approx" in signs:  # the exact part counts: x = 1/3 \approx 0.33
+    if r"\approx" in signs:  # x = 1/3 \approx 0.33
         end = signs.index(r"\approx")
-        if end == 0 and is_name(parts[0]):
-            parts = parts[:2]
-            signs = ["="]
-        else:
-            parts = parts[: end + 1]
-            signs = signs[:end]
+        if end > 0 or not is_name(parts[0]):
+            exact = _relation(parts[: end + 1], signs[:end])
+            return Node("approximation", (exact, *map(_read, parts[end + 1 :])))
+        parts = parts[:2]
+        signs = ["="]
     sides = tuple(map(_read, parts))
     if not signs:
         return sides[0]
@@ -258,6 +261,28 @@ def _group(text: str, kind: str, content: str) -> Node:
     if not content.strip():
         return Node(kind)
     return Node(kind, _read_all(parts))
+
+
+def _points(content: str) -> list[str]:
+    r"""Return the points of a tuple with `\pm`, or nothing if it has one item.
+
+    Coordinates that begin with `\pm` have their signs on their own, others the same: `(1 \pm a, 2 \pm a)` is two points.
+    """
+    parts, separators = _split(content, "list")
+    signed = [part for part in parts if _PLUS_MINUS.search(part)]
+    if not separators or len(signed) > MAX_SIGNED:
+        return []
+    if len(signed) > 1 and all(re.match(r"\s*\\pm", part) for part in signed):
+        choices = [[part] if part not in signed else list(_both(part)) for part in parts]
+        return [f"({','.join(choice)})" for choice in product(*choices)]
+    return [f"({point})" for point in _both(content)]
+
+
+def _both(text: str) -> tuple[str, str]:
+    r"""Return a text with the upper and with the lower sign of each `\pm` and `\mp`."""
+    upper = _PLUS_MINUS.sub(lambda sign: " + " if sign[0] == r"\pm" else " - ", text)
+    lower = _PLUS_MINUS.sub(lambda sign: " - " if sign[0] == r"\pm" else " + ", text)
+    return upper, lower
 
 
 def _ratio(text: str) -> Node:

@@ -40,7 +40,7 @@ _OTHER_NAMES = {
     "mcg": "ug", "fps": "fps",
 }  # fmt: skip
 # Read as an hour of the day or as words, not as a picometer, an attosecond or a decitonne.
-_NOT_UNITS = ("am", "pm", "AM", "PM", "as", "at", "dat", "das", "dam", "dag", "ht", "pH")
+_NOT_UNITS = ("am", "pm", "AM", "PM", "as", "at", "dat", "das", "dam", "dag", "ht", "pH", "hbar")
 _IN_ANY_CASE = frozenset(("km", "kg", "cm", "mm", "ft", "yd", "lb", "oz", "hr"))  # of the short ones: Km, FT
 
 CURRENCY = {

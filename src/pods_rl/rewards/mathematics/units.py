@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from typing import NamedTuple
 
+from .bounds import split_bound
 from .notation import DELIMITERS, UPRIGHT, to_ascii
 from .unit_names import CURRENCY, PRODUCTS, in_one_word, unit_named
 from .words import WORDS_THAT_CHANGE_A_NUMBER, may_change
@@ -24,7 +25,7 @@ _UNITS = (
     rf"{_GAP}*(?P<square>(?:{_SQUARE})(?![A-Za-z]))?{_GAP}*{_ONE_UNIT}"  # square cm
     rf"(?:{_GAP}*{_BETWEEN_UNITS}{_GAP}*{_ONE_UNIT}){{0,3}}{_GAP}*"
 )
-_AFTER_A_VALUE = r"(?:(?<=[0-9})!])|(?<=\\pi))"  # after 5, x^{2}, (x), 5! and \pi
+_AFTER_A_VALUE = r"(?:(?<=[0-9})!])|(?<=[^A-Za-z]pi))"  # after 5, x^{2}, (x), 5! and \pi
 _UNITS_AT_END = re.compile(rf"{_AFTER_A_VALUE}{_UNITS}(?=[.,;]?\s*$)")
 _UNIT_TOKEN = re.compile(
     r"(?P<power>\^\s*\{?\s*-?\s*[1-4]|squared|cubed)"  # ^2, ^{-1}
@@ -76,7 +77,7 @@ def split_unit(text: str, *, loose: bool = False) -> tuple[str, str | None]:
     units = _units_at_end(flat)
     if units is None or (not loose and _may_be_variable(units.written)):
         words = _WORDS_AT_END.search(flat)
-        if words and not may_change(re.findall("[A-Za-z]+", words["words"]), WORDS_THAT_CHANGE_A_NUMBER):
+        if words and _only_describe(words["words"]):
             text = _unflat(flat[: words.start()])
         return text, currency
     if units.name.startswith("percent"):
@@ -84,6 +85,12 @@ def split_unit(text: str, *, loose: bool = False) -> tuple[str, str | None]:
     if units.name == "degree" and _ANGLE_FUNCTION.search(text):  # \sin 30^\circ
         return text, currency
     return _unflat(flat[: units.start]), currency or units.name
+
+
+def _only_describe(words: str) -> bool:
+    """Whether words after a number leave it as it is."""
+    changes = may_change(re.findall("[A-Za-z]+", words), WORDS_THAT_CHANGE_A_NUMBER)
+    return not changes and split_bound("", words) == ("", "", words)
 
 
 def _bare(text: str) -> str:
