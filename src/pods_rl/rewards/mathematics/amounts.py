@@ -35,12 +35,12 @@ def read_amounts(text: str) -> list[tuple[Fraction, str]] | None:
     part = _FIRST.match(text)
     amounts = []
     while part:
-        unit = unit_named(part["unit"])
+        name = unit_named(part["unit"])
         match = NUMBER.fullmatch(part["number"])
         number = number_of(match, percent=False) if match else None
-        if unit is None or number is None:
+        if name is None or number is None:
             return None
-        amounts.append((number.value, unit))
+        amounts.append((number.value, name))
         end = part.end()
         part = _NEXT.match(text, end)
     if len(amounts) < 2 or text[end:].strip(" ."):

@@ -71,7 +71,8 @@ _NAMED = re.compile(
 )
 _BEGINS_A_TEXT = re.compile(  # the text of an option after a dash or a comma: "A polygenic score", "A and B", "E. coli"
     rf"\s*(?P<sign>[-–—,;])\s+[{LETTERS}][0-9]?\.?\s+"
-    r"(?!(?i:is|isn['’]t|was|are|seems|looks|works|fits|also|too|because|since|as\s+well|instead|maybe|perhaps|would|could"
+    r"(?!(?i:(?:is|was|are)\s+(?:also|too|the|an?|not|right|correct|true|best|better|possible|likely|wrong|incorrect"
+    r"|false|it)|isn['’]t|seems|looks|works|fits|also|too|because|since|as\s+well|instead|maybe|perhaps|would|could"
     r"|may|might|can|must|should|either|then|but|not)\b)(?P<word>[A-Za-z]{2,})"
 )
 _JOINED_TO_NEXT = re.compile(rf"\s*\)?\s*(?:[,;/&|?]|\(?\s*{_JOINS}\b)")  # ", D" and " or D" after an option

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 
-from .choices import LETTERS, has_label, read_label
 from .amounts import read_amounts
 from .bounds import split_bound
+from .choices import LETTERS, has_label, read_label
 from .codes import compare_codes
-from .congruences import remainder, split_modulus
+from .congruences import split_modulus, with_remainder
 from .molecules import is_formula, is_word, without_subscripts
 from .notation import plain
 from .numerals import Number, read_number
@@ -91,28 +91,17 @@ def decide(answer: str, gold: str) -> bool | Pair:
     gold_option = _option(gold)
     if answer_option or gold_option:
         return _compare_labelled(answer, gold, answer_option, gold_option)
+    amounts = read_amounts(answer)
     gold_amounts = read_amounts(gold)
-    if gold_amounts:
-        answer_amounts = read_amounts(answer)
-        if answer_amounts:
-            return answer_amounts == gold_amounts
+    if amounts and gold_amounts:
+        return amounts == gold_amounts
     without_units = _without_units(answer, gold)
     if without_units is None:
         return False
     plain_answer, plain_gold = map(plain, without_units)
-    is_same_code = compare_codes(plain_answer, plain_gold, gold)
-    if is_same_code is not None:
-        return is_same_code
-    without_conditions = _without_conditions(plain_answer, plain_gold)
-    if without_conditions is None:
-        return False
-    if without_conditions != (plain_answer, plain_gold):
-        return decide(*without_conditions)
-    if same_items(plain_answer, plain_gold):
-        return True
-    has_same_value = _compare_values(plain_answer, plain_gold)
-    if has_same_value is not None:
-        return has_same_value
+    verdict = _compare_kinds(plain_answer, plain_gold, gold)
+    if verdict is not None:
+        return verdict
     if _same_label(answer, gold):
         return True
     formula = _only_formula(answer)
@@ -121,6 +110,24 @@ def decide(answer: str, gold: str) -> bool | Pair:
     if _is_surely_different(plain_answer, plain_gold, gold):
         return False
     return plain_gold, plain_answer
+
+
+def _compare_kinds(answer: str, gold: str, written_gold: str) -> bool | Pair | None:
+    """Compare codes, answers with conditions, lists of words, times, numbers and texts; None if they are none of these.
+
+    Both answers are `plain`.
+    """
+    is_same_code = compare_codes(answer, gold, written_gold)
+    if is_same_code is not None:
+        return is_same_code
+    without_conditions = _without_conditions(answer, gold)
+    if without_conditions is None:
+        return False
+    if without_conditions != (answer, gold):
+        return decide(*without_conditions)
+    if same_items(answer, gold):
+        return True
+    return _compare_values(answer, gold)
 
 
 def _compare_values(plain_answer: str, plain_gold: str) -> bool | None:
@@ -271,18 +278,6 @@ def _without_units(answer: str, gold: str) -> tuple[str, str] | None:
 
 def _without_conditions(answer: str, gold: str) -> tuple[str, str] | None:
     """Return both answers without a modulus and the set of a parameter, or None if both have one and these differ."""
-    answer_modulus = split_modulus(answer)
-    gold_modulus = split_modulus(gold)
-    if answer_modulus and gold_modulus:
-        if answer_modulus[1] != gold_modulus[1]:
-            return None
-        modulus = gold_modulus[1]
-        answer = remainder(answer_modulus[0], modulus) or answer_modulus[0]
-        gold = remainder(gold_modulus[0], modulus) or gold_modulus[0]
-    elif answer_modulus:
-        answer = answer_modulus[0]
-    elif gold_modulus:
-        gold = gold_modulus[0]
     answer_parameter = split_parameter(answer)
     gold_parameter = split_parameter(gold)
     if answer_parameter:
@@ -295,6 +290,20 @@ def _without_conditions(answer: str, gold: str) -> tuple[str, str] | None:
         if values != gold_values:
             return None
         answer = with_letter(answer, letter, gold_letter)
+    answer_modulus = split_modulus(answer)
+    gold_modulus = split_modulus(gold)
+    if answer_modulus and gold_modulus:
+        if answer_modulus[1] != gold_modulus[1]:
+            return None
+        modulus = gold_modulus[1]
+        answer = with_remainder(answer_modulus[0], modulus)
+        gold = with_remainder(gold_modulus[0], modulus)
+    elif answer_modulus:
+        answer = answer_modulus[0]
+    elif gold_modulus:
+        gold = gold_modulus[0]
+    if any(split(text) for split in (split_modulus, split_parameter) for text in (answer, gold)):
+        return None  # two moduli
     return answer, gold
 
 

@@ -25,18 +25,27 @@ def split_modulus(text: str) -> tuple[str, str] | None:
         return None
     found = next(filter(None, modulus.groupdict().values()))
     sides = [side.strip() for side in _CONGRUENT.split(text[: modulus.start()])]
-    remainders = {remainder(side, found) for side in sides}
+    remainders = {_remainder(side, found) for side in sides}
     if len(remainders) == 1 and None not in remainders:  # 12 \equiv 5
         sides = sides[-1:]
     return " = ".join(sides), "".join(found.split())
 
 
-def remainder(number: str, modulus: str) -> str | None:
-    """Return the remainder of a number in digits, or None where one of both is not in digits.
+def with_remainder(text: str, modulus: str) -> str:
+    """Return a text whose number, alone or on the right side, is divided by the modulus, if both are in digits.
 
-    >>> remainder("12", "7"), remainder("x", "7")
-    ('5', None)
+    >>> with_remainder("12", "7"), with_remainder("x = 12", "7"), with_remainder("a", "n")
+    ('5', 'x = 5', 'a')
     """
+    name, equals, number = text.rpartition("=")
+    rest = _remainder(number.strip(), modulus)
+    if rest is None:
+        return text
+    return f"{name}{equals} {rest}" if equals else str(rest)
+
+
+def _remainder(number: str, modulus: str) -> int | None:
+    """Return the remainder of a number, or None where one of both is not a number in digits."""
     if not _INTEGER.fullmatch(number) or not _INTEGER.fullmatch(modulus) or int(modulus) <= 0:
         return None
-    return str(int(number) % int(modulus))
+    return int(number) % int(modulus)

@@ -49,7 +49,7 @@ def take_out(text: str, value: Callable[[str], Any]) -> tuple[str, dict[str, Any
         arguments, end = _arguments(text, call.end(), _CLOSING[call["open"]])
         if len(arguments) < 2:
             return None
-        parts = [value(argument) for argument in arguments]
+        parts = [value(argument.strip()) for argument in arguments]
         result = _apply(call["name"], parts)
         if result is None:
             return None

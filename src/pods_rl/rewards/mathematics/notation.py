@@ -13,9 +13,10 @@ GREEK = (
 )
 _COMMANDS = {
     "π": "pi", "∞": "infty", "×": "times", "·": "cdot", "⋅": "cdot", "∙": "cdot", "÷": "div", "≤": "le", "⩽": "le",
-    "≥": "ge", "⩾": "ge", "≠": "ne", "≈": "approx", "≡": "equiv", "±": "pm", "∓": "mp", "∪": "cup", "∩": "cap", "∈": "in",
-    "√": "sqrt", "∅": "emptyset", "∖": "setminus", "∠": "angle", "⟨": "langle", "⟩": "rangle", "⌊": "lfloor",
-    "⌋": "rfloor", "⌈": "lceil", "⌉": "rceil", "∴": "therefore", "⇒": "Rightarrow", "℃": "degree C", "℉": "degree F",
+    "≥": "ge", "⩾": "ge", "≠": "ne", "≈": "approx", "≡": "equiv", "±": "pm", "∓": "mp", "∪": "cup", "∩": "cap",
+    "∈": "in", "√": "sqrt", "∅": "emptyset", "∖": "setminus", "∠": "angle", "⟨": "langle", "⟩": "rangle",
+    "⌊": "lfloor", "⌋": "rfloor", "⌈": "lceil", "⌉": "rceil", "∴": "therefore", "⇒": "Rightarrow", "℃": "degree C",
+    "℉": "degree F",
     **dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨΩ", GREEK.split(), strict=True)),
 }  # fmt: skip
 _SIGNS = str.maketrans(

@@ -19,7 +19,8 @@ BRACKETS = ("()", "[]", "(]", "[)")
 class Node(NamedTuple):
     """An expression ("value": its text), a chain of sides with signs ("relation"), or a group of answers.
 
-    An "approximation" is an exact part and its roundings. A group is a "list", a list joined by "and" or "or", a "set", "union", "minus", "ratio", or a pair of brackets.
+    An "approximation" is an exact part and its roundings. A group is a "list", a list joined by "and" or "or", a "set",
+    "union", "minus", "ratio", or a pair of brackets.
     """
 
     kind: str
@@ -153,12 +154,7 @@ def _read(text: str) -> Node:
         return _operation(text, parts, signs)
     bracketed = _bracketed(text)
     if bracketed is not None:
-        kind, content = bracketed
-        if kind == "()" and _PLUS_MINUS.search(content):
-            points = _points(content)
-            if points:
-                return Node("list", tuple(_read(point) for point in points))
-        return _group(text, kind, content)
+        return _in_brackets(text, *bracketed)
     if _PLUS_MINUS.search(text):
         return Node("list", tuple(map(_read, _both(text))))
     return _ratio(text)
@@ -246,6 +242,13 @@ def _bracketed(text: str) -> tuple[str, str] | None:
     return kind, text[first.end() : last.start()]
 
 
+def _in_brackets(text: str, kind: str, content: str) -> Node:
+    points = _points(content) if kind == "()" and _PLUS_MINUS.search(content) else []
+    if points:
+        return Node("list", tuple(map(_read, points)))
+    return _group(text, kind, content)
+
+
 def _group(text: str, kind: str, content: str) -> Node:
     builder = _BUILDER.fullmatch(content) if kind == "set" else None
     if builder:  # \{x \mid x > 2\}
@@ -266,7 +269,7 @@ def _group(text: str, kind: str, content: str) -> Node:
 def _points(content: str) -> list[str]:
     r"""Return the points of a tuple with `\pm`, or nothing if it has one item.
 
-    Coordinates that begin with `\pm` have their signs on their own, others the same: `(1 \pm a, 2 \pm a)` is two points.
+    Coordinates that begin with `\pm` have signs of their own, others the same: `(1 \pm a, 2 \pm a)` is two points.
     """
     parts, separators = _split(content, "list")
     signed = [part for part in parts if _PLUS_MINUS.search(part)]

@@ -13,7 +13,6 @@ _PREFIXES = {
     "h": "hecto", "da": "deca", "d": "deci", "c": "centi", "m": "milli", "u": "micro", "n": "nano", "p": "pico",
     "f": "femto", "a": "atto", "z": "zepto", "y": "yocto",
 }  # fmt: skip
-_OTHER_PREFIXES = {"deka": "da"}
 
 # Symbols first, then names. Plurals are generated.
 _WITH_PREFIXES = """
@@ -24,7 +23,7 @@ Ah amphour amperehour; B byte; bit; bps; t tonne; M molar; pc parsec; G gauss; D
 """
 _WITHOUT_PREFIXES = r"""
 in inch inches; ft foot feet; yd yard; mi mile; nmi nauticalmile; ly lightyear; au AU; fathom; furlong; league; rod
-angstrom; micron; ton; oz ounce; lb pound lbs; stone; grain; carat ct; amu; gal gallon; qt quart; pt pint; cup
+angstrom Å \AA; micron; ton; oz ounce; lb pound lbs; stone; grain; carat ct; amu; gal gallon; qt quart; pt pint; cup
 tbsp tablespoon; tsp teaspoon; floz fluidounce; cc; barrel bbl; bushel; peck; acre; hectare ha
 min minute; h hr hour; day; week wk; fortnight; month mo; year yr; decade; century centuries; millennium millennia
 atm atmosphere; mmHg; psi; hp horsepower; Btu BTU; ftlb footpound; lbf; knot kn; mph; kmh kmph kph; rpm; mpg; dB decibel
@@ -37,10 +36,11 @@ shilling; nickel; dime; guinea; florin; ducat; rial; naira; cedi; taka; forint; 
 # The pound is both a mass and a currency.
 _OTHER_NAMES = {
     "GBP": "lb", "hz": "Hz", "khz": "kHz", "mhz": "MHz", "ghz": "GHz", "kwh": "kWh", "ml": "mL", "cl": "cL", "dl": "dL",
-    "mcg": "ug", "fps": "fps",
+    "mcg": "ug", "fps": "fps", "kilohm": "kohm", "megohm": "Mohm", "dekameter": "dam", "dekagram": "dag",
+    "days": "day", "hrs": "h", "mins": "min", "secs": "s", "gals": "gal", "yrs": "year",
 }  # fmt: skip
 # Read as an hour of the day or as words, not as a picometer, an attosecond or a decitonne.
-_NOT_UNITS = ("am", "pm", "AM", "PM", "as", "at", "dat", "das", "dam", "dag", "ht", "pH", "hbar")
+_NOT_UNITS = ("am", "pm", "AM", "PM", "as", "at", "dat", "das", "ht", "pH", "hbar")
 _IN_ANY_CASE = frozenset(("km", "kg", "cm", "mm", "ft", "yd", "lb", "oz", "hr"))  # of the short ones: Km, FT
 
 CURRENCY = {
@@ -76,34 +76,38 @@ def _plural(name: str) -> str | None:
     return f"{name}s"
 
 
+def _prefixed(symbol: str, names: list[str]) -> dict[str, str]:
+    """Return the names of a base unit with each prefix: km, kilometer and kilometre."""
+    units = {}
+    for prefix, prefix_name in _PREFIXES.items():
+        unit = prefix + symbol
+        units[unit] = unit
+        for name in names:
+            if name.startswith("\\"):  # k\Omega
+                units[prefix + name] = unit
+            else:
+                units[prefix_name + name] = unit
+        if len(symbol) > 2:  # kilobar
+            units[prefix_name + symbol] = unit
+    return units
+
+
 def _unit_names() -> dict[str, str]:
     """Return the unit of each of its names."""
-    units = {}
+    units: dict[str, str] = {}
     for symbol, *names in _spellings(_WITH_PREFIXES):
-        for prefix, prefix_name in _PREFIXES.items():
-            unit = prefix + symbol
-            units[unit] = unit
-            for name in names:
-                shown = prefix if name.startswith("\\") else prefix_name
-                units[shown + name] = unit
-            if len(symbol) > 2:  # kilobar
-                units[prefix_name + symbol] = unit
-        for other, prefix in _OTHER_PREFIXES.items():
-            for name in names:
-                units[other + name] = prefix + symbol
-    units |= {"kilohm": "kohm", "megohm": "Mohm"}
+        units |= _prefixed(symbol, names)
     for name in _NOT_UNITS:
         units.pop(name, None)
     # units without a prefix are read first: ft is not a femtotonne
     for names in _spellings(_WITH_PREFIXES) + _spellings(_WITHOUT_PREFIXES):
-        for name in names:
-            units[name] = names[0]
+        units |= dict.fromkeys(names, names[0])
     units |= _OTHER_NAMES
     for name, unit in list(units.items()):
         plural = _plural(name)
         if plural and plural not in units:
             units[plural] = unit
-    return units | {"days": "day", "hrs": "h", "mins": "min", "secs": "s", "gals": "gal", "yrs": "year"}
+    return units
 
 
 UNITS = _unit_names()

@@ -16,7 +16,7 @@ _GAP = r"(?:\\[,;:! ]|[~\s<>])"
 _NAME = (
     rf"(?:(?:[kMGmunp]|\\mu){_GAP}*)?\\Omega(?![A-Za-z])"  # k\Omega
     rf"|\\mu{_GAP}*[A-Za-z]{{1,5}}(?![A-Za-z'])"  # \mu m
-    r"|\\degree(?![A-Za-z])|%|[A-Za-z]+(?![A-Za-z'])"  # cm
+    r"|\\degree(?![A-Za-z])|\\AA(?![A-Za-z])|[%Å]|[A-Za-z]+(?![A-Za-z'])"  # cm
 )
 _ONE_UNIT = rf"(?:{_NAME}){_GAP}*(?:(?:\^\s*\{{?\s*(-?\s*[1-4])\s*\}}?)|squared|cubed)?"  # m^2
 _BETWEEN_UNITS = r"(?:\\cdot(?![a-z])|\*|/|-|(?<![A-Za-z])per(?![a-z])|a(?=\s)|)"  # N \cdot m, m/s, dollars a day
@@ -71,7 +71,7 @@ def split_unit(text: str, *, loose: bool = False) -> tuple[str, str | None]:
     """
     currency = _currency(text)
     bare = _bare(text)
-    if not re.search(r"[A-Za-z%°]", bare):  # most numbers
+    if not re.search(r"[A-Za-z%°Å]", bare):  # most numbers
         return text, currency
     flat = _flat(bare)
     units = _units_at_end(flat)
@@ -140,7 +140,7 @@ def _unflat(flat: str) -> str:
 
 
 def _in_one_spelling(units: str) -> str | None:
-    """Return units as names with powers, sorted: `m s-2` for meters per second squared. None if a word is not a unit."""
+    """Return units as names with powers, sorted (`m s-2` for meters per second squared), or None if one is unknown."""
     powers: Counter[str] = Counter()
     sign = 1
     next_power = 1  # of square meters
@@ -185,14 +185,16 @@ def _factors(unit: str) -> dict[str, int]:
 
 _WORDS_AFTER = re.compile(rf"{_AFTER_A_VALUE}{_GAP}+(?P<words>[A-Za-z](?:[A-Za-z'./-]|{_GAP})*)$")  # not ab of 2ab
 _MOST_WORDS = 5
-_SAYS_NOTHING = frozenset(
+_FILLING = (
     "a an the of in all total altogether overall left remaining more each away only exactly about approximately there "
-    "roughly just per long tall wide high deep old and for exact".split()
+    "roughly just per long tall wide high deep old and for exact"
 )
-_SENTENCE = frozenset(
+_SAYS_NOTHING = frozenset(_FILLING.split())
+_NOT_A_THING = (  # verbs and links of a sentence, and numbers
     "is are was were has have had will can it she he they we i because since so as that which who when if or "
-    "hundred thousand million billion trillion dozen".split()
+    "hundred thousand million billion trillion dozen"
 )
+_SENTENCE = frozenset(_NOT_A_THING.split())
 _PLURALS = {"people": "person", "persons": "person", "men": "man", "women": "woman", "children": "child",
             "feet": "ft", "mice": "mouse", "geese": "goose", "teeth": "tooth"}  # fmt: skip
 

@@ -23,6 +23,7 @@ _REPAIRS = NormalizationConfig(basic_latex=True, units=False, malformed_operator
 
 # -- what the parser misreads ------------------------------------------------------------------------------------------
 
+
 def _braced(parts: Iterable[str | None]) -> str:
     r"""Write parts as arguments of a command: `{1}{\pi}`."""
     arguments = []
