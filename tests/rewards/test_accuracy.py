@@ -78,6 +78,60 @@ def test_every_pair_has_its_label():
     assert min(list(pairs.values()).count(label) for label in (0.0, 1.0)) > 1000
 
 
+NEWER_FAMILIES = (
+    "coordinates", "codes", "capitals", "constants", "bare exponents", "options", "congruences", "plus or minus",
+    "infinite sums", "lists of words", "maxima", "amounts", "parameters", "double factorials", "conditions",
+    "approximations",
+)  # fmt: skip
+
+
+def test_every_fifth_pair_of_the_newer_families_has_its_label():
+    pairs = dict(list(labelled(*NEWER_FAMILIES).items())[::5])
+    wrong = {pair: score for pair, score in zip(pairs, graded(list(pairs)), strict=True) if score != pairs[pair]}
+    assert wrong == {}
+    assert min(list(pairs.values()).count(label) for label in (0.0, 1.0)) > 100
+
+
+DIFFERENT_UNITS = (
+    "gallons liters, mol mmol, eV keV, MeV GeV, Hz kHz, GHz THz, W mW, MW mW, kWh Wh, A mA, uA mA, mAh Ah, V mV, kV V, "
+    "nm mm, um mm, km cm, ns s, ms us, fs ps, kJ MJ, J BTU, cal kcal, atm bar, torr atm, kPa MPa, Pa hPa, pF nF, T mT, "
+    "pints quarts, cups pints, tablespoons teaspoons, pesos dollars, francs euros, yuan won, pence pounds, "
+    "cents dollars, rubles dollars, decades years, centuries decades, fortnights weeks, bits bytes, MB GB, hp W, "
+    "knots mph, acres hectares, ohms kilohms, dL mL, mcg mg, megahertz hertz, millivolts volts, cd lm, lux lumen, "
+    "stone pounds, g/mol kg/mol, mol/L mmol/L, W/m^2 kW/m^2, square feet|square meters, feet|square feet, "
+    "dollars per hour|dollars per day, apples oranges, boys girls, red balls|blue balls, dollars apples, meters laps"
+)
+SAME_UNITS = (
+    "kilometers km, megahertz MHz, millimoles mmol, kilojoules kJ, electronvolts eV, atmospheres atm, nanometers nm, "
+    "kilowatt-hours|kWh, microseconds us, gallons gal, quarts qt, pints pint, dollars USD, years yr, pounds lbs, "
+    "miles per hour|mph, km/h|kilometers per hour, square meters|m^2, sq ft|square feet, cubic feet|ft^3, "
+    "g/cm^3|grams per cubic centimeter, micrometers|\\mu m, kilohms|k\\Omega, decades decade, centuries century, "
+    "boxes box, eggs egg, cities city, feet|feet tall, liters|liters of water"
+)
+
+
+def unit_pairs(table):
+    """Both orders of each pair of units; a bar parts those of several words."""
+    for pair in table.split(", "):
+        one, other = pair.split("|") if "|" in pair else pair.split()
+        yield one, other
+        yield other, one
+
+
+def test_different_units_and_things_are_different_and_the_same_ones_are_the_same(no_pool):
+    labels = {}
+    for gold, other in unit_pairs(DIFFERENT_UNITS):
+        forms = (rf"7\text{{ {other}}}", f"7 {other}", rf"$7\,\mathrm{{{other}}}$", f"It is 7 {other}.")
+        labels |= {(rf"7\text{{ {gold}}}", form): 0.0 for form in forms}
+        labels[f"7 {gold}", f"7 {other}"] = 0.0
+        labels[rf"7\text{{ {gold}}}", "7"] = 1.0
+        labels["7", rf"7\text{{ {other}}}"] = 1.0
+    for gold, other in unit_pairs(SAME_UNITS):
+        labels[rf"7\text{{ {gold}}}" if "\\" not in gold else f"7 {gold}", f"7 {other}"] = 1.0
+        labels[rf"7\text{{ {gold}}}" if "\\" not in gold else f"7 {gold}", f"8 {other}"] = 0.0
+    assert {pair for pair, score in zip(labels, graded(list(labels)), strict=True) if score != labels[pair]} == set()
+
+
 @pytest.mark.parametrize("name", ["choice", "equation"])
 def test_every_pair_of_chemistry_has_its_label(name):
     pairs = labelled(name)

@@ -291,6 +291,20 @@ def test_prose_is_noted_and_not_refused(tmp_path):
     assert not any("prose" in note for note in with_users_reward.notes)
 
 
+def test_golds_that_look_like_dates_ranges_scores_or_codes_are_noted_once_a_split_with_a_count(tmp_path):
+    codes = ["10-12", "2024-05-01", "$20-$30", "3-5 days", "3-1", "10/5/2020", "978-3-16-148410-0", "2B", "05/10"]
+    others = ["18", "1/2", "x-3", "-2", r"2-\sqrt3", "USA", r"\frac{1}{2}", "(3,2)", "3.5", "2^{10}-1"]
+    for golds, count in ((["4", *codes], 9), (["4", codes[0]], 1), (others, 0)):
+        rows = [{"question": f"{i}?", "answer": gold} for i, gold in enumerate(golds)]
+        name = write_jsonl(tmp_path / "a.jsonl", rows)
+        task = load_task({"dataset_name": name, "dataset_test_name": name})
+        notes = [note for note in task.notes if "codes" in note or "a code" in note]
+        assert len(notes) == (2 if count else 0)
+        if count:
+            assert f"{count} gold answer" in notes[0]
+            assert "row 2 (counted from 1), '10-12'" in notes[0]
+
+
 def test_a_reward_of_the_users_own_may_read_gold_answers_of_any_form(tmp_path):
     cases = "{\n\t'in': [1"
     name = write_jsonl(tmp_path / "a.jsonl", [{"question": "Write f.", "answer": cases}])

@@ -21,6 +21,7 @@ from datasets import Dataset
 
 from ..errors import UserError
 from ..rewards import extract_answer, extract_gold, get_reward
+from ..rewards.mathematics import is_code
 from ..text import counted, describe, short
 from .files import with_numbers
 from .sources import column_of
@@ -188,7 +189,10 @@ def raise_listed(problems: Sequence[str]) -> None:
 
 
 def gold_notes(golds: Iterable[str], source: str, grader: str | None) -> tuple[str, ...]:
-    """Return a note on gold answers of a split that completions are unlikely to match: prose, marks of a missing value.
+    """Return notes on gold answers of a split that completions are unlikely to match, and on those that are codes.
+
+    Completions are unlikely to match prose and marks of a missing value. Dates, ranges, scores and codes are compared
+    to the sign, and not as mathematics.
 
     >>> gold_notes(["4", "Answers vary"], "train.jsonl", "accuracy")
     ("train.jsonl: 1 gold answer is prose or a missing value, which completions are unlikely to match: row 2 (counted \
@@ -196,6 +200,11 @@ from 1), 'Answers vary'. Shorten or remove it, or grade it with a reward of your
     """
     if grader != "accuracy":
         return ()
+    golds = list(golds)
+    return _note_on_prose(golds, source) + _note_on_codes(golds, source)
+
+
+def _note_on_prose(golds: Sequence[str], source: str) -> tuple[str, ...]:
     unlikely = [(row, gold) for row, gold in enumerate(golds, start=1) if is_unlikely(gold)]
     if not unlikely:
         return ()
@@ -207,6 +216,20 @@ from 1), 'Answers vary'. Shorten or remove it, or grade it with a reward of your
         subject = f"{counted(len(unlikely), 'gold answer')} are prose or a missing value"
         advice = "Shorten or remove them, or grade them with a reward of your own."
     return (f"{source}: {subject}, which completions are unlikely to match: {rows}. {advice}",)
+
+
+def _note_on_codes(golds: Sequence[str], source: str) -> tuple[str, ...]:
+    codes = [(row, gold) for row, gold in enumerate(golds, start=1) if is_code(gold)]
+    if not codes:
+        return ()
+    row, gold = codes[0]
+    subject = "1 gold answer looks like a date, a range, a score or a code:"
+    if len(codes) > 1:
+        subject = f"{counted(len(codes), 'gold answer')} look like dates, ranges, scores or codes, such as"
+    return (
+        f"{source}: {subject} row {row} (counted from 1), {short(gold)!r}. Integers joined by a hyphen or by two or "
+        "more slashes are compared group by group, and a single slash is a fraction. If the value counts, write it.",
+    )
 
 
 def is_unlikely(gold: str) -> bool:

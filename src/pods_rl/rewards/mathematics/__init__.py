@@ -8,8 +8,12 @@ otherwise. `equal` loads SymPy and may take forever on a hostile answer, so call
 |---|---|
 | `comparison` | `decide` |
 | `equality`, `regions`, `identity`, `values` | `equal`: groups and relations, sets, expressions, parsing |
-| `structure`, `names` | lists, sets, intervals and relations; names of quantities |
-| `notation`, `units` | one notation for all spellings; units and currencies |
+| `structure`, `names`, `assignments` | lists, sets, intervals and relations; names of quantities and coordinates |
+| `functions` | maxima, greatest common divisors and double factorials |
+| `congruences`, `parameters` | `5 \pmod 7`; `k \in \mathbb{Z}` |
+| `notation` | one notation for all spellings |
+| `units`, `unit_names`, `amounts` | units, currencies and what a number counts; `6 ft 2 in` |
+| `codes`, `texts` | dates, ranges, scores and codes; lists of words |
 | `numerals`, `words`, `bounds`, `arithmetic` | numbers in digits and in words, "at least 12", arithmetic |
 | `molecules`, `choices` | chemical formulas; options such as (B), yes and no |
 """
@@ -18,6 +22,7 @@ from __future__ import annotations
 
 from .arithmetic import read_expression
 from .choices import VERDICTS, read_letter, read_verdict
+from .codes import is_code
 from .comparison import Pair, decide, same_text
 from .molecules import is_formula
 from .notation import plain
@@ -36,6 +41,6 @@ def equal(gold: str, answer: str) -> bool:
 
 
 __all__ = [
-    "MAX_LENGTH", "VERDICTS", "Pair", "decide", "equal", "is_formula", "plain", "read_expression", "read_letter",
-    "read_number", "read_verdict", "same_text",
+    "MAX_LENGTH", "VERDICTS", "Pair", "decide", "equal", "is_code", "is_formula", "plain", "read_expression",
+    "read_letter", "read_number", "read_verdict", "same_text",
 ]  # fmt: skip

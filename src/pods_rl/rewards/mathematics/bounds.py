@@ -45,10 +45,27 @@ _EXCLUDED = (
     r"|(?:multiple|factor|divisor|square|cube|power|reciprocal|opposite|inverse|negation|negative|complement|fraction"
     r"|portion|part|logarithm)s? of"  # the square of
     rf"|{_COMPARED} than"  # older than
+    r"|(?:some|most|many|few|part|rest|remainder|share|percentage|majority|minority|fifth|sixth|seventh|eighth|ninth"
+    r"|tenth|root|absence|lack)s? of"  # most of
+    r"|far from|hardly|scarcely|barring|lacking|no|not even|ruling out|minus|less"
+    r"|(?:reduc|halv|doubl|tripl|subtract|deduct|remov|reject|ignor|dismiss|exceed|decreas|lower|shrink)(?:e?s|ing)"
 )
 _LINK = (
     r"(?:\s+(?:exactly|about|approximately|a total of|a value of|(?:the )?(?:number|value|integer|total)s?(?: of)?))?"
 )
+
+
+# Words that make a number conditional, take it back or say that others hold it.
+_DISOWNED = re.compile(
+    r"(?<![A-Za-z])(?:in case|(?:as|so) long as|on condition|given that|but (?:only|not)|according to|ruled? out"
+    r"|(?:first|old|previous|earlier|original|initial|former|wrong)\s+(?:guess|answer|thought|idea|attempt|result|value)"
+    r"|(?:some(?:one|body)?|others?|people|they|many|few)\s+(?:else\s+|people\s+)?(?:say|think|claim|believe|guess)s?"
+    r"|(?:i[st]|was|are|were|be|been|seems?|looks?|sounds?)\s+(?:[a-z]+ly\s+)?(?:no|off|out|too [a-z]+|rejected"
+    r"|discarded|eliminated|excluded|refuted|disprove[dn]|a mistake|an error|what (?:they|others|some) [a-z]+))"
+    r"(?![A-Za-z])",
+    re.IGNORECASE,
+)
+_WHEN = re.compile(r"(?<![A-Za-z])when(?:ever)?(?![A-Za-z])", re.IGNORECASE)  # 12 when it rains
 
 
 def _patterns(phrases: dict[str, str], before: str, after: str) -> dict[str, re.Pattern[str]]:
@@ -80,13 +97,24 @@ def split_bound(before: str, after: str) -> tuple[str, str, str] | None:
         phrase = pattern.search(before)
         if phrase:
             return bound, before[: phrase.start()], after
-    if _EXCLUDED_BEFORE.search(before) or _EXCLUDED_AFTER.search(after):
+    if _EXCLUDED_BEFORE.search(before) or _EXCLUDED_AFTER.search(after) or _is_disowned(before, after):
         return None
     for bound, pattern in _BOUNDS_AFTER.items():
         phrase = pattern.search(after)
         if phrase:
             return bound, before, after[: phrase.start()] + after[phrase.end() :]
     return "", before, after
+
+
+def _is_disowned(before: str, after: str) -> bool:
+    """Whether words around an answer make it conditional or take it back.
+
+    >>> _is_disowned("", " in case of rain"), _is_disowned("my first guess was ", ""), _is_disowned("", " is too small")
+    (True, True, True)
+    >>> _is_disowned("It is ", " eggs")
+    False
+    """
+    return bool(_DISOWNED.search(before) or _DISOWNED.search(after) or _WHEN.search(after))
 
 
 def split_bound_in_words(text: str) -> tuple[str, str]:

@@ -69,14 +69,21 @@ _NAMED = re.compile(
     rf"\s*[:=]?\s*\W?(?P<letter>[{LETTERS}])\b(?!['’])(?P<rest>.*)",  # : B
     re.DOTALL,
 )
+_BEGINS_A_TEXT = re.compile(  # the text of an option after a dash or a comma: "A polygenic score", "A and B", "E. coli"
+    rf"\s*(?P<sign>[-–—,;])\s+[{LETTERS}][0-9]?\.?\s+"
+    r"(?!(?i:(?:is|was|are)\s+(?:also|too|the|an?|not|right|correct|true|best|better|possible|likely|wrong|incorrect"
+    r"|false|it)|isn['’]t|seems|looks|works|fits|also|too|because|since|as\s+well|instead|maybe|perhaps|would|could"
+    r"|may|might|can|must|should|either|then|but|not)\b)(?P<word>[A-Za-z]{2,})"
+)
 _JOINED_TO_NEXT = re.compile(rf"\s*\)?\s*(?:[,;/&|?]|\(?\s*{_JOINS}\b)")  # ", D" and " or D" after an option
 
 _LETTER_GROUPS = ("bracketed", "closed", "dotted", "weak", "letter")
 _PROSE = r"(?!(?:sin|cos|tan|log|ln|exp|sqrt|pi)\b)[A-Za-z]{2,}"
+_TEXT = rf"(?:{_PROSE}|[A-Z][0-9]?\.?\s+{_PROSE})"  # Oxygen, A solvent
 _EXPRESSION = re.compile(
     rf"[{LETTERS}]\)?\s*(?:[+*/^_=<>\\]"  # B + C
-    rf"|-(?!\s+{_PROSE})"  # B - 4ac, but not B - Oxygen
-    rf"|[,;(](?!\s*(?:{_PROSE}|[{LETTERS}]\s+is\b)))"  # B, 12
+    rf"|-(?!\s+{_TEXT})"  # B - 4ac, but not B - Oxygen
+    rf"|[,;(](?!\s*(?:{_TEXT}|[{LETTERS}]\s+is\b)))"  # B, 12
 )
 _SUMMARY = re.compile(r"\W*(?:both|neither|all|none|only)\b", re.IGNORECASE)  # the text of an option: both A and B
 
@@ -176,11 +183,20 @@ def _leading_letter(leading: re.Match[str]) -> str | None:
     another = _labels_except(letter)
     if _DENIED.match(rest) or another.first.match(rest) or another.anywhere.search(rest):
         return None
-    if leading["weak"] and another.next.match(rest):
+    if leading["weak"] and another.next.match(rest) and not _begins_a_text(leading):
         return None
     if leading["bracketed"] and another.bracketed.search(rest):
         return None
     return letter
+
+
+def _begins_a_text(leading: re.Match[str]) -> bool:
+    """Whether the text of an option begins after the dash or comma that follows its letter."""
+    text = _BEGINS_A_TEXT.match(leading.string, leading.end("weak"))
+    if text is None:
+        return False
+    is_list = text["sign"] in ",;" and text["word"].lower() in ("and", "or")  # B, D and E
+    return not is_list
 
 
 def _named_letter(answer: str) -> str | None:

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import re
 
+from .amounts import read_amounts
+from .bounds import split_bound
 from .choices import LETTERS, has_label, read_label
+from .codes import compare_codes
+from .congruences import split_modulus, with_remainder
 from .molecules import is_formula, is_word, without_subscripts
 from .notation import plain
 from .numerals import Number, read_number
-from .units import split_unit
+from .parameters import split_parameter, with_letter
+from .texts import same_items
+from .units import counted_thing, same_thing, split_unit
 from .words import WORDS_THAT_CHANGE_A_NUMBER, may_change, read_number_in_words
 
 Pair = tuple[str, str]
@@ -60,7 +66,7 @@ _CHANGING = (
 _WORDS_THAT_CHANGE_A_FORMULA = WORDS_THAT_CHANGE_A_NUMBER | frozenset(_CHANGING.split())
 _TOO_LARGE = re.compile(
     r"[0-9][\s)}\]]{0,8}\^[\s({\[]{0,8}[0-9]+[\s)}\]]{0,8}\^[\s({\[]{0,8}[0-9]+(?:[0-9]|[\s)}\]]{0,8}\^)"  # 9^9^99
-    r"|\^[\s({\[]{0,8}[0-9]{6}"  # 2^{100000}
+    r"|\^[\s({\[]{0,8}-?[0-9]{6}"  # 2^{100000}
     r"|[0-9]{5}[\s)}\]]{0,8}!"  # 99999!
     r"|!\s*\)?\s*!\s*\)?\s*!"  # ((9!)!)!
 )
@@ -85,13 +91,17 @@ def decide(answer: str, gold: str) -> bool | Pair:
     gold_option = _option(gold)
     if answer_option or gold_option:
         return _compare_labelled(answer, gold, answer_option, gold_option)
+    amounts = read_amounts(answer)
+    gold_amounts = read_amounts(gold)
+    if amounts and gold_amounts:
+        return amounts == gold_amounts
     without_units = _without_units(answer, gold)
     if without_units is None:
         return False
     plain_answer, plain_gold = map(plain, without_units)
-    has_same_value = _compare_values(plain_answer, plain_gold)
-    if has_same_value is not None:
-        return has_same_value
+    verdict = _compare_kinds(plain_answer, plain_gold, gold)
+    if verdict is not None:
+        return verdict
     if _same_label(answer, gold):
         return True
     formula = _only_formula(answer)
@@ -100,6 +110,24 @@ def decide(answer: str, gold: str) -> bool | Pair:
     if _is_surely_different(plain_answer, plain_gold, gold):
         return False
     return plain_gold, plain_answer
+
+
+def _compare_kinds(answer: str, gold: str, written_gold: str) -> bool | Pair | None:
+    """Compare codes, answers with conditions, lists of words, times, numbers and texts; None if they are none of these.
+
+    Both answers are `plain`.
+    """
+    is_same_code = compare_codes(answer, gold, written_gold)
+    if is_same_code is not None:
+        return is_same_code
+    without_conditions = _without_conditions(answer, gold)
+    if without_conditions is None:
+        return False
+    if without_conditions != (answer, gold):
+        return decide(*without_conditions)
+    if same_items(answer, gold):
+        return True
+    return _compare_values(answer, gold)
 
 
 def _compare_values(plain_answer: str, plain_gold: str) -> bool | None:
@@ -226,18 +254,57 @@ def _same_label(answer: str, gold: str) -> bool:
 
 
 def _without_units(answer: str, gold: str) -> tuple[str, str] | None:
-    """Return both answers without their units, or None if both have one and these differ; nothing is converted."""
+    """Return both answers without their units, or None if both have one and these differ; nothing is converted.
+
+    So it is with the things that they count: eggs are not boxes.
+    """
     answer_value, answer_unit = split_unit(answer)
     gold_value, gold_unit = split_unit(gold)
     if gold_unit and not answer_unit:
         answer_value, answer_unit = split_unit(answer, loose=True)
     elif answer_unit and not gold_unit:
         gold_value, gold_unit = split_unit(gold, loose=True)
-    if answer_unit and gold_unit and answer_unit != gold_unit:
+    if answer_unit and gold_unit:
         units = {answer_unit, gold_unit}
-        if units not in ({"degree", "degreeF"}, {"degree", "degreeC"}):
+        if len(units) > 1 and units not in ({"degree", "degreeF"}, {"degree", "degreeC"}):
             return None
+        return answer_value, gold_value
+    answer_thing = answer_unit or counted_thing(answer)
+    gold_thing = gold_unit or counted_thing(gold)
+    if answer_thing and gold_thing and not same_thing(answer_thing, gold_thing):
+        return None
     return answer_value, gold_value
+
+
+def _without_conditions(answer: str, gold: str) -> tuple[str, str] | None:
+    """Return both answers without a modulus and the set of a parameter, or None if both have one and these differ."""
+    answer_parameter = split_parameter(answer)
+    gold_parameter = split_parameter(gold)
+    if answer_parameter:
+        answer = answer_parameter[0]
+    if gold_parameter:
+        gold = gold_parameter[0]
+    if answer_parameter and gold_parameter:
+        _, letter, values = answer_parameter
+        _, gold_letter, gold_values = gold_parameter
+        if values != gold_values:
+            return None
+        answer = with_letter(answer, letter, gold_letter)
+    answer_modulus = split_modulus(answer)
+    gold_modulus = split_modulus(gold)
+    if answer_modulus and gold_modulus:
+        if answer_modulus[1] != gold_modulus[1]:
+            return None
+        modulus = gold_modulus[1]
+        answer = with_remainder(answer_modulus[0], modulus)
+        gold = with_remainder(gold_modulus[0], modulus)
+    elif answer_modulus:
+        answer = answer_modulus[0]
+    elif gold_modulus:
+        gold = gold_modulus[0]
+    if any(split(text) for split in (split_modulus, split_parameter) for text in (answer, gold)):
+        return None  # two moduli
+    return answer, gold
 
 
 def _same_time(answer: re.Match[str] | None, gold: re.Match[str]) -> bool:
@@ -298,6 +365,9 @@ def _only_formula(answer: str) -> str | None:
     if not words or not set(_WORDS.sub("", before + after)) <= _AROUND_A_FORMULA or before.rstrip().endswith(" of"):
         return None
     if may_change(words, _WORDS_THAT_CHANGE_A_FORMULA):
+        return None
+    around = split_bound(before, after)
+    if around is None or around[0]:
         return None
     return formula[formula.lastindex or 0]
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
 import sympy
 
+from .assignments import assignments, in_order
 from .identity import same_value
 from .regions import is_region, same_set
 from .structure import BRACKETS, Node, named, structure
@@ -25,12 +27,19 @@ def equal(gold: str, answer: str) -> bool:
     >>> equal(r"2\sqrt{2}", r"\sqrt{8}"), equal("x<3", r"(-\infty, 3)"), equal("x=5", "5"), equal("x+y=5", "5")
     (True, True, True, False)
     """
-    return _same(structure(gold), structure(answer))
+    gold_node = _without_approximations(structure(gold))
+    answer_node = _without_approximations(structure(answer))
+    if gold_node is None or answer_node is None:
+        return False
+    return _same(gold_node, answer_node)
 
 
 def _same(gold: Node, answer: Node) -> bool:
     if gold == answer:
         return True
+    verdict = _same_assignments(gold, answer)
+    if verdict is not None:
+        return verdict
     kinds = {gold.kind, answer.kind}
     if kinds == {"relation"}:
         return _same_relation(gold, answer)
@@ -53,7 +62,7 @@ def _same_expression(gold: str, answer: str) -> bool:
     gold_number = number(gold)
     answer_number = number(answer)
     if gold_number and answer_number:
-        return gold_number.equals(answer_number)
+        return answer_number.equals(gold_number)
     gold_value = value(gold)
     answer_value = value(answer)
     if gold_value is None or answer_value is None:
@@ -64,6 +73,82 @@ def _same_expression(gold: str, answer: str) -> bool:
     if getattr(gold_value, "shape", None) != getattr(answer_value, "shape", None):
         return False
     return all(same_value(a, b, digits) for a, b in zip(gold_value, answer_value, strict=True))
+
+
+def _same_assignments(gold: Node, answer: Node) -> bool | None:
+    """Compare assignments by name with others, or with a tuple without names; None if there are none."""
+    gold_values = assignments(gold)
+    answer_values = assignments(answer)
+    if gold_values and answer_values:
+        if set(gold_values) != set(answer_values):
+            return False
+        return all(_same(value, answer_values[name]) for name, value in gold_values.items())
+    if gold_values:
+        # a gold answer that lists its names, (y, x) = (3, 2), is what the question asks for
+        ordered = list(gold_values.values()) if gold.kind == "relation" else in_order(gold_values)
+        bare = answer
+    elif answer_values:
+        ordered = in_order(answer_values)
+        bare = gold
+    elif "()" in (gold.kind, answer.kind) and (_assigns_one_name(gold) or _assigns_one_name(answer)):
+        return False  # x = 3, x = 2 is not the point (3, 2)
+    else:
+        return None
+    if ordered is None or bare.kind not in ("()", "list") or len(bare.items) != len(ordered):
+        return None
+    if any(item.kind != "value" for item in bare.items):
+        return None
+    if bare.kind == "list" and all("_" in name for name in gold_values or answer_values or ()):
+        return None  # x_1 and x_2 are roots, in any order
+    return all(map(_same, ordered, bare.items))
+
+
+def _assigns_one_name(node: Node) -> bool:
+    """Whether a list assigns several values to one name."""
+    names = {named(item) for item in node.items}
+    return node.kind in ("list", "and", "or") and len(names) == 1 and None not in names
+
+
+def _without_approximations(node: Node) -> Node | None:
+    r"""Return a node with the exact part alone of each approximation, or None if one is false, as `10 \\approx 9`."""
+    if node.kind == "approximation":
+        exact, *roundings = node.items
+        if not all(_may_be_rounded(exact, rounding) for rounding in roundings):
+            return None
+        return exact
+    items = [_without_approximations(item) for item in node.items]
+    if any(item is None for item in items):
+        return None
+    return node._replace(items=tuple(items))
+
+
+def _may_be_rounded(exact: Node, rounding: Node) -> bool:
+    r"""Whether a decimal is an exact value rounded to its digits, or cut off; True where one is not a number.
+
+    Also True where the exact part states the value of a name: what follows in `x = 1/3 \approx 0.3` is a remark.
+    """
+    if named(exact) is not None:
+        return True
+    if exact.kind == "relation":
+        exact = exact.items[-1]
+    decimal = number(rounding.text) if rounding.kind == "value" else None
+    exact_value = value(exact.text) if exact.kind == "value" else None
+    if decimal is None or exact_value is None or not getattr(exact_value, "is_real", False):
+        return True
+    digits = re.search(r"[0-9]+(?:\.[0-9]+)?", rounding.text.replace(",", ""))
+    if digits is None or not exact_value.is_number:
+        return True
+    rounded = sympy.Rational(decimal.value.numerator, decimal.value.denominator)
+    units = (abs(exact_value) - abs(rounded)).evalf(15) / float(_unit_of_last_digit(digits[0]))
+    return exact_value * rounded >= 0 and -0.5 <= units < 1  # rounded, or cut off
+
+
+def _unit_of_last_digit(digits: str) -> Fraction:
+    """Return the unit of the last digit that counts: 1/100 for 3.14, 10 for 30."""
+    _, dot, decimals = digits.partition(".")
+    if dot:
+        return Fraction(1, 10 ** len(decimals))
+    return Fraction(10 ** (len(digits) - len(digits.rstrip("0"))))
 
 
 # -- relations ---------------------------------------------------------------------------------------------------------

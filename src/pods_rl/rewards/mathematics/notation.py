@@ -13,9 +13,10 @@ GREEK = (
 )
 _COMMANDS = {
     "π": "pi", "∞": "infty", "×": "times", "·": "cdot", "⋅": "cdot", "∙": "cdot", "÷": "div", "≤": "le", "⩽": "le",
-    "≥": "ge", "⩾": "ge", "≠": "ne", "≈": "approx", "±": "pm", "∓": "mp", "∪": "cup", "∩": "cap", "∈": "in",
-    "√": "sqrt", "∅": "emptyset", "∖": "setminus", "∠": "angle", "⟨": "langle", "⟩": "rangle", "⌊": "lfloor",
-    "⌋": "rfloor", "⌈": "lceil", "⌉": "rceil", "∴": "therefore", "⇒": "Rightarrow", "℃": "degree C", "℉": "degree F",
+    "≥": "ge", "⩾": "ge", "≠": "ne", "≈": "approx", "≡": "equiv", "±": "pm", "∓": "mp", "∪": "cup", "∩": "cap",
+    "∈": "in", "√": "sqrt", "∅": "emptyset", "∖": "setminus", "∠": "angle", "⟨": "langle", "⟩": "rangle",
+    "⌊": "lfloor", "⌋": "rfloor", "⌈": "lceil", "⌉": "rceil", "∴": "therefore", "⇒": "Rightarrow", "℃": "degree C",
+    "℉": "degree F",
     **dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨΩ", GREEK.split(), strict=True)),
 }  # fmt: skip
 _SIGNS = str.maketrans(
@@ -85,6 +86,10 @@ _SIGN_IN_WORDS = re.compile(  # negative 3, minus \pi
     rf"{_NO_TERM_BEFORE}(?:(?:an? )?negative|minus|neg\.?) *(?={_NUMBER_AHEAD}|\\(?:sqrt|pi|infty)(?![a-z]))",
     re.IGNORECASE,
 )
+_BARE_EXPONENT = re.compile(  # 10^-2, e^-x
+    r"\^\s*([+-])(?:(?<=-)\s*)?"
+    r"([0-9]+(?:\.[0-9]+)?|\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\\sqrt\s*\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z]|\([^()]*\))"
+)
 _GROUPED = re.compile(  # 1 200 000, 1'200
     r"(?<![\w.,'])(?<![0-9] )[1-9][0-9]{0,2}(?:(?: [0-9]{3})+|(?:'[0-9]{3})+)(?![\w,']|\.[0-9]{3} |\s*/| [0-9])"
 )
@@ -112,6 +117,8 @@ def plain(text: str) -> str:
     ('about 1,200', '90', '7', '\\frac{1}{2}x^{2}')
     >>> plain("- 3"), plain(r"x = -\,\$3"), plain("negative 3"), plain("5 - 3")
     ('-3', 'x = -3', '-3', '5 - 3')
+    >>> plain("10^-2"), plain("e^-x")
+    ('10^{-2}', 'e^{-x}')
     """
     if not text.isascii():
         text = to_ascii(text)
@@ -128,6 +135,7 @@ def plain(text: str) -> str:
     if in_symbols:
         return in_symbols
     text = _with_signs(text)
+    text = _BARE_EXPONENT.sub(r"^{\1\2}", text)
     text = _REPEATING.sub(_as_fraction, text)
     return _GROUPED.sub(lambda number: re.sub("[ ']", "", number[0]), text)
 

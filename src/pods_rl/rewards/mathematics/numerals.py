@@ -39,16 +39,22 @@ class Number(NamedTuple):
     percent: bool = False
     bound: str = ""
 
-    def equals(self, other: Number) -> bool:
+    def equals(self, gold: Number) -> bool:
         """Compare exactly; 50% equals both 50 and 0.5, since datasets write either. Bounds must be the same.
+
+        A gold answer below 1 without a percent sign is not a percentage: 0.5% does not equal 1/2.
 
         >>> Number(Fraction(50), percent=True).equals(Number(Fraction(1, 2)))
         True
+        >>> Number(Fraction(1, 2), percent=True).equals(Number(Fraction(1, 2)))
+        False
         >>> Number(Fraction(12), bound=">=").equals(Number(Fraction(12)))
         False
         """
-        same = self.value == other.value or self.fraction == other.fraction
-        return same and self.bound == other.bound
+        if self.bound != gold.bound:
+            return False
+        may_lack_its_sign = gold.percent or not self.percent or abs(gold.value) >= 1
+        return self.fraction == gold.fraction or (may_lack_its_sign and self.value == gold.value)
 
     @property
     def fraction(self) -> Fraction:

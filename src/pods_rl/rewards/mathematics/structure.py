@@ -7,17 +7,20 @@ expressions.
 from __future__ import annotations
 
 import re
+from itertools import product
 from typing import Any, NamedTuple
 
 from .names import is_name
 
+MAX_SIGNED = 3  # coordinates of a point with signs of their own
 BRACKETS = ("()", "[]", "(]", "[)")
 
 
 class Node(NamedTuple):
     """An expression ("value": its text), a chain of sides with signs ("relation"), or a group of answers.
 
-    A group is a "list", a list joined by "and" or "or", a "set", "union", "minus", "ratio", or a pair of brackets.
+    An "approximation" is an exact part and its roundings. A group is a "list", a list joined by "and" or "or", a "set",
+    "union", "minus", "ratio", or a pair of brackets.
     """
 
     kind: str
@@ -65,6 +68,11 @@ _BUILDER = re.compile(
 )  # x \mid x > 2
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-z])")
 _INTERVAL = re.compile(r"([\](\[])([^\[\]()]*,[^\[\]()]*)([\[\])])")  # also ]2, 5[
+_ROWS = re.compile(  # of a system: \begin{cases} x = 3 \\ y = 2 \end{cases}
+    r"(?:\\\{)?\s*\\begin\s*\{(cases|aligned|align\*?|gathered|array|split)\}(?:\s*\{[lcr| ]*\})?(.*)"
+    r"\\end\s*\{\1\}\s*",
+    re.DOTALL,
+)
 _POINT = re.compile(r"[ABD-OQ-Z]\s*=?\s*(\((?:[-+0-9.,;/ ]|\\frac|\\sqrt|[{}])+\))")  # A(2, 3)
 
 
@@ -74,7 +82,7 @@ def structure(text: str) -> Node:
     >>> [structure(text).kind for text in ("x < 3", "1, 2 and 3", r"\{1, 2\}", "[0,1)", "2x+1")]
     ['relation', 'list', 'set', '[)', 'value']
     """
-    text = _without_thousands_commas(text)
+    text = _without_thousands_commas(_without_rows(text))
     return _read(_INTERVAL.sub(_pointing_in, text))
 
 
@@ -100,6 +108,18 @@ def _without_thousands_commas(text: str) -> str:
     if "," not in rest and _OPEN_BRACKET.search(text[: number.start()]):
         return text
     return _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
+
+
+def _without_rows(text: str) -> str:
+    """Write the rows of a system of equations as a list; the cases of a function stay."""
+    system = _ROWS.fullmatch(text.strip())
+    if system is None:
+        return text
+    rows = [row.strip(" ,;") for row in re.split(r"\\\\(?:\[[^\]]*\])?", system[2])]
+    rows = [row.replace("&", " ") for row in rows if row]
+    if not all(re.search(r"[=<>]|\\(?:le|ge|ne|in)(?![a-z])|\\[lg]eq", row) for row in rows):
+        return text
+    return ", ".join(rows)
 
 
 def _pointing_in(interval: re.Match[str]) -> str:
@@ -134,12 +154,9 @@ def _read(text: str) -> Node:
         return _operation(text, parts, signs)
     bracketed = _bracketed(text)
     if bracketed is not None:
-        kind, content = bracketed
-        return _group(text, kind, content)
+        return _in_brackets(text, *bracketed)
     if _PLUS_MINUS.search(text):
-        upper = _PLUS_MINUS.sub(lambda sign: " + " if sign[0] == r"\pm" else " - ", text)
-        lower = _PLUS_MINUS.sub(lambda sign: " - " if sign[0] == r"\pm" else " + ", text)
-        return Node("list", (_read(upper), _read(lower)))
+        return Node("list", tuple(map(_read, _both(text))))
     return _ratio(text)
 
 
@@ -182,14 +199,13 @@ def _read_all(parts: list[str]) -> tuple[Node, ...]:
 
 
 def _relation(parts: list[str], signs: list[str]) -> Node:
-    if r"\approx" in signs:  # the exact part counts: x = 1/3 \approx 0.33
+    if r"\approx" in signs:  # x = 1/3 \approx 0.33
         end = signs.index(r"\approx")
-        if end == 0 and is_name(parts[0]):
-            parts = parts[:2]
-            signs = ["="]
-        else:
-            parts = parts[: end + 1]
-            signs = signs[:end]
+        if end > 0 or not is_name(parts[0]):
+            exact = _relation(parts[: end + 1], signs[:end])
+            return Node("approximation", (exact, *map(_read, parts[end + 1 :])))
+        parts = parts[:2]
+        signs = ["="]
     sides = tuple(map(_read, parts))
     if not signs:
         return sides[0]
@@ -226,6 +242,13 @@ def _bracketed(text: str) -> tuple[str, str] | None:
     return kind, text[first.end() : last.start()]
 
 
+def _in_brackets(text: str, kind: str, content: str) -> Node:
+    points = _points(content) if kind == "()" and _PLUS_MINUS.search(content) else []
+    if points:
+        return Node("list", tuple(map(_read, points)))
+    return _group(text, kind, content)
+
+
 def _group(text: str, kind: str, content: str) -> Node:
     builder = _BUILDER.fullmatch(content) if kind == "set" else None
     if builder:  # \{x \mid x > 2\}
@@ -241,6 +264,28 @@ def _group(text: str, kind: str, content: str) -> Node:
     if not content.strip():
         return Node(kind)
     return Node(kind, _read_all(parts))
+
+
+def _points(content: str) -> list[str]:
+    r"""Return the points of a tuple with `\pm`, or nothing if it has one item.
+
+    Coordinates that begin with `\pm` have signs of their own, others the same: `(1 \pm a, 2 \pm a)` is two points.
+    """
+    parts, separators = _split(content, "list")
+    signed = [part for part in parts if _PLUS_MINUS.search(part)]
+    if not separators or len(signed) > MAX_SIGNED:
+        return []
+    if len(signed) > 1 and all(re.match(r"\s*\\pm", part) for part in signed):
+        choices = [[part] if part not in signed else list(_both(part)) for part in parts]
+        return [f"({','.join(choice)})" for choice in product(*choices)]
+    return [f"({point})" for point in _both(content)]
+
+
+def _both(text: str) -> tuple[str, str]:
+    r"""Return a text with the upper and with the lower sign of each `\pm` and `\mp`."""
+    upper = _PLUS_MINUS.sub(lambda sign: " + " if sign[0] == r"\pm" else " - ", text)
+    lower = _PLUS_MINUS.sub(lambda sign: " - " if sign[0] == r"\pm" else " + ", text)
+    return upper, lower
 
 
 def _ratio(text: str) -> Node:

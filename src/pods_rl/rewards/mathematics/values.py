@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from math import gcd, lcm
 from typing import Any
 
 import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy, normalize_latex
 from sympy.core.function import AppliedUndef
 
+from .functions import put_back, take_out
+from .notation import GREEK
 from .numerals import Number, read_number
 from .structure import Node
 from .words import read_number_in_words
@@ -21,8 +22,6 @@ _SYMBOLS = ConversionConfig(lowercase_symbols=False)
 _REPAIRS = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none")
 
 # -- what the parser misreads ------------------------------------------------------------------------------------------
-
-_OF_INTEGERS: dict[str, Callable[..., int]] = {"gcd": gcd, "lcm": lcm, "min": min, "max": max}
 
 
 def _braced(parts: Iterable[str | None]) -> str:
@@ -38,11 +37,6 @@ def _primes(primed: re.Match[str]) -> str:
     return f"{primed[1]}_{{{'p' * len(primed[2])}}}"
 
 
-def _of_integers(call: re.Match[str]) -> str:
-    numbers = [int(number) for number in call[2].split(",")]
-    return str(_OF_INTEGERS[call[1]](*numbers))
-
-
 def _binomial(choose: re.Match[str]) -> str:
     return r"\binom" + _braced(choose.groups())
 
@@ -51,10 +45,10 @@ def _two_arguments(command: re.Match[str]) -> str:
     return rf"\{command[1]}" + _braced((command[2], command[3]))
 
 
+_GREEK = "|".join(GREEK.split())
 _PART = r"(\{[^{}]*\}|\\[A-Za-z]+|[0-9A-Za-z])"  # an argument with or without braces
 _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"([A-Za-z}])('+)", _primes),  # f'
-    (r"\\?(?:operatorname\{)?(gcd|lcm|min|max)\}?\s*\(([-0-9,\s]+)\)", _of_integers),  # gcd(12, 18)
     (
         r"(?:\{\s*\})?[_^]\{?(\w+)\}?\s*C_\{?(\w+)\}?"  # {}_5C_2, ^5C_2
         r"|(?<![A-Za-z])C\((\w+),\s*(\w+)\)"  # C(5, 2)
@@ -70,10 +64,12 @@ _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (rf"\\[dtc]?(frac|binom)\s*{_PART}\s*{_PART}", _two_arguments),  # \frac12, \dfrac{1}2
     (r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)", r"\\cdot "),  # 3 x 10^8
     (r"(?<=[_^])\s*([0-9A-Za-z])(?=[ _^\\])", r"{\1}"),  # x^2 y
+    (r"(?<![\\A-Za-z])Pi(?![A-Za-z])", r"\\pi"),
     (
-        r"(?<![\\A-Za-z])(a?r?c?(?:sin|cos|tan)h?|cot|sec|csc|log|ln|exp|sqrt|pi|infty|inf)(?![A-Za-z])",  # sin x
-        r"\\\1",
+        rf"(?<![\\A-Za-z])(a?r?c?(?:sin|cos|tan)h?|cot|sec|csc|log|ln|exp|sqrt|pi|infty|hbar|ell|{_GREEK})(?![A-Za-z])",
+        r"\\\1",  # sin x, theta
     ),
+    (r"(?<![\\A-Za-z])[Ii]nf(?:inity)?(?![A-Za-z])", r"\\infty"),
 ]
 _DECIMAL = re.compile(
     r"(?<![\w.])([0-9]*)\.([0-9]+)"  # 0.5, .5
@@ -117,6 +113,10 @@ def value(text: str) -> Any:
         return sympy.Rational(as_number.fraction.numerator, as_number.fraction.denominator)
     if _UNFINISHED.search(text):
         return None
+    taken_out = take_out(text, value)
+    if taken_out is None:
+        return None
+    text, calls = taken_out
     for pattern, replacement in _REWRITES:
         text = re.sub(pattern, replacement, text)
     text = normalize_latex(text, _REPAIRS)
@@ -127,7 +127,8 @@ def value(text: str) -> Any:
     try:
         # exact decimals, since the parser reads them as floats
         exact = _DECIMAL.sub(_exact_decimal, text)
-        return _settled(latex2sympy(exact, is_real=True, normalization_config=None, conversion_config=_SYMBOLS))
+        parsed = latex2sympy(exact, is_real=True, normalization_config=None, conversion_config=_SYMBOLS)
+        return _settled(put_back(parsed, calls))
     except MemoryError:
         raise
     except Exception:  # the parser raises many kinds
@@ -169,7 +170,15 @@ def _settled(parsed: Any) -> Any:
     expression = sympy.real_root(expression)  # as in textbooks: the cube root of -8 is -2
     applied = sorted(expression.atoms(AppliedUndef), key=str)  # f(2)
     expression = expression.xreplace({call: sympy.Symbol(str(call.doit()), real=True) for call in applied})
-    expression = expression.doit()
+    expression = expression.doit().replace(sympy.Piecewise, _where_it_converges)
     if expression.has(sympy.nan, sympy.zoo):
         return None
     return expression
+
+
+def _where_it_converges(*branches: Any) -> Any:
+    """Return the closed form of an infinite sum, which SymPy gives for the points at which it converges."""
+    last = branches[-1][0]
+    if len(branches) == 2 and isinstance(last, (sympy.Sum, sympy.Integral)):
+        return branches[0][0]
+    return sympy.Piecewise(*branches)

@@ -9,6 +9,7 @@ from fractions import Fraction
 from .arithmetic import read_expression
 from .bounds import split_bound, split_bound_in_words
 from .names import is_asked_for, is_name
+from .notation import GREEK
 from .numerals import NUMBER, PERCENT, Number, inline_fractions, number_of
 
 _SCALE = re.compile(r"\s*(dozen|hundred|thousand|million|billion|trillion)s?(?![a-z])")  # of 2.5 million
@@ -30,9 +31,15 @@ _CHANGING = (
     "minus negative not half quarter third twice double triple squared cubed root over times plus hundred thousand "
     "million billion trillion dozen factorial sin cos tan cot sec csc log ln exp sqrt abs mod "
     "never neither nor cannot t false wrong incorrect "  # the t of isn't
+    "infinity infty inf hbar ell "  # constants
+    "if unless provided providing assuming supposing depends depending except "  # 12 if it rains
+    "disagree reject rejected refuse deny denied disregard ignore forget dismiss doubt retract impossible invalid "
+    "unlikely doubtful untrue mistaken mistake erroneous extraneous inaccurate fails too "
+    "halved doubled tripled quadrupled reduced decreased diminished subtracted deducted "
     "january february march april may june july august september october november december am pm"
 )
-WORDS_THAT_CHANGE_A_NUMBER = frozenset(_CHANGING.split())
+# The names of Greek letters are constants, of which psi may be a unit.
+WORDS_THAT_CHANGE_A_NUMBER = frozenset((*_CHANGING.split(), *GREEK.lower().split(), "pi")) - {"psi"}
 
 _CLAUSE = re.compile(r"[;,.]\s+|\n")  # ends a clause: "9 * 2 = 18, x = 5"
 _SEVERAL = re.compile(
