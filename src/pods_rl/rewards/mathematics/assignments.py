@@ -36,7 +36,7 @@ def assignments(node: Node) -> dict[str, Node] | None:
             return None
         names = name.split(",")
         values = list(sides[1].items)
-    elif node.kind in ("list", "and", "()"):
+    elif node.kind in ("list", "and", "()", "set"):
         for item in node.items:
             name = named(item)
             if name is None or "," in name or "in" in item.signs or item.items[-1].kind != "value":

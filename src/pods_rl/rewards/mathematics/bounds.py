@@ -47,7 +47,8 @@ _EXCLUDED = (
     rf"|{_COMPARED} than"  # older than
     r"|(?:some|most|many|few|part|rest|remainder|share|percentage|majority|minority|fifth|sixth|seventh|eighth|ninth"
     r"|tenth|root|absence|lack)s? of"  # most of
-    r"|far from|hardly|scarcely|barring|lacking|no|not even|ruling out|minus|less"
+    r"|far from|hardly|scarcely|barring|lacking|no|not even|ruling out|minus|less|against|take back|cancel|undo"
+    r"|discard|exclude|omit|skip"
     r"|(?:reduc|halv|doubl|tripl|subtract|deduct|remov|reject|ignor|dismiss|exceed|decreas|lower|shrink)(?:e?s|ing)"
 )
 _LINK = (
@@ -57,15 +58,22 @@ _LINK = (
 
 # Words that make a number conditional, take it back or say that others hold it.
 _DISOWNED = re.compile(
-    r"(?<![A-Za-z])(?:in case|(?:as|so) long as|on condition|given that|but (?:only|not)|according to|ruled? out"
+    r"(?<![A-Za-z])(?:in case|(?:as|so) long as|on (?:the )?condition|given that|in the event|should it|subject to"
+    r"|under the assumption|conditional|but (?:only|not)|according to|ruled? out|nobody|no one"
     r"|(?:first|old|previous|earlier|original|initial|former|wrong)\s+(?:guess|answer|thought|idea|attempt|result|value)"
     r"|(?:some(?:one|body)?|others?|people|they|many|few)\s+(?:else\s+|people\s+)?(?:say|think|claim|believe|guess)s?"
-    r"|(?:i[st]|was|are|were|be|been|seems?|looks?|sounds?)\s+(?:[a-z]+ly\s+)?(?:no|off|out|too [a-z]+|rejected"
+    r"|(?:is|was|are|were|be|been|seems?|looks?|sounds?)\s+(?:[a-z]+ly\s+)?"
+    r"(?:no|(?:far |way )?off|out|too [a-z]+|rejected|a (?:bad|poor) [a-z]+|a trap"
     r"|discarded|eliminated|excluded|refuted|disprove[dn]|a mistake|an error|what (?:they|others|some) [a-z]+))"
     r"(?![A-Za-z])",
     re.IGNORECASE,
 )
-_WHEN = re.compile(r"(?<![A-Za-z])when(?:ever)?(?![A-Za-z])", re.IGNORECASE)  # 12 when it rains
+_LIMITED_AFTER = re.compile(
+    r"(?<![A-Za-z])(?:when(?:ever)?|while|until)(?![A-Za-z])"  # 12 when it rains
+    r"|^\W*(?:[a-z]+\s+)?(?:less|minus)\s+(?!than(?![A-Za-z]))(?:the\s+|a\s+)?[a-z]+"  # 12 less tax
+    r"|(?<![A-Za-z])no(?:pe)?\W*$",  # 12? No.
+    re.IGNORECASE,
+)
 
 
 def _patterns(phrases: dict[str, str], before: str, after: str) -> dict[str, re.Pattern[str]]:
@@ -114,7 +122,7 @@ def _is_disowned(before: str, after: str) -> bool:
     >>> _is_disowned("It is ", " eggs")
     False
     """
-    return bool(_DISOWNED.search(before) or _DISOWNED.search(after) or _WHEN.search(after))
+    return bool(_DISOWNED.search(before) or _DISOWNED.search(after) or _LIMITED_AFTER.search(after))
 
 
 def split_bound_in_words(text: str) -> tuple[str, str]:

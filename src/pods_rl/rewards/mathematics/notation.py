@@ -166,7 +166,7 @@ def _in_latex(fraction: re.Match[str]) -> str:
 
 
 def _without_commands(text: str) -> str:
-    if "matrix" not in text and "array" not in text and "cases" not in text:
+    if r"\begin" not in text and "matrix" not in text and "array" not in text and "cases" not in text:
         text = _ESCAPED_TWICE.sub(r"\\", text)
     text = text.replace(r"\$", "").replace(r"\%", "%")
     text = _DASH.sub("-", text)

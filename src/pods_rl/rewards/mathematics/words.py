@@ -35,7 +35,7 @@ _CHANGING = (
     "if unless provided providing assuming supposing depends depending except "  # 12 if it rains
     "disagree reject rejected refuse deny denied disregard ignore forget dismiss doubt retract impossible invalid "
     "unlikely doubtful untrue mistaken mistake erroneous extraneous inaccurate fails too "
-    "halved doubled tripled quadrupled reduced decreased diminished subtracted deducted "
+    "divided multiplied halved doubled tripled quadrupled reduced decreased diminished subtracted deducted "
     "january february march april may june july august september october november december am pm"
 )
 # The names of Greek letters are constants, of which psi may be a unit.
