@@ -1,7 +1,8 @@
 """Compare what `pods plan` predicts with what the studies measured: python benchmarks/planner.py [--measure]
 
 For each comparison of the studies on word problems in which PODS and GRPO train equal rows, the signal of both arms is
-computed from the rewards in `docs/results/plan/rewards.csv`, as `pods plan` does. Prints
+computed from the rewards in `docs/results/plan/rewards.csv`, as `pods plan` does. Writes all of them to
+`predictions.csv` beside it, and prints
 
 1. the constants of `pods_rl/planning/signal.py`: the exponent that predicts how many times fewer steps an arm needs
    from its signal, and how far a study is from that;
@@ -34,6 +35,7 @@ from pods_rl.recipe import load_recipe
 
 HERE = Path(__file__).parent
 REWARDS = RESULTS / "plan" / "rewards.csv"
+PREDICTIONS = RESULTS / "plan" / "predictions.csv"
 PROMPTS = 150
 ROLLOUTS = 64
 # Folders of results, and the experiment that made each. Those of one experiment count as one study.
@@ -197,6 +199,28 @@ def predict(comparison: Comparison) -> Plan:
     return decide(candidates, pool(), simulated, {})
 
 
+def predictions(comparisons: list[Comparison]) -> list[dict[str, str | float | bool]]:
+    """Return the rows of `predictions.csv`: the predicted gain of each comparison, next to the measured one."""
+    rows: list[dict[str, str | float | bool]] = []
+    for comparison in comparisons:
+        plan = predict(comparison)
+        gain = plan.gains[comparison.pods.setting]
+        rows.append(
+            {
+                "study": comparison.folder,
+                "arm": comparison.arm,
+                "rival": comparison.rival,
+                "target": comparison.target,
+                "value": round(gain.median, 4),
+                "low": round(gain.low, 4),
+                "high": round(gain.high, 4),
+                "measured": comparison.faster,
+                "recommended": plan.chosen.setting == comparison.pods.setting,
+            }
+        )
+    return rows
+
+
 def table(comparisons: list[Comparison]) -> list[str]:
     """Return the rows of the table in `docs/results.md`."""
     by_name = {(each.folder, each.arm, each.rival): each for each in comparisons}
@@ -251,6 +275,11 @@ def main() -> None:
     if parser.parse_args().measure:
         measure()
     comparisons = measured()
+    rows = predictions(comparisons)
+    with PREDICTIONS.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0]], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     exponent, error = calibrate(comparisons)
     print(f"exponent {exponent:.2f}, error {error:.2f}, from {len(comparisons)} comparisons")
     print("\n".join(table(comparisons)))

@@ -145,6 +145,14 @@ def test_the_page_has_what_the_planner_predicts_and_what_was_measured(measured):
         shown = [float(text) for text in re.findall(number, row)]
         computed = [float(text) for text in re.findall(number, line)]
         assert shown == pytest.approx(computed, abs=0.015)  # the last digit may differ with the processor
+    committed = rows_of(planner.PREDICTIONS)
+    again = planner.predictions(measured)
+    for old, new in zip(committed, again, strict=True):
+        for key, value in new.items():
+            if isinstance(value, float):
+                assert float(old[key]) == pytest.approx(value, abs=0.01), (old, new)
+            else:
+                assert old[key] == str(value)
 
 
 def test_pilots_try_the_rates_beyond_an_edge(monkeypatch, tmp_path):
