@@ -247,12 +247,36 @@ def test_gradients_with_checkpointing_and_lora_are_those_of_rows(name, reentrant
         for weight_name, weight in model.named_parameters():
             if "lora_B" in weight_name:
                 weight.normal_()
+    assert probe_trees(model, model).why_rows is None
     rows = random_tree(4)
     expected = scores_and_gradients(model, model, *rows)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
     scores = scores_and_gradients(model, TreePass(model, rows[3], tree=True), *rows)
     assert_near(scores, expected, FLOAT64)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.parametrize("name", KINDS)
+def test_gradients_in_16_bits_are_as_near_to_those_in_32_as_rows_are(monkeypatch, name, autocast):
+    monkeypatch.setattr(recurrence, "_call_tokens", lambda states, work: 8)
+    model = build(name, TAKES_TREES[name] | {"initializer_range": 0.1})
+    assert probe_trees(model, model).why_rows is None
+    rows = random_tree(6)
+
+    def gradient(given):
+        found = scores_and_gradients(model, given, *rows)
+        found.pop("scores")
+        return torch.cat([gradient.flatten().float() for gradient in found.values()])
+
+    exact = gradient(model)
+    if not autocast:
+        model.to(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        of_rows = gradient(model)
+        of_tree = gradient(TreePass(model, rows[3], tree=True))
+    assert (of_tree - exact).norm() <= 1.5 * (of_rows - exact).norm()
 
 
 @pytest.mark.parametrize("name", [*KINDS, *TAKES_ROWS])

@@ -438,8 +438,10 @@ def _compare(call: nn.Module, device: torch.device, config: Any, tolerance: floa
         except Exception as error:  # a model, or a kernel, may raise anything
             return Probe(f"a pass over a tree failed: {type(error).__name__}: {error}", failed=True)
     attention = inputs.attention
-    layer_types = getattr(config, "layer_types", None) or ()
+    layer_types = (getattr(config, "layer_types", None) or ())[: getattr(config, "num_hidden_layers", None)]
     recurrent_layers = sum(kind in RECURRENT_TYPES for kind in layer_types)
+    if not layer_types and recurrence_modules(call):
+        recurrent_layers = 1  # at least
     if inputs.recurrence.layers < recurrent_layers:
         return Probe(f"{recurrent_layers} of its layers are recurrent, and {inputs.recurrence.layers} took a tree")
     has_attention = not layer_types or bool({"hybrid", *ATTENTION_TYPES} & set(layer_types))

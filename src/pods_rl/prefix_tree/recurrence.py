@@ -483,18 +483,20 @@ def register_tree_recurrence(model: nn.Module) -> None:
         for name, compute in FUNCTIONS.items():
             function = getattr(module, name, None)
             if function is not None and (module, name) not in _wrapped:
-                _wrapped[module, name] = function
-                setattr(module, name, _taking_trees(function, compute))
+                wrapper = _taking_trees(function, compute)
+                _wrapped[module, name] = (function, wrapper)
+                setattr(module, name, wrapper)
 
 
 def unregister_tree_recurrence() -> None:
     """Put transformers' own functions back. Call this when no backward pass over a tree follows."""
-    for (module, name), function in _wrapped.items():
-        setattr(module, name, function)
+    for (module, name), (function, wrapper) in _wrapped.items():
+        if getattr(module, name) is wrapper:  # else another library has wrapped it since
+            setattr(module, name, function)
     _wrapped.clear()
 
 
-_wrapped: dict[tuple[ModuleType, str], Any] = {}  # transformers' functions, by module and name
+_wrapped: dict[tuple[ModuleType, str], tuple[Any, Any]] = {}  # transformers' functions and ours, by module and name
 
 
 def _taking_trees(function: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
