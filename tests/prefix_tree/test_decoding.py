@@ -478,7 +478,7 @@ def test_attention_of_one_query_is_transformers_own(dtype):
     assert model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("placeholders", [[5, 7], [6, 9], [6, 6, 3]])
+@pytest.mark.parametrize("placeholders", [[5, 7], [6, 9], [6, 3]])
 def test_features_of_images_that_do_not_follow_the_rows_go_to_generate(placeholders):
     with pytest.raises(CannotServeError, match="follow the rows"):
         Images(SimpleNamespace(pooler_output=torch.zeros(4, 3, 5)), placeholders)
