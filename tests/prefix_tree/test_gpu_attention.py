@@ -192,6 +192,7 @@ def test_blocks_on_a_gpu_repeat_keys_for_each_head(monkeypatch, window):
 
     monkeypatch.setattr(attention, "scaled_dot_product_attention", watched)
     monkeypatch.setattr(blocks, "DENSE", 0)
+    monkeypatch.setattr(attention, "DENSE", 0)
     monkeypatch.setattr(attention, "FEW", 0)
     ids, mask, _, keep = batch([4, 4, 4, 6, 6], [5, 3, 9, 4, 4], tokens=2)
     tree = prefix_tree(rows_of(ids, mask), ids.size(1) - keep)
