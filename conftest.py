@@ -1,7 +1,12 @@
 """What needs verl, SkyRL, vLLM or a chat model is collected where it is installed: see the Makefile."""
 
 import gc
+import signal
 from importlib.util import find_spec
+
+import pytest
+
+from pods_rl.distributed.signals import SIGNALS
 
 ENGINES = "src/pods_rl/engines"
 NEED_VERL = ("agent_loop", "ledger", "replay_buffer")
@@ -30,3 +35,13 @@ def pytest_collection_finish():
     """Spare every later collection of garbage what was imported: a training begins with one."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def signals_restored():
+    """A command called in this process leaves its signals ignored, as for the end of a process of its own."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) != handler:
+            signal.signal(number, handler)
