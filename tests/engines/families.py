@@ -10,7 +10,6 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,12 +51,18 @@ LATENT = {
     "num_key_value_heads": 4, "first_k_dense_replace": 1,
 }  # fmt: skip
 
+# What these classes of `vision.py` are called; other classes are called as there.
+CLASSES = {name: name for name in VISION} | {
+    "Qwen2VL": "Qwen2-VL", "Qwen2_5_VL": "Qwen2.5-VL", "Qwen3_5": "Qwen3.5", "Qwen3_5Moe": "Qwen3.5-MoE",
+    "Gemma3": "Gemma 3", "Gemma4": "Gemma 4", "LlavaNext": "LLaVA-NeXT", "Idefics3": "Idefics 3",
+}  # fmt: skip
+
 DENSE = "attention"
-EXPERT = "experts, with TRL's default auxiliary loss"
+EXPERT = "experts, with TRL's defaults"
 HYBRID = "recurrent layers"
-IMAGE_CLASS = "classes with images, on text"
-IMAGES = "classes with images, on images"
-ADAPTER = "LoRA with its default dropout"
+ADAPTER = "LoRA with TRL's default dropout"
+IMAGE_CLASS = "`...ForConditionalGeneration`, on text"
+IMAGES = "`...ForConditionalGeneration`, on images"
 
 
 @dataclass(frozen=True)
@@ -119,9 +124,9 @@ FAMILIES = {
     ),
     "Bamba": Family(HYBRID, "bamba", MAMBA | {"attn_layer_indices": [2]}),
     "Falcon-H1": Family(HYBRID, "falcon_h1", MAMBA | {"mamba_d_ssm": 64}),
-    "Qwen2 with an adapter": Family(ADAPTER, "qwen2"),
-    **{name: Family(IMAGE_CLASS, name) for name in VISION},
-    **{f"{name} with images": Family(IMAGES, name) for name in VISION},
+    "Qwen2 on an adapter": Family(ADAPTER, "qwen2"),
+    **{f"{CLASSES[name]} on text": Family(IMAGE_CLASS, name) for name in VISION},
+    **{f"{CLASSES[name]} on images": Family(IMAGES, name) for name in VISION},
 }  # fmt: skip
 
 
@@ -229,19 +234,15 @@ def train_step(family: Family, *, prefix_tree: bool, rollouts: dict[str, list[An
 
 def table(steps: dict[str, Step]) -> str:
     """Return the Markdown table of families by generation and update."""
-    lines = ["| layers | families | generation | update |", "|---|---|---|---|"]
-
-    def row_of(name: str) -> tuple[str, str, str]:
-        step = steps[name]
-        return (
-            FAMILIES[name].kind,
-            "trees" if step.generation is None else "rows",
-            "trees" if step.update is None else "rows",
-        )
-
-    for (kind, generation, update), names in groupby(sorted(steps, key=row_of), key=row_of):
-        families = ", ".join(name.removesuffix(" with images") for name in names)
-        lines.append(f"| {kind} | {families} | {generation} | {update} |")
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for name, step in steps.items():
+        family = FAMILIES[name]
+        generation = "trees" if step.generation is None else "rows"
+        update = "trees" if step.update is None else "rows"
+        rows.setdefault((family.kind, generation, update), []).append(name.partition(" on ")[0])
+    lines = ["| model | families | generation | update |", "|---|---|---|---|"]
+    for (kind, generation, update), names in rows.items():
+        lines.append(f"| {kind} | {', '.join(names)} | {generation} | {update} |")
     return "\n".join(lines) + "\n"
 
 
