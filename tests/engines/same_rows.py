@@ -16,7 +16,7 @@ _REWARDS = {
     "six failed with reward 0, ten are right": [0.0] * 6 + [1.0] * 10,
     "the best and the worst are masked": [-9.0, 0.0, 1.0, 9.0, 0.5, 0.25, 0.5, 0.75, 0.0, 1.0, 0.5, 9.0, *[0.5] * 4],
     "no masks": [0.0, 1.0] * 8,
-    "no numbers, or none to train with": [
+    "not numbers, or too large": [
         math.nan,
         math.inf,
         None,
