@@ -168,7 +168,7 @@ test-main: $(STAMP)
 	$(if $(VERL_MAIN),$(MAKE) $(NEWEST)-verl-main/.installed VERL_VENV=$(NEWEST)-verl-main)
 	$(if $(SKYRL_MAIN),$(MAKE) $(NEWEST)-skyrl-main/.installed SKYRL_VENV=$(NEWEST)-skyrl-main)
 	$(if $(VERL_MAIN),$(ENVIRONMENT) $(NEWEST)-verl-main --no-deps "$(VERL_MAIN)")
-	$(if $(SKYRL_MAIN),$(ENVIRONMENT) $(NEWEST)-skyrl-main --no-deps "$(SKYRL_MAIN)" "$(SKYRL_MAIN)/skyrl-gym")
+	$(if $(SKYRL_MAIN),$(ENVIRONMENT) $(NEWEST)-skyrl-main --no-deps "$(SKYRL_MAIN)" "$(SKYRL_MAIN)/skyrl-gym" pybase64 zstandard)
 	$(BIN)/python tests/versions.py $(if $(VERL_MAIN),$(NEWEST)-verl-main) $(if $(SKYRL_MAIN),$(NEWEST)-skyrl-main)
 
 # The packages of a release, checked; then the wheel, in an empty environment, trains.
