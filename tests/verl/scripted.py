@@ -36,7 +36,7 @@ class ScriptedLoop:
             num_turns=2,
             metrics=AgentLoopMetrics(),
             extra_fields={
-                "reward_extra_info": {},
+                "reward_extra_info": {"score": reward},
                 "turn_scores": [reward] * (session % 2),
                 "min_global_steps": step,
                 "max_global_steps": step,

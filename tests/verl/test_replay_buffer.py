@@ -12,23 +12,33 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.v1.utils import MetricsAggregator
 from verl.utils import tensordict_utils as tu
 
+from pods_rl.engines.seeds import seeded_generator
 from pods_rl.engines.verl.estimators import GROUP_ESTIMATORS
 from pods_rl.engines.verl.replay_buffer import PODSReplayBuffer, PODSReplayBufferAsync, replay_buffer
 from pods_rl.errors import UserError
 from pods_rl.selection import select
 
+from ..engines import same_rows
 from .conftest import REWARDS
 from .trainers import kept_sessions, left_in_queue
 
 pytestmark = pytest.mark.usefixtures("empty_queue")
 
 
-def put_group(uid: str, rewards: list[float], partition: str = "train", status: str = "finished") -> None:
-    """A group of one trajectory a session, of which no more comes."""
+def put_group(
+    uid: str,
+    rewards: list[float],
+    partition: str = "train",
+    status: str = "finished",
+    tokens: list[int] | None = None,
+) -> None:
+    """A group of one trajectory a session, of which no more comes; `tokens` of each are in the loss, by default 2."""
     keys = [f"{uid}_{session}_0" for session in range(len(rewards))]
     scores = torch.nested.as_nested_tensor([torch.tensor([0.0, value]) for value in rewards], layout=torch.jagged)
     tags = [{"status": "success", "response_len": 2, "seq_len": 5, "global_steps": 1} for _ in keys]
-    tq.kv_batch_put(keys=keys, partition_id=partition, fields=tu.get_tensordict({"rm_scores": scores}), tags=tags)
+    rows = [torch.tensor([1] * count + [0] * (2 - count)) for count in tokens or [2] * len(rewards)]
+    fields = {"rm_scores": scores, "response_mask": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}
+    tq.kv_batch_put(keys=keys, partition_id=partition, fields=tu.get_tensordict(fields), tags=tags)
     tq.kv_put(key=uid, partition_id=partition, tag={"is_prompt": True, "status": status, "global_steps": 1})
 
 
@@ -39,7 +49,7 @@ def make_buffer(make_config):
         buffer = replay_buffer(
             trainer_mode=mode,
             trainer_config={},
-            max_off_policy_threshold=None,
+            max_off_policy_threshold=8,  # an integer: versions other than 0.9.1 refuse null
             max_off_policy_strategy="drop",
             sampler_kwargs=sampler.sampler_kwargs,
             refill_fn=lambda count: count,
@@ -61,11 +71,24 @@ def test_every_rule_in_every_mode(make_buffer, rule, mode):
     assert type(buffer) is (PODSReplayBuffer if mode == "sync" else PODSReplayBufferAsync)
     put_group("a", REWARDS)
     batch, _ = sample(buffer, 1, step=3)
-    generator = torch.Generator().manual_seed(3)
+    generator = seeded_generator(0, 3)
     expected = select(torch.tensor([REWARDS], dtype=torch.float64), 4, rule, generator).indices[0].tolist()
     assert kept_sessions(batch.keys) == {"a": expected}
     assert left_in_queue() == set(batch.keys)
     assert len(batch.tags) == 4
+
+
+def test_the_rows_of_every_engine_are_kept(make_buffer):
+    """As `tests/engines/test_same_rows.py` has them for the others; a group may keep fewer than m, or none."""
+    buffer = make_buffer()
+    for group, (rewards, tokens) in enumerate(zip(same_rows.REWARDS, same_rows.TOKENS, strict=True)):
+        values = [math.nan if reward is None else reward for reward in rewards]
+        put_group(f"g{group}", values, tokens=[min(count, 2) for count in tokens])
+    batch, metrics = sample(buffer, len(same_rows.KEPT))
+    found = kept_sessions(batch.keys)
+    assert [found.get(f"g{group}", []) for group in range(len(same_rows.KEPT))] == same_rows.KEPT
+    places = [(group, i) for group in range(len(same_rows.KEPT)) for i in range(same_rows.N)]
+    assert metrics["pods/unusable_rewards"] == sum(not same_rows.usable(*place) for place in places)
 
 
 def test_a_drawing_rule_repeats_with_its_seed_and_differs_by_step(make_buffer):

@@ -1,4 +1,4 @@
-"""Rewards of groups as a tensor, and what a step's selection did to them: for engines other than TRL."""
+"""Which rollouts can be trained on, for every engine; and what a step's selection did, for engines other than TRL."""
 
 from __future__ import annotations
 
@@ -11,20 +11,48 @@ from torch import Tensor
 from ..selection import REWARD_LIMIT, is_constant, spread
 
 
-def pad_rewards(rewards: Sequence[Sequence[float]]) -> Tensor:
-    """Return groups of different sizes as one float64 tensor `[P, N]`.
+def mark_unusable(rewards: Tensor, trained: Tensor | None = None) -> Tensor:
+    """Return the rewards with NaN for rollouts that cannot be trained on, of any shape.
 
-    Missing rollouts are NaN, and so are rewards that are infinite or larger than 1e15.
+    These are rewards that are infinite or larger than 1e15 in size, and rollouts without a trained token: of a failed
+    or a truncated rollout an engine may mask all tokens out of the loss. Kept, such a rollout would take the place of
+    one that trains, and its reward would count in its group's advantages.
+
+    Args:
+        rewards: NaN where there is none.
+        trained: bool, of the same shape; whether the loss reads a token of the rollout. If None, all are.
+
+    >>> mark_unusable(torch.tensor([1.0, 0.0, torch.inf]), torch.tensor([True, False, True]))
+    tensor([1., nan, nan])
+    """
+    rewards = rewards.masked_fill(rewards.abs() > REWARD_LIMIT, math.nan)
+    if trained is not None:
+        rewards = rewards.masked_fill(~trained.to(rewards.device), math.nan)
+    return rewards
+
+
+def pad_rewards(rewards: Sequence[Sequence[float | None]], trained: Sequence[Sequence[bool]] | None = None) -> Tensor:
+    """Return groups of different sizes as one float64 tensor `[P, N]`, NaN where there is no usable reward.
+
+    Args:
+        rewards: of each group's rollouts; None: not scored.
+        trained: of each group's rollouts, as of `mark_unusable`.
 
     >>> pad_rewards([[1.0, 0.0], [float("inf")]])
     tensor([[1., 0.],
             [nan, nan]], dtype=torch.float64)
+    >>> pad_rewards([[1.0, None, 0.0]], [[True, True, False]])
+    tensor([[1., nan, nan]], dtype=torch.float64)
     """
     largest = max(map(len, rewards), default=0)
     rewards_PN = torch.full((len(rewards), largest), math.nan, dtype=torch.float64)
+    trained_PN = torch.ones(rewards_PN.shape, dtype=torch.bool)
     for row, group in enumerate(rewards):
-        rewards_PN[row, : len(group)] = torch.tensor(group, dtype=torch.float64)
-    return rewards_PN.masked_fill(rewards_PN.abs() > REWARD_LIMIT, math.nan)
+        values = [math.nan if reward is None else float(reward) for reward in group]
+        rewards_PN[row, : len(group)] = torch.tensor(values, dtype=torch.float64)
+        if trained is not None:
+            trained_PN[row, : len(group)] = torch.tensor(trained[row], dtype=torch.bool)
+    return mark_unusable(rewards_PN, trained_PN)
 
 
 def describe_selection(rewards_PN: Tensor, kept_PN: Tensor) -> dict[str, float]:

@@ -7,7 +7,8 @@ has one row a trajectory, or with step-wise trajectories one for each turn, the 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -105,12 +106,40 @@ def rows_of_trajectories(output: Mapping[str, Any], trajectories: int, *, step_w
     return rows
 
 
-def total(reward: float | list[float]) -> float:
-    """Return the reward of a row, which SkyRL holds as a number or as one for each token.
+def take_rows(output: Mapping[str, Any], rows: Sequence[int], trajectories: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return the output with these rows alone; `rollout_metrics` stay those of all.
+
+    Args:
+        output: SkyRL's `GeneratorOutput`. A field has an entry for each row, or for each trajectory, or is a dictionary
+            of such lists (`trajectory_time_splits`). Other fields stay.
+        rows: complete trajectories, in the order of the result.
+        trajectories: the rows of each trajectory of the output.
+
+    >>> times = {"llm": [1.0, 2.0, 3.0], "env": [0.1, 0.2, 0.3]}
+    >>> take_rows({"response_ids": [[5], [6], [7]], "trajectory_time_splits": times}, [0, 2], [[0], [1], [2]])
+    {'response_ids': [[5], [7]], 'trajectory_time_splits': {'llm': [1.0, 3.0], 'env': [0.1, 0.3]}}
+    """
+    places = {trajectory[-1]: place for place, trajectory in enumerate(trajectories)}  # by last row
+    taken = {len(trajectories): [places[row] for row in rows if row in places], len(output["response_ids"]): rows}
+
+    def take(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: take(part) for name, part in value.items()}
+        if isinstance(value, list) and len(value) in taken:
+            return [value[place] for place in taken[len(value)]]
+        return value
+
+    return {name: value if name == "rollout_metrics" else take(value) for name, value in output.items()}
+
+
+def total(reward: float | list[float] | None) -> float:
+    """Return the reward of a row, which SkyRL holds as a number or as one for each token; NaN for None.
 
     >>> total([0.0, 0.5, 0.25])
     0.75
     """
+    if reward is None:
+        return math.nan
     if isinstance(reward, list):
         return float(sum(reward))
     return float(reward)

@@ -6,21 +6,19 @@ Axes: P prompts, N trajectories of a prompt, M of them kept. A trajectory has on
 from __future__ import annotations
 
 import inspect
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from skyrl.train.generators import utils
 from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, GeneratorOutput
 
 from ...errors import UserError
 from ...selection import select
 from ..ledger import StepLedger
 from ..measuring import describe_selection, pad_rewards
-from .batches import is_training, rows_of_trajectories, silence, total, widen
+from ..seeds import seeded_generator
+from .batches import is_training, rows_of_trajectories, silence, take_rows, total, widen
 from .ledger import ledger_row
 from .settings import read_settings
 
@@ -47,7 +45,8 @@ class PODSGenerator(GeneratorInterface):
         tokenizer: of the policy; required with `ledger`.
         options: `num_rollouts` (n), and optionally `rule`, `seed`, `ledger` and `ledger_every` (docs/skyrl.md).
 
-    Edges: a reward that is NaN, infinite or larger than 1e15 is not kept. A prompt with fewer than m usable rewards is
+    Edges: a trajectory is not kept if its reward is None, NaN, infinite or larger than 1e15, or if its loss masks are
+    all 0 (a failed one, or an overlong one that SkyRL filters). A prompt with fewer than m usable trajectories is
     returned with reward 0 and loss mask 0, because SkyRL needs m rows of each prompt.
 
     Raises:
@@ -96,7 +95,9 @@ class PODSGenerator(GeneratorInterface):
 
     def _select(self, output: GeneratorOutput, rows: list[list[int]], wide: Any, start: int) -> _Group:
         """Choose among a prompt's trajectories; `start` is the place of the first in the batch."""
-        rewards_1N = pad_rewards([[total(output["rewards"][row[-1]]) for row in rows]])
+        rewards_N = [total(output["rewards"][row[-1]]) for row in rows]
+        trained_N = [any(any(output["loss_masks"][row]) for row in trajectory) for trajectory in rows]
+        rewards_1N = pad_rewards([rewards_N], [trained_N])
         generator = self._random(wide, start)
         selection = select(rewards_1N, self.pods.num_generations, self.pods.rule, generator)
         is_silent = bool(selection.take(rewards_1N).isnan().any())
@@ -108,8 +109,7 @@ class PODSGenerator(GeneratorInterface):
         if wide.get("trajectory_ids") is not None:
             prompt = str(wide["trajectory_ids"][start].instance_id)
         step = wide["batch_metadata"].global_step
-        sequence = np.random.SeedSequence([self.pods.seed, step, zlib.crc32(prompt.encode())])
-        return torch.Generator().manual_seed(int(sequence.generate_state(1)[0]))
+        return seeded_generator(self.pods.seed, step, prompt)
 
     def _write(self, ledger: StepLedger, output: GeneratorOutput, groups: list[_Group], wide: Any) -> None:
         """Write the groups to the ledger if it keeps their step."""
@@ -146,17 +146,11 @@ def _kept(output: GeneratorOutput, groups: list[_Group]) -> GeneratorOutput:
             if group.is_silent:
                 silent += range(len(kept_rows), len(kept_rows) + len(group.rows[trajectory]))
             kept_rows += group.rows[trajectory]
-    kept = _slice(output, kept_rows)
+    trajectories = [trajectory for group in groups for trajectory in group.rows]
+    kept: GeneratorOutput = take_rows(output, kept_rows, trajectories)
     silence(kept, silent)
     kept["rollout_metrics"] = {**(output.get("rollout_metrics") or {}), **_metrics(output, groups, kept)}
     return kept
-
-
-def _slice(output: GeneratorOutput, rows: list[int]) -> GeneratorOutput:
-    """Return these rows of each field, by SkyRL's own function."""
-    if hasattr(utils, "slice_generator_output"):
-        return utils.slice_generator_output(output, rows)
-    return utils._slice_generator_output(output, rows)  # its name in 0.3
 
 
 def _metrics(output: GeneratorOutput, groups: list[_Group], kept: GeneratorOutput) -> dict[str, float]:

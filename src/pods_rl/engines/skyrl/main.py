@@ -1,4 +1,8 @@
-"""SkyRL's entry point with PODS: `python -m pods_rl.engines.skyrl.main pods.num_rollouts=16 ...` (docs/skyrl.md)."""
+"""SkyRL's entry point with PODS (docs/skyrl.md): a command of its own, or SkyRL's `trainer.override_entrypoint`.
+
+    python -m pods_rl.engines.skyrl.main pods.num_rollouts=16 ...
+    python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=pods_rl.engines.skyrl.main ...
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,20 @@ from skyrl.train.entrypoints.main_base import BasePPOExp
 from skyrl.train.utils import validate_cfg
 from skyrl.train.utils.utils import initialize_ray
 
+from ...errors import UserError
 from .generator import PODSGenerator
 from .settings import read_settings
+
+
+# by which SkyRL's own entry point finds this module; its configuration of older versions has no such key
+_OVERRIDE = "trainer.override_entrypoint="
 
 
 @dataclass
 class PODSTrainConfig(SkyRLTrainConfig):
     """SkyRL's configuration plus `pods.num_rollouts`, `pods.rule`, `pods.seed`, `pods.ledger`, `pods.ledger_every`."""
 
-    pods: dict[str, Any] = field(default_factory=dict)
+    pods: Any = field(default_factory=dict)  # `settings` refuses what is no group of keys
 
 
 class PODSExp(BasePPOExp):
@@ -45,17 +54,22 @@ def read_config(arguments: list[str]) -> PODSTrainConfig:
         UserError: see `settings.read_settings`.
         ValueError: SkyRL's own for its keys.
     """
-    config = PODSTrainConfig.from_cli_overrides(arguments)
+    config = PODSTrainConfig.from_cli_overrides([word for word in arguments if not word.startswith(_OVERRIDE)])
     read_settings(config, config.pods)
     validate_cfg(config)
     return config
 
 
 def main() -> None:
-    """Train with the settings of the command line."""
-    config = read_config(sys.argv[1:])
-    initialize_ray(config)
-    ray.get(train.remote(config))
+    """Train with the settings of the command line; a mistake in them is one line and the exit code 2."""
+    try:
+        config = read_config(sys.argv[1:])
+        initialize_ray(config)
+        ray.get(train.remote(config))
+    except UserError as error:
+        # One of another process has that process's traceback as its text. Ray holds the error itself as `cause`.
+        print(f"Error: {getattr(error, 'cause', error)}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

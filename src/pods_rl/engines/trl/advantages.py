@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...selection import Selection, advantages, is_constant, spread
+from ..measuring import mark_unusable
 from .compat import Batch, TRLTrainer, nanstd
 from .config import group_sizes
 from .generation import Generation
@@ -64,9 +65,8 @@ def _single_rewards(generation: Generation, trainer: TRLTrainer) -> Tensor:
         trainer.multi_objective_aggregation,
         dtype=torch.float32,
     )
-    if record.masked is not None:
-        totals_GN = totals_GN.masked_fill(record.masked, torch.nan)
-    return totals_GN[record.groups]
+    trained_GN = None if record.masked is None else ~record.masked
+    return mark_unusable(totals_GN, trained_GN)[record.groups]
 
 
 def has_constant_rows(generation: Generation, trainer: TRLTrainer) -> Tensor:

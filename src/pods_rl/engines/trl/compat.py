@@ -90,11 +90,11 @@ class Generated(NamedTuple):
             )
         return cls(*results)
 
-    def policy_tokens(self) -> int:
-        """Return how many tokens the policy wrote, without those of tools and environments."""
+    def policy_tokens(self) -> list[int]:
+        """Return how many tokens of each row the policy wrote, without those of tools and environments."""
         if self.tool_mask is None:
-            return sum(map(len, self.completion_ids))
-        return sum(map(sum, self.tool_mask))
+            return list(map(len, self.completion_ids))
+        return list(map(sum, self.tool_mask))
 
 
 # Lists with an entry for each row, which TRL fills just before `_generate` and reads until the batch is built. Each is

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...selection import is_constant
+from ..seeds import seeded_generator
 from .batching import Shares
 from .compat import IMAGE_INPUTS, Batch, TRLTrainer, disable_gradient_checkpointing, grpo_trainer, pad, use_adapter
 from .config import group_sizes
-from .generation import Generation, Moves, move_rows, stable_seed
+from .generation import Generation, Moves, move_rows
 
 logger = logging.getLogger(__name__)
 
@@ -231,7 +232,7 @@ class DynamicSampling:
         while len(numbers) < count:
             epoch, place = divmod(self.drawn, size)
             # Seeded differently from the sampler of the training data, which takes the seed itself.
-            generator = torch.Generator().manual_seed(stable_seed(self._trainer.args.seed, epoch))
+            generator = seeded_generator(self._trainer.args.seed, epoch)
             order = torch.randperm(size, generator=generator)
             of_this_epoch = order[place : place + count - len(numbers)].tolist()
             numbers += of_this_epoch

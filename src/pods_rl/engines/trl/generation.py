@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import torch
@@ -28,15 +27,6 @@ Columns = dict[Any, Sequence[Any]]  # by name, a value for each rollout of this 
 def copies(values: Sequence[Any]) -> list[Any]:
     """Copy each value by itself: `copy.deepcopy` of the list would keep objects that two values share."""
     return [copy.deepcopy(value) for value in values]
-
-
-def stable_seed(*numbers: int) -> int:
-    """Return a seed that depends on these numbers alone, the same in every version of Python.
-
-    >>> stable_seed(3, 1) == stable_seed(3, 1) != stable_seed(1, 3)
-    True
-    """
-    return int.from_bytes(blake2b(repr(numbers).encode(), digest_size=7).digest(), "little")
 
 
 @dataclass
@@ -209,7 +199,7 @@ def record_of(
         kept=torch.empty(0, dtype=torch.int64),
         groups=torch.arange(generation.shares.prompts),
         turn_rewards=_turn_rewards(trainer, output),
-        masked=masked_rollouts(generation.shares, output.completion_ids, trainer),
+        masked=masked_rollouts(generation.shares, output, trainer),
     )
 
 
@@ -222,20 +212,25 @@ def _turn_rewards(trainer: TRLTrainer, output: Generated) -> list[Any]:
     return list(output.extra_fields.get("turn_rewards") or ())
 
 
-def masked_rollouts(shares: Shares, completion_ids: Sequence[Sequence[int]], trainer: TRLTrainer) -> Tensor | None:
-    """Return which rollouts TRL would mask out of the loss, as truncated, over all processes, bool `[P, N]`.
+def masked_rollouts(shares: Shares, output: Generated, trainer: TRLTrainer) -> Tensor | None:
+    """Return which rollouts have no token in the loss, over all processes, bool `[P, N]`.
 
-    None if `mask_truncated_completions` is off, and with n = m: there is nothing to select, and the rows stay TRL's.
-    Call this on every process.
+    These are truncated ones with `mask_truncated_completions`, empty ones, and those of which a tool or the mask of a
+    rollout function (`env_mask`) leaves no token of the policy.
+
+    None with n = m: there is nothing to select, and the rows stay TRL's. Call this on every process.
 
     Args:
-        completion_ids: of this process's rollouts.
+        output: of this process's rollouts.
     """
     n = shares.num_rollouts
-    if not trainer.mask_truncated_completions or n == shares.num_generations:
+    if n == shares.num_generations:
         return None
     ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}  # as TRL decides
-    flags = [int(not ids or ids[-1] not in ends) for ids in completion_ids]
+    flags: list[int] = []
+    for ids, tokens in zip(output.completion_ids, output.policy_tokens(), strict=True):
+        is_cut = trainer.mask_truncated_completions and (not ids or ids[-1] not in ends)
+        flags.append(int(is_cut or tokens == 0))
     flags_here = torch.tensor(flags, device=trainer.accelerator.device)
     masked_PN = trainer.accelerator.gather(flags_here).view(-1, n).bool().cpu()
     trainer._metrics["train"]["pods/masked_rollouts"].append(float(masked_PN.sum()))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...selection import is_constant
 from ...text import DEEPEST, TOO_DEEP, call_text, change_text, content_text, depth, utf8_text
+from ..measuring import mark_unusable
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Rollouts:
     groups: Tensor  # [P] int64, the group of each prompt's kept rollouts
     advantages: Tensor | None = None  # [P, M], known once the batch is built
     turn_rewards: list[Any] = field(default_factory=list)  # of each rollout's assistant turns, or None; empty: none
-    masked: Tensor | None = None  # [G, N] bool, truncated rollouts that the loss masks out. If None, none of them
+    masked: Tensor | None = None  # [G, N] bool, rollouts without a token in the loss. If None, none of them
 
     def columns(self, write: Callable[[Any], str] | None = None) -> dict[str, list[Any]]:
         """Return the ledger's columns, a value per rollout of this process (see `docs/architecture.md`).
@@ -78,9 +79,7 @@ class Rollouts:
 
     def scored_rewards(self) -> Tensor:
         """Return the total rewards that selection and advantages read, `[G, N]`: NaN also for rollouts masked out."""
-        if self.masked is None:
-            return self.rewards
-        return self.rewards.masked_fill(self.masked, torch.nan)
+        return mark_unusable(self.rewards, None if self.masked is None else ~self.masked)
 
     def kept_rewards(self) -> Tensor:
         """Return the total reward of each kept rollout, `[P, M]`; NaN if it is unscored or masked out."""

@@ -23,6 +23,7 @@ from ...prefix_tree.positions import Positions, positions_of, with_longest_text
 from ...prefix_tree.tree import distinct_share
 from ...selection import select
 from ..arguments import check_arguments
+from ..seeds import seeded_generator
 from . import compat
 from .advantages import drop_zero_counters, gather_advantages, log_generation, set_advantages
 from .batching import BatchPlan, Shares, batch_plan
@@ -30,7 +31,7 @@ from .checkpoints import ExactResume, load_renamed
 from .compat import Batch, Completions, Generated, Tokenized, TypedGRPOTrainer
 from .config import PAPER, PODSConfig, check_prompts, group_sizes
 from .dynamic_sampling import DynamicSampling
-from .generation import Generation, copies, move_rows, named, output_of, record_of, stable_seed
+from .generation import Generation, copies, move_rows, named, output_of, record_of
 from .record import Rollouts, make_table_storable, show_advantages, show_scores
 from .rewards import CheckedRewards
 from .stability import Stability
@@ -89,7 +90,7 @@ class PODSTrainer(TypedGRPOTrainer):
     def _score(self, generation: Generation, prompts: list[Any], output: Generated) -> Tensor:
         """Return the scores of all n rollouts of all processes, `[P * n, F]`."""
         self._update.clock.enter("reward")
-        self._update.tokens["generated"] += output.policy_tokens()
+        self._update.tokens["generated"] += sum(output.policy_tokens())
         distinct = distinct_share(output.completion_ids, generation.groups)
         self._metrics["train"]["pods/distinct_tokens"].append(distinct)
         generation.add_fields(output)
@@ -110,8 +111,7 @@ class PODSTrainer(TypedGRPOTrainer):
         self._update.clock.enter("selection")
         n, m = group_sizes(self.args)
         if n > m:
-            generator = torch.Generator().manual_seed(stable_seed(*generation.key))
-            selection = select(rewards_PN, m, self.args.rule, generator=generator)
+            selection = select(rewards_PN, m, self.args.rule, generator=seeded_generator(*generation.key))
             kept_PM = selection.indices.sort(dim=1).values
         else:
             kept_PM = torch.arange(n).repeat(len(rewards_PN), 1)  # [N] -> [P, N]

@@ -17,12 +17,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import numpy as np
 import torch
 from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, RolloutSample, _AsyncRolloutLoop
 
 from ...selection import REWARD_LIMIT, Rule, Selection, is_constant, select
 from ...selection import advantages as pods_advantages
+from ..measuring import mark_unusable
+from ..seeds import seeded_generator
 
 GIVE_UP_AFTER = 256  # groups dropped in a row, and at least one pass over the prompts
 
@@ -155,8 +156,7 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
     def _generator(self, group: RolloutGroup) -> torch.Generator:
         """Return the generator of a rule that draws, which depends on the seed and on the place of the prompt alone."""
         place = self.first_prompt + group.group_id
-        seed = np.random.SeedSequence([self.seed, place]).generate_state(1)
-        return torch.Generator().manual_seed(int(seed[0]))
+        return seeded_generator(self.seed, place)
 
     def _in_order_of_request(self, group: RolloutGroup) -> list[int]:
         """Sort the group's rollouts, which are in the order in which they ended, and return their policies.
@@ -224,7 +224,7 @@ def _rewards(rows_N: list[list[RolloutSample]], names: list[str]) -> torch.Tenso
             rewards_NF[i] = torch.tensor([rows[0].metrics[f"rewards/{name}"] for name in names])
     is_unscored_N = rewards_NF.isnan().all(dim=1) | (rewards_NF.abs() > REWARD_LIMIT).any(dim=1)
     totals_N = rewards_NF.double().nansum(dim=1).masked_fill(is_unscored_N, math.nan)
-    return totals_N.masked_fill(totals_N.abs() > REWARD_LIMIT, math.nan)[None]
+    return mark_unusable(totals_N)[None]
 
 
 def _is_silent(rewards_1N: torch.Tensor, selection: Selection) -> bool:

@@ -20,6 +20,7 @@ from verl.utils import hf_tokenizer
 
 from ...errors import UserError
 from ..measuring import describe_selection, pad_rewards
+from ..seeds import seeded_generator
 from .estimators import AdvantagesBefore, install_before, install_guards
 from .groups import Group, choose, group_keys, kept_keys, last_keys, stack_groups
 from .ledger import Ledger
@@ -33,7 +34,7 @@ class SampledBatch:
     """The values of one batch from which the metrics of a step are computed.
 
     Args:
-        rewards: `[P, N]`, NaN where a session is missing or unscored.
+        rewards: `[P, N]`, NaN where a session is missing or unusable.
         kept: `[P, N]`, true where a session is kept.
         sessions: of all groups.
         lengths: response tokens of each row by key.
@@ -103,7 +104,7 @@ class PODSMixin:
         self._batches = []
         # The draws of a rule depend on seed and step alone, so that a resumed run makes the same ones. The batches of a
         # step share the generator, so that each draws other sessions.
-        self._generator = torch.Generator().manual_seed(self.pods.seed * 1_000_003 + global_steps)
+        self._generator = seeded_generator(self.pods.seed, global_steps)
 
     def _materialize_batch(
         self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, dict[str, Any]]
@@ -118,12 +119,13 @@ class PODSMixin:
         groups = group_keys(batch.keys)
         self._check_sizes(groups, batch.partition_id)
         rewards = _rewards(groups, batch.partition_id)
-        rewards_PN = pad_rewards(rewards)
+        rewards_PN = pad_rewards(rewards, _trained(groups, batch.partition_id))
         kept_PN = choose(rewards_PN, self.pods.num_generations, self.pods.rule, self._generator)
         if not kept_PN.any():
             raise RuntimeError(
-                f"none of the {len(batch.keys)} rows sampled has a usable reward (all NaN, infinite or beyond 1e15). "
-                "Check what reward.custom_reward_function returns."
+                f"none of the {len(batch.keys)} rows sampled has a usable reward (all NaN, infinite, beyond 1e15, or "
+                "without a trained token). Check what reward.custom_reward_function returns, and the response_mask of "
+                "your agent loop."
             )
         kept = kept_keys(groups, kept_PN)
         if self._before is not None:
@@ -214,6 +216,17 @@ def _rewards(groups: list[Group], partition_id: str) -> list[list[float]]:
         rewards.append(sums[start:end])
         start = end
     return rewards
+
+
+def _trained(groups: list[Group], partition_id: str) -> list[list[bool]]:
+    """Return whether each session has a token in verl's loss: an agent loop may mask all of a failed one's."""
+    keys = [key for group in groups for session in group.sessions for key in session]
+    masks = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["response_mask"])["response_mask"]
+    trained_keys = {key for key, mask in zip(keys, masks, strict=True) if mask.any()}
+    trained: list[list[bool]] = []
+    for group in groups:
+        trained.append([not trained_keys.isdisjoint(session) for session in group.sessions])
+    return trained
 
 
 def _response_lengths(batch: KVBatchMeta) -> dict[str, int]:

@@ -7,46 +7,34 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
-from ...selection import Rule, get_rule
-from ...text import find, suggest
+from ...text import find
+from ..settings import SelectionSettings, read_selection, seconds
 from .estimators import BEFORE, GROUP_ESTIMATORS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-_KEYS = ("num_rollouts", "rule", "seed", "ledger", "ledger_every", "poll_interval", "check_data")
 _KWARGS = "trainer.v1.sampler.sampler_kwargs"
 _SAMPLER = "trainer.v1.sampler.custom_sampler"
+_M = "actor_rollout_ref.rollout.n"
 _MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 _MODEL = "reward.reward_model"
 _ESTIMATOR = "algorithm.adv_estimator"
 
 
-@dataclass(frozen=True)
-class PODSSettings:
-    """n, m and the rule of a run under verl.
+@dataclass(frozen=True, kw_only=True)
+class PODSSettings(SelectionSettings):
+    """The settings of a run under verl: those of `sampler_kwargs`, with m from `actor_rollout_ref.rollout.n`.
 
     Args:
-        num_rollouts: n, sessions generated per training prompt (`sampler_kwargs.num_rollouts`).
-        num_generations: m, sessions trained per prompt (`actor_rollout_ref.rollout.n`).
-        rule: the rule function (`sampler_kwargs.rule`: a name or an import path; default max_variance).
-        seed: of rules that draw (`sampler_kwargs.seed`; default 0).
         before: whether advantages are computed over all n (`algorithm.adv_estimator: pods_before`).
         filter_arguments: arguments of verl's own replay buffer for DAPO's dynamic sampling (`algorithm.filter_groups`).
-        ledger: the folder of the rollout ledger (`sampler_kwargs.ledger`). If None, no ledger is written.
-        ledger_every: the ledger is written at step 1 and at every multiple of this number.
         poll_interval: seconds between two looks at the queue while a batch is generated; verl's default is 2.
         batches_per_step: how often verl samples in a step (`parameter_sync_step` of the trainer's mode).
     """
 
-    num_rollouts: int
-    num_generations: int
-    rule: Rule
-    seed: int
     before: bool
     filter_arguments: Mapping[str, Any]
-    ledger: str | None = None
-    ledger_every: int = 10
     poll_interval: float = 2.0
     batches_per_step: int = 1
 
@@ -55,43 +43,27 @@ def read_settings(config: DictConfig) -> PODSSettings:
     """Read the settings from verl's full configuration.
 
     Raises:
-        UserError: an unknown key or rule, n below m, a plug-in that is missing or does not do its part, a mode or an
-            estimator that selection does not support, or data that `sampler_kwargs.check_data` refuses.
+        UserError: see `engines.settings.read_selection`; a time that is none, a plug-in that is missing or does not do
+            its part, a mode or an estimator that selection does not support, or data that `sampler_kwargs.check_data`
+            refuses.
     """
-    keys = _get(config, _KWARGS) or {}
-    for key in keys:
-        if key not in _KEYS:
-            raise UserError(f"{_KWARGS}: unknown key {key!r}, expected {', '.join(_KEYS)}.{suggest(str(key), _KEYS)}")
-    kept = _count("actor_rollout_ref.rollout.n", _get(config, "actor_rollout_ref.rollout.n"))
-    generated = _count(f"{_KWARGS}.num_rollouts", keys.get("num_rollouts"))
-    if generated < kept:
-        raise UserError(
-            f"{_KWARGS}.num_rollouts (n, generated per prompt) must be at least actor_rollout_ref.rollout.n (m, "
-            f"trained per prompt); got n = {generated} and m = {kept}. Generate more or keep fewer."
-        )
+    keys = _get(config, _KWARGS)
+    if keys is None:
+        keys = {}
+    own = ("poll_interval", "check_data")  # of verl alone
+    selection = read_selection(keys, _get(config, _M), prefix=_KWARGS, m_key=_M, more=own)
     _check_plugins(config)
     _check_modes(config)
-    _check_estimator(config, kept)
+    _check_estimator(config, selection["num_generations"])
     _check_data(config, keys.get("check_data"))
     mode = _get(config, "trainer.v1.trainer_mode")
     return PODSSettings(
-        num_rollouts=generated,
-        num_generations=kept,
-        rule=get_rule(keys.get("rule", "max_variance")),
-        seed=_count(f"{_KWARGS}.seed", keys.get("seed", 0), least=0),
+        **selection,
         before=_get(config, _ESTIMATOR) == BEFORE,
         filter_arguments=_filter_arguments(config),
-        ledger=keys.get("ledger"),
-        ledger_every=_count(f"{_KWARGS}.ledger_every", keys.get("ledger_every", 10)),
-        poll_interval=keys.get("poll_interval", 2.0),
+        poll_interval=seconds(f"{_KWARGS}.poll_interval", keys.get("poll_interval", 2.0)),
         batches_per_step=_get(config, f"trainer.v1.{mode}.parameter_sync_step", 1),
     )
-
-
-def _count(name: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{name} must be a whole number of at least {least}; got {value!r}.")
-    return value
 
 
 def _check_plugins(config: DictConfig) -> None:

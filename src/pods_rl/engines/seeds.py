@@ -1,0 +1,29 @@
+"""The random draws of every engine: one formula from the numbers that they may depend on."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import torch
+
+
+def stable_seed(*parts: int | str) -> int:
+    """Return a seed that depends on these numbers and texts alone, the same in every version of Python.
+
+    >>> stable_seed(3, 1) == stable_seed(3, 1) != stable_seed(1, 3)
+    True
+    """
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=7).digest(), "little")
+
+
+def seeded_generator(*parts: int | str) -> torch.Generator:
+    """Return the generator of a rule that draws.
+
+    Args:
+        parts: the run's seed, and then what tells draws of the run apart, such as the step and the prompt. A resumed
+            run that gives the same parts draws the same.
+
+    >>> torch.rand(2, generator=seeded_generator(0, 7)).equal(torch.rand(2, generator=seeded_generator(0, 7)))
+    True
+    """
+    return torch.Generator().manual_seed(stable_seed(*parts))

@@ -1,0 +1,126 @@
+"""The settings of a selection in engines other than TRL: read and checked in one way, under each engine's own names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from ..errors import UserError
+from ..selection import Rule, get_rule
+from ..selection.rules import check_rule
+from ..text import suggest
+
+KEYS = ("num_rollouts", "rule", "seed", "ledger", "ledger_every")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionSettings:
+    """n, m, the rule and the ledger of a run.
+
+    Args:
+        num_rollouts: n, rollouts generated per training prompt.
+        num_generations: m, rollouts trained per prompt.
+        rule: the rule function.
+        seed: of rules that draw.
+        ledger: the folder of the rollout ledger. If None, no ledger is written.
+        ledger_every: the ledger is written at step 1 and at every multiple of this number.
+    """
+
+    num_rollouts: int
+    num_generations: int
+    rule: Rule
+    seed: int = 0
+    ledger: str | None = None
+    ledger_every: int = 10
+
+
+def read_selection(options: Any, m: Any, *, prefix: str, m_key: str, more: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the fields of `SelectionSettings` from an engine's options.
+
+    Args:
+        options: by the names of `KEYS`, of which only `num_rollouts` is required.
+        m: rollouts trained per prompt, which the engine itself holds.
+        prefix: how the user addresses the options, for messages.
+        m_key: how the user addresses m.
+        more: names of further options, which the engine reads itself.
+
+    Raises:
+        UserError: options that are no mapping, an unknown key or rule, a value of a wrong type, or n below m.
+
+    >>> read_selection({"num_rollouts": 16}, 4, prefix="pods", m_key="generator.n")["num_rollouts"]
+    16
+    >>> read_selection({"num_rollouts": 2}, 4, prefix="pods", m_key="generator.n")
+    Traceback (most recent call last):
+    pods_rl.errors.UserError: pods.num_rollouts (n, generated per prompt) must be at least generator.n (m, ...
+    """
+    if not isinstance(options, Mapping):
+        raise UserError(
+            f"{prefix} must be a group of keys; got {options!r}. Set the keys, for example {prefix}.num_rollouts=16."
+        )
+    known = (*KEYS, *more)
+    for key in options:
+        if key not in known:
+            raise UserError(f"{prefix}: unknown key {key!r}, expected {', '.join(known)}.{suggest(str(key), known)}")
+    kept = whole_number(m_key, m)
+    generated = whole_number(f"{prefix}.num_rollouts", options.get("num_rollouts"))
+    if generated < kept:
+        raise UserError(
+            f"{prefix}.num_rollouts (n, generated per prompt) must be at least {m_key} (m, trained per prompt); got "
+            f"n = {generated} and m = {kept}. Generate more or keep fewer."
+        )
+    rule = get_rule(options.get("rule", "max_variance"))
+    check_rule(rule)
+    return {
+        "num_rollouts": generated,
+        "num_generations": kept,
+        "rule": rule,
+        "seed": whole_number(f"{prefix}.seed", options.get("seed", 0), least=0),
+        "ledger": folder(f"{prefix}.ledger", options.get("ledger")),
+        "ledger_every": whole_number(f"{prefix}.ledger_every", options.get("ledger_every", 10)),
+    }
+
+
+def whole_number(name: str, value: Any, least: int = 1) -> int:
+    """Return the value.
+
+    Raises:
+        UserError: it is not a whole number of at least `least`.
+
+    >>> whole_number("pods.seed", 3)
+    3
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name} must be a whole number of at least {least}; got {value!r}.")
+    return value
+
+
+def seconds(name: str, value: Any) -> float:
+    """Return a time in seconds.
+
+    Raises:
+        UserError: it is not a finite number above 0.
+
+    >>> seconds("poll_interval", 2)
+    2.0
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < float("inf"):
+        raise UserError(f"{name} must be a number of seconds above 0; got {value!r}.")
+    return float(value)
+
+
+def folder(name: str, value: Any) -> str | None:
+    """Return the path of a folder, which need not exist, or None.
+
+    Raises:
+        UserError: it is neither None nor a text with a character.
+
+    >>> folder("pods.ledger", "rollouts")
+    'rollouts'
+    """
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value.strip():
+        raise UserError(f"{name} must be the path of a folder; got {value!r}.")
+    return value

@@ -1,0 +1,154 @@
+"""Every engine keeps the same rows of the same rewards and masks (`same_rows`).
+
+Here are TRL's trainer, and verl and SkyRL without these libraries; slime and ROLL are in `test_other_engines.py`, the
+real verl and SkyRL in tests/verl and tests/skyrl. A group with fewer than m usable rollouts depends on what an engine
+can take: verl gets fewer rows, TRL and slime get m of which the others train nothing, SkyRL and ROLL train none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+
+from pods_rl.engines.measuring import pad_rewards
+from pods_rl.engines.verl.groups import choose
+from pods_rl.selection import advantages, select
+
+from .conftest import batches_of
+from .same_rows import KEPT, NAMES, REWARDS, TOKENS, M, N, usable
+
+TRAINED = [[tokens > 0 for tokens in group] for group in TOKENS]
+FULL = [group for group, kept in enumerate(KEPT) if len(kept) == M]
+
+
+def test_the_cases_are_as_they_are_described():
+    for group, kept in enumerate(KEPT):
+        assert all(usable(group, i) for i in kept), NAMES[group]
+        assert len(kept) == min(M, sum(usable(group, i) for i in range(N)))
+
+
+def test_the_kit_and_verls_choice():
+    rewards_PN = pad_rewards(REWARDS, TRAINED)
+    assert (~rewards_PN.isnan()).tolist() == [[usable(group, i) for i in range(N)] for group in range(len(KEPT))]
+    kept_PN = choose(rewards_PN, M, "max_variance")
+    assert [row.nonzero().flatten().tolist() for row in kept_PN] == KEPT
+
+
+def numbers(prompts):
+    return [int(prompt.strip("=")) for prompt in prompts]
+
+
+def test_trl_keeps_them_and_trains_no_other(make_trainer):
+    """A rollout function gives each rollout its tokens; its mask (`env_mask`) leaves some none of the policy."""
+    groups = len(KEPT)
+
+    def rollouts(prompts, trainer):
+        found = numbers(prompts)
+        ids = trainer.processing_class("123")["input_ids"][:3]
+        places = [place % N for place in range(len(prompts))]
+        return {
+            "prompt_ids": [trainer.processing_class(prompt)["input_ids"] for prompt in prompts],
+            "completion_ids": [ids for _ in prompts],
+            "logprobs": [[-1.0] * 3 for _ in prompts],
+            "env_mask": [[int(TOKENS[group][i] > 0)] * 3 for group, i in zip(found, places, strict=True)],
+            "place": places,
+        }
+
+    def reward(prompts, place, **_):
+        return [REWARDS[group][i] for group, i in zip(numbers(prompts), place, strict=True)]
+
+    trainer = make_trainer(
+        reward=reward,
+        train_dataset=Dataset.from_dict({"prompt": [f"{group}=" for group in range(groups)]}),
+        trainer_arguments={"rollout_func": rollouts},
+        num_rollouts=N,
+        per_device_train_batch_size=M * groups,
+        max_steps=1,
+    )
+    batches = batches_of(trainer)
+    trainer.train()
+    record = trainer.rollouts
+    order = numbers(record.prompts[::N])
+    kept = {}
+    for group, indices, advantages_M in zip(order, record.kept.tolist(), record.advantages, strict=True):
+        kept[group] = [i for i in indices if usable(group, i)]
+        fillers = torch.tensor([not usable(group, i) for i in indices])
+        assert (advantages_M[fillers] == 0).all(), NAMES[group]
+        rewards_1M = torch.tensor([[REWARDS[group][i] or 0.0 for i in kept[group]]], dtype=torch.float64)
+        if kept[group]:
+            expected = advantages(rewards_1M, select(rewards_1M, rewards_1M.shape[1]))[0]
+            torch.testing.assert_close(advantages_M[~fillers].double(), expected, rtol=1e-4, atol=1e-6)
+    assert [kept[group] for group in range(groups)] == KEPT
+    masked = sum(not trained for group in TRAINED for trained in group)
+    assert trainer.state.log_history[0]["pods/masked_rollouts"] == masked
+    assert len(batches[0]["completion_ids"]) == M * groups
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Puts an empty module in place of one that is not installed, with the names that are given."""
+
+    def put(name, **contents):
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(".".join(parts[:end])))
+        vars(sys.modules[name]).update(contents)
+
+    return put
+
+
+@pytest.fixture
+def skyrl(stand_in, monkeypatch):
+    """Our generator for SkyRL, over its interface alone."""
+    stand_in("skyrl.train.generators.base", GeneratorInput=dict, GeneratorOutput=dict, GeneratorInterface=object)
+    monkeypatch.delitem(sys.modules, "pods_rl.engines.skyrl.generator", raising=False)
+    return importlib.import_module("pods_rl.engines.skyrl.generator")
+
+
+def skyrl_config(**algorithm):
+    algorithm = {"advantage_estimator": "grpo", **algorithm}
+    return SimpleNamespace(
+        generator=SimpleNamespace(n_samples_per_prompt=M, step_wise_trajectories=False),
+        trainer=SimpleNamespace(algorithm=SimpleNamespace(**algorithm)),
+    )
+
+
+class Scripted:
+    """Returns the rollouts of `same_rows`: a trajectory that failed has masks of 0."""
+
+    async def generate(self, input_batch):
+        rows = [(int(prompt), place % N) for place, prompt in enumerate(input_batch["prompts"])]
+        return {
+            "prompt_token_ids": [[1] for _ in rows],
+            "response_ids": [[group, i, 0] for group, i in rows],
+            "rewards": [REWARDS[group][i] for group, i in rows],
+            "loss_masks": [[int(TOKENS[group][i] > 0)] * 3 for group, i in rows],
+            "rollout_metrics": None,
+            "trajectory_time_splits": {"llm": [float(i) for _, i in rows], "env": [0.0 for _ in rows]},
+        }
+
+
+def test_skyrl_returns_them_with_every_field_of_its_main_branch(skyrl):
+    generator = skyrl.PODSGenerator(Scripted(), skyrl_config(), num_rollouts=N)
+    batch = {
+        "prompts": [str(group) for group in range(len(KEPT)) for _ in range(M)],
+        "batch_metadata": SimpleNamespace(training_phase="train", global_step=1),
+    }
+    output = asyncio.run(generator.generate(batch))
+    for group, kept in enumerate(KEPT):
+        rows = slice(group * M, (group + 1) * M)
+        if group not in FULL:
+            assert not any(map(any, output["loss_masks"][rows])), NAMES[group]
+            continue
+        assert [ids[:2] for ids in output["response_ids"][rows]] == [[group, i] for i in kept]
+        assert output["trajectory_time_splits"]["llm"][rows] == kept
+        assert output["loss_masks"][rows] == [[1, 1, 1]] * M
+    unusable = sum(not usable(group, i) for group in range(len(KEPT)) for i in range(N))
+    assert output["rollout_metrics"]["pods/unusable_rewards"] == unusable
+    assert output["rollout_metrics"]["pods/skipped_groups"] == len(KEPT) - len(FULL)

@@ -1,0 +1,255 @@
+"""Files that start jobs elsewhere are read by what will read them there: Slurm, accelerate, DeepSpeed, Docker, bash."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
+
+import pods_rl
+
+from . import DEADLINE, until
+
+ROOT = Path(__file__).parents[1]
+RECIPES = Path(pods_rl.__file__).parent / "recipes"
+SCRIPTS = [*sorted((ROOT / "examples").glob("*.sh")), RECIPES / "verl" / "launch.sh"]
+LAYOUTS = sorted((RECIPES / "accelerate").glob("*.yaml"))
+DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_bash_and_may_be_run(script):
+    assert os.access(script, os.X_OK)
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# -- Slurm -------------------------------------------------------------------------------------------------------------
+
+
+def directives(text: str) -> dict[str, str]:
+    """The `#SBATCH` lines of a script, of the long form: `--name=value` or `--name`."""
+    found = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?", text, flags=re.MULTILINE)
+    assert len(found) == len(re.findall(r"^#SBATCH", text, flags=re.MULTILINE))
+    return dict(found)
+
+
+def commands_of_headers() -> list[str]:
+    """The options of each `sbatch` command that a header of an example shows."""
+    found = []
+    for script in SCRIPTS:
+        lines = re.sub(r"\\\n# *", "", script.read_text("utf-8"))
+        found += re.findall(r"sbatch (--[^'\n]*--wrap)", lines)
+    return found
+
+
+def test_what_sbatch_refuses_or_does_not_do_is_not_in_a_script():
+    """As far as it can be said without Slurm."""
+    scripts = {script.name: directives(script.read_text("utf-8")) for script in SCRIPTS}
+    (job,) = [found for found in scripts.values() if found]
+    assert {"array", "time", "requeue"} <= set(job)
+    # `--gpus-per-task` needs a number of tasks or of GPUs.
+    assert "gpus-per-task" not in job or {"ntasks", "gpus"} & set(job)
+    # A signal without `B:` goes to the steps of srun alone, and this script has none.
+    assert re.fullmatch(r"B:TERM@\d+", job["signal"])
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    """A controller and a node of a cluster of this machine, without authentication, on free ports."""
+    if not shutil.which("slurmctld") or not shutil.which("slurmd"):
+        pytest.skip("Slurm is not installed: apt-get install slurmctld slurmd slurm-client")
+    folder = tmp_path_factory.mktemp("slurm")
+    host = socket.gethostname().split(".")[0]
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        ports = one.getsockname()[1], other.getsockname()[1]
+    values = {
+        "ClusterName": "test", "SlurmctldHost": f"{host}(127.0.0.1)", "SlurmUser": getpass.getuser(),
+        "SlurmdUser": getpass.getuser(),
+        "AuthType": "auth/none", "CredType": "cred/none", "SlurmctldPort": ports[0], "SlurmdPort": ports[1],
+        "StateSaveLocation": folder, "SlurmdSpoolDir": folder / "spool", "SlurmctldPidFile": folder / "one",
+        "SlurmdPidFile": folder / "other", "ProctrackType": "proctrack/pgid", "TaskPlugin": "task/none",
+        "SelectType": "select/cons_tres", "SwitchType": "switch/none", "MpiDefault": "none", "GresTypes": "gpu",
+        "JobAcctGatherType": "jobacct_gather/none",
+    }  # fmt: skip
+    lines = [f"{name}={value}" for name, value in values.items()]
+    lines += [f"NodeName={host} NodeAddr=127.0.0.1 CPUs=1 Gres=gpu:1", "PartitionName=all Nodes=ALL Default=YES"]
+    (folder / "slurm.conf").write_text("\n".join(lines) + "\n", "utf-8")
+    (folder / "gres.conf").write_text("Name=gpu Count=1 File=/dev/null\n", "utf-8")
+    environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
+    with (folder / "log").open("w") as log:
+        daemons = [
+            subprocess.Popen([name, "-D"], env=environment, stdout=log, stderr=log) for name in ("slurmctld", "slurmd")
+        ]
+    try:
+
+        def is_idle() -> bool:
+            if any(daemon.poll() is not None for daemon in daemons):
+                pytest.skip(f"Slurm does not start here: {(folder / 'log').read_text('utf-8')[-500:]}")
+            done = subprocess.run(["sinfo", "-h", "-o", "%t"], env=environment, capture_output=True, text=True)
+            return done.stdout.strip() == "idle"
+
+        until(is_idle)
+        yield environment
+    finally:
+        for daemon in daemons:
+            daemon.terminate()
+        for daemon in daemons:
+            daemon.wait(timeout=DEADLINE)
+
+
+def test_sbatch_accepts_the_scripts(slurm):
+    """`--test-only` checks a job as it would be submitted, and says when it would start."""
+    script = ROOT / "examples" / "slurm.sh"
+    done = subprocess.run(["sbatch", "--test-only", str(script)], env=slurm, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert " to start at " in done.stderr
+
+
+def test_sbatch_accepts_the_commands_of_the_headers(slurm):
+    """On a cluster of one node with one GPU, a job of two nodes with eight is valid but cannot be placed."""
+    commands = commands_of_headers()
+    assert len(commands) == 2
+    for options in commands:
+        small = re.sub(r"--nodes=\d+", "--nodes=1", re.sub(r"--gpus-per-node=\d+", "--gpus-per-node=1", options))
+        small = small.replace("--dependency=afterany:$job ", "")
+        done = subprocess.run(
+            ["sbatch", "--test-only", *small.split(), "true"], env=slurm, capture_output=True, text=True
+        )
+        assert done.returncode == 0, (options, done.stderr)
+
+
+# -- accelerate and DeepSpeed ------------------------------------------------------------------------------------------
+
+
+def check_layout(path: Path) -> dict:
+    """Read a configuration as accelerate does, and return it; accelerate itself ignores unknown keys of its groups."""
+    values = yaml.safe_load(path.read_text("utf-8"))
+    load_config_from_file(str(path))
+    options = {action.dest for action in launch_command_parser()._actions}
+    for group in ("fsdp_config", "deepspeed_config"):
+        assert set(values.get(group, ())) <= options
+    return values
+
+
+@pytest.mark.parametrize("path", LAYOUTS, ids=lambda path: path.stem)
+def test_accelerate_reads_its_configurations(path):
+    assert check_layout(path)["num_machines"] == 1
+
+
+@pytest.mark.parametrize("path", [path for path in LAYOUTS if "zero" in path.stem], ids=lambda path: path.stem)
+def test_deepspeed_reads_what_accelerate_makes_for_it(path):
+    config = pytest.importorskip("deepspeed.runtime.config", reason="DeepSpeed is not installed")
+    from accelerate import DeepSpeedPlugin
+
+    given = check_layout(path)["deepspeed_config"]
+    plugin = DeepSpeedPlugin(
+        zero_stage=given["zero_stage"],
+        offload_optimizer_device=given["offload_optimizer_device"],
+        offload_param_device=given["offload_param_device"],
+        zero3_save_16bit_model=given.get("zero3_save_16bit_model", False),
+    )
+    values = plugin.deepspeed_config | {"train_micro_batch_size_per_gpu": 1, "train_batch_size": 1}
+    assert config.DeepSpeedConfig(values).zero_config.stage == given["zero_stage"]
+
+
+def of_node(tmp_path: Path, **variables: str) -> tuple[list[str], dict]:
+    """What `nodes.sh` runs on a node, and the configuration that it makes for it."""
+    pods = tmp_path / "pods"
+    pods.write_text(
+        f"""#!/bin/sh
+case "$1" in recipes) echo {RECIPES}/accelerate/$3.yaml;; *) cp "$3" {tmp_path}/used.yaml; echo "$@";; esac
+""",
+        "utf-8",
+    )
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nprintf 'node-a\\nnode-b\\n'\n", "utf-8")
+    for name in ("pods", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    command = ["bash", str(ROOT / "examples" / "nodes.sh"), "--config", "my.yaml"]
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TMPDIR": str(tmp_path), **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        return [done.stderr], {}
+    return done.stdout.split(), check_layout(tmp_path / "used.yaml")
+
+
+@pytest.mark.parametrize("layout", [path.stem for path in LAYOUTS])
+def test_every_node_gets_its_configuration(tmp_path, layout):
+    """By variables, and under Slurm."""
+    given = {"NODES": "2", "NODE": "1", "HEAD_ADDRESS": "10.0.0.1"}
+    of_slurm = {"SLURM_NNODES": "2", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "node-[a-b]"}
+    for variables, rank, address in ((given, 1, "10.0.0.1"), (of_slurm, 0, "node-a")):
+        words, values = of_node(tmp_path, GPUS="8", LAYOUT=layout, **variables)
+        assert words[:2] == ["train", "--accelerate_config"]
+        assert words[3:] == ["--num_processes", "16", "--config", "my.yaml"]
+        shipped = yaml.safe_load((RECIPES / "accelerate" / f"{layout}.yaml").read_text("utf-8"))
+        place = {"num_machines": 2, "machine_rank": rank, "main_process_ip": address, "main_process_port": 29500}
+        assert values == shipped | place
+
+
+@pytest.mark.parametrize("name", ["NODES", "NODE", "GPUS", "HEAD_ADDRESS"])
+def test_a_node_without_its_place_is_refused(tmp_path, name):
+    given = {"NODES": "2", "NODE": "1", "HEAD_ADDRESS": "10.0.0.1", "GPUS": "8"}
+    given.pop(name)
+    (message,), _ = of_node(tmp_path, **given)
+    assert f"set {name}, the " in message
+
+
+# -- Docker ------------------------------------------------------------------------------------------------------------
+
+INSTRUCTIONS = {"FROM", "ARG", "ENV", "RUN", "WORKDIR", "COPY", "USER", "ENTRYPOINT", "CMD"}  # those that are used
+
+
+def instructions(text: str) -> list[tuple[str, str]]:
+    """The instructions of a Dockerfile, each with its arguments on one line."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in joined.splitlines()]
+
+
+def test_the_dockerfile_copies_what_is_there_and_runs_pods():
+    found = instructions(DOCKERFILE)
+    assert {name for name, _ in found} <= INSTRUCTIONS
+    assert found[0][0] == "FROM"
+    allowed = re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text("utf-8"), flags=re.MULTILINE)
+    for source in [word for name, words in found if name == "COPY" for word in words.split()[:-1]]:
+        assert (ROOT / source).exists()
+        assert source in allowed  # .dockerignore leaves out all else
+    declared = {words.partition("=")[0] for name, words in found if name == "ARG"}
+    used = set(re.findall(r"\$\{?(\w+)", " ".join(words for name, words in found if name == "RUN")))
+    assert used == declared
+    commands = {name: json.loads(words) for name, words in found if name in ("ENTRYPOINT", "CMD")}
+    assert commands == {"ENTRYPOINT": ["pods"], "CMD": ["--help"]}
+    (user,) = [words for name, words in found if name == "USER"]
+    made = next(words for name, words in found if name == "RUN" and "useradd" in words)
+    assert re.search(rf"useradd [^&]*\b{user}\b", made)
+
+
+def test_the_command_beside_it_makes_the_folder_that_it_mounts_and_runs_as_its_owner():
+    """Docker makes a missing folder as root, and the image's user cannot write into it."""
+    (line,) = re.findall(r"^# (.*docker run .*)$", DOCKERFILE, flags=re.MULTILINE)
+    make, run = (shlex.split(part) for part in line.split("&&"))
+    assert make == ["mkdir", "-p", "runs"]
+    assert run[run.index("-v") + 1] == "$PWD/runs:/work/runs"
+    assert run[run.index("--user") + 1] == "$(id -u):$(id -g)"
+    assert run[run.index("pods-rl") + 1 :] == ["train", "tiny-pods"]
+
+
+def test_docker_accepts_the_dockerfile():
+    if not shutil.which("docker") or subprocess.run(["docker", "info"], capture_output=True).returncode:
+        pytest.skip("no Docker daemon answers")
+    done = subprocess.run(["docker", "build", "--check", str(ROOT)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
