@@ -163,7 +163,7 @@ def _add_level(chart: Chart, analysis: Analysis, unit: str, arms: Sequence[Arm])
         return
     chart["level"] = [rounded(analysis.level), level_text(analysis.baseline)]
     for drawn, arm in zip(chart["arms"], arms, strict=True):
-        speedup = analysis.result_of(arm.name).to_target
+        speedup = analysis.result_of(arm.name).speedup
         if speedup and math.isfinite(speedup.arm_time):
             curve = arm.curves[analysis.metric]
             known = ~np.isnan(curve.mean)

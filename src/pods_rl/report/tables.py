@@ -26,6 +26,7 @@ from .text import csv_text, duration, finite, finite_numbers, number, plain, tal
 from .wording import (
     LEVEL_MARGIN,
     difference_text,
+    differs_text,
     final_text,
     level_text,
     pairing_text,
@@ -170,7 +171,7 @@ def result_table(analysis: Analysis) -> Table:
     if analysis.level is not None and analysis.baseline is not None:
         target = f"to {short_target_text(analysis, analysis.level)}"
         columns.append(
-            Column(f"time {target}", lambda row: time_to_level_text(row["result"].to_target, unit), terminal=target)
+            Column(f"time {target}", lambda row: time_to_level_text(row["result"].speedup, unit), terminal=target)
         )
         notes.append(
             f"Time {target}: when the mean curve first has {level_text(analysis.baseline)}, on straight lines between "
@@ -231,8 +232,8 @@ def arms_table(analysis: Analysis) -> Table:
         columns.append(Column(level, lambda row: time_to_level_text(row["result"].speedup, unit)))
         columns.append(_SPEEDUP)
         notes.append(
-            f"“99 %” is the first evaluation with {level_text(analysis.baseline)}, and the speedup is to that one: the "
-            "rule of the paper’s authors."
+            f"“99 %” is {level_text(analysis.baseline)}: the mean curve crosses it on a straight line between two "
+            "evaluations."
         )
     other_metrics = analysis.metrics[1:]
     for metric in other_metrics:
@@ -254,7 +255,7 @@ def arms_table(analysis: Analysis) -> Table:
 
 def _has_speedups(analysis: Analysis) -> bool:
     """Whether some arm is compared with the baseline."""
-    return any(result.speedups for result in analysis.results)
+    return any(result.speedup for result in analysis.results)
 
 
 def costs_table(analysis: Analysis) -> Table:
@@ -380,6 +381,7 @@ def pairs_table(analysis: Analysis) -> Table:
     columns = (
         _ARM,
         Column("against", "against", is_text=True),
+        Column("differs in", lambda row: differs_text(row["pair"]), is_text=True),
         Column("at", lambda row: duration(row["pair"].due, unit)),
         Column("difference, 95 % interval", lambda row: difference_text(row["pair"].difference)),
         _SPEEDUP,
@@ -388,7 +390,7 @@ def pairs_table(analysis: Analysis) -> Table:
     )
     keys = (
         "arm other hours score other_score runs other_runs difference low high paired settled "
-        "speedup ci_low ci_high speedup_settled"
+        "speedup ci_low ci_high speedup_settled differs_in shows"
     )
     note = (
         "The difference is of the scores at the last time at which both arms have them. "
@@ -418,16 +420,18 @@ def _pair_row(pair: Pair) -> Row:
         "ci_low": pair.speedup.ci_low,
         "ci_high": pair.speedup.ci_high,
         "speedup_settled": pair.speedup.settled,
+        "differs_in": ", ".join(pair.differs_in or ()),
+        "shows": pair.shows,
     }
 
 
 def speedup_table(analysis: Analysis) -> Table:
-    """Both criteria, with and without interpolation. A CSV only."""
+    """A row for each arm that is compared with the baseline. A CSV only."""
     rows = []
     for result in analysis.results:
-        for speedup in result.speedups:
-            row = {"arm": result.arm.name, "arm_hours": _hours(speedup.arm_time)}
-            rows.append(row | _speedup_row(speedup))
+        if result.speedup:
+            row = {"arm": result.arm.name, "arm_hours": _hours(result.speedup.arm_time)}
+            rows.append(row | _speedup_row(result.speedup))
     keys = "arm criterion interpolated threshold baseline_hours arm_hours speedup ci_low ci_high never_reached problem"
     return Table("speedup", "Time to the baseline’s level", tuple(keys.split()), (), tuple(rows))
 
