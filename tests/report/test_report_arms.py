@@ -578,7 +578,7 @@ def test_a_single_evaluated_run_has_the_error_of_its_evaluation_in_sentence_and_
     table = arms_table(analysis)
     assert "to 50.0 % ± 2.0 accuracy" in opening(analysis)[0]
     assert "50.0 % ± 2.0" in result_table(analysis).cells[0]
-    assert "0.500 ± 0.020" in table.cells[0]
+    assert "50.0 % ± 2.0" in table.cells[0]
     assert "standard errors of the evaluation of a single run" in table.note
 
 

@@ -27,9 +27,11 @@ _NEITHER_BETTER = (LENGTH, "truncated_share", "eval_seconds")  # metrics that ar
 # ----------------------------------------------------------------------------- one number, in cells and sentences
 
 
-def score_text(score: float) -> str:
-    """Return a score, or a difference of scores."""
-    return number(score, SCORE_DIGITS)
+def score_text(analysis: Analysis, metric: str, score: float) -> str:
+    """Return a score, a share of right answers in percent. Every output has the same unit."""
+    if analysis.is_share_of(metric) and not math.isnan(score):
+        return percent(score)
+    return number(score, 1 if metric == LENGTH else SCORE_DIGITS)
 
 
 def level_text(baseline: Arm) -> str:
@@ -37,20 +39,11 @@ def level_text(baseline: Arm) -> str:
     return f"99 % of {baseline.label}’s peak"
 
 
-def final_text(result: ArmResult) -> str:
-    """Return the final score with its interval over runs, or of a single run with the error of its evaluation."""
-    final = result.final
-    if final is None:
-        return "–"
-    score = score_text(final.final)
-    if not math.isnan(result.margin):
-        return f"{score} ± {score_text(result.margin)}"
-    return with_interval(score, final.low, final.high, SCORE_DIGITS)
-
-
-def difference_text(gap: Difference) -> str:
-    """Return the difference of two scores with its interval."""
-    return with_interval(score_text(gap.mean), gap.low, gap.high, SCORE_DIGITS)
+def difference_text(analysis: Analysis, gap: Difference) -> str:
+    """Return the difference of two scores with its interval, of shares of right answers in points."""
+    if analysis.is_share:
+        return with_interval(f"{signed(100 * gap.mean, 1)} points", 100 * gap.low, 100 * gap.high, 1)
+    return with_interval(number(gap.mean, SCORE_DIGITS), gap.low, gap.high, SCORE_DIGITS)
 
 
 def speedup_text(speedup: Speedup | None) -> str:
@@ -112,14 +105,19 @@ def runs_text(arm: Arm, noun: str = "") -> str:
 
 
 def result_text(analysis: Analysis, result: ArmResult) -> str:
-    """Return the final score with its interval, a share of right answers in percent: for the table of the result."""
+    """Return the final score with its interval over runs, or of a single run with the error of its evaluation."""
     final = result.final
-    if final is None or not analysis.is_share:
-        return final_text(result)
-    score = percent(final.final)
+    if final is None:
+        return "–"
+    scale = 1.0
+    digits = SCORE_DIGITS
+    if analysis.is_share:
+        scale = 100.0
+        digits = 1
+    score = _score(analysis, final.final)
     if not math.isnan(result.margin):
-        return f"{score} ± {number(100 * result.margin, 1)}"
-    return with_interval(score, 100 * final.low, 100 * final.high, 1)
+        return f"{score} ± {number(scale * result.margin, digits)}"
+    return with_interval(score, scale * final.low, scale * final.high, digits)
 
 
 def _target(analysis: Analysis, level: float) -> str:
@@ -133,7 +131,7 @@ def short_target_text(analysis: Analysis, level: float) -> str:
     """Return the score that times are to, without the name of the metric."""
     if analysis.is_share:
         return percent(level).replace(".0 %", " %")
-    return score_text(level)
+    return number(level, SCORE_DIGITS)
 
 
 def step_text(cost: Cost | None) -> str:
@@ -249,14 +247,14 @@ def _score(analysis: Analysis, score: float) -> str:
     """Return a score without the name of the metric."""
     if analysis.is_share:
         return percent(score)
-    return score_text(score)
+    return number(score, SCORE_DIGITS)
 
 
 def _named_score(analysis: Analysis, score: float) -> str:
     """Return a score with the name of the metric."""
     if analysis.is_share:
         return f"{percent(score)} {words(analysis.metric)}"
-    return f"{words(analysis.metric)} {score_text(score)}"
+    return f"{words(analysis.metric)} {number(score, SCORE_DIGITS)}"
 
 
 def _progress_sentence(analysis: Analysis, result: ArmResult) -> str:
