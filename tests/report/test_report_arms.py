@@ -645,8 +645,7 @@ def test_the_quickstart_says_apart_what_the_cheaper_step_gives_and_what_selectio
     assert " from the cheaper step: grpo (4) has " in step
     assert step.endswith("Settled: this is hardly chance.")
     assert selection.startswith("Level within 2 points with and without selection: pods (16→4) has ")
-    assert details(analysis)[0].endswith(" The two differ in 2 things.")
-    assert " from the cheaper step and selection: pods (16→4) has " in details(analysis)[0]
+    assert " from the cheaper step and selection together: pods (16→4) has " in details(analysis)[0]
     column = [cells[2] for cells in pairs_table(analysis).cells]
     assert column == ["the cheaper step and selection", "the cheaper step", "selection"]
 
@@ -695,7 +694,7 @@ def test_an_arm_that_declares_what_it_shows_is_stated_with_what_else_differs(tmp
     undeclared = read_account([tmp_path], baseline="grpo").analysis
     assert undeclared is not None
     assert undeclared.stated == ()
-    assert " from selection and the learning rate: " in opening(undeclared)[0]
+    assert " from selection and the learning rate together: " in opening(undeclared)[0]
 
 
 @pytest.mark.parametrize("runs", [1, 2, 4])

@@ -322,7 +322,8 @@ def _cause(pair: Pair) -> str:
     """Return what a pair shows, or all that its arms differ in; empty if that is unknown or nothing."""
     if pair.shows:
         return pair.shows
-    return differs_text(pair, "")
+    together = " together" if len(pair.differs_in or ()) > 1 else ""
+    return differs_text(pair, "") + together
 
 
 def differs_text(pair: Pair, otherwise: str = "–") -> str:
@@ -336,13 +337,10 @@ def differs_text(pair: Pair, otherwise: str = "–") -> str:
 
 
 def _also(pair: Pair) -> str:
-    """Return that the arms of a pair differ in more than the sentence is about."""
-    things = pair.differs_in or ()
-    if len(things) < 2:
+    """Return what else the arms of a pair differ in, if the sentence names one thing."""
+    also = [thing for thing in pair.differs_in or () if thing != pair.shows]
+    if not pair.shows or not also:
         return ""
-    also = [thing for thing in things if thing != pair.shows]
-    if not pair.shows:
-        return f" The two differ in {len(things)} things."
     return f" The two also differ in {', '.join(also)}."
 
 
