@@ -26,8 +26,8 @@ from .train import (
     Force,
     named_recipe,
     note_missing,
+    show_facts,
     show_notes,
-    show_plan,
     stoppable,
     working,
 )
@@ -133,7 +133,7 @@ def _show(experiment: Experiment) -> None:
         if keys:
             for line in dump_yaml(keys).splitlines():
                 out.print(f"{'sets':<17} {safe_text(line)}")
-        show_plan(run.recipe.batch_plan(experiment.processes))
+        show_facts(run.recipe.batch_plan(experiment.processes).describe())
     budgets = [run.recipe.values["max_seconds"] for run in plan]
     limit = "limited by their steps"
     if all(budgets):

@@ -15,12 +15,12 @@ from ..policies.loading import (
     check_policy,
     check_template_options,
     encode,
-    has_bf16,
     load_tokenizer,
     longest,
     render,
     template_options,
     tool_options,
+    uses_bf16,
 )
 from ..prefix_tree.positions import Positions, positions_of, with_longest_text
 from ..recipe import Recipe
@@ -160,4 +160,20 @@ def _trains_in_bf16(recipe: Recipe, arguments: Mapping[str, Any]) -> bool:
     converts = arguments.get("use_transformers_continuous_batching")
     if converts and recipe.values.get("dtype") != "bfloat16":
         return False
-    return has_bf16(bool(arguments.get("use_cpu")))
+    return uses_bf16(bool(arguments.get("use_cpu")))
+
+
+def precision(bf16: bool, fp16: bool, weights: str) -> str:
+    """Return the precision in which a run computes.
+
+    >>> precision(True, False, "float32"), precision(False, False, "float32"), precision(False, False, "bfloat16")
+    ('bf16', 'float32', 'bf16')
+
+    Args:
+        bf16: whether the pass runs under autocast to bf16.
+        fp16: the same for fp16.
+        weights: the type of the weights, in which a pass without autocast computes.
+    """
+    if bf16 or fp16:
+        return "bf16" if bf16 else "fp16"
+    return {"bfloat16": "bf16", "float16": "fp16"}.get(weights, weights)

@@ -253,11 +253,10 @@ def _load(recipe: Recipe, output: Path, shown: Watcher) -> tuple[Prepared, RunTr
 
 
 def _precision(trainer: PODSTrainer) -> str:
-    if trainer.args.bf16:
-        return "bf16"
-    if trainer.args.fp16:
-        return "fp16"
-    return "float32"
+    from .prepare import precision
+
+    weights = str(trainer.model.dtype).removeprefix("torch.")
+    return precision(trainer.args.bf16, trainer.args.fp16, weights)
 
 
 def device_line(trainer: PODSTrainer) -> str:
