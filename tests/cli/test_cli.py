@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 import pods_rl.cli
 from pods_rl.cli import app, main
+from pods_rl.cli.compare import _NEXT as NEXT_STEPS
 from pods_rl.cli.compare import _show as show_experiment
 from pods_rl.distributed.launch import Failure
 from pods_rl.errors import UserError
@@ -431,6 +433,14 @@ def test_explain_alone_lists_every_key_of_a_recipe():
     assert max(map(len, lines)) <= 80
     listed = [name for line in lines if line.startswith("  ") for name in line.split()]
     assert sorted(listed) == sorted(set(fields()) - set(UNSUPPORTED))
+
+
+def test_compare_names_what_its_check_waits_for_and_leads_to_a_page_that_exists():
+    assert "importing torch and TRL" in pods("compare", "quickstart", "--dry_run").stderr
+    pages = re.findall(r"docs/[\w-]+\.md", NEXT_STEPS + pods("train", "--help").output)
+    assert len(pages) == 2
+    for page in pages:
+        assert (Path(__file__).parents[2] / page).is_file()
 
 
 def test_the_list_of_recipes_fits_80_columns_and_says_how_to_use_a_name():

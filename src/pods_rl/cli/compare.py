@@ -33,8 +33,8 @@ from .train import (
 )
 
 _NEXT = """\
-More seeds settle more: repeat the command with --seeds; finished runs are kept.
-Your own model and data: pods train --help. Which n and m pay there: pods plan."""
+Narrower intervals: repeat the command with more --seeds; finished runs are kept.
+Your own model and data: docs/how-do-i.md. Which n and m pay off: pods plan."""
 
 
 def compare(
@@ -113,9 +113,9 @@ def _check_arms(experiment: Experiment, starters: Starters, *, data: bool = Fals
 
     Returns what the runs would note on their data.
     """
-    what = "checking the recipe of each arm"
+    what = f"importing torch and TRL, to check the recipes of {counted(len(experiment.arms), 'arm')}"
     if data:
-        what += " and its data"
+        what += " and their data"
     with stoppable(), working(what):
         return starters.check(experiment, data=data)
 

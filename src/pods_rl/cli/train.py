@@ -80,9 +80,10 @@ def train(
 ) -> None:
     """Train a policy from a recipe: a YAML file or the name of a shipped one.
 
-    Set any key of the recipe with --KEY VALUE; the names are TRL's own. To turn PODS on for a GRPO recipe, add
-    --num_rollouts 64. A signal ends the run after its step and saves a checkpoint for --resume: Ctrl-C (exit code 130),
-    SIGTERM (143), SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU (128 plus the signal's number).
+    docs/how-do-i.md has recipes for your own model, data and rewards. Set any key of the recipe with --KEY VALUE; the
+    names are TRL's own. To turn PODS on for a GRPO recipe, add --num_rollouts 64. A signal ends the run after its step
+    and saves a checkpoint for --resume: Ctrl-C (exit code 130), SIGTERM (143), SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU
+    (128 plus the signal's number).
 
     \b
     Examples:
