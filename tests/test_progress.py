@@ -27,7 +27,7 @@ def screen(width: int, **options: object) -> Console:
     return Console(file=io.StringIO(), width=width, height=24, **terminal)  # type: ignore[arg-type]
 
 
-SECONDS = "0.994 s a step: 77 % rollouts, 2 % rewards, 20 % update"
+SECONDS = "0.994 s per step: 77 % rollouts, 2 % rewards, 20 % update"
 
 
 def shown_on(out: Console, progress: Progress) -> list[str]:
@@ -68,7 +68,7 @@ def test_a_line_of_a_long_run_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -
     assert log.file.getvalue() == (  # type: ignore[attr-defined]
         "gsm8k-qwen2.5-3b-pods-20260101-120000: 61 %, step 123456 of 200000, 23 h 59 min\n"
         "  left, reward -12.3\n"
-        "  1.99 s a step: 39 % rollouts, 1 % rewards, 50 % selection, 10 % update\n"
+        "  1.99 s per step: 39 % rollouts, 1 % rewards, 50 % selection, 10 % update\n"
     )
 
 

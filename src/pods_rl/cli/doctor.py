@@ -52,7 +52,7 @@ def doctor(context: typer.Context, config: Config = None) -> None:
     if recipe:
         console().print()
         show_facts(recipe.batch_plan().describe())
-        console().print(f"\nWhich n and m pay here? Measure it: pods plan {safe_text(named)}")
+        console().print(f"\nWhich n and m pay off here? Measure it: pods plan {safe_text(named)}")
     if any(grade == "bad" for grade, _, _ in findings):
         raise typer.Exit(1)
 

@@ -267,7 +267,7 @@ def seconds_of_step(row: Mapping[str, Any]) -> str:
     """Return the seconds of a step and what they were spent on, in words; empty if they are unknown.
 
     >>> seconds_of_step({"pods/seconds/rollout": 0.2, "pods/seconds/selection": 0.0001, "pods/seconds/update": 0.05})
-    '0.25 s a step: 80 % rollouts, 20 % update'
+    '0.25 s per step: 80 % rollouts, 20 % update'
     """
     seconds = {}
     for phase, name in _PHASE_NAMES.items():
@@ -280,7 +280,7 @@ def seconds_of_step(row: Mapping[str, Any]) -> str:
         rounded = round(100 * part / total)
         if rounded > 0:
             parts.append(f"{rounded} % {name}")
-    return f"{total:.3g} s a step: {', '.join(parts)}"
+    return f"{total:.3g} s per step: {', '.join(parts)}"
 
 
 def percentage(share: float) -> str:
