@@ -161,19 +161,3 @@ def _trains_in_bf16(recipe: Recipe, arguments: Mapping[str, Any]) -> bool:
     if converts and recipe.values.get("dtype") != "bfloat16":
         return False
     return uses_bf16(bool(arguments.get("use_cpu")))
-
-
-def precision(bf16: bool, fp16: bool, weights: str) -> str:
-    """Return the precision in which a run computes.
-
-    >>> precision(True, False, "float32"), precision(False, False, "float32"), precision(False, False, "bfloat16")
-    ('bf16', 'float32', 'bf16')
-
-    Args:
-        bf16: whether the pass runs under autocast to bf16.
-        fp16: the same for fp16.
-        weights: the type of the weights, in which a pass without autocast computes.
-    """
-    if bf16 or fp16:
-        return "bf16" if bf16 else "fp16"
-    return {"bfloat16": "bf16", "float16": "fp16"}.get(weights, weights)
