@@ -21,6 +21,8 @@ OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
+# the note of a page that only `make docs` completes, which its copy on the site does not need
+CHECKOUT_NOTE = re.compile(r"^> In a checkout (?:.+\n)(?:>.*\n)*\n", re.MULTILINE)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)([^)]*)\)")
 
 
@@ -33,11 +35,11 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Rewrite the links of a page in docs/ that leave it."""
+    """Rewrite the links of a page in docs/ that leave it, and remove its note for readers of a checkout."""
     place = page.file.src_uri
     if place in OUTSIDE.values():
         return markdown
-    markdown = relinked(markdown, f"docs/{place}", place)
+    markdown = relinked(CHECKOUT_NOTE.sub("", markdown), f"docs/{place}", place)
     if place == KEYS_PAGE:
         markdown = with_keys(markdown)
     return markdown

@@ -76,6 +76,16 @@ def test_it_writes_a_file_that_gives_the_same_experiment(tmp_path):
     assert again.base["max_seconds"] == 5
 
 
+def test_an_arm_may_declare_what_it_shows_which_no_recipe_has():
+    planned = experiment(TEXT.replace("num_rollouts: 32}", "num_rollouts: 32, shows: selection}"))
+    assert planned.shows == {"pods": "selection"}
+    assert all("shows" not in run.recipe.values for run in planned.plan())
+    assert load_text(planned.to_yaml()).shows == planned.shows
+    for shown in ("3", "''", "[selection]", '"two\\nlines"'):
+        with pytest.raises(UserError, match="arm pods: shows"):
+            experiment(TEXT.replace("num_rollouts: 32}", f"num_rollouts: 32, shows: {shown}}}"))
+
+
 def test_the_base_may_be_a_recipe(tmp_path):
     (tmp_path / "base.yaml").write_text("max_seconds: 4\nnum_generations: 8\n")
     (tmp_path / "e.yaml").write_text("arms: {a: {}}\nbase: base.yaml\n")

@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification, Qwen2Confi
 from pods_rl.planning.memory import GIB, estimate_memory
 from pods_rl.policies import tiny_policy_path
 from pods_rl.recipe import Origin, build_recipe
+from pods_rl.recipe.schema import fields, parse_overrides
 from pods_rl.runs import Run
 
 from .cli import pods
@@ -114,6 +115,21 @@ def run_commands(code: str) -> None:
 def test_the_files_of_the_page_are_found():
     files = {file for section in SECTIONS.values() for _, _, file in code_blocks(section)} - {None}
     assert files == {"questions.jsonl", "mine.yaml", "hub.yaml", "my_rewards.py", "judge.py", "vllm.yaml"}
+
+
+def test_each_recipe_sets_a_learning_rate_and_lora_a_higher_one_than_the_default():
+    default = fields()["learning_rate"].default
+    recipes = []
+    for section in SECTIONS.values():
+        for language, code, _ in code_blocks(section):
+            if language == "yaml":
+                recipes.append(yaml.safe_load(code))
+            if language == "" and "--use_peft true" in code:
+                recipes.append(parse_overrides(shlex.split(code), []))
+    assert sum("use_peft" in values for values in recipes) == 2
+    for values in recipes:
+        rate = float(values["learning_rate"])
+        assert rate > default if "use_peft" in values else rate >= default
 
 
 def test_a_command_is_one_line():

@@ -27,7 +27,7 @@ def screen(width: int, **options: object) -> Console:
     return Console(file=io.StringIO(), width=width, height=24, **terminal)  # type: ignore[arg-type]
 
 
-SECONDS = "0.994 s a step: 77 % rollouts, 2 % rewards, 20 % update"
+SECONDS = "0.994 s per step: 77 % rollouts, 2 % rewards, 20 % update"
 
 
 def shown_on(out: Console, progress: Progress) -> list[str]:
@@ -68,7 +68,7 @@ def test_a_line_of_a_long_run_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -
     assert log.file.getvalue() == (  # type: ignore[attr-defined]
         "gsm8k-qwen2.5-3b-pods-20260101-120000: 61 %, step 123456 of 200000, 23 h 59 min\n"
         "  left, reward -12.3\n"
-        "  1.99 s a step: 39 % rollouts, 1 % rewards, 50 % selection, 10 % update\n"
+        "  1.99 s per step: 39 % rollouts, 1 % rewards, 50 % selection, 10 % update\n"
     )
 
 
@@ -160,8 +160,8 @@ def write(run: Path, state: str, *, steps: int = 3, saved: bool = True, final: b
         writer.write_status(state, step=steps)
         for step in range(1, steps + 1):
             writer.append_metrics({"step": step})
-        for _ in range(evals):
-            writer.append_eval({"step": 1, "accuracy": 0.5})
+        for step, accuracy in [(0, 0.168), (steps, 0.281)][:evals]:
+            writer.append_eval({"step": step, "accuracy": accuracy, "prompts": 256})
     for name in [f"checkpoint-{steps}"] * saved + ["final"] * final:
         (prepare(run / "checkpoints" / name) / "model.bin").write_bytes(b"x")
         publish(run / "checkpoints" / name, {"step": steps})
@@ -169,26 +169,25 @@ def write(run: Path, state: str, *, steps: int = 3, saved: bool = True, final: b
 
 
 def test_the_last_lines_say_how_to_go_on(tmp_path: Path) -> None:
-    run = write(tmp_path / "a run", "stopped")
+    run = write(tmp_path / "a run", "stopped", evals=2)
     assert last_lines(run, " --num_processes 2") == [
         f"run         {run} (stopped at step 3)",
-        f"checkpoint  {run}/checkpoints/checkpoint-3",
+        "result      accuracy 16.8 % to 28.1 % on 256 prompts, step 0 to 3",
         f"resume      pods train --output '{run}' --num_processes 2 --resume",
         f"report      pods report '{run}'",
-        f"watch       pods watch '{run}'",
-        f"evaluate    pods eval --run '{run}'",
     ]
 
 
 @pytest.mark.parametrize(
     ("given", "names"),
     [
-        ({"state": "finished", "final": True, "saved": False}, "run checkpoint report watch evaluate"),
-        ({"state": "finished", "final": True}, "run checkpoint longer report watch evaluate"),
-        ({"state": "failed"}, "run checkpoint resume report watch evaluate"),
+        ({"state": "finished", "final": True, "saved": False}, "run result report"),
+        ({"state": "finished", "final": True}, "run result report"),
+        ({"state": "finished", "final": True, "evals": 0}, "run evaluate"),
+        ({"state": "failed"}, "run result resume report"),
         ({"state": "failed", "steps": 0, "saved": False}, ""),
-        ({"state": "stopped", "steps": 0, "saved": False, "evals": 0}, "run resume watch"),
-        ({"state": "stopped", "saved": False, "evals": 0}, "run watch"),  # --resume would be refused
+        ({"state": "stopped", "steps": 0, "saved": False, "evals": 0}, "run resume"),
+        ({"state": "stopped", "saved": False, "evals": 0}, "run"),  # --resume would be refused
     ],
 )
 def test_only_what_works_is_offered(tmp_path: Path, given: dict, names: str) -> None:

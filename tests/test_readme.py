@@ -280,6 +280,20 @@ def test_the_site_fills_the_page_of_keys_and_no_other():
     assert SITE["on_page_markdown"]("<!-- keys: run -->", page=words) == "<!-- keys: run -->"
 
 
+def test_a_page_that_only_the_site_completes_says_where_its_text_is():
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    incomplete = [page for page in pages if re.search(r"^(<!-- keys|::: )", page.read_text("utf-8"), re.MULTILINE)]
+    assert {page.name for page in incomplete} >= {"keys.md", "runs.md", "trainer.md"}
+    for page in incomplete:
+        text = page.read_text("utf-8")
+        place = page.relative_to(ROOT / "docs")
+        assert f"`site/{place.with_suffix('.html').as_posix()}`" in text.partition("\n## ")[0], page
+        file = SimpleNamespace(src_uri=place.as_posix())
+        on_site = SITE["on_page_markdown"](text, page=SimpleNamespace(file=file))
+        assert "In a checkout" not in on_site
+        assert on_site.startswith("# ")
+
+
 def test_the_file_tree_is_true_and_has_every_package():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     tree = page.split("```\nsrc/pods_rl/\n")[1].split("```")[0]

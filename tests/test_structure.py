@@ -32,7 +32,7 @@ ALLOWED = {
     "prefix_tree": {"errors"},
     "rewards": {"distributed", "errors", "sandbox", "text"},
     "tasks": {"errors", "rewards", "runs", "sandbox", "text", "yaml_files"},
-    "engines": LOW | {"prefix_tree", "sandbox", "selection"},
+    "engines": LOW | {"prefix_tree", "sandbox", "selection", "yaml_files"},
     "report": {"engines", "errors", "runs", "text"},
     "recipe": {"engines", "errors", "text", "yaml_files"},
     "policies": {"errors", "recipe", "tasks", "text"},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .engines.trl import PODSConfig, PODSTrainer
+    from .engines.trl import PODSConfig, PODSTrainer, RunDirectory
     from .engines.trl_async import AsyncPODSConfig, AsyncPODSTrainer
     from .selection import RULES, Selection, advantages, pods_objective, select
 
@@ -20,6 +20,7 @@ _HOME = {
     "AsyncPODSTrainer": ".engines.trl_async",
     "PODSConfig": ".engines.trl",
     "PODSTrainer": ".engines.trl",
+    "RunDirectory": ".engines.trl",
     "RULES": ".selection",
     "Selection": ".selection",
     "advantages": ".selection",
@@ -33,6 +34,7 @@ __all__ = [
     "AsyncPODSTrainer",
     "PODSConfig",
     "PODSTrainer",
+    "RunDirectory",
     "Selection",
     "advantages",
     "pods_objective",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -16,12 +17,14 @@ from typer.testing import CliRunner
 
 import pods_rl.cli
 from pods_rl.cli import app, main
+from pods_rl.cli.compare import _NEXT as NEXT_STEPS
 from pods_rl.cli.compare import _show as show_experiment
 from pods_rl.distributed.launch import Failure
 from pods_rl.errors import UserError
 from pods_rl.experiment import load_experiment
 from pods_rl.recipe import shipped_recipes
 from pods_rl.recipe.recipe import checkpoint_keys
+from pods_rl.recipe.schema import UNSUPPORTED, fields
 from pods_rl.runs import Run, RunWriter
 from pods_rl.runs.checkpoints import publish, staging
 
@@ -283,7 +286,11 @@ def test_doctor_finds_what_is_missing(monkeypatch):
 @pytest.mark.parametrize(
     ("capability", "bf16", "attention"),
     [
-        (None, None, "scaled_dot_product_attention over blocks of rows (the device is a CPU)"),
+        (
+            None,
+            "no: training runs in float32",
+            "scaled_dot_product_attention over blocks of rows (the device is a CPU)",
+        ),
         ((7, 5), "no: training runs in float32", "the model computes in float32, and not in 16 bits"),
         ((9, 0), "yes", "torch.nn.attention.varlen"),
     ],
@@ -301,7 +308,7 @@ def test_doctor_says_which_attention_is_computed(monkeypatch, capability, bf16, 
         )
     findings = {what: value for _, what, value in doctor.check_machine()}
     assert attention in findings["attention"]
-    assert bf16 in (None, findings["bf16"])
+    assert findings["bf16"] == bf16
 
 
 def test_the_current_directory_comes_last_on_the_path(monkeypatch, tmp_path):
@@ -419,6 +426,21 @@ def test_the_meaning_of_a_key_fits_80_columns(key):
     lines = pods("train", "--explain", key).output.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith(f"{key}: ")
+
+
+def test_explain_alone_lists_every_key_of_a_recipe():
+    lines = pods("train", "--explain").output.splitlines()
+    assert max(map(len, lines)) <= 80
+    listed = [name for line in lines if line.startswith("  ") for name in line.split()]
+    assert sorted(listed) == sorted(set(fields()) - set(UNSUPPORTED))
+
+
+def test_compare_names_what_its_check_waits_for_and_leads_to_a_page_that_exists():
+    assert "importing torch and TRL" in pods("compare", "quickstart", "--dry_run").stderr
+    pages = re.findall(r"docs/[\w-]+\.md", NEXT_STEPS + pods("train", "--help").output)
+    assert len(pages) == 2
+    for page in pages:
+        assert (Path(__file__).parents[2] / page).is_file()
 
 
 def test_the_list_of_recipes_fits_80_columns_and_says_how_to_use_a_name():

@@ -161,6 +161,35 @@ def test_a_dry_run_refuses_the_data_that_training_refuses(place):
         pods("train", *words, "--dataset_name", "good.jsonl", "--output", "run", "--dry_run")
 
 
+@pytest.mark.parametrize(
+    ("keys", "facts"),
+    [
+        ({}, {"precision": "float32, on a CPU", "update": "over prefix trees, unless"}),
+        (
+            {"bf16": "true", "prefix_tree": "false"},
+            {"precision": "bf16, on a CPU", "update": "row by row: prefix_tree"},
+        ),
+        ({"bf16": "null", "dtype": "bfloat16", "exact_trl": "true"}, {"precision": "bf16", "update": "row by row"}),
+        ({"bf16": "null", "torch_compile": "true"}, {"precision": "float32", "update": "row by row: torch_compile"}),
+        (
+            {"use_peft": "true", "lora_r": "8", "lora_target_modules": "[q_proj, v_proj]", "use_rslora": "true"},
+            {"LoRA": "lora_r 8, lora_alpha 32, lora_dropout 0.05, lora_target_modules ['q_proj', 'v_proj'], use"},
+        ),
+        (
+            {"use_peft": "true"},
+            {"LoRA": "lora_r 16, lora_alpha 32, lora_dropout 0.05, on the layers that PEFT chooses"},
+        ),
+    ],
+)
+def test_a_dry_run_says_how_the_run_computes(place, keys, facts):
+    words = [word for key, value in keys.items() for word in (f"--{key}", value)]
+    output = pods("train", "--config", "r.yaml", *words, "--dry_run").output
+    text = " ".join(output.split())
+    for name, value in facts.items():
+        assert f" {name} {value}" in text
+    assert ("LoRA" in output) == ("use_peft" in keys)
+
+
 def test_a_dry_run_says_what_it_cannot_check_without_the_hub(place, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     Path("a.jsonl").write_text('{"question": "1+1=", "answer": "\\frac12"}\n')

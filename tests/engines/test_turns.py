@@ -6,7 +6,6 @@ import json
 import math
 from copy import deepcopy
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,8 @@ import torch
 from PIL import Image
 
 from pods_rl.engines.trl.checkpoints import read_state, write_state
-from pods_rl.engines.trl.record import Rollouts, as_text
+from pods_rl.engines.trl.record import Rollouts, as_text, gather_columns
 from pods_rl.runs import RunWriter
-from pods_rl.training import run
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -153,12 +151,8 @@ def test_a_ledger_is_written_and_read_back(tmp_path, monkeypatch):
     parts[0].rewards = torch.ones(1, 2)
     columns = [part.columns() for part in parts]
     rows = [[dict(zip(part, row, strict=True)) for row in zip(*part.values(), strict=True)] for part in columns]
-    monkeypatch.setattr(run, "gather", lambda _: [(part, "") for part in rows])
-
-    class Trainer:
-        rollouts, processing_class, chat_template_kwargs = None, None, {}
-
-    columns = run._ledger(Trainer(), SimpleNamespace(converses=False))
+    monkeypatch.setattr("pods_rl.engines.trl.record.gather", lambda _: [(part, "") for part in rows])
+    columns = gather_columns(None)
     with RunWriter(tmp_path / "run") as writer:
         rows = pq.read_table(writer.write_rollouts(1, columns)).to_pylist()
     assert [row["turn_rewards"] for row in rows] == [[1.0], None]

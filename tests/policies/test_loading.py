@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from pods_rl.errors import UserError
 from pods_rl.policies import find_policy, tiny_policy_path
-from pods_rl.policies.loading import check_policy, check_template_options, has_bf16, load_tokenizer
+from pods_rl.policies.loading import check_policy, check_template_options, load_tokenizer, uses_bf16
 from pods_rl.recipe import load_recipe
 from pods_rl.training.prepare import engine_arguments
 
@@ -108,10 +108,21 @@ def test_bf16_that_the_gpu_emulates_is_not_used(monkeypatch, emulated):
     monkeypatch.setattr(
         "torch.cuda.is_bf16_supported", lambda including_emulation=True: including_emulation or not emulated
     )
-    assert has_bf16(on_cpu=False) == (not emulated)
+    assert uses_bf16(on_cpu=False) == (not emulated)
     recipe = load_recipe("gsm8k-qwen2.5-3b-pods")
     assert engine_arguments(recipe)["bf16"] == (not emulated)
     assert torch.cuda.is_bf16_supported()
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_cpu_computes_in_float32_unless_the_recipe_says_otherwise(monkeypatch, gpu):
+    """Also where a GPU that has bf16 is there, and not used."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: gpu)
+    values = {"use_cpu": True} if gpu else {}
+    assert engine_arguments(load_recipe("gsm8k-qwen2.5-3b-pods", values))["bf16"] is False
+    assert engine_arguments(load_recipe("gsm8k-qwen2.5-3b-pods", values | {"bf16": True}))["bf16"] is True
+    assert not uses_bf16(on_cpu=True)
 
 
 TEMPLATE = """{% for m in messages %}{{ m.content }}{% endfor %}

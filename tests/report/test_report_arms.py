@@ -13,14 +13,17 @@ import yaml
 from conftest import write_run
 
 from pods_rl.errors import UserError
+from pods_rl.experiment import load_experiment
 from pods_rl.report.ablations import find_ablations, settings_of
 from pods_rl.report.analysis import Analysis, Final, analyse, cost_of
 from pods_rl.report.arms import Arm, arms_from_csv, arms_from_runs, curve_of
+from pods_rl.report.build import read_account
+from pods_rl.report.contrasts import things
 from pods_rl.report.intervals import Difference
 from pods_rl.report.ledger import Ledger
 from pods_rl.report.notes import notes as notes_of
-from pods_rl.report.tables import arms_table, result_table
-from pods_rl.report.wording import details, opening
+from pods_rl.report.tables import arms_table, pairs_table, result_table
+from pods_rl.report.wording import details, number_of, opening
 
 CLOCK = [6.0 * k for k in range(11)]
 
@@ -204,7 +207,7 @@ def test_final_scores_are_compared_where_the_baseline_ends(tmp_path: Path) -> No
     pairs = {(pair.arm.name, pair.rival.name): pair for pair in analysis.pairs}
     assert pairs["pods", "grpo"].due == 60
     assert pairs["short", "grpo"].due == pairs["pods", "short"].due == 30
-    assert opening(analysis)[0].startswith("After 60.0 s of training, where grpo (16) ends, pods (64→16) has ")
+    assert " after 60.0 s of training, where grpo (16) ends, " in opening(analysis)[0]
     assert any("short" in note and "compared at 30.0 s" in note for note in notes(analysis))
 
 
@@ -319,7 +322,7 @@ def test_scores_of_different_questions_are_not_compared(
 ) -> None:
     analysis = differing(tmp_path, config, task)
     assert analysis.pairs == ()
-    assert [result.arm.name for result in analysis.results if result.speedups] == ["grpo"]
+    assert [result.arm.name for result in analysis.results if result.speedup] == ["grpo"]
     (note,) = (note for note in notes(analysis) if "is not compared with" in note)
     assert reason in note
     assert verdicts(analysis)["pods"] == "not compared"
@@ -445,11 +448,23 @@ def test_an_arm_that_ends_early_is_compared_where_both_have_data(tmp_path: Path)
     assert (pair.due, pair.difference.paired) == (30, True)
     assert pair.difference.low > 0
     assert final_of(analysis, "pods").final < final_of(analysis, "grpo").final
-    scores, _, speedup = sentences(analysis)
-    assert scores.startswith("After 30.0 s of training, where pods (64→16) ends, pods (64→16) has ")
-    assert " points more (" in scores
-    assert scores.endswith("5 runs each), settled: this is hardly chance.")
-    assert speedup.startswith("No speedup: pods (64→16) ends at 30")
+    scores, speedup, _ = sentences(analysis)
+    assert " after 30.0 s of training, where pods (64→16) ends (95 % interval " in scores
+    assert scores.endswith("5 runs each). Settled: this is hardly chance.")
+    assert speedup.startswith("Cannot tell yet how much faster pods (64→16) is than grpo (16): pods (64→16) ends below")
+
+
+def test_an_arm_that_still_trains_is_not_called_ended(tmp_path: Path) -> None:
+    for seed in range(5):
+        write_run(tmp_path / "grpo" / f"seed-{seed}", "grpo", seed, rate=0.6)
+        write_run(tmp_path / "pods" / f"seed-{seed}", "pods", seed, rate=1.2, end=30, state="running")
+    analysis = analysis_of(tmp_path)
+    scores, speedup, _ = sentences(analysis)
+    assert "after 30.0 s of training so far (" in scores
+    assert "pods (64→16) trains and is below" in speedup
+    for line in (*sentences(analysis), *notes(analysis)):
+        assert " end" not in line
+        assert "never" not in line
 
 
 def test_a_time_at_which_few_runs_were_evaluated_lies_between_two_others() -> None:
@@ -489,7 +504,7 @@ def test_clocks_that_share_no_checkpoint_are_compared_at_one_time_or_not_at_all(
 # ---------------------------------------------------------------------- the sentences and the table that open
 
 
-def test_two_sentences_open_with_the_difference_and_the_cost_of_a_step(tmp_path: Path) -> None:
+def test_a_sentence_opens_with_the_difference_and_the_speedup_and_cost_follow(tmp_path: Path) -> None:
     for arm in ("grpo", "pods"):
         for seed in range(5):
             write_run(tmp_path / arm / f"seed-{seed}", arm, seed)
@@ -498,19 +513,23 @@ def test_two_sentences_open_with_the_difference_and_the_cost_of_a_step(tmp_path:
     ours, theirs = (final_of(analysis, arm).final for arm in ("pods", "grpo"))
     gap = pair.difference
     assert gap.mean == pytest.approx(ours - theirs)
-    assert opening(analysis) == (
-        f"After 150.0 s of training, pods (64→16) has {100 * ours:.1f} % accuracy and grpo (16) {100 * theirs:.1f} %: "
-        f"{100 * gap.mean:.1f} points more (95 % interval +{100 * gap.low:.1f} to +{100 * gap.high:.1f}, 5 runs each), "
-        "settled: this is hardly chance.",
-        "A step of pods (64→16) takes 0.31 s, of grpo (16) 0.20 s.",
+    (line,) = opening(analysis)
+    assert line == (
+        f"+{100 * gap.mean:.1f} points from selection: pods (64→16) has {100 * ours:.1f} % accuracy and grpo (16) "
+        f"{100 * theirs:.1f} % after 150.0 s of training (95 % interval +{100 * gap.low:.1f} to +{100 * gap.high:.1f}, "
+        "5 runs each). Settled: this is hardly chance."
     )
-    fast = pair.to_target
+    assert number_of(line) == f"+{100 * gap.mean:.1f} points"
+    fast = pair.speedup
     assert fast.interpolated
     assert fast.speedup == pytest.approx(fast.baseline_time / fast.arm_time)
     ratio = f"{fast.speedup:.2f} times faster than grpo (16) to {100 * fast.threshold:.1f} % accuracy"
     interval = f"(95 % interval {fast.ci_low:.2f} to {fast.ci_high:.2f} times, settled)"
     times = f"{fast.arm_time:.1f} s against {fast.baseline_time:.1f} s"
-    assert details(analysis) == (f"pods (64→16) is {ratio}: {times} {interval}.",)
+    assert details(analysis) == (
+        f"pods (64→16) is {ratio}: {times} {interval}.",
+        "A step of pods (64→16) takes 0.31 s, of grpo (16) 0.20 s.",
+    )
 
 
 def test_the_table_that_opens_has_score_cost_time_and_a_verdict_in_a_word(tmp_path: Path) -> None:
@@ -525,7 +544,7 @@ def test_the_table_that_opens_has_score_cost_time_and_a_verdict_in_a_word(tmp_pa
     assert verdicts(analysis) == expected | {"other": "not compared"}
     table = result_table(analysis)
     final = final_of(analysis, "pods")
-    speedup = analysis.result_of("pods").to_target
+    speedup = analysis.result_of("pods").speedup
     assert speedup is not None
     assert [column.title for column in table.columns][1:] == [
         "final accuracy, 95 % interval", "seconds a step", f"time to {100 * speedup.threshold:.1f} %", "verdict",
@@ -545,8 +564,8 @@ def test_a_metric_that_is_no_share_stays_a_number_and_none_is_better(tmp_path: P
     analysis = analyse(arms, baseline="grpo", metric="mean_completion_tokens")
     assert verdicts(analysis)["pods"] == "lower"
     name = "mean completion length (tokens)"
-    scores = f"pods (64→16) has {name} 24.000 and grpo (16) 34.000: 10.000 less (95 % interval -10.000 to -10.000"
-    assert scores in opening(analysis)[0]
+    scores = f"pods (64→16) has {name} 24.000 and grpo (16) 34.000 after 20.0 s of training"
+    assert opening(analysis)[0].startswith(f"-10.000 from selection: {scores} (95 % interval -10.000 to -10.000")
 
 
 def test_a_single_evaluated_run_has_the_error_of_its_evaluation_in_sentence_and_table(tmp_path: Path) -> None:
@@ -559,7 +578,7 @@ def test_a_single_evaluated_run_has_the_error_of_its_evaluation_in_sentence_and_
     table = arms_table(analysis)
     assert "to 50.0 % ± 2.0 accuracy" in opening(analysis)[0]
     assert "50.0 % ± 2.0" in result_table(analysis).cells[0]
-    assert "0.500 ± 0.020" in table.cells[0]
+    assert "50.0 % ± 2.0" in table.cells[0]
     assert "standard errors of the evaluation of a single run" in table.note
 
 
@@ -573,8 +592,11 @@ def test_a_difference_is_settled_if_the_printed_interval_excludes_0() -> None:
 def test_few_runs_settle_no_score_but_a_clear_order_of_all_runs_is_named(experiment: Path) -> None:
     """Two of three PODS runs reach the end, both above the three of GRPO; the interval of two runs is wide."""
     analysis = analysis_of(experiment)
-    every = "not settled, although every run of pods (64→16) is above every run of grpo (16)."
-    assert opening(analysis)[0].endswith(f", 2 and 3 runs), {every}")
+    every = "Every run of pods (64→16) is above every run of grpo (16)."
+    (line,) = opening(analysis)
+    assert line.startswith("Cannot tell yet what selection gives: pods (64→16) has ")
+    assert line.endswith(f", 2 and 3 runs). {every}")
+    assert number_of(line) == "Cannot tell yet"
     assert verdicts(analysis)["pods"] == "not settled"
 
 
@@ -584,10 +606,10 @@ def test_an_arm_that_is_slower_or_never_there(tmp_path: Path, rate: float, words
         write_run(tmp_path / "grpo" / f"seed-{seed}", "grpo", seed)
         write_run(tmp_path / "other" / f"seed-{seed}", "other", seed + 10, rate=rate, end=300)
     analysis = analysis_of(tmp_path)
-    (line,) = details(analysis)
+    line, _ = details(analysis)
     assert words in line
     if "slower" in words:  # the interval is of the same ratio as the number
-        fast = analysis.pairs[0].to_target
+        fast = analysis.pairs[0].speedup
         assert f"{1 / fast.speedup:.2f} times slower" in line
         assert f"(95 % interval {1 / fast.ci_high:.2f} to {1 / fast.ci_low:.2f} times, settled)" in line
 
@@ -603,8 +625,92 @@ def test_every_pair_of_few_arms_is_compared_and_the_one_that_drops_rollouts_lead
     assert pairs == [("pods", "grpo-trl"), ("cheaper", "grpo-trl"), ("pods", "cheaper")]
     assert analysis.pairs[2].difference.mean > 0
     assert analysis.pairs[2].speedup.speedup > 1
-    assert "pods (64→16) has " in opening(analysis)[0]
-    assert " and grpo-trl (16) " in opening(analysis)[0]
+
+
+# ------------------------------------------------------------------------------- what a comparison shows
+
+
+def test_the_quickstart_says_apart_what_the_cheaper_step_gives_and_what_selection_gives(tmp_path: Path) -> None:
+    """By the recipes of its arms; PODS against TRL's GRPO differs in both, and is not what opens the report."""
+    for run in load_experiment("quickstart", {"seeds": 5}).plan():
+        rate = {"grpo-trl": 0.6, "grpo": 1.2, "pods": 1.2}[run.arm]
+        config = {key: value for key, value in run.recipe.values.items() if value is not None}
+        write_run(tmp_path / run.path, run.arm, run.seed, config=config, rate=rate)
+    analysis = analysis_of(tmp_path, "grpo-trl")
+    assert [(pair.arm.name, pair.rival.name, pair.shows) for pair in analysis.stated] == [
+        ("grpo", "grpo-trl", "the cheaper step"),
+        ("pods", "grpo", "selection"),
+    ]
+    step, selection = opening(analysis)
+    assert " from the cheaper step: grpo (4) has " in step
+    assert step.endswith("Settled: this is hardly chance.")
+    assert selection.startswith("Level within 2 points with and without selection: pods (16→4) has ")
+    assert " from the cheaper step and selection together: pods (16→4) has " in details(analysis)[0]
+    column = [cells[2] for cells in pairs_table(analysis).cells]
+    assert column == ["the cheaper step and selection", "the cheaper step", "selection"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        ({"num_rollouts": 64}, {}, ("selection",)),
+        ({"num_rollouts": 64, "rule": "random"}, {}, ("selection",)),  # GRPO has no rule
+        ({}, {"num_rollouts": 64}, ("no selection",)),
+        ({"num_rollouts": 16, "num_generations": 4}, {}, ("selection",)),  # trains on 4 of the same 16
+        ({"num_rollouts": 64, "num_generations": 8}, {}, ("selection", "the group size")),
+        ({"num_generations": 8}, {}, ("the group size",)),
+        ({"num_rollouts": 64, "rule": "random"}, {"num_rollouts": 64}, ("the selection rule",)),
+        ({"exact_trl": False, "skip_zero_advantage_steps": True}, {"exact_trl": True}, ("the cheaper step",)),
+        ({"exact_trl": True}, {"exact_trl": False}, ("TRL’s own step",)),
+        ({"num_rollouts": 64, "learning_rate": 1e-5}, {"learning_rate": 2e-5}, ("selection", "the learning rate")),
+        ({"seed": 3}, {"seed": 4}, ()),
+        ({"num_generations": "many"}, {}, None),
+    ],
+)
+def test_what_two_arms_differ_in_is_named(
+    ours: dict[str, Any], theirs: dict[str, Any], expected: tuple[str, ...] | None
+) -> None:
+    base = {"num_generations": 16, "rule": "max_variance"}
+    arms = [Arm(name, name, None, base | config) for name, config in (("a", ours), ("b", theirs))]
+    assert things(*arms) == expected
+
+
+def test_an_arm_that_declares_what_it_shows_is_stated_with_what_else_differs(tmp_path: Path) -> None:
+    """Each arm at its own learning rate differs in two things."""
+    (tmp_path / "experiment.yaml").write_text(
+        "arms: {grpo: {}, pods: {num_rollouts: 64, learning_rate: 2e-5, shows: selection}}\nseeds: [1, 2]\n"
+    )
+    for arm, rate in (("grpo", 1e-5), ("pods", 2e-5)):
+        for seed in (1, 2):
+            write_run(tmp_path / arm / f"seed-{seed}", arm, seed, config={"learning_rate": rate}, noise=0.001)
+    analysis = read_account([tmp_path], baseline="grpo").analysis
+    assert analysis is not None
+    (pair,) = analysis.stated
+    assert (pair.shows, pair.differs_in) == ("selection", ("selection", "the learning rate"))
+    (line,) = opening(analysis)
+    assert " from selection: " in line
+    assert line.endswith(" The two also differ in the learning rate.")
+    (tmp_path / "experiment.yaml").unlink()
+    undeclared = read_account([tmp_path], baseline="grpo").analysis
+    assert undeclared is not None
+    assert undeclared.stated == ()
+    assert " from selection and the learning rate together: " in opening(undeclared)[0]
+
+
+@pytest.mark.parametrize("runs", [1, 2, 4])
+def test_no_sentence_asserts_what_is_not_settled(tmp_path: Path, runs: int) -> None:
+    for arm, rate in (("grpo", 0.6), ("pods", 0.7)):
+        for seed in range(runs):
+            write_run(tmp_path / arm / f"seed-{seed}", arm, seed + 10 * (arm == "pods"), rate=rate, noise=0.06)
+    analysis = analysis_of(tmp_path)
+    (pair,) = analysis.pairs
+    assert not pair.difference.settled
+    assert not pair.speedup.settled
+    scores, speedup, _ = sentences(analysis)
+    assert scores.startswith("Cannot tell yet what selection gives: ")
+    assert speedup.startswith("Cannot tell yet how much faster pods (64→16) is than grpo (16)")
+    for word in ("nan", "inf", "∞", "times faster", "times slower"):
+        assert word not in scores + speedup
 
 
 def test_an_arm_that_has_only_begun_starts_and_is_compared_with_nothing(tmp_path: Path) -> None:
@@ -624,10 +730,12 @@ def test_a_baseline_that_peaks_at_its_start_is_noted(tmp_path: Path) -> None:
             rows = [{"due": 10 * k, "seconds": 10.0 * k, "accuracy": score} for k, score in enumerate(scores)]
             (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
     analysis = analysis_of(tmp_path)
-    (line,) = details(analysis)
+    line, _ = details(analysis)
     assert line.startswith("No speedup: grpo (16) has 99 % of its own peak (49.5 % accuracy) at its first")
     assert any("no speedup can be measured against it" in note for note in notes(analysis))
-    assert all(math.isnan(row.speedup) for row in analysis.result_of("pods").speedups)
+    speedup = analysis.result_of("pods").speedup
+    assert speedup is not None
+    assert math.isnan(speedup.speedup)
 
 
 def test_notes_name_devices(experiment: Path) -> None:

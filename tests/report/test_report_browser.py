@@ -67,19 +67,25 @@ window.type = async (id, value) => {
 def test_the_slider_is_dragged_from_end_to_end(page: Browser) -> None:
     """With real mouse events; the line is smoothed meanwhile."""
     left, top, width, height = page.run(
-        "(() => {const r = document.querySelector('#scores input[type=range]').getBoundingClientRect();"
+        "(() => {const range = document.querySelector('#steps input[type=range]');"
+        "range.scrollIntoView({block: 'center'}); const r = range.getBoundingClientRect();"
         "return [r.x, r.y, r.width, r.height]})()"
     )
-    before = page.run("document.querySelector('#scores canvas').toDataURL()")
+    read = page.run("texts('#steps .read')")
+    before = page.run("document.querySelector('#steps canvas').toDataURL()")
     y, values = top + height / 2, []
     page.mouse("mousePressed", left + 8, y)
     for part in (0.25, 0.5, 0.75, 1.0):
         page.mouse("mouseMoved", left + 8 + part * (width - 16), y)
-        values.append(float(page.run("document.querySelector('#scores input[type=range]').value")))
+        values.append(float(page.run("document.querySelector('#steps input[type=range]').value")))
     page.mouse("mouseReleased", left + width - 8, y)
     assert values == sorted(set(values))
     assert values[-1] == 0.95
-    assert page.run("document.querySelector('#scores canvas').toDataURL()") != before
+    assert page.run("document.querySelector('#steps canvas').toDataURL()") != before
+    assert page.run("texts('#steps .read')") == read  # the values are never smoothed, and the page says so
+    assert read[0].endswith("Thick lines are smoothed. These values are not.")
+    # five evaluations are too few to smooth
+    assert page.run("document.querySelector('#scores input[type=range]').parentNode.hidden")
 
 
 def test_arms_runs_and_axes_change_the_figure_and_survive_new_points(page: Browser, explored: ReportFiles) -> None:
@@ -92,10 +98,10 @@ def test_arms_runs_and_axes_change_the_figure_and_survive_new_points(page: Brows
     assert shown == labels[1:]
     grown = json.loads(json.dumps(explored.account.charts))
     for arm in grown["scores"][0]["arms"]:
-        arm["lines"]["step"]["mean"][-1] = 0.987
+        arm["lines"]["step"]["mean"][-1] = 98.7
     page.run(f"window.pods.figures({json.dumps(grown)})")
     assert page.run("texts('#scores .read b')") == shown
-    assert all("0.987" in line for line in page.run("texts('#scores .read div')")[: len(shown)])
+    assert all("98.7 %" in line for line in page.run("texts('#scores .read div')")[: len(shown)])
     assert page.run("[...document.querySelectorAll('#scores select')].at(-1).value") == "step"
     assert page.run("document.querySelectorAll('#scores canvas').length") == 1
 
@@ -110,7 +116,7 @@ def test_the_cursor_shows_values_and_saved_files_hold_them(page: Browser) -> Non
     table, picture = page.run(
         "[...document.querySelectorAll('#scores .save a')].map((a) => decodeURIComponent(a.href))"
     )
-    assert table.startswith('data:text/csv;charset=utf-8,"arm","run","training time (s)","accuracy"')
+    assert table.startswith('data:text/csv;charset=utf-8,"arm","run","training time (s)","accuracy (%)"')
     assert '"many (4→2)","mean",0,' in table
     assert picture.startswith("data:image/png")
 
@@ -215,14 +221,19 @@ def test_thousands_of_rollouts_stay_few_elements(page: Browser) -> None:
     page.run("type('f-text', 'answer')")
     assert page.run("texts('#f-count')") == ["120 of 124 groups, 7680 rollouts"]
     for part in (0.3, 0.6, 0.9):
-        page.run(f"scrollTo(0, {part} * document.getElementById('ledger-groups').offsetHeight)")
+        page.run("(() => {const box = document.getElementById('ledger-groups').getBoundingClientRect();"
+                 f"scrollTo(0, scrollY + box.top + {part} * box.height)}})()")  # fmt: skip
         page.until(
             "[...document.querySelectorAll('#ledger-groups .r')].map((r) => r.getBoundingClientRect())"
             ".some(({top, bottom}) => top < innerHeight && bottom > 100)"
         )
         counts.append(page.run("document.querySelectorAll('*').length"))
     assert max(counts) < 6000
-    assert page.run("document.getElementById('filter').getBoundingClientRect().top") == 0
+    # below the navigation, which stays in view
+    assert page.run("document.getElementById('nav').getBoundingClientRect().top") == 0
+    filters, nav = page.run("['filter', 'nav'].map((id) => document.getElementById(id).getBoundingClientRect())"
+                            ".map((box) => [box.top, box.bottom])")  # fmt: skip
+    assert abs(filters[0] - nav[1]) < 12
 
 
 # -------------------------------------------------------------------------------- phone, hostile text
@@ -292,7 +303,7 @@ def test_a_browser_follows_a_run_without_a_reload_or_a_violation(tmp_path: Path,
                     "f.dispatchEvent(new Event('input', {bubbles: true}))})()")  # fmt: skip
         grow(run, 10.0, 0.987)
         page.look()
-        browser.until("document.querySelector('#scores .read').textContent.includes('0.987 at 10')")
+        browser.until("document.querySelector('#scores .read').textContent.includes('98.7 % at 10')")
         write_rollouts(run, 20, n=8, m=4, random=random, groups=1, text="a new pear")
         (run / "status.json").write_text('{"state": "finished"}')
         page.look()

@@ -24,13 +24,23 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(path.read_text())))
 
 
-def test_speedup_csv_has_both_criteria_at_checkpoints_and_interpolated(report: ReportFiles) -> None:
-    rows = read_csv(report.csv["speedup"])
-    combinations = [(r["arm"], r["criterion"], r["interpolated"]) for r in rows]
-    assert combinations == [(a, c, i) for a in ("grpo", "pods") for c in ("p99", "peak") for i in ("false", "true")]
-    pods = rows[4]
+def test_every_output_has_the_same_speedup(report: ReportFiles) -> None:
+    """The level is reached between two checkpoints: from checkpoint to checkpoint, the same pair had another ratio."""
+    base, pods = read_csv(report.csv["speedup"])
+    assert (base["arm"], float(base["speedup"])) == ("grpo", 1.0)
     assert float(pods["baseline_hours"]) / float(pods["arm_hours"]) == pytest.approx(float(pods["speedup"]))
     assert float(pods["ci_low"]) <= float(pods["speedup"]) <= float(pods["ci_high"])
+    (pair,) = read_csv(report.csv["pairs"])
+    final = read_csv(report.csv["final"])[1]
+    for row in (pair, final):
+        assert [row[key] for key in ("speedup", "ci_low", "ci_high")] == [
+            pods[key] for key in ("speedup", "ci_low", "ci_high")
+        ]
+    ratio = f"{float(pods['speedup']):.2f}"
+    assert f"is {ratio} times faster than grpo (16)" in report.account.details[0]
+    cell = f"{ratio} [{float(pods['ci_low']):.2f}, {float(pods['ci_high']):.2f}]"
+    for name in ("final", "pairs"):
+        assert cell in report.account.tables[name].cells[-1]
 
 
 def test_pairs_csv_has_differences_and_whether_they_are_settled(report: ReportFiles) -> None:
@@ -73,7 +83,7 @@ def test_markdown_has_every_table_with_its_columns(report: ReportFiles) -> None:
 def test_page_markdown_and_terminal_say_the_same_in_the_same_order(report: ReportFiles) -> None:
     """Every sentence, note and cell comes from the account; an output only marks it up."""
     account = report.account
-    page = html.unescape(report.html.read_text())
+    page = html.unescape(report.html.read_text().replace('</b><span class="about">', ""))
     text = report.markdown.read_text().replace("\\", "")
     out = io.StringIO()
     print_summary(report, Console(file=out, width=80))
@@ -100,12 +110,10 @@ def test_page_markdown_and_terminal_say_the_same_in_the_same_order(report: Repor
     for cells in account.tables["result"].cells:
         for cell in cells:
             assert cell in terminal
-    assert text.startswith(
-        f"# PODS report: quickstart\n\n**{account.opening[0]}**\n\n{account.opening[1]}\n\n## Result\n"
-    )
+    assert text.startswith(f"# PODS report: quickstart\n\n**{account.opening[0]}**\n\n## Result\n")
     assert terminal.startswith("arm final [95 %]")
     assert terminal.endswith(" ".join(account.opening))
-    parts = ("<h1>", 'id="result"', 'id="scores"', 'id="costs"', 'id="steps"', 'id="ledger"', 'id="final"')
+    parts = ("<h1>", 'id="result"', 'id="scores"', 'id="costs"', 'id="steps"', 'id="final"', 'id="method"', 'id="ledger"')
     places = [page.index(part) for part in parts]
     assert places == sorted(places)
     assert "Missing" not in page
@@ -215,7 +223,7 @@ def test_a_summary_fits_80_columns_and_escapes(tmp_path: Path) -> None:
 
 
 def test_every_logged_metric_is_drawn_over_steps_time_and_tokens_with_a_band(tmp_path: Path) -> None:
-    for seed in (1, 2):
+    for seed in (1, 2, 3):
         path = write_run(tmp_path / "pods" / f"seed-{seed}", "pods", seed, end=30)
         rows = []
         for step in range(1, 11):
@@ -232,9 +240,9 @@ def test_every_logged_metric_is_drawn_over_steps_time_and_tokens_with_a_band(tmp
     assert arm["lines"]["step"]["x"] == [*range(1, 11)]
     assert arm["lines"]["time"] == {"x": [2.0 * step for step in range(1, 11)]}
     assert arm["lines"]["tokens"]["x"] == [pytest.approx(0.1 * step) for step in range(1, 11)]
-    assert arm["lines"]["step"]["mean"][:2] == [1.5, 0.75]
-    # Student's t of two runs, 1 and 2
-    assert arm["lines"]["step"]["high"][0] == pytest.approx(1.5 + 12.706 * 0.5, abs=0.01)
+    assert arm["lines"]["step"]["mean"][:2] == [2.0, 1.0]
+    # Student's t of three runs, 1, 2 and 3
+    assert arm["lines"]["step"]["high"][0] == pytest.approx(2 + 4.303 / 3**0.5, abs=0.01)
     assert panels["kl"]["arms"][0]["lines"]["tokens"]["x"] == [1.0]
     # evaluations have steps, so they can be drawn over tokens too
     assert [key for key, _ in charts["scores"][0]["x"]] == ["time", "step", "tokens"]
@@ -282,10 +290,53 @@ def test_a_printed_curve_draws_every_run_its_band_and_the_crossing_on_its_line(r
     assert len(dots) == 2
     level = report.account.charts["scores"][0]["level"][0]
     for dot, mean in zip(dots, means, strict=True):
-        assert dot.get_ydata()[0] == pytest.approx(level, abs=1e-4)  # type: ignore[index]
+        assert dot.get_ydata()[0] == pytest.approx(level, abs=0.01)  # type: ignore[index]
         at_dot = np.interp(dot.get_xdata()[0], mean.get_xdata(), mean.get_ydata())  # type: ignore[index, arg-type]
-        assert at_dot == pytest.approx(level, abs=1e-4)
+        assert at_dot == pytest.approx(level, abs=0.01)
     assert axes.get_xlabel() == "training time (s)"
+
+
+@pytest.mark.parametrize("runs", [2, 3])
+def test_few_seeds_give_no_flat_curves_and_no_impossible_scores(tmp_path: Path, runs: int) -> None:
+    from pods_rl.report.figures import curves_figure
+
+    for arm in ("grpo", "pods"):
+        for seed in range(runs):
+            path = write_run(tmp_path / arm / f"seed-{seed}", arm, seed)
+            rows = [{"due": k, "seconds": k, "accuracy": [0.02, 0.5, 0.9][k] + 0.05 * seed} for k in range(3)]
+            (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    chart = build_report(tmp_path, tmp_path / "out").account.charts["scores"][0]
+    assert (chart["y"], chart["bounds"]) == ("accuracy (%)", [0.0, 100.0])
+    highest = 0.0
+    for arm in chart["arms"]:
+        line = arm["lines"]["time"]
+        assert len(line["seeds"]) == runs
+        edges = [*line["low"], *line["high"]]
+        if runs == 2:
+            assert edges == [None] * len(edges)
+        else:
+            assert (min(edges), max(edges)) == (0, 100)
+        highest = max(highest, *line["mean"])
+    (axes,) = curves_figure(chart).axes
+    bottom, top = axes.get_ylim()
+    assert bottom >= 0
+    assert top <= min(100, highest + 10)
+
+
+def test_a_score_has_one_unit_in_every_table_and_figure(report: ReportFiles) -> None:
+    """Only the CSV files have shares."""
+    account = report.account
+    assert account.analysis is not None
+    final = account.analysis.result_of("pods").final
+    assert final is not None
+    text = f"{100 * final.final:.1f}"
+    assert f"{text} %" in account.opening[0]
+    for name in ("result", "final"):
+        assert any(cell.startswith(f"{text} %") for cell in account.tables[name].cells[1])
+    assert any(" points [" in cell for cell in account.tables["pairs"].cells[0])
+    drawn = account.charts["scores"][0]["arms"][1]
+    assert (drawn["label"], f"{drawn['lines']['time']['mean'][-1]:.1f}") == ("pods (64→16)", text)
+    assert read_csv(report.csv["final"])[1]["final"].startswith("0.")
 
 
 # ------------------------------------------------------------------------------- damaged run directories

@@ -37,7 +37,7 @@ def test_a_report_is_made_again_when_a_file_changes_and_only_then(tmp_path: Path
     (run / "status.json").write_text('{"state": "finished"}')
     page.look()
     assert (page.served.version, page.served.state) == (version + 1, "1 finished")
-    assert json.loads(page.served.points)["scores"][0]["arms"][0]["lines"]["time"]["mean"][-1] == 0.1
+    assert json.loads(page.served.points)["scores"][0]["arms"][0]["lines"]["time"]["mean"][-1] == 10.0  # percent
 
 
 def test_a_run_is_shown_before_its_first_evaluation_with_its_progress(tmp_path: Path) -> None:

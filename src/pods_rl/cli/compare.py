@@ -26,15 +26,15 @@ from .train import (
     Force,
     named_recipe,
     note_missing,
+    show_facts,
     show_notes,
-    show_plan,
     stoppable,
     working,
 )
 
 _NEXT = """\
-More seeds settle more: repeat the command with --seeds; finished runs are kept.
-Your own model and data: pods train --help. Which n and m pay there: pods plan."""
+Narrower intervals: repeat the command with more --seeds; finished runs are kept.
+Your own model and data: docs/how-do-i.md. Which n and m pay off: pods plan."""
 
 
 def compare(
@@ -113,9 +113,9 @@ def _check_arms(experiment: Experiment, starters: Starters, *, data: bool = Fals
 
     Returns what the runs would note on their data.
     """
-    what = "checking the recipe of each arm"
+    what = f"importing torch and TRL, to check the recipes of {counted(len(experiment.arms), 'arm')}"
     if data:
-        what += " and its data"
+        what += " and their data"
     with stoppable(), working(what):
         return starters.check(experiment, data=data)
 
@@ -133,7 +133,7 @@ def _show(experiment: Experiment) -> None:
         if keys:
             for line in dump_yaml(keys).splitlines():
                 out.print(f"{'sets':<17} {safe_text(line)}")
-        show_plan(run.recipe.batch_plan(experiment.processes))
+        show_facts(run.recipe.batch_plan(experiment.processes).describe())
     budgets = [run.recipe.values["max_seconds"] for run in plan]
     limit = "limited by their steps"
     if all(budgets):

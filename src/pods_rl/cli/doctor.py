@@ -15,7 +15,7 @@ from typer import Option
 from ..engines import TESTED
 from ..recipe import load_recipe
 from ..text import console, plain_text, safe_text
-from .train import Config, named_recipe, show_fact, show_plan, stoppable, working
+from .train import Config, named_recipe, show_fact, show_facts, stoppable, working
 
 _TESTED_TRL = TESTED["trl"].rpartition(".")[0]
 _PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "latex2sympy2_extended", "pyarrow")
@@ -51,8 +51,8 @@ def doctor(context: typer.Context, config: Config = None) -> None:
     findings += of_machine
     if recipe:
         console().print()
-        show_plan(recipe.batch_plan())
-        console().print(f"\nWhich n and m pay here? Measure it: pods plan {safe_text(named)}")
+        show_facts(recipe.batch_plan().describe())
+        console().print(f"\nWhich n and m pay off here? Measure it: pods plan {safe_text(named)}")
     if any(grade == "bad" for grade, _, _ in findings):
         raise typer.Exit(1)
 
@@ -81,7 +81,7 @@ def check_versions() -> Iterator[Finding]:
 
 def check_machine() -> Iterator[Finding]:
     """Report devices, precision, threads, and the free space on the disk that runs are written to."""
-    from ..policies import cpu_has_bf16, gpu_has_bf16
+    from ..policies import gpu_has_bf16
 
     try:
         import torch
@@ -93,10 +93,9 @@ def check_machine() -> Iterator[Finding]:
         yield "ok", f"GPU {index}", f"{gpu.name}, {gpu.total_memory / _GIB:.0f} GiB"
     if not torch.cuda.is_available():
         yield "note", "device", "CPU only: enough for the shipped tiny policies"
-    bf16 = gpu_has_bf16() if torch.cuda.is_available() else cpu_has_bf16()
-    words = {True: "yes", False: "no: training runs in float32", None: "unknown"}
-    yield "ok" if bf16 else "note", "bf16", words[bf16]
-    yield "ok", "attention", describe_attention(bool(bf16))
+    bf16 = torch.cuda.is_available() and gpu_has_bf16()
+    yield "ok" if bf16 else "note", "bf16", "yes" if bf16 else "no: training runs in float32"
+    yield "ok", "attention", describe_attention(bf16)
     yield "ok", "CPU threads", str(torch.get_num_threads())
     free = shutil.disk_usage(Path.cwd()).free / _GIB
     yield "ok" if free > _DISK_LEFT else "note", "disk", f"{free:.1f} GiB free in {Path.cwd()}"

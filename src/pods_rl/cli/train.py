@@ -15,11 +15,10 @@ from typer import Option
 
 from ..distributed import get_rank, get_world_size, is_launched
 from ..distributed.signals import Stop, exit_code, stop_on_signals
-from ..engines.trl.batching import BatchPlan
 from ..errors import Interrupted, UserError, raised
 from ..recipe import Recipe, find_accelerate_config, load_recipe
 from ..recipe.catalog import accelerate_processes, check_accelerate
-from ..recipe.schema import explain, fields, parse_overrides
+from ..recipe.schema import UNSUPPORTED, explain, fields, parse_overrides
 from ..runs import Run, RunInUseError, RunWriter, check_unused, last_clocks, place_of
 from ..runs.files import LOG, STATUS
 from ..streams import outlive_output
@@ -61,7 +60,10 @@ _WIDTH = 80  # columns of what is printed
 _FACT_WIDTH = 18  # of the name of a fact
 _PROCESSES_A_CORE = 8  # each process imports torch and holds a policy; more would only exhaust the memory
 Force = Annotated[bool, Option("--force", help="Replace a file that this command did not write.")]
-Explain = Annotated[str | None, Option(metavar="KEY", help="Show type, default and meaning of a recipe key.")]
+Explain = Annotated[
+    str | None,
+    Option(metavar="[KEY]", help="Show what a recipe key means; without KEY, list all keys."),
+]
 
 
 def train(
@@ -78,9 +80,10 @@ def train(
 ) -> None:
     """Train a policy from a recipe: a YAML file or the name of a shipped one.
 
-    Set any key of the recipe with --KEY VALUE; the names are TRL's own. To turn PODS on for a GRPO recipe, add
-    --num_rollouts 64. A signal ends the run after its step and saves a checkpoint for --resume: Ctrl-C (exit code 130),
-    SIGTERM (143), SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU (128 plus the signal's number).
+    docs/how-do-i.md has recipes for your own model, data and rewards. Set any key of the recipe with --KEY VALUE; the
+    names are TRL's own. To turn PODS on for a GRPO recipe, add --num_rollouts 64. A signal ends the run after its step
+    and saves a checkpoint for --resume: Ctrl-C (exit code 130), SIGTERM (143), SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU
+    (128 plus the signal's number).
 
     \b
     Examples:
@@ -126,6 +129,8 @@ def _show_dry_run(
     recipe: Recipe, output: Path | None, launch: Launch | None, resume_options: Mapping[str, bool]
 ) -> None:
     """Check a recipe and its data, and print what a run would do."""
+    from ..training.checks import describe_update
+
     processes = launch and launch.processes
     with working("checking the recipe and its data"):
         notes = check_recipe(recipe, processes)
@@ -135,7 +140,8 @@ def _show_dry_run(
         else:
             check_unused(output)
     print(plain_text(recipe.to_yaml()))
-    show_plan(recipe.batch_plan(processes))
+    show_facts(recipe.batch_plan(processes).describe())
+    show_facts(describe_update(recipe))
     show_notes(notes)
     note_missing(recipe)
 
@@ -206,9 +212,9 @@ def named_recipe(
     return config, keys
 
 
-def show_plan(plan: BatchPlan) -> None:
-    """Print what a step generates and trains."""
-    for label, value in plan.describe():
+def show_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Print (label, value) lines, with the values below each other."""
+    for label, value in facts:
         show_fact(f"{label:<{_FACT_WIDTH}}", value)
 
 
@@ -259,12 +265,27 @@ def note_missing(recipe: Recipe) -> None:
 
 def _show_key(key: str) -> None:
     key = key.lstrip("-").replace("-", "_")
+    if not key:
+        _list_keys()
+        return
     if key not in fields():
         raise UserError(f"Unknown recipe key {key}.{suggest(key, fields())}")
     name, *about = explain(key).splitlines()
     print("\n".join(textwrap.wrap(name, _WIDTH, subsequent_indent="  ")))
     for line in about:
         print("\n".join(textwrap.wrap(line.strip(), _WIDTH, initial_indent="  ", subsequent_indent="  ")))
+
+
+def _list_keys() -> None:
+    """Print the names of all keys that a recipe may set, by the part of the run that they configure."""
+    parts: dict[str, list[str]] = {}
+    for name, field in fields().items():
+        if name not in UNSUPPORTED:
+            parts.setdefault(field.section, []).append(name)
+    for part, names in parts.items():
+        print(f"{part}:")
+        print(textwrap.fill(" ".join(sorted(names)), _WIDTH, initial_indent="  ", subsequent_indent="  "))
+    print("\nThe meaning of one: pods train --explain KEY. All of them: docs/keys.md.")
 
 
 def _check_resume(recipe: Recipe, output: Path, launch: Launch | None, resume_options: Mapping[str, bool]) -> None:

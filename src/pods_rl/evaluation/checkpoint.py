@@ -27,12 +27,12 @@ from ..errors import UserError
 from ..policies import Policy, find_policy
 from ..policies.loading import (
     check_template_options,
-    has_bf16,
     load_policy,
     load_tokenizer,
     longest,
     render,
     tool_options,
+    uses_bf16,
 )
 from ..prefix_tree.positions import with_longest_text
 from ..recipe import Recipe
@@ -188,7 +188,7 @@ def _scores(task: Task, evaluation: Evaluation) -> dict[str, Any]:
 
 @contextmanager
 def _device(recipe: Recipe) -> Iterator[torch.device]:
-    """Yield this process's device, with autocast as in training: bf16 unless the recipe or the device has none.
+    """Yield this process's device, with autocast as in training: on a GPU bf16, unless the recipe or the GPU has none.
 
     Inside, the launcher's processes form a `torch.distributed` group.
     """
@@ -202,7 +202,7 @@ def _device(recipe: Recipe) -> Iterator[torch.device]:
         device = state.device
     bf16 = recipe.values.get("bf16")
     if bf16 is None:
-        bf16 = not recipe.values.get("fp16") and has_bf16(on_cpu)
+        bf16 = not recipe.values.get("fp16") and uses_bf16(on_cpu)
     try:
         with torch.autocast(device.type, torch.bfloat16, enabled=bool(bf16)):
             yield device

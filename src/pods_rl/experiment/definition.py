@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..recipe import Recipe, build_recipe, find_accelerate_config, find_recipe
-from ..recipe.catalog import accelerate_processes, split_experiment
+from ..recipe.catalog import SHOWS, accelerate_processes, split_experiment
 from ..recipe.recipe import convert
 from ..text import describe
 from ..yaml_files import Origin, YAMLError, dump_yaml, parse_value, read_yaml
@@ -44,6 +44,7 @@ class Experiment:
     baseline: str
     source: str
     accelerate: str | None = None
+    shows: dict[str, str] = field(default_factory=dict)  # by arm, what it shows: for the report
 
     @property
     def processes(self) -> int:
@@ -73,14 +74,18 @@ class Experiment:
         settings: dict[str, Any] = {"name": self.name, "baseline": self.baseline}
         if self.accelerate is not None:
             settings["accelerate"] = self.accelerate
-        settings |= {"arms": self.arms, "seeds": list(self.seeds), "base": self.base}
+        arms = {}
+        for name, keys in self.arms.items():
+            arms[name] = {**keys, SHOWS: self.shows[name]} if name in self.shows else keys
+        settings |= {"arms": arms, "seeds": list(self.seeds), "base": self.base}
         return HEAD + dump_yaml(settings)
 
 
 def load_experiment(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
     """Load an experiment from a YAML file, or a shipped one by its name.
 
-    Its keys: ``arms`` (name -> recipe keys), ``base`` (a recipe's name or path, or recipe keys),
+    Its keys: ``arms`` (name -> recipe keys, and ``shows``, what the arm shows in the report's sentences),
+    ``base`` (a recipe's name or path, or recipe keys),
     ``baseline`` (an arm; the first by default), ``seeds`` (a count k for 1..k, or a list), ``name``,
     ``accelerate`` (runs of several processes: a configuration's name, such as zero2, or path); any other key is a
     recipe key of all arms. ``overrides`` replace keys of all arms, or ``seeds``, ``baseline`` and ``accelerate``.
@@ -103,6 +108,7 @@ def build_experiment(
         if key in overrides:
             values[key] = overrides.pop(key)
     base, arms = split_experiment(values, source)
+    shows = _take_shows(arms, source)
     for arm, keys in arms.items():
         for key in keys:
             if key in overrides:
@@ -120,7 +126,24 @@ def build_experiment(
     accelerate = values.get("accelerate")
     if accelerate is not None:
         find_accelerate_config(str(accelerate))
-    return Experiment(str(name), base, arms, _seeds(values.get("seeds", 1), source), baseline, source.name, accelerate)
+    seeds = _seeds(values.get("seeds", 1), source)
+    return Experiment(str(name), base, arms, seeds, baseline, source.name, accelerate, shows)
+
+
+def _take_shows(arms: Mapping[str, dict[str, Any]], source: Origin) -> dict[str, str]:
+    """Remove from the keys of the arms what they show, and return it; raise UserError if it is not one line of text."""
+    shows = {}
+    for name, keys in arms.items():
+        if SHOWS not in keys:
+            continue
+        shown = keys.pop(SHOWS)
+        if not isinstance(shown, str) or not shown.strip() or not shown.isprintable():
+            raise UserError(
+                f"{source.where('arms')}arm {name}: {SHOWS}: got {describe(shown)}, expected what the arm shows in a "
+                "few words, such as selection."
+            )
+        shows[name] = shown.strip()
+    return shows
 
 
 def _seeds(seeds: Any, source: Origin) -> tuple[int, ...]:

@@ -195,7 +195,7 @@ class Meter(TrainerCallback):
             progress += f" of {self._part_seconds:.3g} s"
         else:
             progress += ", until each setting has enough steps"
-        self._show(f"{self._part}: {self._setting.label}, {step.seconds:.3g} s a step; {progress}")
+        self._show(f"{self._part}: {self._setting.label}, {step.seconds:.3g} s per step; {progress}")
         self._next(control)
 
     def _next(self, control: TrainerControl) -> None:

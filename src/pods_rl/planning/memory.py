@@ -217,7 +217,7 @@ def _linear_layers(model: PreTrainedModel) -> list[nn.Linear]:
 
 
 def _compute_bytes(values: Mapping[str, Any]) -> int:
-    """Return the bytes of a number in the forward pass. On a GPU a recipe computes in bf16 unless it says otherwise."""
+    """Return the bytes of a number in the forward pass, on a GPU: in bf16 unless the recipe says otherwise."""
     if values["dtype"] in ("bfloat16", "float16") or values["fp16"]:
         return _FLOAT16
     if values["bf16"] is False:

@@ -19,7 +19,8 @@ learn from, by the spread of its rewards. Gain: how many times as fast as GRPO
 it would learn, by its signal and its seconds. From, to: a 90 % interval, which
 includes how far our own studies were from such predictions (docs/results.md).
 Limits: rewards are those of the policy now, and seconds those of this machine.
-Settings have equal rows and one learning rate. Check with: pods compare."""
+All settings train equally many rows per step, at one learning rate. Check the
+choice with: pods compare."""
 NO_INFORMATION = "No prompt has two different rewards, so these rollouts do not show the signal: keep GRPO."
 
 _RESAMPLES = 40  # of the prompts, for the interval of the gain
@@ -55,7 +56,7 @@ class Plan:
         for name, text in self.facts.items():
             lines += _wrapped(text, f"{name:<12} ")
         lines += ["", "Modelled with these prices, only to choose what to time:"]
-        lines.append(_row("n -> m", "prompts", "rollouts", "no signal", "signal", "s a step", "gain"))
+        lines.append(_row("n -> m", "prompts", "rollouts", "no signal", "signal", "s per step", "gain"))
         for candidate in self.candidates:
             lines.append(_row(*_modelled_cells(candidate, self.candidates[0])))
         lines += ["", *self._timed_lines(), ""]
@@ -71,7 +72,7 @@ class Plan:
         timed = [candidate for candidate in self.candidates if candidate.times]
         timed.sort(key=lambda candidate: self._low(candidate), reverse=True)
         lines = [f"Timed here, and the gain in speed over GRPO {grpo.setting.label}:"]
-        lines.append(_row("n -> m", "s a step", "gain from", "median", "to"))
+        lines.append(_row("n -> m", "s per step", "gain from", "median", "to"))
         for candidate in timed:
             cells = [candidate.setting.label, f"{candidate.seconds:.3g}"]
             gain = self.gains.get(candidate.setting)
@@ -95,7 +96,7 @@ class Plan:
         return gain.low
 
     def step_costs(self) -> str:
-        """Return what a step of each n > m costs, and so how many steps it must save to pay.
+        """Return what a step of each n > m costs, and so how many steps it must save to pay off.
 
         Only where the setting and GRPO with the same m were both timed. Empty if there is none.
         """
@@ -113,7 +114,7 @@ class Plan:
         if not costs:
             return ""
         return (
-            f"Compared with a step of GRPO with the same m, {' and '.join(costs)}. A setting pays only if it saves "
+            f"Compared with a step of GRPO with the same m, {' and '.join(costs)}. A setting pays off only if it saves "
             "more steps than that."
         )
 

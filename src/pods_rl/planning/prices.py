@@ -33,7 +33,7 @@ class Setting:
 
 
 def settings_to_compare(recipe_setting: Setting, rows: int) -> list[Setting]:
-    """Return the settings that train `rows` rows a step, plain GRPO at the recipe's m first.
+    """Return the settings that train `rows` rows per step, plain GRPO at the recipe's m first.
 
     m is the recipe's, a half, a quarter and twice that; n is 1, 2, 4 and 8 times m. Fewer rows of a prompt mean more
     prompts in a step.

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,15 +156,3 @@ def gpu_has_bf16() -> bool:
     import torch
 
     return torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-def cpu_has_bf16() -> bool | None:
-    """Return whether the processor has bf16 instructions; None if the system does not say."""
-    info = Path("/proc/cpuinfo")
-    if platform.system() != "Linux" or not info.is_file():
-        return None
-    match = re.search(r"^(?:flags|Features)\s*:(.*)$", info.read_text(errors="replace"), re.MULTILINE)
-    if match is None:
-        return None
-    flags = set(match[1].split())
-    return bool(flags & {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})

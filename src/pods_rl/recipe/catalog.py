@@ -17,6 +17,7 @@ from ..text import describe, short, suggest
 from ..yaml_files import Origin, read_yaml
 
 SHIPPED = {"tiny": "arithmetic", "tiny-words": "words"}  # shipped policies, and the task of each
+SHOWS = "shows"  # of an arm: what it shows, for the sentences of the report; it is not a recipe key
 EXPERIMENT_KEYS = ("name", "base", "arms", "baseline", "seeds", "accelerate")  # the others are recipe keys of all arms
 _RECIPES = Path(__file__).parent.parent / "recipes"
 _ARM_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
@@ -112,7 +113,9 @@ def read_recipe(path_or_name: str | Path) -> tuple[dict[str, Any], Origin]:
 def read_arm(path: Path, arm: str) -> dict[str, Any]:
     """Return the recipe keys of one arm of an experiment's file."""
     base, arms = split_experiment(*read_yaml(path))
-    return {**base, **arms[arm]}
+    keys = {**base, **arms[arm]}
+    keys.pop(SHOWS, None)
+    return keys
 
 
 def split_experiment(

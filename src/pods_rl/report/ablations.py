@@ -65,7 +65,7 @@ def _family(settings: Mapping[Arm, Settings], reference: Arm, axis: str) -> list
     """Return the arms that differ from the reference in exactly this setting."""
     family = []
     for arm in settings:
-        if _differences(settings[reference], settings[arm]) == {axis}:
+        if differences(settings[reference], settings[arm]) == {axis}:
             family.append(arm)
     return family
 
@@ -75,13 +75,13 @@ def _rank(settings: Mapping[Arm, Settings], arm: Arm) -> tuple[int, bool]:
     size = 0
     for axis in AXES:
         size += len(_family(settings, arm, axis))
-    return size, not _is_plain(settings[arm])
+    return size, not is_plain(settings[arm])
 
 
 def _axis_value(settings: Settings, axis: str) -> str:
     """Return the value of a varied setting, for a row or a figure."""
     value = plain(settings[axis], limit=30)
-    if _is_plain(settings):
+    if is_plain(settings):
         value += " (GRPO)"
     return value
 
@@ -115,14 +115,14 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _is_plain(settings: Settings) -> bool:
+def is_plain(settings: Settings) -> bool:
     """Whether an arm is plain GRPO: it keeps all it generates, so rule and advantages change nothing."""
     return bool(settings["n"] == settings["m"])
 
 
-def _differences(ours: Settings, theirs: Settings) -> set[str]:
+def differences(ours: Settings, theirs: Settings) -> set[str]:
     """Return the settings in which two arms differ."""
     keys = {*ours, *theirs}
-    if _is_plain(ours) or _is_plain(theirs):
+    if is_plain(ours) or is_plain(theirs):
         keys -= {"rule", "advantages"}
     return {key for key in keys if ours.get(key) != theirs.get(key)}

@@ -23,8 +23,8 @@ class Account:
     """The content of a report. If no run has begun, it has only a title and one sentence that opens it."""
 
     title: str
-    opening: tuple[str, ...]  # plain sentences: the difference of the final scores, then the cost of a step
-    details: tuple[str, ...] = ()  # how many times faster
+    opening: tuple[str, ...]  # plain sentences: of each pair of arms that shows one thing, the difference of scores
+    details: tuple[str, ...] = ()  # a pair that differs in more, how many times faster, and the cost of a step
     notes: tuple[str, ...] = ()  # what limits the numbers
     method: tuple[str, ...] = ()  # how the numbers were computed
     tables: Mapping[str, Table] = field(default_factory=dict)  # by name, in the order of the page
@@ -42,12 +42,13 @@ def account_of(
     metric: str,
     rollouts_mb: float,
     first_notes: Sequence[str] = (),
+    shows: Mapping[str, str] | None = None,
 ) -> Account:
     """Compare arms and return what a report says of them; arguments as of `analyse` and `ledger_of`.
 
     ``first_notes`` come before the notes that the numbers give.
     """
-    analysis = analyse(arms, baseline=baseline, metric=metric)
+    analysis = analyse(arms, baseline=baseline, metric=metric, shows=shows)
     styles = styles_of(analysis)
     colours = {arm.label: styles[arm.name].colour for arm in analysis.arms}
     ledger = ledger_of(analysis.arms, data_mb=rollouts_mb, colours=colours)

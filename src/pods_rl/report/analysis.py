@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from ..text import suggest
 from .ablations import Ablation, find_ablations
 from .arms import ACCURACIES, EXACT, Arm, Curve, rollouts_of, same_seeds
 from .comparable import refusal
+from .contrasts import contrasts, things
 from .intervals import Z_95, Array, Difference, difference, error_of_mean, t_band
 from .statistics import Evaluations, Speedup, mean_curve, speedups
 from .text import finite, finite_numbers, plain
@@ -59,20 +60,8 @@ class ArmResult:
     arm: Arm
     final: Final | None = None  # None without an evaluation
     cost: Cost | None = None  # None without a run directory
-    speedups: tuple[Speedup, ...] = ()  # against the baseline, by the authors' rule first; empty if not compared
+    speedup: Speedup | None = None  # against the baseline; None if not compared
     refused: str = ""  # why the arm is not compared with the baseline; empty if it is
-
-    @property
-    def speedup(self) -> Speedup | None:
-        """The speedup against the baseline by the authors' rule."""
-        if not self.speedups:
-            return None
-        return self.speedups[0]
-
-    @property
-    def to_target(self) -> Speedup | None:
-        """The speedup against the baseline that headlines give: the same level, reached between two checkpoints."""
-        return _between_checkpoints(self.speedups)
 
     @property
     def margin(self) -> float:
@@ -94,13 +83,19 @@ class Pair:
     runs: int  # of the arm that have a score there
     rival_runs: int
     difference: Difference
-    speedup: Speedup  # by the authors' rule
-    to_target: Speedup  # to the same level, reached between two checkpoints
+    speedup: Speedup
+    differs_in: tuple[str, ...] | None  # in words; None if a recipe is unknown
+    shows: str = ""  # what the pair shows, if it is stated first; else empty
 
     @property
     def is_early(self) -> bool:
         """Whether one of the arms has scores after the time at which they are compared."""
         return not (self.arm.ends_by(self.due) and self.rival.ends_by(self.due))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a run of the two arms still trains, so that the numbers are those so far."""
+        return self.arm.is_running or self.rival.is_running
 
     @property
     def ended(self) -> Arm | None:
@@ -121,6 +116,7 @@ class Analysis:
     horizon: float  # nominal second up to which the scores of the table are: the baseline's end, else the last one
     ablations: tuple[Ablation, ...]
     pairs: tuple[Pair, ...]  # the one that the experiment is about first
+    stated: tuple[Pair, ...] = ()  # those that show one thing, in the order of the sentences
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -147,12 +143,16 @@ class Analysis:
     @property
     def is_share(self) -> bool:
         """Whether the metric is a share of right answers, which sentences give in percent."""
-        if self.metric not in ACCURACIES and not self.metric.startswith("pass@"):
+        return self.is_share_of(self.metric)
+
+    def is_share_of(self, metric: str) -> bool:
+        """Whether a metric is a share of right answers, which every output gives in percent."""
+        if metric not in ACCURACIES and not metric.startswith("pass@"):
             return False
         highest = 0.0
         for arm in self.arms:
-            if arm.curve is not None:
-                highest = max(highest, float(np.nanmax(arm.curve.scores)))
+            if metric in arm.curves:
+                highest = max(highest, float(np.nanmax(arm.curves[metric].scores)))
         return highest <= 1  # a CSV may have percentages already
 
     def pair_with_baseline(self, arm: Arm) -> Pair | None:
@@ -201,13 +201,16 @@ class Analysis:
         return [*metrics]
 
 
-def analyse(arms: Sequence[Arm], *, baseline: str | None, metric: str) -> Analysis:
+def analyse(
+    arms: Sequence[Arm], *, baseline: str | None, metric: str, shows: Mapping[str, str] | None = None
+) -> Analysis:
     """Compare arms. An arm without an evaluation is kept, without numbers.
 
     Args:
         arms: the arms; their names differ.
         baseline: name of the arm that the others are measured against, or None for no comparison.
         metric: name of the score, for sentences.
+        shows: what an arm shows, by its name, where the experiment declares it.
 
     Raises:
         UserError: when none of several arms has the baseline's name. A single arm needs no baseline.
@@ -219,7 +222,7 @@ def analyse(arms: Sequence[Arm], *, baseline: str | None, metric: str) -> Analys
         reference = None
     horizon = _horizon(ordered, reference)
     results = [_result_of(arm, reference, horizon) for arm in ordered]
-    compared = [result.arm for result in results if result.speedups]
+    compared = [result.arm for result in results if result.speedup]
     repeated = []
     for arm in ordered:
         # an ablation of single runs would show nothing but that runs differ
@@ -230,6 +233,15 @@ def analyse(arms: Sequence[Arm], *, baseline: str | None, metric: str) -> Analys
     for arm, rival in _pairs(compared, base, ablations):
         if not _why_not(arm, rival):
             pairs.append(_compare(arm, rival))
+    stated = []
+    if pairs:
+        assert base is not None
+        for contrast in contrasts(compared, base, pairs[0].arm, shows or {}):
+            if _why_not(contrast.arm, contrast.rival):
+                continue
+            pair = replace(_compare(contrast.arm, contrast.rival), shows=contrast.shows)
+            stated.append(pair)
+            _put(pair, pairs)
     return Analysis(
         results=tuple(results),
         baseline=base,
@@ -237,7 +249,17 @@ def analyse(arms: Sequence[Arm], *, baseline: str | None, metric: str) -> Analys
         horizon=horizon,
         ablations=ablations,
         pairs=tuple(pairs),
+        stated=tuple(stated),
     )
+
+
+def _put(pair: Pair, pairs: list[Pair]) -> None:
+    """Put a pair that is stated among all pairs, in the place of the same two arms if they are there."""
+    for place, other in enumerate(pairs):
+        if {pair.arm, pair.rival} == {other.arm, other.rival}:
+            pairs[place] = pair
+            return
+    pairs.append(pair)
 
 
 def _horizon(arms: Sequence[Arm], reference: Arm | None) -> float:
@@ -261,7 +283,7 @@ def _result_of(arm: Arm, reference: Arm | None, horizon: float) -> ArmResult:
     if reference is None or refused:
         # an arm that is compared with nothing is shown as far as it got
         return ArmResult(arm, _final_of(arm.curve, arm.end), cost, refused=refused)
-    return ArmResult(arm, _final_of(arm.curve, horizon), cost, tuple(_speedups(arm, reference)))
+    return ArmResult(arm, _final_of(arm.curve, horizon), cost, _speedup(arm, reference))
 
 
 def _why_not(arm: Arm, rival: Arm) -> str:
@@ -321,9 +343,6 @@ def _compare(arm: Arm, rival: Arm) -> Pair:
         float(error_of_mean(rival_errors[rival_has_score][:, None])[0]),
         paired=paired,
     )
-    of_pair = tuple(_speedups(arm, rival))
-    to_target = _between_checkpoints(of_pair)
-    assert to_target is not None
     return Pair(
         arm=arm,
         rival=rival,
@@ -333,28 +352,27 @@ def _compare(arm: Arm, rival: Arm) -> Pair:
         runs=len(scores),
         rival_runs=len(rival_scores),
         difference=gap,
-        speedup=of_pair[0],
-        to_target=to_target,
+        speedup=_speedup(arm, rival),
+        differs_in=things(arm, rival),
     )
 
 
-def _speedups(arm: Arm, rival: Arm) -> Iterator[Speedup]:
-    """Yield the speedups of an arm to the level of another, with intervals unless it is the same arm."""
+def _speedup(arm: Arm, rival: Arm) -> Speedup:
+    """Return the speedup of an arm to 99 % of the peak of another, with an interval unless it is the same arm.
+
+    This is the one rule of every output: the level is reached where the mean curve crosses it, on a straight line
+    between two checkpoints. From checkpoint to checkpoint, as the authors count, few checkpoints give few ratios: two
+    arms that reach the level between the same two are equally fast.
+    """
     assert arm.curve
     assert rival.curve
     theirs = rival.curve.evaluations
     order = same_seeds(arm, rival)
     if order is not None:
         theirs = Evaluations(theirs.scores[order], theirs.seconds[order], theirs.errors[order], theirs.due)  # type: ignore[index]
-    return speedups(theirs, arm.curve.evaluations, paired=order is not None, intervals=arm is not rival)
-
-
-def _between_checkpoints(of_arm: Sequence[Speedup]) -> Speedup | None:
-    """Return the speedup to the level of the authors' rule at the crossing of straight lines; None if there is none."""
-    for speedup in of_arm:
-        if speedup.criterion == "p99" and speedup.interpolated:
-            return speedup
-    return None
+    every = speedups(theirs, arm.curve.evaluations, paired=order is not None, intervals=arm is not rival)
+    (found,) = (speedup for speedup in every if speedup.criterion == "p99" and speedup.interpolated)
+    return found
 
 
 def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:

@@ -153,6 +153,11 @@ class Arm:
         return tally(sorted(states.items()))
 
     @property
+    def is_running(self) -> bool:
+        """Whether some run still trains, or was killed."""
+        return any(run.state == "running" for run in self.runs)
+
+    @property
     def has_scores(self) -> bool:
         """Whether the curve has a mean at some checkpoint."""
         return not math.isnan(self.end)

@@ -121,7 +121,7 @@ def _write(report: ReportFiles, figures: Sequence[str]) -> None:
 
 
 def print_summary(report: ReportFiles, console: Console) -> None:
-    """Print the summary of a report, the paths of its page and of the table of speedups, and last its two sentences."""
+    """Print the summary of a report, the paths of its page and of the speedups, and last the sentences that open it."""
     print_account(report.account, console)
     for path in (report.html, report.csv["speedup"]):
         console.print(safe_text(path), soft_wrap=True, highlight=False)
@@ -222,7 +222,21 @@ def read_account(
         metric=metric,
         rollouts_mb=rollouts_mb,
         first_notes=first_notes,
+        shows=_declared_things(paths),
     )
+
+
+def _declared_things(paths: Sequence[Path]) -> dict[str, str]:
+    """Return what the arms of experiments declare to show, by their names."""
+    shows = {}
+    for path in paths:
+        arms = read_mapping(path / EXPERIMENT).get("arms")
+        if not isinstance(arms, Mapping):
+            continue
+        for name, keys in arms.items():
+            if isinstance(keys, Mapping) and isinstance(keys.get("shows"), str):
+                shows[str(name)] = plain(keys["shows"])
+    return shows
 
 
 def _check_metric(arms: Sequence[Arm], metric: str, *, is_csv: bool) -> None:

@@ -44,6 +44,7 @@ _METRIC_DIGITS = 4
 
 _MOST_RUNS = 20  # drawn of an arm, evenly chosen; means are over all
 _MOST_POINTS = 300  # of a line; a longer curve keeps evenly spread ones
+_NO_BAND = 2  # runs, whose interval is 13 standard errors wide
 _BINS = 150  # points of a logged metric
 _CROWD = 6  # with more arms, bands and runs overlap
 
@@ -56,9 +57,9 @@ Chart = dict[str, Any]
 """One panel.
 
 ``metric`` is its key in a run's files, ``y`` a name, ``x`` a list of [key, label], ``level`` [value, label] or None.
-``crowded`` says whether runs and bands are hidden at first. Each of ``arms`` has ``label``, ``colour``, ``dash``, by
-key of x ``lines``, and ``crossing``: time and score where its mean reaches the level, or None. The lines over an x
-after the first have only what differs from those over the first.
+``crowded`` says whether runs and bands are hidden at first, and ``bounds`` which values are possible, or None. Each of
+``arms`` has ``label``, ``colour``, ``dash``, by key of x ``lines``, and ``crossing``: time and score where its mean
+reaches the level, or None. The lines over an x after the first have only what differs from those over the first.
 """
 
 
@@ -144,7 +145,10 @@ def _score_chart(analysis: Analysis, styles: Styles, metric: str) -> Chart:
     if len(over_tokens) == len(arms):
         title, scale = _token_axis(most_tokens)
         axes.append(_Axis("tokens", title, scale, over_tokens))
-    chart = _panel(analysis, styles, metric, words(metric), axes)
+    y = words(metric)
+    if analysis.is_share_of(metric):
+        y += " (%)"
+    chart = _panel(analysis, styles, metric, y, axes)
     if metric == analysis.metric:
         _add_level(chart, analysis, unit, arms)
     return chart
@@ -161,14 +165,15 @@ def _add_level(chart: Chart, analysis: Analysis, unit: str, arms: Sequence[Arm])
     """Add the level that speedups are to, and where the mean of each arm first reaches it."""
     if analysis.baseline is None or analysis.level is None:
         return
-    chart["level"] = [rounded(analysis.level), level_text(analysis.baseline)]
+    scale = _scale_of(analysis, analysis.metric)
+    chart["level"] = [rounded(analysis.level * scale), level_text(analysis.baseline)]
     for drawn, arm in zip(chart["arms"], arms, strict=True):
-        speedup = analysis.result_of(arm.name).to_target
+        speedup = analysis.result_of(arm.name).speedup
         if speedup and math.isfinite(speedup.arm_time):
             curve = arm.curves[analysis.metric]
             known = ~np.isnan(curve.mean)
             score = np.interp(speedup.arm_time, curve.times[known], curve.mean[known])
-            drawn["crossing"] = [rounded(speedup.arm_time / UNITS[unit]), rounded(float(score))]
+            drawn["crossing"] = [rounded(speedup.arm_time / UNITS[unit]), rounded(float(score) * scale)]
 
 
 def _curve_over(arm: Arm, metric: str, clock: str) -> Curve | None:
@@ -218,17 +223,25 @@ class _Axis(NamedTuple):
 
 def _panel(analysis: Analysis, styles: Styles, metric: str, y: str, axes: Sequence[_Axis]) -> Chart:
     """Return the lines of each arm that has a curve over every axis."""
+    scale = _scale_of(analysis, metric)
+    bounds = [0.0, scale] if analysis.is_share_of(metric) else None
     drawn = []
     for arm in analysis.arms:
         lines = {}
         for axis in axes:
             if arm.name in axis.curves:
-                lines[axis.key] = _lines(axis.curves[arm.name], axis.scale)
+                lines[axis.key] = _lines(axis.curves[arm.name], axis.scale, bounds, scale)
         if len(lines) == len(axes):
             drawn.append({"label": arm.label, **styles[arm.name]._asdict(), "crossing": None, "lines": lines})
     titles = [[axis.key, axis.title] for axis in axes]
     crowded = len(drawn) > _CROWD
-    return {"metric": metric, "y": y, "x": titles, "level": None, "crowded": crowded, "arms": drawn}
+    chart = {"metric": metric, "y": y, "x": titles, "level": None, "crowded": crowded, "arms": drawn}
+    return {**chart, "bounds": bounds}
+
+
+def _scale_of(analysis: Analysis, metric: str) -> float:
+    """Return what scores are multiplied with: figures have the unit of sentences and tables."""
+    return 100.0 if analysis.is_share_of(metric) else 1.0
 
 
 # -------------------------------------------------------------------------------------- logged metrics
@@ -268,7 +281,8 @@ def _metric_charts(analysis: Analysis, styles: Styles) -> list[Chart]:
         title = _TITLES.get(metric) or plain(metric)
         titles = [[axis.key, axis.title] for axis in axes]
         crowded = len(drawn) > _CROWD
-        panels.append({"metric": metric, "y": title, "x": titles, "level": None, "crowded": crowded, "arms": drawn})
+        panel = {"metric": metric, "y": title, "x": titles, "level": None, "crowded": crowded, "arms": drawn}
+        panels.append({**panel, "bounds": None})
     return panels
 
 
@@ -307,7 +321,7 @@ def _metric_lines(logged: _Logged, metric: str, axes: Sequence[_ClockAxis]) -> d
     """Return the line of an arm over the first axis, and its x over the others."""
     curve = logged.metrics[metric]
     has_mean = np.flatnonzero(~np.isnan(curve.mean))
-    low, high = curve.interval
+    low, high = _band_of(curve)
     lines: dict[str, Any] = {}
     for axis in axes:
         lines[axis.key] = {"x": _numbers(logged.clocks[axis.clock][has_mean] * axis.scale)}
@@ -375,23 +389,37 @@ def _binned(run: Run, width: float, count: int) -> dict[str, Array]:
 # ---------------------------------------------------------------------------------------------- lines
 
 
-def _lines(curve: Curve, scale: float) -> dict[str, Any]:
-    """Return one arm over one axis, thinned: runs, and the mean with its interval over runs (of one run: its own)."""
+def _lines(curve: Curve, scale: float, bounds: Sequence[float] | None, y_scale: float) -> dict[str, Any]:
+    """Return one arm over one axis, thinned: runs, and the mean with its interval over runs (of one run: its own).
+
+    Intervals are cut at the bounds: no share is below 0 or above 1.
+    """
     points = _even(len(curve.due), _MOST_POINTS)
-    low, high = curve.band
+    low, high = (edge * y_scale for edge in _band_of(curve))
+    if bounds is not None:
+        low = np.clip(low, *bounds)
+        high = np.clip(high, *bounds)
     seeds = []
     if len(curve.runs) > 1:
         for run in _even(len(curve.runs), _MOST_RUNS):
             name = Path(curve.runs[run]).name.removeprefix("seed-")
             x = curve.seconds[run][points] * scale
-            seeds.append([name, _numbers(x), _numbers(curve.scores[run][points])])
+            seeds.append([name, _numbers(x), _numbers(curve.scores[run][points] * y_scale)])
     return {
         "x": _numbers(curve.times[points] * scale),
-        "mean": _numbers(curve.mean[points]),
+        "mean": _numbers(curve.mean[points] * y_scale),
         "low": _numbers(low[points]),
         "high": _numbers(high[points]),
         "seeds": seeds,
     }
+
+
+def _band_of(curve: Curve) -> tuple[Array, Array]:
+    """Return the band of a curve; NaN for two runs, whose interval says nothing: a figure draws the runs instead."""
+    if len(curve.runs) == _NO_BAND:
+        nothing = np.full(len(curve.due), math.nan)
+        return nothing, nothing
+    return curve.band
 
 
 def _even(count: int, most: int) -> list[int]:

@@ -105,6 +105,7 @@ def curves_figure(chart: Chart) -> Figure:
     figure = new_figure()
     axes = figure.add_subplot()
     entries = []
+    bands = []
     for rank, arm in enumerate(chart["arms"]):
         lines = arm["lines"]["time"]
         colour = arm["colour"]
@@ -114,7 +115,7 @@ def curves_figure(chart: Chart) -> Figure:
             x = np.array(lines["x"], dtype=float)
             low = np.array(lines["low"], dtype=float)
             high = np.array(lines["high"], dtype=float)
-            axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2.4)
+            bands.append((x, low, high, colour))
         handle = _plot(axes, lines["x"], lines["mean"], zorder=3, **look(Style(colour, arm["dash"]), rank))
         entries.append((handle, arm["label"]))
         if arm["crossing"]:
@@ -124,6 +125,13 @@ def curves_figure(chart: Chart) -> Figure:
         level, label = chart["level"]
         handle = axes.axhline(level, color=_INK, linewidth=0.7, linestyle=(0, (4, 3)), zorder=2.5)
         entries.append((handle, label))
+    bottom, top = axes.get_ylim()  # of the lines: a wide interval must not make them flat
+    for x, low, high, colour in bands:
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2.4)
+    if chart["bounds"]:
+        bottom = max(bottom, chart["bounds"][0])
+        top = min(top, chart["bounds"][1])
+    axes.set_ylim(bottom, top)
     axes.set_xlim(left=0)
     axes.set_xlabel(chart["x"][0][1])
     axes.set_ylabel(chart["y"])

@@ -65,7 +65,8 @@ def _curve_notes(analysis: Analysis, result: ArmResult) -> list[str]:
     if arm.curve.interpolated:
         lines.append("its runs were evaluated at different times. Scores are interpolated linearly to common times.")
     if result.final and result.final.final_runs < run_count:
-        lines.append(f"its final score is the mean of {result.final.final_runs} of {run_count} runs; the others ended.")
+        rest = ", since others still train" if arm.is_running else "; the others ended"
+        lines.append(f"its final score is the mean of {result.final.final_runs} of {run_count} runs{rest}.")
     if not arm.runs:  # a CSV has no seeds
         return lines
     for seed, count in Counter(arm.seeds).items():
@@ -100,14 +101,23 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
         lines.append(
             f"{base.label} has 99 % of its peak at its first evaluation: no speedup can be measured against it."
         )
-    for pair in analysis.pairs:
-        if pair.rival is base and pair.is_early:
-            ends = f"{pair.arm.label} and {base.label} end at different times."
-            lines.append(f"{ends} They are compared at {duration(pair.due)}.")
+    lines += _early_notes(analysis, base)
     counts = {arm.run_count for arm in analysis.compared}
     if len(counts) > 1:
         parts = [f"{arm.label} {arm.run_count}" for arm in analysis.compared]
         lines.append(f"Arms have different numbers of runs: {', '.join(parts)}.")
+    return lines
+
+
+def _early_notes(analysis: Analysis, base: Arm) -> list[str]:
+    """Return at which time arms are compared with the baseline that have trained longer or shorter."""
+    lines = []
+    for pair in analysis.pairs:
+        if pair.rival is base and pair.is_early:
+            ends = "end at different times"
+            if pair.is_running:
+                ends = "have trained for different times so far"
+            lines.append(f"{pair.arm.label} and {base.label} {ends}. They are compared at {duration(pair.due)}.")
     return lines
 
 
@@ -137,9 +147,9 @@ def method(analysis: Analysis) -> tuple[str, ...]:
             "Arms are compared at the last time at which both have scores. The interval of a difference is over the "
             "differences of equal seeds. Where the arms have different seeds, it is Welch’s. A difference is settled "
             "if the interval excludes 0.",
-            "A speedup follows the authors’ rule: the time at which the other arm’s mean curve first reaches 99 % of "
-            "its maximum, over the time at which this arm’s does. Its interval ends where this arm’s score first may "
-            "be, and first is, at that level by the same interval of the difference. It begins at 0 if the arm may "
-            "never reach the level. A speedup is settled if the interval excludes 1.",
+            "A speedup is the time at which the other arm’s mean curve first reaches 99 % of its maximum, over the "
+            "time at which this arm’s does, each on a straight line between two evaluations. Its interval ends where "
+            "this arm’s score first may be, and first is, at that level by the same interval of the difference. It "
+            "begins at 0 if the arm may never reach the level. A speedup is settled if the interval excludes 1.",
         ]
     return tuple(lines)

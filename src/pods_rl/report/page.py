@@ -12,8 +12,15 @@ from markupsafe import Markup
 
 from .account import Account
 from .text import plain
+from .wording import number_of
 
-_SCRIPTS = ("vendor/uPlot.iife.min.js", "templates/figures.js", "templates/ledger.js", "templates/start.js")
+_SCRIPTS = (
+    "vendor/uPlot.iife.min.js",
+    "templates/figures.js",
+    "templates/ledger.js",
+    "templates/sorting.js",
+    "templates/start.js",
+)
 _LIVE = "templates/watch.js"
 _FOLDED = 24  # rows of a table from which it is closed at first
 
@@ -72,6 +79,6 @@ def _asset(name: str) -> str:
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"plain": plain}
+    environment.filters |= {"plain": plain, "number_of": number_of}
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     return environment.from_string(_asset("templates/report.html.j2"))

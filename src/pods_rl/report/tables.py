@@ -26,11 +26,12 @@ from .text import csv_text, duration, finite, finite_numbers, number, plain, tal
 from .wording import (
     LEVEL_MARGIN,
     difference_text,
-    final_text,
+    differs_text,
     level_text,
     pairing_text,
     result_text,
     runs_text,
+    score_text,
     settled_text,
     short_target_text,
     speedup_text,
@@ -108,10 +109,6 @@ def _raw(value: Any) -> Any:
     return value
 
 
-def _final_cell(row: Row) -> str:
-    return final_text(row["result"])
-
-
 def _speedup_cell(row: Row) -> str:
     """Return the speedup of a pair, or of an arm against the baseline."""
     if "pair" in row:
@@ -120,9 +117,22 @@ def _speedup_cell(row: Row) -> str:
 
 
 _ARM = Column("arm", "label", is_text=True, terminal="arm")
-_FINAL = Column("final, 95 % interval", _final_cell)
 _SPEEDUP = Column("speedup, 95 % interval", _speedup_cell)
 _SHORT = {"both_accuracy": "both right", LENGTH: "tokens"}  # titles that a column has room for
+
+
+def _final_column(analysis: Analysis) -> Column:
+    return Column("final, 95 % interval", lambda row: result_text(analysis, row["result"]))
+
+
+def _score_column(analysis: Analysis, title: str, key: str, metric: str) -> Column:
+    """Return a column of scores by a metric."""
+
+    def cell(row: Row) -> str:
+        score = finite(row.get(key))
+        return "–" if score is None else score_text(analysis, metric, score)
+
+    return Column(title, cell)
 
 
 def tables(analysis: Analysis) -> dict[str, Table]:
@@ -170,7 +180,7 @@ def result_table(analysis: Analysis) -> Table:
     if analysis.level is not None and analysis.baseline is not None:
         target = f"to {short_target_text(analysis, analysis.level)}"
         columns.append(
-            Column(f"time {target}", lambda row: time_to_level_text(row["result"].to_target, unit), terminal=target)
+            Column(f"time {target}", lambda row: time_to_level_text(row["result"].speedup, unit), terminal=target)
         )
         notes.append(
             f"Time {target}: when the mean curve first has {level_text(analysis.baseline)}, on straight lines between "
@@ -218,7 +228,8 @@ def arms_table(analysis: Analysis) -> Table:
     tasks = {row["task"] for row in rows}
     if len(tasks - {""}) > 1:
         columns.append(Column("task", "task", is_text=True))
-    columns += [Column("start", "start"), _FINAL, Column("peak", "peak")]
+    columns.append(_score_column(analysis, "start", "start", analysis.metric))
+    columns += [_final_column(analysis), _score_column(analysis, "peak", "peak", analysis.metric)]
     if len(times) > 1:
         columns.append(_at_column(unit))
         notes.append("Scores are at the time that “at” gives; peaks are the highest until then.")
@@ -231,15 +242,12 @@ def arms_table(analysis: Analysis) -> Table:
         columns.append(Column(level, lambda row: time_to_level_text(row["result"].speedup, unit)))
         columns.append(_SPEEDUP)
         notes.append(
-            f"“99 %” is the first evaluation with {level_text(analysis.baseline)}, and the speedup is to that one: the "
-            "rule of the paper’s authors."
+            f"“99 %” is {level_text(analysis.baseline)}: the mean curve crosses it on a straight line between two "
+            "evaluations."
         )
     other_metrics = analysis.metrics[1:]
     for metric in other_metrics:
-        digits = SCORE_DIGITS
-        if metric == LENGTH:
-            digits = 1
-        columns.append(Column(_SHORT.get(metric, words(metric)), metric, digits))
+        columns.append(_score_column(analysis, _SHORT.get(metric, words(metric)), metric, metric))
     columns.append(Column("runs", lambda row: runs_text(row["result"].arm)))
     keys = (
         "arm rule n m runs unfinished task start final final_hours final_runs final_low final_high peak "
@@ -254,7 +262,7 @@ def arms_table(analysis: Analysis) -> Table:
 
 def _has_speedups(analysis: Analysis) -> bool:
     """Whether some arm is compared with the baseline."""
-    return any(result.speedups for result in analysis.results)
+    return any(result.speedup for result in analysis.results)
 
 
 def costs_table(analysis: Analysis) -> Table:
@@ -275,7 +283,7 @@ def ablations_table(analysis: Analysis) -> Table:
     for ablation in analysis.ablations:
         rows += _ablation_rows(analysis, ablation)
     columns = [Column("setting", "setting", is_text=True), Column("value", "value", is_text=True), _ARM]
-    columns += [_FINAL, Column("peak", "peak")]
+    columns += [_final_column(analysis), _score_column(analysis, "peak", "peak", analysis.metric)]
     if _has_speedups(analysis):
         columns.append(_SPEEDUP)
     if any(result.cost for result in analysis.results):
@@ -380,15 +388,16 @@ def pairs_table(analysis: Analysis) -> Table:
     columns = (
         _ARM,
         Column("against", "against", is_text=True),
+        Column("differs in", lambda row: differs_text(row["pair"]), is_text=True),
         Column("at", lambda row: duration(row["pair"].due, unit)),
-        Column("difference, 95 % interval", lambda row: difference_text(row["pair"].difference)),
+        Column("difference, 95 % interval", lambda row: difference_text(analysis, row["pair"].difference)),
         _SPEEDUP,
         Column("settled", lambda row: settled_text(row["pair"])),
         Column("interval", lambda row: pairing_text(row["pair"]), is_text=True),
     )
     keys = (
         "arm other hours score other_score runs other_runs difference low high paired settled "
-        "speedup ci_low ci_high speedup_settled"
+        "speedup ci_low ci_high speedup_settled differs_in shows"
     )
     note = (
         "The difference is of the scores at the last time at which both arms have them. "
@@ -418,16 +427,18 @@ def _pair_row(pair: Pair) -> Row:
         "ci_low": pair.speedup.ci_low,
         "ci_high": pair.speedup.ci_high,
         "speedup_settled": pair.speedup.settled,
+        "differs_in": ", ".join(pair.differs_in or ()),
+        "shows": pair.shows,
     }
 
 
 def speedup_table(analysis: Analysis) -> Table:
-    """Both criteria, with and without interpolation. A CSV only."""
+    """A row for each arm that is compared with the baseline. A CSV only."""
     rows = []
     for result in analysis.results:
-        for speedup in result.speedups:
-            row = {"arm": result.arm.name, "arm_hours": _hours(speedup.arm_time)}
-            rows.append(row | _speedup_row(speedup))
+        if result.speedup:
+            row = {"arm": result.arm.name, "arm_hours": _hours(result.speedup.arm_time)}
+            rows.append(row | _speedup_row(result.speedup))
     keys = "arm criterion interpolated threshold baseline_hours arm_hours speedup ci_low ci_high never_reached problem"
     return Table("speedup", "Time to the baseline’s level", tuple(keys.split()), (), tuple(rows))
 
@@ -499,7 +510,7 @@ def progress_table(analysis: Analysis) -> Table:
         Column("step", lambda row: _of_budget(row["progress"].step, row["progress"].max_steps)),
         Column("trained for", _time_cell),
         Column("last reward", "reward"),
-        Column(f"last {words(analysis.metric)}", "last_score"),
+        _score_column(analysis, f"last {words(analysis.metric)}", "last_score", analysis.metric),
     )
     note = "A run that was killed may still be listed here."
     return Table("progress", "Runs in progress", (), columns, tuple(rows), note)
@@ -559,7 +570,7 @@ def runs_table(analysis: Analysis) -> Table:
         Column("steps", "steps", 0),
         Column("trained for", lambda row: duration(row["seconds"])),
         Column("evaluations", "evaluations"),
-        Column(f"last {words(analysis.metric)}", "last_score"),
+        _score_column(analysis, f"last {words(analysis.metric)}", "last_score", analysis.metric),
     )
     keys = "arm run seed state reason steps seconds evaluations last_score device device_name processor dtype"
     note = f"{counted(len(rows), 'run')}: {tally(analysis.states.most_common()) or 'none'}. "

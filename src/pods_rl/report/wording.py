@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from ..text import counted
@@ -15,6 +16,10 @@ from .text import duration, interval, number, percent, signed, two_digits, unit_
 LEVEL_MARGIN = 0.02
 """Two arms are level if the interval of their difference lies within this distance of 0: two points of accuracy."""
 
+_UNSETTLED = "Cannot tell yet"
+_LEVEL = f"Level within {100 * LEVEL_MARGIN:g} points"
+_LEADING_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?( points)?(?= from |: )")
+
 _NAMED = 6  # arms that get a line of their own
 _NEITHER_BETTER = (LENGTH, "truncated_share", "eval_seconds")  # metrics that are not scores
 
@@ -22,9 +27,11 @@ _NEITHER_BETTER = (LENGTH, "truncated_share", "eval_seconds")  # metrics that ar
 # ----------------------------------------------------------------------------- one number, in cells and sentences
 
 
-def score_text(score: float) -> str:
-    """Return a score, or a difference of scores."""
-    return number(score, SCORE_DIGITS)
+def score_text(analysis: Analysis, metric: str, score: float) -> str:
+    """Return a score, a share of right answers in percent. Every output has the same unit."""
+    if analysis.is_share_of(metric) and not math.isnan(score):
+        return percent(score)
+    return number(score, 1 if metric == LENGTH else SCORE_DIGITS)
 
 
 def level_text(baseline: Arm) -> str:
@@ -32,20 +39,11 @@ def level_text(baseline: Arm) -> str:
     return f"99 % of {baseline.label}’s peak"
 
 
-def final_text(result: ArmResult) -> str:
-    """Return the final score with its interval over runs, or of a single run with the error of its evaluation."""
-    final = result.final
-    if final is None:
-        return "–"
-    score = score_text(final.final)
-    if not math.isnan(result.margin):
-        return f"{score} ± {score_text(result.margin)}"
-    return with_interval(score, final.low, final.high, SCORE_DIGITS)
-
-
-def difference_text(gap: Difference) -> str:
-    """Return the difference of two scores with its interval."""
-    return with_interval(score_text(gap.mean), gap.low, gap.high, SCORE_DIGITS)
+def difference_text(analysis: Analysis, gap: Difference) -> str:
+    """Return the difference of two scores with its interval, of shares of right answers in points."""
+    if analysis.is_share:
+        return with_interval(f"{signed(100 * gap.mean, 1)} points", 100 * gap.low, 100 * gap.high, 1)
+    return with_interval(number(gap.mean, SCORE_DIGITS), gap.low, gap.high, SCORE_DIGITS)
 
 
 def speedup_text(speedup: Speedup | None) -> str:
@@ -107,14 +105,19 @@ def runs_text(arm: Arm, noun: str = "") -> str:
 
 
 def result_text(analysis: Analysis, result: ArmResult) -> str:
-    """Return the final score with its interval, a share of right answers in percent: for the table of the result."""
+    """Return the final score with its interval over runs, or of a single run with the error of its evaluation."""
     final = result.final
-    if final is None or not analysis.is_share:
-        return final_text(result)
-    score = percent(final.final)
+    if final is None:
+        return "–"
+    scale = 1.0
+    digits = SCORE_DIGITS
+    if analysis.is_share:
+        scale = 100.0
+        digits = 1
+    score = _score(analysis, final.final)
     if not math.isnan(result.margin):
-        return f"{score} ± {number(100 * result.margin, 1)}"
-    return with_interval(score, 100 * final.low, 100 * final.high, 1)
+        return f"{score} ± {number(scale * result.margin, digits)}"
+    return with_interval(score, scale * final.low, scale * final.high, digits)
 
 
 def _target(analysis: Analysis, level: float) -> str:
@@ -128,7 +131,7 @@ def short_target_text(analysis: Analysis, level: float) -> str:
     """Return the score that times are to, without the name of the metric."""
     if analysis.is_share:
         return percent(level).replace(".0 %", " %")
-    return score_text(level)
+    return number(level, SCORE_DIGITS)
 
 
 def step_text(cost: Cost | None) -> str:
@@ -159,7 +162,7 @@ def verdict_text(analysis: Analysis, result: ArmResult) -> str:
         return higher
     if gap.settled:
         return lower
-    if analysis.is_share and max(-gap.low, gap.high) <= LEVEL_MARGIN:
+    if is_level(analysis, gap):
         return "level"
     return "not settled"
 
@@ -168,16 +171,17 @@ def verdict_text(analysis: Analysis, result: ArmResult) -> str:
 
 
 def opening(analysis: Analysis) -> tuple[str, ...]:
-    """Return the sentences that open a report: the difference of the final scores, then the cost of a step.
+    """Return the sentences that open a report, each of a pair of arms that shows one thing, with its verdict.
 
-    They are about the subject of the experiment and the baseline. Without a pair of arms, they give the first and last
-    score of each arm.
+    If no pair does, the sentence is about the subject of the experiment and the baseline, and says in what they differ.
+    Without a pair of arms, the sentences give the first and last score of each arm.
     """
     lines = []
     if analysis.pairs:
-        pair = analysis.pairs[0]
-        lines.append(_difference_sentence(analysis, pair))
-        lines += _cost_sentences([analysis.result_of(pair.arm.name), analysis.result_of(pair.rival.name)])
+        stated = analysis.stated or analysis.pairs[:1]
+        lines += [_pair_sentence(analysis, pair) for pair in stated[:_NAMED]]
+        if len(stated) > _NAMED:
+            lines.append(f"{len(stated) - _NAMED} more pairs differ in one thing: the table of pairs has them.")
         return tuple(lines)
     scored = sorted(analysis.scored, key=_final_score, reverse=True)
     for result in scored[:_NAMED]:
@@ -196,10 +200,42 @@ def opening(analysis: Analysis) -> tuple[str, ...]:
 
 
 def details(analysis: Analysis) -> tuple[str, ...]:
-    """Return how much faster the subject of the experiment is to the level of the baseline; empty without a pair."""
+    """Return what follows the sentences that open a report; empty without a pair.
+
+    It is the subject against the baseline if they differ in more than one thing, how much faster each arm is, and the
+    cost of a step.
+    """
     if not analysis.pairs:
         return ()
-    return (_speedup_sentence(analysis, analysis.pairs[0]),)
+    lines = []
+    pairs = [*analysis.stated[:_NAMED]]
+    about = analysis.pairs[0]
+    if about not in analysis.stated:
+        if analysis.stated:
+            lines.append(_pair_sentence(analysis, about))
+        pairs.append(about)
+    lines += [_speedup_sentence(analysis, pair) for pair in pairs]
+    costs: dict[str, ArmResult] = {}
+    for pair in pairs:
+        for arm in (pair.arm, pair.rival):
+            costs[arm.name] = analysis.result_of(arm.name)
+    lines += _cost_sentences([*costs.values()])
+    return tuple(lines)
+
+
+def number_of(sentence: str) -> str:
+    """Return the number, or the verdict, with which a sentence of a pair begins; empty of another sentence.
+
+    >>> number_of("+14.1 points from selection: pods has ..."), number_of("pods went from 16.8 % to 28.1 %.")
+    ('+14.1 points', '')
+    """
+    for beginning in (_UNSETTLED, _LEVEL):
+        if sentence.startswith(beginning):
+            return beginning
+    match = _LEADING_NUMBER.match(sentence)
+    if match:
+        return match.group()
+    return ""
 
 
 def _final_score(result: ArmResult) -> float:
@@ -211,14 +247,14 @@ def _score(analysis: Analysis, score: float) -> str:
     """Return a score without the name of the metric."""
     if analysis.is_share:
         return percent(score)
-    return score_text(score)
+    return number(score, SCORE_DIGITS)
 
 
 def _named_score(analysis: Analysis, score: float) -> str:
     """Return a score with the name of the metric."""
     if analysis.is_share:
         return f"{percent(score)} {words(analysis.metric)}"
-    return f"{words(analysis.metric)} {score_text(score)}"
+    return f"{words(analysis.metric)} {number(score, SCORE_DIGITS)}"
 
 
 def _progress_sentence(analysis: Analysis, result: ArmResult) -> str:
@@ -250,57 +286,83 @@ def _cost_sentences(results: Sequence[ArmResult]) -> list[str]:
     return [", ".join(parts) + "."]
 
 
-def _difference_sentence(analysis: Analysis, pair: Pair) -> str:
-    """Return the scores of two arms at one time, their difference with its interval, and whether it is settled."""
+def _pair_sentence(analysis: Analysis, pair: Pair) -> str:
+    """Return what a pair shows: the difference, the scores of the two arms at one time, and whether it is settled.
+
+    What is not settled is not asserted: the sentence begins with that.
+    """
     gap = pair.difference
-    scores = f"{pair.arm.label} has {_named_score(analysis, pair.score)} and {pair.rival.label} "
-    scores += _score(analysis, pair.rival_score)
+    arm = pair.arm.label
+    rival = pair.rival.label
+    scores = f"{arm} has {_named_score(analysis, pair.score)} and {rival} {_score(analysis, pair.rival_score)}"
+    scores += f" after {_when(pair)}"
     about = _runs_of(pair)
     if not math.isnan(gap.low):
-        low = _signed(analysis, gap.low)
-        high = _signed(analysis, gap.high)
-        about = f"95 % interval {low} to {high}, {about}"
-    return f"After {_when(pair)}, {scores}: {_distance(analysis, gap)} ({about}), {_verdict(pair)}."
-
-
-def _distance(analysis: Analysis, gap: Difference) -> str:
-    """Return how much higher or lower the first arm is."""
-    size = round(abs(gap.mean), SCORE_DIGITS)
-    if size == 0:
-        return "no difference"
-    text = score_text(size)
+        about = f"95 % interval {_signed(analysis, gap.low)} to {_signed(analysis, gap.high)}, {about}"
+    cause = _cause(pair)
+    size = _signed(analysis, gap.mean)
     if analysis.is_share:
-        text = f"{number(100 * size, 1)} points"
-    if gap.mean > 0:
-        return f"{text} more"
-    return f"{text} less"
+        size += " points"
+    if gap.settled:
+        source = f" from {cause}" if cause else ""
+        return f"{size}{source}: {scores} ({about}). Settled: this is hardly chance.{_also(pair)}"
+    if is_level(analysis, gap):
+        with_cause = f" with and without {cause}" if pair.shows else ""
+        return f"{_LEVEL}{with_cause}: {scores}, {size} ({about}).{_also(pair)}"
+    question = f"what {cause} gives" if cause else f"whether {arm} differs from {rival}"
+    why = ""
+    if math.isnan(gap.low):
+        why = " One run does not show how much seeds differ."
+    elif gap.order:
+        why = f" Every run of {arm} is {gap.order} every run of {rival}."
+    return f"{_UNSETTLED} {question}: {scores}, {size} ({about}).{why}{_also(pair)}"
+
+
+def _cause(pair: Pair) -> str:
+    """Return what a pair shows, or all that its arms differ in; empty if that is unknown or nothing."""
+    if pair.shows:
+        return pair.shows
+    together = " together" if len(pair.differs_in or ()) > 1 else ""
+    return differs_text(pair, "") + together
+
+
+def differs_text(pair: Pair, otherwise: str = "–") -> str:
+    """Return what two arms differ in."""
+    if not pair.differs_in:
+        return otherwise
+    *first, last = pair.differs_in
+    if not first:
+        return last
+    return f"{', '.join(first)} and {last}"
+
+
+def _also(pair: Pair) -> str:
+    """Return what else the arms of a pair differ in, if the sentence names one thing."""
+    also = [thing for thing in pair.differs_in or () if thing != pair.shows]
+    if not pair.shows or not also:
+        return ""
+    return f" The two also differ in {', '.join(also)}."
+
+
+def is_level(analysis: Analysis, gap: Difference) -> bool:
+    """Whether two arms have the same score within the margin."""
+    return analysis.is_share and not gap.settled and max(-gap.low, gap.high) <= LEVEL_MARGIN
 
 
 def _signed(analysis: Analysis, difference: float) -> str:
-    """Return an end of the interval of a difference with its sign."""
+    """Return a difference of scores, or an end of its interval, with its sign."""
     if analysis.is_share:
         return signed(100 * difference, 1)
     return signed(difference, SCORE_DIGITS)
-
-
-def _verdict(pair: Pair) -> str:
-    """Return whether a difference is settled, in words that say what that means."""
-    gap = pair.difference
-    if gap.settled:
-        return "settled: this is hardly chance"
-    if math.isnan(gap.low):
-        return "not settled: one run does not show how much seeds differ"
-    if gap.order:
-        every = f"every run of {pair.arm.label} is {gap.order} every run of {pair.rival.label}"
-        return f"not settled, although {every}"
-    return "not settled: this may be chance"
 
 
 def _when(pair: Pair) -> str:
     """Return the time of a comparison, and which arm ends there if the other has later scores."""
     unit = unit_for(max(pair.arm.end, pair.rival.end))
     when = f"{duration(pair.due, unit)} of training"
-    if pair.is_early and pair.ended:
+    if pair.is_running:
+        when += " so far"
+    elif pair.is_early and pair.ended:
         when += f", where {pair.ended.label} ends"
     return when
 
@@ -313,8 +375,8 @@ def _runs_of(pair: Pair) -> str:
 
 
 def _speedup_sentence(analysis: Analysis, pair: Pair) -> str:
-    """Return how many times faster an arm reached its rival's level."""
-    speedup = pair.to_target
+    """Return how many times faster an arm reached its rival's level, if that is settled."""
+    speedup = pair.speedup
     arm = pair.arm.label
     rival = pair.rival.label
     goal = _target(analysis, speedup.threshold)
@@ -322,18 +384,24 @@ def _speedup_sentence(analysis: Analysis, pair: Pair) -> str:
         return f"No speedup: {rival} has 99 % of its own peak ({goal}) at its first evaluation already."
     unit = unit_for(speedup.baseline_time)
     rival_time = duration(speedup.baseline_time, unit)
-    if speedup.problem == SHORT:
-        ends = duration(speedup.arm_end, unit)
-        return f"No speedup: {arm} ends at {ends}, below {goal}, which {rival} reaches after {rival_time}."
+    faster = f"{_UNSETTLED} how much faster {arm} is than {rival}"
+    if speedup.problem == SHORT or (speedup.never_reached and pair.arm.is_running):
+        now = f"{arm} trains and is below {goal}" if pair.arm.is_running else f"{arm} ends below {goal}"
+        at = duration(speedup.arm_end, unit)
+        return f"{faster}: {now} at {at}, and {rival} reaches it after {rival_time}."
     if speedup.never_reached:
         line = f"{arm} never reached {goal}, which {rival} reaches after {rival_time}."
-        if speedup.ci_high > 0:
-            line += f" By the 95 % interval it is at most {number(speedup.ci_high, SPEEDUP_DIGITS)} times faster."
+        if speedup.settled and speedup.ci_high > 0:
+            line += f" By the 95 % interval it is at most {number(speedup.ci_high, SPEEDUP_DIGITS)} times as fast."
+        elif not speedup.settled:
+            line = f"{faster}: {line[:-1]}{_range_of(speedup)}."
         return line
     if speedup.arm_time <= 0:
         return f"{arm} has {goal} at its first evaluation, {rival} after {rival_time}."
     times = f"{duration(speedup.arm_time, unit)} against {rival_time}"
-    return f"{arm} is {_faster(speedup)} than {rival} to {goal}: {times}{_settled_speedup(speedup)}."
+    if not speedup.settled:
+        return f"{faster} to {goal}: {times}{_range_of(speedup)}."
+    return f"{arm} is {_faster(speedup)} than {rival} to {goal}: {times}{_settled_range(speedup)}."
 
 
 def _faster(speedup: Speedup) -> str:
@@ -343,19 +411,29 @@ def _faster(speedup: Speedup) -> str:
     return f"{number(1 / speedup.speedup, SPEEDUP_DIGITS)} times slower"
 
 
-def _settled_speedup(speedup: Speedup) -> str:
-    """Return the interval of a speedup, as many times faster or slower as the speedup is, and whether it is settled."""
-    if math.isnan(speedup.ci_low):
-        return ""
+def _settled_range(speedup: Speedup) -> str:
+    """Return the interval of a settled speedup, as many times faster or slower as the speedup is."""
     low = speedup.ci_low
     high = speedup.ci_high
     if speedup.speedup < 1:
         low = 1 / speedup.ci_high
-        high = math.inf
-        if speedup.ci_low > 0:
-            high = 1 / speedup.ci_low
-    verdict = "not settled"
-    if speedup.settled:
-        verdict = "settled"
-    ends = f"{number(low, SPEEDUP_DIGITS)} to {number(high, SPEEDUP_DIGITS)}"
-    return f" (95 % interval {ends} times, {verdict})"
+        high = 1 / speedup.ci_low if speedup.ci_low > 0 else math.inf
+    ends = f"{number(low, SPEEDUP_DIGITS)} to {number(high, SPEEDUP_DIGITS)} times"
+    if math.isinf(high):
+        ends = f"at least {number(low, SPEEDUP_DIGITS)} times"
+    return f" (95 % interval {ends}, settled)"
+
+
+def _range_of(speedup: Speedup) -> str:
+    """Return what an unsettled speedup may be, or why nothing is known of it."""
+    if math.isnan(speedup.ci_low):
+        return ", with one run on a side"
+    low = number(speedup.ci_low, SPEEDUP_DIGITS)
+    high = number(speedup.ci_high, SPEEDUP_DIGITS)
+    if speedup.ci_low > 0 and math.isfinite(speedup.ci_high):
+        return f" (95 % interval {low} to {high} times as fast)"
+    if speedup.ci_low > 0:
+        return f" (95 % interval from {low} times as fast, without an upper end)"
+    if math.isfinite(speedup.ci_high):
+        return f" (95 % interval up to {high} times as fast)"
+    return " (the 95 % interval has no end)"

@@ -15,12 +15,12 @@ from ..policies.loading import (
     check_policy,
     check_template_options,
     encode,
-    has_bf16,
     load_tokenizer,
     longest,
     render,
     template_options,
     tool_options,
+    uses_bf16,
 )
 from ..prefix_tree.positions import Positions, positions_of, with_longest_text
 from ..recipe import Recipe
@@ -160,4 +160,4 @@ def _trains_in_bf16(recipe: Recipe, arguments: Mapping[str, Any]) -> bool:
     converts = arguments.get("use_transformers_continuous_batching")
     if converts and recipe.values.get("dtype") != "bfloat16":
         return False
-    return has_bf16(bool(arguments.get("use_cpu")))
+    return uses_bf16(bool(arguments.get("use_cpu")))

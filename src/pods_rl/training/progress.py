@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event, RLock, Thread
@@ -18,7 +18,7 @@ from rich.table import Column
 from rich.text import Text
 
 from ..distributed import get_rank
-from ..text import console, plain_text, safe_text
+from ..text import console, counted, plain_text, safe_text
 
 _PHASE = "pods/seconds/"
 _PHASE_NAMES = {"rollout": "rollouts", "reward": "rewards", "selection": "selection", "update": "update"}
@@ -267,7 +267,7 @@ def seconds_of_step(row: Mapping[str, Any]) -> str:
     """Return the seconds of a step and what they were spent on, in words; empty if they are unknown.
 
     >>> seconds_of_step({"pods/seconds/rollout": 0.2, "pods/seconds/selection": 0.0001, "pods/seconds/update": 0.05})
-    '0.25 s a step: 80 % rollouts, 20 % update'
+    '0.25 s per step: 80 % rollouts, 20 % update'
     """
     seconds = {}
     for phase, name in _PHASE_NAMES.items():
@@ -280,7 +280,7 @@ def seconds_of_step(row: Mapping[str, Any]) -> str:
         rounded = round(100 * part / total)
         if rounded > 0:
             parts.append(f"{rounded} % {name}")
-    return f"{total:.3g} s a step: {', '.join(parts)}"
+    return f"{total:.3g} s per step: {', '.join(parts)}"
 
 
 def percentage(share: float) -> str:
@@ -357,6 +357,29 @@ def scores_of(row: Mapping[str, Any]) -> str:
     if len(parts) == 1:  # one reward alone is the sum
         return total
     return "  ".join([total, *parts])
+
+
+def result_of(evaluations: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a run reached: the score of its first and of its last evaluation.
+
+    >>> result_of([{"step": 0, "accuracy": 0.168, "prompts": 256}, {"step": 17, "accuracy": 0.281, "prompts": 256}])
+    'accuracy 16.8 % to 28.1 % on 256 prompts, step 0 to 17'
+    >>> result_of([{"step": 0, "reward": 0.25, "prompts": 8}])
+    'reward 0.250 on 8 prompts, step 0'
+    """
+    name = "accuracy" if "accuracy" in evaluations[-1] else "reward"
+    shown_rows = evaluations[:1]
+    if len(evaluations) > 1:
+        shown_rows = [evaluations[0], evaluations[-1]]
+    scores = []
+    for row in shown_rows:
+        score = row.get(name)
+        if name == "accuracy" and isinstance(score, (int, float)):
+            scores.append(f"{100 * score:.1f} %")
+        else:
+            scores.append(_number(score))
+    steps = " to ".join(str(row.get("step")) for row in shown_rows)
+    return f"{name} {' to '.join(scores)} on {counted(evaluations[-1].get('prompts', 0), 'prompt')}, step {steps}"
 
 
 def _number(value: Any) -> str:

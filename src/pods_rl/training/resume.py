@@ -15,6 +15,7 @@ from ..runs import Run, is_run
 from ..runs.checkpoints import MANIFEST, last_good
 from ..runs.files import CHECKPOINTS, read_mapping
 from ..text import counted
+from .progress import result_of
 
 CHANGED = "--allow_changed_recipe"
 CHANGED_CONTENTS = "--allow_changed_contents"
@@ -147,7 +148,7 @@ def _check_processes(checkpoint: Path, saved: int, processes: int) -> None:
 
 
 def last_lines(output: Path, launch: str = "", *, shown_as: Path | None = None) -> list[str]:
-    """Return lines on where a run lies, its last checkpoint, how to resume it, and what to do next.
+    """Return lines on where a run lies, what it reached, how to resume it, and what to do next.
 
     There are none for a run that failed before its first step.
 
@@ -163,19 +164,13 @@ def last_lines(output: Path, launch: str = "", *, shown_as: Path | None = None) 
         return []
     finished = run.state == "finished"
     last_checkpoint, _ = last_good(output / CHECKPOINTS, hashes=False)
-    policy = run.final_checkpoint if finished else last_checkpoint
     rows = [("run", f"{shown_as} ({run.state} at step {run.step})")]
-    if policy:
-        rows.append(("checkpoint", str(shown_as / policy.relative_to(output))))
-    resume = f"pods train --output {place}{launch} --resume"
+    if run.evals:
+        rows.append(("result", result_of(run.evals)))
     if not finished and (last_checkpoint or not run.metrics):
-        rows.append(("resume", resume))
-    elif finished and last_checkpoint:
-        longer = "max_seconds" if run.config.get("max_seconds") else "max_steps"
-        rows.append(("longer", f"{resume} --{longer} N"))
+        rows.append(("resume", f"pods train --output {place}{launch} --resume"))
     if run.evals:
         rows.append(("report", f"pods report {place}"))
-    rows.append(("watch", f"pods watch {place}"))
-    if policy:
+    elif finished:
         rows.append(("evaluate", f"pods eval --run {place}"))
     return [f"{name:<12}{text}" for name, text in rows]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -15,13 +12,12 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from rich.console import Console
 from torch.distributed import distributed_c10d
 
 from ..distributed import get_rank, get_world_size
 from ..distributed.launch import LAUNCHED
-from ..distributed.processes import gather, quiet_libraries, set_threads, versions
+from ..distributed.processes import gather, quiet_libraries, set_threads
 from ..distributed.signals import Stop, stop_on_signals
 from ..errors import Interrupted, UserError, exit_reason
 from ..evaluation import Evaluation, GenerateSampler, evaluate
@@ -30,7 +26,6 @@ from ..recipe import Recipe
 from ..recipe.contents import ROWS, Contents, contents_of
 from ..runs import Run, RunWriter, last_clocks, place_of
 from ..runs.checkpoints import clean, last_good
-from ..runs.environment import git_commit, processor_name
 from ..runs.files import CHECKPOINTS, LOG, write_failure
 from ..streams import outlive_output
 from ..tasks import row_hashes
@@ -252,29 +247,16 @@ def _load(recipe: Recipe, output: Path, shown: Watcher) -> tuple[Prepared, RunTr
     return prepared, trainer
 
 
-def _precision(trainer: PODSTrainer) -> str:
-    if trainer.args.bf16:
-        return "bf16"
-    if trainer.args.fp16:
-        return "fp16"
-    return "float32"
-
-
 def device_line(trainer: PODSTrainer) -> str:
     """Return device, precision and method as one line to display."""
+    from ..engines.trl.run_directory import device_name, precision_of
+
     n = trainer.args.num_rollouts or 0
     m = trainer.args.num_generations
     rule = "all trained"
     if n != m:
         rule = f"{m} kept by {trainer.args.rule}"
-    return f"{_device_name(trainer)}, {_precision(trainer)}; {counted(n, 'rollout')} a prompt, {rule}"
-
-
-def _device_name(trainer: PODSTrainer) -> str:
-    device = trainer.accelerator.device
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return counted(torch.get_num_threads(), "CPU thread")
+    return f"{device_name(trainer)}, {precision_of(trainer)}; {counted(n, 'rollout')} a prompt, {rule}"
 
 
 def describe(trainer: RunTrainer, prepared: Prepared, start: Start | None) -> dict[str, Any]:
@@ -285,10 +267,9 @@ def describe(trainer: RunTrainer, prepared: Prepared, start: Start | None) -> di
         prepared: its task.
         start: where it resumes. If None, it is a new run.
     """
+    from ..engines.trl.run_directory import environment_of
     from ..engines.trl.turns import describe_vllm
 
-    parameters = list(trainer.model.parameters())
-    trained_parameters = [parameter for parameter in parameters if parameter.requires_grad]
     task = prepared.task
     task_facts: dict[str, Any] = {
         "name": task.name,
@@ -299,24 +280,10 @@ def describe(trainer: RunTrainer, prepared: Prepared, start: Start | None) -> di
     if prepared.fitted:
         task_facts["too_long"] = asdict(prepared.fitted)
     environment = {
-        "versions": versions(),
-        "device": str(trainer.accelerator.device),
-        "device_name": _device_name(trainer),
-        "processor": processor_name(),
-        "platform": platform.platform(),
-        "threads": torch.get_num_threads(),
-        "processes": trainer.accelerator.num_processes,
-        "layout": trainer.layout,
-        "precision": _precision(trainer),
+        **environment_of(trainer),
         **describe_vllm(trainer),
-        "parameters": sum(parameter.numel() for parameter in parameters),
-        "trained_parameters": sum(parameter.numel() for parameter in trained_parameters),
-        "seed": trainer.args.seed,
         "task": task_facts,
         "contents": dict(trainer.contents),
-        "git_commit": git_commit(),
-        "command": sys.argv,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
     if start:
         environment["resumed"] = start.describe()
@@ -420,41 +387,11 @@ def _evaluator(trainer: RunTrainer, prepared: Prepared, recipe: Recipe, shown: W
 
 
 def _ledger(trainer: RunTrainer, prepared: Prepared) -> dict[str, list[Any]] | None:
-    """Return the columns of the latest generation, of all processes, ordered by group and rollout.
+    """Return the columns of the latest generation, of all processes. Call it on every process."""
+    from ..engines.trl.record import gather_columns
 
-    Each process must call it.
-    """
-    rows_here: list[dict[str, Any]] = []
-    problem = ""
-    try:
-        if trainer.rollouts:
-            # the prompt as the policy continued it, as in the files of evaluations
-            rows_here = _rows(trainer.rollouts.columns(prepared.render))
-    except Exception as error:  # each process must reach `gather`
-        problem = f"{type(error).__name__}: {error}"
-    rows: list[dict[str, Any]] = []
-    for process_rows, process_problem in gather([(rows_here, problem)]):
-        if process_problem:
-            raise RuntimeError(process_problem)
-        rows += process_rows
-    rows.sort(key=lambda row: (row["group"], row["rollout"]))
-    return _columns(rows) or None
-
-
-def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """Return the rows of a table of columns."""
-    rows = []
-    for values in zip(*columns.values(), strict=True):
-        rows.append(dict(zip(columns, values, strict=True)))
-    return rows
-
-
-def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return the columns of rows, some of which may lack a column: the rows of one process alone may have turns."""
-    names: dict[str, None] = {}  # a set that keeps its order
-    for row in rows:
-        names |= dict.fromkeys(row)
-    return {name: [row.get(name) for row in rows] for name in names}
+    # the prompt as the policy continued it, as in the files of evaluations
+    return gather_columns(trainer.rollouts, prepared.render)
 
 
 def _train(trainer: RunTrainer, recorder: Recorder, start: Start | None) -> None:

@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .config import PODSConfig
     from .rewards import killable
+    from .run_directory import RunDirectory
     from .stability import UnstableTrainingError
     from .trainer import PODSTrainer
 
-_HOME = {"PODSConfig": "config", "PODSTrainer": "trainer", "UnstableTrainingError": "stability", "killable": "rewards"}
+_HOME = {
+    "PODSConfig": "config",
+    "PODSTrainer": "trainer",
+    "RunDirectory": "run_directory",
+    "UnstableTrainingError": "stability",
+    "killable": "rewards",
+}
 
-__all__ = ["PODSConfig", "PODSTrainer", "UnstableTrainingError", "killable"]
+__all__ = ["PODSConfig", "PODSTrainer", "RunDirectory", "UnstableTrainingError", "killable"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...distributed.processes import gather
 from ...selection import is_constant
 from ...text import DEEPEST, TOO_DEEP, call_text, change_text, content_text, depth, utf8_text
 from ..measuring import mark_unusable
@@ -117,6 +118,40 @@ class Rollouts:
             "completions": [_written_completion(completion) for completion in self.completions],
             "turn_rewards": [_numbers(rewards) for rewards in self.turn_rewards],
         }
+
+
+def gather_columns(record: Rollouts | None, write: Callable[[Any], str] | None = None) -> dict[str, list[Any]] | None:
+    """Return the ledger's columns of all processes, ordered by group and rollout. Call it on every process.
+
+    Args:
+        record: of this process. If None, it has no generation yet.
+        write: as of `Rollouts.columns`.
+    """
+    rows_here: list[dict[str, Any]] = []
+    problem = ""
+    try:
+        if record is not None:
+            rows_here = _rows(record.columns(write))
+    except Exception as error:  # each process must reach `gather`
+        problem = f"{type(error).__name__}: {error}"
+    rows: list[dict[str, Any]] = []
+    for process_rows, process_problem in gather([(rows_here, problem)]):
+        if process_problem:
+            raise RuntimeError(process_problem)
+        rows += process_rows
+    rows.sort(key=lambda row: (row["group"], row["rollout"]))
+    names: dict[str, None] = {}  # a set that keeps its order
+    for row in rows:  # some lack a column: the rows of one process alone may have turns
+        names |= dict.fromkeys(row)
+    return {name: [row.get(name) for row in rows] for name in names} or None
+
+
+def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """Return the rows of a table of columns."""
+    rows = []
+    for values in zip(*columns.values(), strict=True):
+        rows.append(dict(zip(columns, values, strict=True)))
+    return rows
 
 
 def total_reward(

@@ -470,12 +470,23 @@ class PODSTrainer(TypedGRPOTrainer):
         self._stability.reset()
         checkpoint = self._resume.find(resume_from_checkpoint)
         explaining_memory = self._stability.explaining_memory(lambda: self._update.clock.phase)
-        with explaining_memory, self._tools.closing(), self._resume.explaining():
+        with self._reporting_errors(), explaining_memory, self._tools.closing(), self._resume.explaining():
             output = super().train(checkpoint, *args, **kwargs)
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
             load_renamed(self, self.state.best_model_checkpoint)
         self._stability.raise_if_unstable()
         return output
+
+    @contextmanager
+    def _reporting_errors(self) -> Iterator[None]:
+        """Inside, an exception is passed to callbacks with `on_train_error`: transformers has no such event."""
+        try:
+            yield
+        except BaseException as error:
+            for callback in self.callback_handler.callbacks:
+                if hasattr(callback, "on_train_error"):
+                    callback.on_train_error(error, self.state)
+            raise
 
     @override
     def _run_epoch(self, **kwargs: Any) -> None:  # transformers calls it by keyword

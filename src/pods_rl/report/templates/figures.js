@@ -2,6 +2,7 @@
 window.pods = { figures: (() => {
   const INK = "#3c4043", GRID = "#e6e8ea";  // the style sheet inverts both in the dark
   const RADIUS = 5;  // of a dot
+  const FEW = 12;  // points of a line: fewer are not smoothed
   const element = (name, properties = {}, ...children) => {
     const made = Object.assign(document.createElement(name), properties);
     made.append(...children);
@@ -40,17 +41,25 @@ window.pods = { figures: (() => {
   };
 
   const open = (figure) => {
-    const state = { metric: null, x: null, smooth: Number(figure.dataset.smooth ?? 0), seeds: null, off: new Set(), zoom: null };
+    const state = { metric: null, x: null, smooth: Number(figure.dataset.smooth ?? 0), seeds: null, off: new Set(), zoom: null, log: false };
     const choices = element("span"), range = element("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: state.smooth });
     const toggles = element("span"), arms = element("div", { className: "bar" });
     const plot = element("div", { className: "plot", tabIndex: 0 }), read = element("div", { className: "read" });
+    const tip = element("div", { className: "tip", hidden: true }), slider = element("label", {}, "smooth ", range);
+    const reset = element("button", { type: "button", textContent: "reset zoom", hidden: true, onclick: () => { state.zoom = null; redraw(); } });
+    const data = element("details", { className: "plain data", ontoggle: () => tabulate() }, element("summary", { textContent: "data table" }));
     const save = element("span", { className: "save" }, "save ");
-    const bar = element("div", { className: "bar" }, choices, element("label", {}, "smooth ", range), toggles, save);
-    figure.prepend(element("div", { className: "chart" }, bar, arms, plot, read));
+    const bar = element("div", { className: "bar" }, choices, slider, toggles, reset, save);
+    figure.prepend(element("div", { className: "chart" }, bar, arms, plot, read, data));
     let charts = [], chart = null, x = null, drawn = null, shape = "";
 
     // An x after the first has only what differs from the first.
     const lineOf = (arm) => ({ ...arm.lines[chart.x[0][0]], ...arm.lines[x[0]] });
+
+    const value = (number) => number != null && chart.bounds ? `${number.toFixed(1)} %` : text(number);
+    const shown = () => chart.arms.filter((arm) => !state.off.has(arm.label));
+    const isLong = () => chart.arms.some((arm) => lineOf(arm).x.length >= FEW);
+    const share = () => isLong() ? state.smooth : 0;
 
     const linesOf = (arm) => {
       const at = lineOf(arm), show = !state.off.has(arm.label), look = { stroke: arm.colour, dash: arm.dash, show };
@@ -58,18 +67,18 @@ window.pods = { figures: (() => {
       if (state.seeds) lines.push(...at.seeds.map(([, xs, ys]) => ({ ...thin, xs, ys })));
       if (!chart.crowded && at.low.some((low) => low != null)) {
         const edge = { xs: at.x, show, stroke: "transparent", width: 0 };
-        const [high, low] = [at.high, at.low].map((values) => smooth(values, state.smooth));
-        lines.push({ ...edge, ys: high, fill: faded(arm.colour, 0.13) }, { ...edge, ys: low });
+        const [high, low] = [at.high, at.low].map((values) => smooth(values, share()));
+        lines.push({ ...edge, ys: high, edge: true, fill: faded(arm.colour, 0.13) }, { ...edge, ys: low, edge: true });
       }
-      if (state.smooth) lines.push({ ...thin, xs: at.x, ys: at.mean });
-      return [...lines, { ...look, xs: at.x, ys: smooth(at.mean, state.smooth), width: 2.4 }];
+      if (share()) lines.push({ ...thin, xs: at.x, ys: at.mean });
+      return [...lines, { ...look, xs: at.x, ys: smooth(at.mean, share()), width: 2.4 }];
     };
 
     const redraw = () => {
       const lines = chart.arms.flatMap(linesOf);
       const xs = [...new Set(lines.flatMap((line) => line.xs.filter((value) => value != null)))].sort((a, b) => a - b);
       const place = new Map(xs.map((value, index) => [value, index]));
-      const data = [xs, ...lines.map((line) => {
+      const rows = [xs, ...lines.map((line) => {
         const row = new Array(xs.length).fill(null);
         line.xs.forEach((value, index) => { if (value != null) row[place.get(value)] = line.ys[index]; });
         return row;
@@ -80,20 +89,32 @@ window.pods = { figures: (() => {
         ...size(), legend: { show: false },
         bands: lines.flatMap((line, at) => line.fill ? [{ series: [at + 1, at + 2], fill: line.fill }] : []),
         cursor: { points: { show: false }, y: false, drag: { x: true, y: false } },
-        scales: { x: { time: false, range: widened } },
-        axes: [{ ...axis, label: x[1], size: 40 }, { ...axis, label: chart.y, size: 56, values: (u, splits) => splits.map((value) => text(value, 8)) }],
-        series: [{}, ...lines.map(({ show, stroke, width, dash }) =>
-          ({ show, stroke, width, dash, spanGaps: true, points: { show: xs.length === 1 } }))],
+        scales: { x: { time: false, range: widened }, y: { distr: state.log ? 3 : 1, range: heights } },
+        axes: [{ ...axis, label: x[1], size: 40 }, { ...axis, label: chart.y + (share() ? ", smoothed" : ""), size: 56, values: (u, splits) => splits.map((value) => text(value, 8)) }],
+        series: [{}, ...lines.map(({ show, stroke, width, dash, edge }) =>
+          ({ show, stroke, width, dash, auto: !edge, spanGaps: true, points: { show: xs.length === 1 } }))],
         hooks: { draw: [level], setCursor: [hover], setScale: [(u, key) => {
           if (key !== "x") return;
           state.zoom = u.scales.x.min > xs[0] || u.scales.x.max < xs.at(-1) ? [u.scales.x.min, u.scales.x.max] : null;
+          reset.hidden = !state.zoom;
         }] },
       };
       const zoom = state.zoom;
       drawn?.destroy();
-      drawn = new uPlot(options, data, plot);
+      drawn = new uPlot(options, rows, plot);
+      drawn.over.append(tip);
       if (zoom) drawn.setScale("x", { min: zoom[0], max: zoom[1] });
       hover(drawn);
+      tabulate();
+    };
+
+    // The values of the lines within the window, and the level. A wide band does not make lines flat, and is cut.
+    const heights = (u, low, high) => {
+      if (low == null) return [0, 1];
+      if (chart.level && !state.zoom) [low, high] = [Math.min(low, chart.level[0]), Math.max(high, chart.level[0])];
+      if (state.log) return [low / 1.2, high * 1.2];
+      const room = 0.06 * (high - low) || 0.06 * Math.abs(high) || 1, [least, most] = chart.bounds ?? [-Infinity, Infinity];
+      return [Math.max(least, low - room), Math.min(most, high + room)];
     };
 
     // All of x, with room for a dot at its end. A zoomed part stays as it is.
@@ -122,7 +143,7 @@ window.pods = { figures: (() => {
       u.ctx.lineTo(left + width, y);
       u.ctx.stroke();
       for (const arm of chart.arms) {  // where a mean reaches the level: on its line
-        if (!arm.crossing || x[0] !== "time" || state.smooth || state.off.has(arm.label)) continue;
+        if (!arm.crossing || x[0] !== "time" || share() || state.off.has(arm.label)) continue;
         u.ctx.fillStyle = arm.colour;
         u.ctx.beginPath();
         u.ctx.arc(u.valToPos(arm.crossing[0], "x", true), u.valToPos(arm.crossing[1], "y", true), radius, 0, 2 * Math.PI);
@@ -133,17 +154,39 @@ window.pods = { figures: (() => {
 
     const hover = (u) => {
       const left = u.cursor.left, at = left == null || left < 0 ? u.data[0].at(-1) : u.posToVal(left, "x");
-      read.replaceChildren(...chart.arms.filter((arm) => !state.off.has(arm.label)).map((arm) => {
-        const line = lineOf(arm), index = nearest(line.x, line.mean, at);
-        const [mean, low, high] = [line.mean, line.low, line.high].map((values) => text(smooth(values, state.smooth)[index]));
+      const found = shown().map((arm) => [arm, nearest(lineOf(arm).x, lineOf(arm).mean, at)]);
+      read.replaceChildren(...found.map(([arm, index]) => {
+        const line = lineOf(arm), [mean, low, high] = [line.mean, line.low, line.high].map((values) => value(values[index]));
         const row = element("div", {}, swatch(arm), element("b", { textContent: arm.label }));
         if (index >= 0) row.append(` ${mean} at ${text(line.x[index], 4)}`);
         if (line.low[index] != null) row.append(` [${low}, ${high}]`);
-        const runs = state.seeds ? line.seeds.map(([seed, xs, ys]) => `${seed}: ${text(ys[nearest(xs, ys, at)])}`) : [];
+        const runs = state.seeds ? line.seeds.map(([seed, xs, ys]) => `${seed}: ${value(ys[nearest(xs, ys, at)])}`) : [];
         if (runs.length) row.append(element("span", { textContent: ` · runs ${runs.join(", ")}` }));
         return row;
       }));
-      if (chart.level) read.append(element("div", { textContent: `dashed: ${chart.level[1]}, ${text(chart.level[0])}` }));
+      if (chart.level) read.append(element("div", { textContent: `dashed: ${chart.level[1]}, ${value(chart.level[0])}` }));
+      if (share()) read.append(element("div", { textContent: "Thick lines are smoothed. These values are not." }));
+      tip.hidden = left == null || left < 0;
+      tip.replaceChildren(...found.filter(([, index]) => index >= 0).map(([arm, index]) =>
+        element("div", {}, swatch(arm), `${value(lineOf(arm).mean[index])} at ${text(lineOf(arm).x[index], 4)}`)));
+      const isRight = left > u.over.clientWidth / 2;
+      Object.assign(tip.style, { left: isRight ? "" : `${left + 12}px`, right: isRight ? `${u.over.clientWidth - left + 12}px` : "" });
+    };
+
+    // The means as a table, made when it is open.
+    const tabulate = () => {
+      if (!data.open) return;
+      const row = (tag, cells) => element("tr", {}, ...cells.map((cell) => element(tag, { textContent: cell })));
+      const body = element("tbody");
+      for (const arm of shown()) {
+        const line = lineOf(arm);
+        line.x.forEach((at, index) => body.append(row("td", [arm.label, text(at, 4), value(line.mean[index]), line.low[index] == null ? "–" : `${value(line.low[index])} to ${value(line.high[index])}`])));
+      }
+      const table = element("table", {}, element("thead", {}, row("th", ["arm", x[1], chart.y, "95 % interval"])), body);
+      const box = element("div", { className: "scroll", tabIndex: 0 }, table);
+      box.setAttribute("role", "region");
+      box.setAttribute("aria-label", `${chart.y}, data table`);
+      data.replaceChildren(data.firstChild, box);
     };
 
     const choice = (label, options, value, change) => {
@@ -165,6 +208,10 @@ window.pods = { figures: (() => {
       if (charts.length > 1) choices.append(choice("figure", charts.map((one) => [one.metric, one.y]), chart.metric, (value) => { state.metric = value; }));
       if (chart.x.length > 1) choices.append(choice("over", chart.x, x[0], (value) => { state.x = value; }));
       if (chart.arms.some((arm) => lineOf(arm).seeds.length)) toggles.append(toggle("runs", state.seeds, () => (state.seeds = !state.seeds)));
+      const lows = chart.arms.flatMap((arm) => [...lineOf(arm).mean, ...lineOf(arm).seeds.flatMap(([, , ys]) => ys)]);
+      if (lows.some((low) => low > 0) && lows.every((low) => low == null || low > 0)) toggles.append(toggle("log scale", state.log, () => (state.log = !state.log)));
+      else state.log = false;
+      slider.hidden = !isLong();
       arms.replaceChildren(...chart.arms.map((arm) => toggle(arm.label, !state.off.has(arm.label), () => {
         if (!state.off.delete(arm.label)) state.off.add(arm.label);
         return !state.off.has(arm.label);
@@ -176,7 +223,7 @@ window.pods = { figures: (() => {
       chart = charts.find((one) => one.metric === state.metric) ?? charts[0];
       x = chart.x.find(([key]) => key === state.x) ?? chart.x[0];
       state.seeds ??= !chart.crowded;
-      const now = JSON.stringify([charts.map((one) => one.y), chart.x, x, chart.arms.map((arm) => [arm.label, arm.colour, lineOf(arm).seeds.length])]);
+      const now = JSON.stringify([charts.map((one) => one.y), chart.x, x, chart.arms.map((arm) => [arm.label, arm.colour, lineOf(arm).seeds.length, lineOf(arm).x.length >= FEW])]);
       if (now !== shape) controls();
       shape = now;
       redraw();
@@ -199,14 +246,22 @@ window.pods = { figures: (() => {
     // only the plot is drawn again, so the slider stays where the reader drags it
     range.oninput = () => { state.smooth = Number(range.value); redraw(); };
     plot.setAttribute("role", "img");
-    plot.setAttribute("aria-label", "Figure. The arrow keys move the cursor.");
+    plot.setAttribute("aria-label", "Figure. The left and right arrow keys move from evaluation to evaluation.");
+    read.setAttribute("role", "status");
+    read.setAttribute("aria-live", "off");  // while a mouse moves
+    // An arrow key moves to the next point of the longest line: lines of other arms have theirs nearby.
     plot.onkeydown = (event) => {
-      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key], values = drawn.data[0];
-      if (!step) return;
+      const lines = shown().map((arm) => lineOf(arm).x.filter((at) => at != null));
+      const values = lines.reduce((longest, line) => line.length > longest.length ? line : longest, []);
+      const left = drawn.cursor.left, end = values.length - 1;
+      const here = left == null || left < 0 ? null : nearest(values, values, drawn.posToVal(left, "x"));
+      const to = { ArrowLeft: (here ?? end + 1) - 1, ArrowRight: (here ?? -1) + 1, Home: 0, End: end }[event.key];
+      if (to === undefined || end < 0) return;
       event.preventDefault();
-      const at = (drawn.cursor.idx ?? (step > 0 ? -1 : values.length)) + step;
-      drawn.setCursor({ left: drawn.valToPos(values[Math.max(0, Math.min(values.length - 1, at))], "x"), top: 10 });
+      read.setAttribute("aria-live", "polite");
+      drawn.setCursor({ left: drawn.valToPos(values[Math.max(0, Math.min(end, to))], "x"), top: 10 });
     };
+    plot.onmousemove = () => read.setAttribute("aria-live", "off");
     new ResizeObserver(() => { if (drawn && drawn.width !== size().width) drawn.setSize(size()); }).observe(plot);
     return update;
   };

@@ -1,8 +1,9 @@
 // Shows the rollouts. `pods.ledger(data)` can be called again with new groups: filters and open lines stay.
 window.pods.ledger = (() => {
   const open = new Map();  // what the reader opened or closed, by key
+  const PAGE = 20;  // groups that are shown at first, and that "more" adds
   const MARGIN = 900;  // pixels above and below the window
-  let arms = [], colours = [], runs = [], texts = [], questions = new Map(), groups = [], first = null, wanted = {}, pattern = null, found = [], prompt = null, ready = false;
+  let arms = [], colours = [], runs = [], texts = [], questions = new Map(), groups = [], first = null, wanted = {}, pattern = null, found = [], prompt = null, ready = false, most = PAGE;
 
   const at = (id) => document.getElementById(id);
   const make = (tag, name, ...parts) => {
@@ -105,7 +106,7 @@ window.pods.ledger = (() => {
       const others = groups.filter((other) => other.prompt === group.prompt).length - 1;
       const about = make("div", "prompt", make("h3", "", "Prompt"), pre(group.prompt));
       if (texts[group.answer]) about.append(make("h3", "", "Gold answer"), pre(group.answer));
-      if (others) about.append(button(`Only this prompt (${others} more groups)`, () => { prompt = texts[group.prompt]; apply(); }));
+      if (others) about.append(button(`Only this prompt (${others} more groups)`, () => { prompt = texts[group.prompt]; most = PAGE; apply(); }));
       const names = make("div", "cols", ...["", "reward", "adv.", "", "rollout"].map((name) => make("span", "", name)));
       const list = make("div", "rows");
       virtual(list, rows, 25, 30, (row) => rowElement(row, group.key));
@@ -158,12 +159,22 @@ window.pods.ledger = (() => {
     const only = prompt === null ? "" : " of one prompt";
     at("f-count").textContent = shown.length ? `${shown.length} of ${groups.length} groups${only}, ${rollouts} rollouts` : "No rollout matches.";
     at("ledger-groups").replaceChildren();
-    virtual(at("ledger-groups"), shown, wanted.deep ? 3 : 12, wanted.deep ? 600 : 100, groupElement);
+    virtual(at("ledger-groups"), shown.slice(0, most), PAGE, wanted.deep ? 600 : 100, groupElement);
+    const rest = shown.length - most;
+    if (rest <= 0) return;
+    const more = button(`${Math.min(rest, PAGE)} more of ${rest}`, () => {
+      most += PAGE;
+      apply();
+      document.getElementById("ledger-more")?.focus({ preventScroll: true });
+    });
+    more.id = "ledger-more";
+    at("ledger-groups").append(more);
   };
   const listen = () => {
     let timer = 0;
     const change = (wait) => {
       open.clear();
+      most = PAGE;
       clearTimeout(timer);
       timer = setTimeout(apply, wait);
     };

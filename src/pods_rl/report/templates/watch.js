@@ -1,6 +1,6 @@
 // Keeps a served page up to date: once a second it asks whether the server has made the report again.
 (() => {
-  const parts = (page) => [...page.querySelectorAll("#head, main > *")];
+  const parts = (page) => [...page.querySelectorAll("#head, #nav, main > *")];
   const sent = new Map(parts(document).map((part) => [part.id, part.outerHTML]));
   const isDrawn = (part) => part.matches("figure, #ledger");  // a script fills these, with the data
   let version = null;
