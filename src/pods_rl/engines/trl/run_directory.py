@@ -50,8 +50,10 @@ class RunDirectory(TrainerCallback):
     Raises:
         TypeError: `trainer` is not a PODSTrainer.
 
-    Example:
-        >>> trainer.add_callback(RunDirectory(trainer, "runs/mine"))  # doctest: +SKIP
+    Example::
+
+        trainer.add_callback(RunDirectory(trainer, "runs/mine"))
+        trainer.train()
     """
 
     def __init__(self, trainer: PODSTrainer, path: str | Path, *, rollouts_every: int = 10) -> None:
