@@ -40,7 +40,7 @@ ALLOWED = {
     "training": LOW
     | {"engines", "evaluation", "policies", "prefix_tree", "recipe", "report", "rewards"}
     | {"sandbox", "streams", "tasks"},
-    "planning": {"distributed", "engines", "errors", "policies", "recipe", "selection", "training"},
+    "planning": {"distributed", "engines", "errors", "policies", "prefix_tree", "recipe", "selection", "training"},
     "experiment": LOW | {"recipe", "sandbox", "yaml_files"},
 }  # fmt: skip
 ROOT_MODULES = {"__init__", "__main__", "errors", "streams", "text", "yaml_files"}

@@ -13,6 +13,7 @@ import typer
 from typer import Option
 
 from ..engines import TESTED
+from ..errors import UserError
 from ..recipe import load_recipe
 from ..text import console, plain_text, safe_text
 from .train import Config, named_recipe, show_fact, show_facts, stoppable, working
@@ -22,6 +23,7 @@ _PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "
 _EXTRAS = ("vllm", "bitsandbytes", "deepspeed")
 _GIB = 2**30
 _DISK_LEFT = 5.0  # GiB, below which a checkpoint of a small model may not fit
+_ANY_RECIPE = "tiny-pods"  # whose settings a model alone is loaded with
 _STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
 Finding = tuple[str, str, str]  # ok, note or bad; what was checked; its value
 
@@ -29,18 +31,25 @@ Finding = tuple[str, str, str]  # ok, note or bad; what was checked; its value
 def doctor(context: typer.Context, config: Config = None) -> None:
     """Check whether this machine can train; the exit code is 1 if it cannot.
 
-    Checks versions, devices and disk. With a recipe, also shows what is missing for it, and its batch plan. Set any key
-    of the recipe with --KEY VALUE.
+    Checks versions, devices and disk. With a recipe, also shows what is missing for it, its batch plan, and what its
+    policy computes over prefix trees. Set any key of the recipe with --KEY VALUE. With a model, a folder or a name on
+    the hub, shows what it computes over prefix trees.
 
     \b
     Examples:
       pods doctor
       pods doctor tiny-pods --num_rollouts 128
+      pods doctor Qwen/Qwen3-0.6B
     """
     recipe = None
+    is_model = False
     if context.args or config:
         named, keys = named_recipe(context, config)
-        recipe = load_recipe(named, keys)
+        is_model = config is None and _is_model(named)
+        if is_model:
+            recipe = load_recipe(_ANY_RECIPE, keys | {"model_name_or_path": named})
+        else:
+            recipe = load_recipe(named, keys)
     findings = list(check_versions())
     _show_findings(findings)
     with working("importing torch"):
@@ -49,12 +58,32 @@ def doctor(context: typer.Context, config: Config = None) -> None:
         of_machine.append(("bad", "recipe", recipe.missing_library))
     _show_findings(of_machine)
     findings += of_machine
-    if recipe:
+    if recipe and not recipe.missing_library:
         console().print()
+        with working("loading the policy"):
+            from ..distributed.processes import quiet_libraries
+            from ..planning.trees import describe_trees
+
+            quiet_libraries()
+            try:
+                facts = describe_trees(recipe)
+            except UserError as error:
+                if is_model:
+                    raise
+                facts = [("prefix trees", f"not tried: {error}")]
+        show_facts(facts)
+    if recipe and not is_model:
         show_facts(recipe.batch_plan().describe())
         console().print(f"\nWhich n and m pay off here? Measure it: pods plan {safe_text(named)}")
     if any(grade == "bad" for grade, _, _ in findings):
         raise typer.Exit(1)
+
+
+def _is_model(name: str) -> bool:
+    """Return whether a word names a model, in a folder or on the hub, and not a recipe."""
+    if Path(name).is_dir():
+        return (Path(name) / "config.json").is_file()
+    return name.count("/") == 1 and Path(name).suffix not in (".yaml", ".yml")
 
 
 def _show_findings(findings: Iterable[Finding]) -> None:

@@ -79,6 +79,19 @@ def complete(
     return generate(**inputs)
 
 
+def why_generates_rows(model: PreTrainedModel) -> str | None:
+    """Return why a model generates each rollout by itself, None if over trees; found by generating two tokens."""
+    ids = torch.ones(2, 2, dtype=torch.int64, device=model.device)
+    try:
+        model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=False,
+            custom_generate=partial(decode, None),
+        )  # fmt: skip
+    except CannotServeError as error:
+        return str(error)
+    return None
+
+
 def _log_once(reason: str) -> None:
     is_main_process = not dist.is_initialized() or dist.get_rank() == 0
     if is_main_process and reason not in _logged_reasons:

@@ -1,0 +1,49 @@
+"""What a policy computes over prefix trees, tried with its own weights: `pods doctor MODEL`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+from trl.trainer.utils import add_fused_lm_head
+
+from ..policies import find_policy
+from ..policies.loading import load_options
+from ..prefix_tree.decoding import why_generates_rows
+from ..prefix_tree.packing import probe_trees
+from ..recipe import Recipe
+
+
+def describe_trees(recipe: Recipe) -> list[tuple[str, str]]:
+    """Return (part, how it is computed) for generation and the update of a recipe's policy, without its adapter.
+
+    Loads the policy as training does, generates two tokens and computes a small tree.
+    """
+    values = recipe.every_value()
+    if values["exact_trl"] or not values["prefix_tree"]:
+        off = "rows: set prefix_tree to true and exact_trl to false to compute trees"
+        return [("generation", off), ("update", off)]
+    model = _load(recipe)
+    why_rows = why_generates_rows(model)
+    add_fused_lm_head(model.train())
+    update = probe_trees(model, model, tolerance=_tolerance(model))
+    return [("generation", f"rows: {why_rows}" if why_rows else "prefix trees"), ("update", str(update))]
+
+
+def _load(recipe: Recipe) -> Any:
+    """Return the policy, as an instance of the class that its configuration names."""
+    policy = find_policy(recipe.values["model_name_or_path"], revision=recipe.values.get("model_revision") or "main")
+    config = AutoConfig.from_pretrained(policy.model, trust_remote_code=False)
+    architecture = (config.architectures or [""])[0]
+    model_class = getattr(transformers, architecture, AutoModelForCausalLM)
+    options = load_options(recipe) | {"revision": None}  # the files are local
+    model = model_class.from_pretrained(policy.model, use_safetensors=True, **options)
+    device = "cuda" if torch.cuda.is_available() and not recipe.values.get("use_cpu") else "cpu"
+    return model.to(device) if options.get("quantization_config") is None else model
+
+
+def _tolerance(model: Any) -> float:
+    """Return how far a tree may be from its rows by rounding, as in training."""
+    return 1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1
