@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import statistics
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 Arm = TypeVar("Arm")
@@ -147,23 +144,3 @@ def _status(pid: int | str, name: str) -> int:
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return 0
-
-
-# ------------------------------------------------------------------------------------------- an earlier checkout
-
-
-def import_earlier(checkout: Path, packages: Sequence[str], module: str) -> ModuleType:
-    """Import a module of another checkout of this project as `earlier.<module>`.
-
-    Args:
-        packages: those that it imports from, its own too. Their `__init__` is not run: it may need an older TRL.
-    """
-    root = checkout / "src" / "pods_rl"
-    folders = {"earlier": root}
-    for package in packages:
-        folders[f"earlier.{package}"] = root.joinpath(*package.split("."))
-    for name, folder in folders.items():
-        empty_package = ModuleType(name)
-        empty_package.__path__ = [str(folder)]
-        sys.modules[name] = empty_package
-    return importlib.import_module(f"earlier.{module}")
