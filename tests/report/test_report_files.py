@@ -113,7 +113,16 @@ def test_page_markdown_and_terminal_say_the_same_in_the_same_order(report: Repor
     assert text.startswith(f"# PODS report: quickstart\n\n**{account.opening[0]}**\n\n## Result\n")
     assert terminal.startswith("arm final [95 %]")
     assert terminal.endswith(" ".join(account.opening))
-    parts = ("<h1>", 'id="result"', 'id="scores"', 'id="costs"', 'id="steps"', 'id="final"', 'id="method"', 'id="ledger"')
+    parts = (
+        "<h1>",
+        'id="result"',
+        'id="scores"',
+        'id="costs"',
+        'id="steps"',
+        'id="final"',
+        'id="method"',
+        'id="ledger"',
+    )
     places = [page.index(part) for part in parts]
     assert places == sorted(places)
     assert "Missing" not in page
