@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One run of `pods train` over several nodes: each node runs this script, and all read and write one file system.
 #
-#   sbatch --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 --time=24:00:00 --signal=TERM@300 --requeue \
+#   sbatch --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 --time=24:00:00 --signal=TERM@300 \
 #     --wrap 'GPUS=8 srun examples/nodes.sh --config my.yaml --output runs/mine'
 #
 # The signal reaches each node's `pods train`, which saves a checkpoint and stops; add --resume to go on. Without Slurm,

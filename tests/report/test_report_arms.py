@@ -22,7 +22,7 @@ from pods_rl.report.contrasts import things
 from pods_rl.report.intervals import Difference
 from pods_rl.report.ledger import Ledger
 from pods_rl.report.notes import notes as notes_of
-from pods_rl.report.tables import arms_table, pairs_table, result_table
+from pods_rl.report.tables import arms_table, pairs_table, result_table, tables
 from pods_rl.report.wording import details, number_of, opening
 
 CLOCK = [6.0 * k for k in range(11)]
@@ -465,6 +465,12 @@ def test_an_arm_that_still_trains_is_not_called_ended(tmp_path: Path) -> None:
     for line in (*sentences(analysis), *notes(analysis)):
         assert " end" not in line
         assert "never" not in line
+    for seed in range(5):  # as long as the other arm needs to the level, and below it
+        write_run(tmp_path / "later" / f"seed-{seed}", "later", seed, rate=0.05, end=300, state="running")
+    analysis = analysis_of(tmp_path)
+    cells = [cell for table in tables(analysis).values() for row in table.cells for cell in row]
+    assert any(cell.startswith("not yet") for cell in cells)
+    assert not any(cell.startswith("never") for cell in cells)
 
 
 def test_a_time_at_which_few_runs_were_evaluated_lies_between_two_others() -> None:

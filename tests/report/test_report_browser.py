@@ -121,6 +121,92 @@ def test_the_cursor_shows_values_and_saved_files_hold_them(page: Browser) -> Non
     assert picture.startswith("data:image/png")
 
 
+def test_an_arrow_key_moves_by_evaluation_and_the_values_are_read_out(page: Browser) -> None:
+    """Not from one column of the drawing to the next: each of 15 runs has its own seconds."""
+    press = "document.querySelector('#scores .plot').dispatchEvent(new KeyboardEvent('keydown', {key: '%s'}))"
+    read = "texts('#scores .read div')[0]"
+    mouse = "document.querySelector('#scores .plot').dispatchEvent(new MouseEvent('mousemove'))"
+    page.run(mouse)
+    assert page.run("document.querySelector('#scores .read').ariaLive") == "off"
+    seen = []
+    for key in ("Home", "ArrowRight", "ArrowRight", "ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft"):
+        page.run(press % key)
+        seen.append(round(float(page.run(read).partition(" at ")[2].partition(" ")[0])))
+    assert seen == [0, 15, 30, 45, 60, 60, 45]
+    assert page.run("document.querySelector('#scores .read').ariaLive") == "polite"
+    tip = page.run("document.querySelector('#scores .tip').textContent")
+    assert all(line.partition(") ")[2].partition(" [")[0].split(" ·")[0] in tip for line in [page.run(read)])
+    assert not page.run("document.querySelector('#scores .tip').hidden")
+
+
+def test_a_figure_has_a_data_table_a_log_scale_and_a_reset(page: Browser, explored: ReportFiles) -> None:
+    page.run("document.querySelector('#scores .data').open = true")
+    page.until("document.querySelector('#scores .data table') !== null")
+    arms = explored.account.charts["scores"][0]["arms"]
+    assert page.run("document.querySelectorAll('#scores .data tbody tr').length") == sum(
+        len(arm["lines"]["time"]["x"]) for arm in arms
+    )
+    last = page.run("[...document.querySelectorAll('#scores .data tbody tr')].at(-1).cells[2].textContent")
+    assert last == f"{arms[-1]['lines']['time']['mean'][-1]:.1f} %"
+    picture = "document.querySelector('#scores canvas').toDataURL()"
+    before = page.run(picture)
+    button = "[...document.querySelectorAll('#scores .bar button')].find((b) => b.textContent === '%s')"
+    page.run((button % "log scale") + ".click()")
+    assert page.run(picture) != before
+    page.run((button % "log scale") + ".click()")
+    assert page.run(picture) == before
+    assert page.run((button % "reset zoom") + ".hidden")
+    left, top, width, height = page.run(
+        "(() => {const plot = document.querySelector('#scores .u-over'); plot.scrollIntoView({block: 'center'});"
+        "const r = plot.getBoundingClientRect();"
+        "return [r.x, r.y, r.width, r.height]})()"
+    )
+    page.mouse("mousePressed", left + 0.2 * width, top + height / 2)
+    page.mouse("mouseMoved", left + 0.5 * width, top + height / 2)
+    page.mouse("mouseReleased", left + 0.5 * width, top + height / 2)
+    page.until("!" + (button % "reset zoom") + ".hidden")
+    page.run((button % "reset zoom") + ".click()")
+    page.until((button % "reset zoom") + ".hidden")
+
+
+def test_a_table_is_sorted_by_the_column_that_is_clicked(page: Browser) -> None:
+    cells = "[...document.querySelectorAll('#final tbody tr')].map((row) => row.cells[%d].textContent.trim())"
+    title = "document.querySelectorAll('#final th button.sort')[%d]"
+    numbers = [float(cell.split()[0]) for cell in page.run(cells % 2)]
+    page.run((title % 2) + ".click()")
+    assert [float(cell.split()[0]) for cell in page.run(cells % 2)] == sorted(numbers)
+    page.run((title % 2) + ".click()")
+    assert [float(cell.split()[0]) for cell in page.run(cells % 2)] == sorted(numbers, reverse=True)
+    assert page.run((title % 2) + ".parentNode.ariaSort") == "descending"
+    page.run((title % 0) + ".click()")
+    assert page.run(cells % 0) == sorted(page.run(cells % 0))
+
+
+def test_the_page_opens_with_a_number_and_what_it_compares(page: Browser, explored: ReportFiles) -> None:
+    number, about = page.run("texts('h1 > *')")
+    assert f"{number} {about}" == explored.account.opening[0]
+    sizes = page.run("[...document.querySelectorAll('h1 > *')].map((e) => parseFloat(getComputedStyle(e).fontSize))")
+    assert sizes[0] > 1.5 * sizes[1]
+
+
+def test_no_printed_page_is_blank(page: Browser) -> None:
+    """Twenty groups, and no room for the others: what a script has not drawn took 24 of 28 pages."""
+    groups = page.run("document.querySelectorAll('#ledger-groups .g').length")
+    assert groups == 20
+    assert page.run("document.querySelector('main').lastElementChild.id") == "ledger"
+    page.run("document.getElementById('ledger-more').click()")
+    assert page.run("texts('#ledger-more')") == ["20 more of 84"]
+    page.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        empty = page.run("""[...document.querySelectorAll('#ledger-groups > div, .rows > div')]
+            .filter((chunk) => !chunk.firstChild).map((chunk) => chunk.getBoundingClientRect().height)""")
+        assert empty
+        assert max(empty) == 0
+        assert page.run("getComputedStyle(document.getElementById('nav')).display") == "none"
+    finally:
+        page.call("Emulation.setEmulatedMedia", media="")
+
+
 def test_every_logged_metric_can_be_drawn_over_steps_time_and_tokens(page: Browser, explored: ReportFiles) -> None:
     panels = {panel["metric"]: panel for panel in explored.account.charts["steps"]}
     values = "[...document.querySelectorAll('#steps select')].map((s) => [...s.options].map((o) => o.value))"

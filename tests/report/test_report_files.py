@@ -343,6 +343,7 @@ def test_a_score_has_one_unit_in_every_table_and_figure(report: ReportFiles) -> 
     for name in ("result", "final"):
         assert any(cell.startswith(f"{text} %") for cell in account.tables[name].cells[1])
     assert any(" points [" in cell for cell in account.tables["pairs"].cells[0])
+    assert all(" %" in cell for cell in account.tables["final"].cells[1][1:4])  # start, final and peak
     drawn = account.charts["scores"][0]["arms"][1]
     assert (drawn["label"], f"{drawn['lines']['time']['mean'][-1]:.1f}") == ("pods (64→16)", text)
     assert read_csv(report.csv["final"])[1]["final"].startswith("0.")

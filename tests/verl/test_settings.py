@@ -58,6 +58,7 @@ REFUSED = [
     ([f"~{KWARGS}.num_rollouts"], "must be a whole number of at least 1; got None"),
     ([f"{KWARGS}.seed=1.5"], "seed must be a whole number of at least 0; got 1.5"),
     ([f"{KWARGS}.ledger_every=0"], "ledger_every must be a whole number of at least 1; got 0"),
+    ([f"{KWARGS}.rule=os.path:basename"], "basename' takes (p"),
     ([f"{KWARGS}.ledger=3"], "ledger must be the path of a folder; got 3"),
     ([f"{KWARGS}.ledger=' '"], "ledger must be the path of a folder; got ' '"),
     ([f"{KWARGS}.poll_interval=often"], "poll_interval must be a number of seconds above 0; got 'often'"),

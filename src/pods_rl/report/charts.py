@@ -397,8 +397,8 @@ def _lines(curve: Curve, scale: float, bounds: Sequence[float] | None, y_scale: 
     points = _even(len(curve.due), _MOST_POINTS)
     low, high = (edge * y_scale for edge in _band_of(curve))
     if bounds is not None:
-        low = np.clip(low, *bounds)
-        high = np.clip(high, *bounds)
+        low = np.clip(low, bounds[0], bounds[1])
+        high = np.clip(high, bounds[0], bounds[1])
     seeds = []
     if len(curve.runs) > 1:
         for run in _even(len(curve.runs), _MOST_RUNS):

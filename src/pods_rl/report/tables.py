@@ -112,8 +112,8 @@ def _raw(value: Any) -> Any:
 def _speedup_cell(row: Row) -> str:
     """Return the speedup of a pair, or of an arm against the baseline."""
     if "pair" in row:
-        return speedup_text(row["pair"].speedup)
-    return speedup_text(row["result"].speedup)
+        return speedup_text(row["pair"].speedup, row["pair"].arm)
+    return speedup_text(row["result"].speedup, row["result"].arm)
 
 
 _ARM = Column("arm", "label", is_text=True, terminal="arm")
@@ -179,9 +179,7 @@ def result_table(analysis: Analysis) -> Table:
     notes = []
     if analysis.level is not None and analysis.baseline is not None:
         target = f"to {short_target_text(analysis, analysis.level)}"
-        columns.append(
-            Column(f"time {target}", lambda row: time_to_level_text(row["result"].speedup, unit), terminal=target)
-        )
+        columns.append(_time_column(f"time {target}", unit, target))
         notes.append(
             f"Time {target}: when the mean curve first has {level_text(analysis.baseline)}, on straight lines between "
             "evaluations."
@@ -205,6 +203,14 @@ def _verdict_notes(analysis: Analysis) -> list[str]:
     if analysis.is_share:
         notes.append(f"Level: it does not, and it lies within {100 * LEVEL_MARGIN:g} points of 0.")
     return notes
+
+
+def _time_column(title: str, unit: str, terminal: str = "") -> Column:
+    def cell(row: Row) -> str:
+        result = row["result"]
+        return time_to_level_text(result.speedup, result.arm, unit)
+
+    return Column(title, cell, terminal=terminal)
 
 
 def _at_column(unit: str) -> Column:
@@ -239,7 +245,7 @@ def arms_table(analysis: Analysis) -> Table:
         notes.append("± is 1.96 standard errors of the evaluation of a single run.")
     if analysis.baseline and _has_speedups(analysis):
         level = "to\u00a099\u00a0%"
-        columns.append(Column(level, lambda row: time_to_level_text(row["result"].speedup, unit)))
+        columns.append(_time_column(level, unit))
         columns.append(_SPEEDUP)
         notes.append(
             f"“99 %” is {level_text(analysis.baseline)}: the mean curve crosses it on a straight line between two "
@@ -562,13 +568,14 @@ def runs_table(analysis: Analysis) -> Table:
     for arm in analysis.arms:
         for run in arm.runs:
             rows.append(_run_row(arm, run, analysis.metric))
+    unit = unit_for(max(finite_numbers(row["seconds"] for row in rows), default=0.0))
     columns = (
         _ARM,
         Column("run", "run", is_text=True),
         Column("state", "state", is_text=True),
         Column("reason", "reason", is_text=True),
         Column("steps", "steps", 0),
-        Column("trained for", lambda row: duration(row["seconds"])),
+        Column("trained for", lambda row: duration(row["seconds"], unit)),
         Column("evaluations", "evaluations"),
         _score_column(analysis, f"last {words(analysis.metric)}", "last_score", analysis.metric),
     )

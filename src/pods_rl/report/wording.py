@@ -46,7 +46,7 @@ def difference_text(analysis: Analysis, gap: Difference) -> str:
     return with_interval(number(gap.mean, SCORE_DIGITS), gap.low, gap.high, SCORE_DIGITS)
 
 
-def speedup_text(speedup: Speedup | None) -> str:
+def speedup_text(speedup: Speedup | None, arm: Arm) -> str:
     """Return a speedup with its interval; of an arm that does not reach the level only what the interval allows."""
     if speedup is None:
         return "–"
@@ -54,11 +54,15 @@ def speedup_text(speedup: Speedup | None) -> str:
         ratio = number(speedup.speedup, SPEEDUP_DIGITS)
         return with_interval(ratio, speedup.ci_low, speedup.ci_high, SPEEDUP_DIGITS)
     if speedup.ci_high > 0:
-        return f"never {interval(0.0, speedup.ci_high, SPEEDUP_DIGITS)}"
-    return "never"
+        return f"{_never(arm)} {interval(0.0, speedup.ci_high, SPEEDUP_DIGITS)}"
+    return _never(arm)
 
 
-def time_to_level_text(speedup: Speedup | None, unit: str) -> str:
+def _never(arm: Arm) -> str:
+    return "not yet" if arm.is_running else "never"
+
+
+def time_to_level_text(speedup: Speedup | None, arm: Arm, unit: str) -> str:
     """Return when an arm reached the level. An arm that ended too early to know had not at its end."""
     if speedup is None:
         return "–"
@@ -66,6 +70,8 @@ def time_to_level_text(speedup: Speedup | None, unit: str) -> str:
         return f"> {duration(speedup.arm_end, unit)}"
     if speedup.problem:
         return "–"
+    if speedup.never_reached:
+        return _never(arm)
     return duration(speedup.arm_time, unit)
 
 
@@ -117,7 +123,12 @@ def result_text(analysis: Analysis, result: ArmResult) -> str:
     score = _score(analysis, final.final)
     if not math.isnan(result.margin):
         return f"{score} ± {number(scale * result.margin, digits)}"
-    return with_interval(score, scale * final.low, scale * final.high, digits)
+    low = scale * final.low
+    high = scale * final.high
+    if analysis.is_share and not math.isnan(low):  # no share is below 0 or above 1
+        low = max(low, 0.0)
+        high = min(high, scale)
+    return with_interval(score, low, high, digits)
 
 
 def _target(analysis: Analysis, level: float) -> str:
@@ -401,7 +412,8 @@ def _speedup_sentence(analysis: Analysis, pair: Pair) -> str:
     times = f"{duration(speedup.arm_time, unit)} against {rival_time}"
     if not speedup.settled:
         return f"{faster} to {goal}: {times}{_range_of(speedup)}."
-    return f"{arm} is {_faster(speedup)} than {rival} to {goal}: {times}{_settled_range(speedup)}."
+    so_far = " so far" if pair.is_running else ""
+    return f"{arm} is {_faster(speedup)} than {rival} to {goal}{so_far}: {times}{_settled_range(speedup)}."
 
 
 def _faster(speedup: Speedup) -> str:

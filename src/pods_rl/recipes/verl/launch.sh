@@ -29,10 +29,13 @@ case $ESTIMATOR in
 esac
 
 if [ "$NODES" -gt 1 ]; then
+  # Newer versions of Ray ask each node for the token in ~/.ray/auth_token: share it, or set RAY_AUTH_MODE=disabled.
+  export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token}
   : "${HEAD_ADDRESS:?set HEAD_ADDRESS to the address of node 0, as all nodes reach it}"
   if [ "$RANK" -gt 0 ]; then
     exec ray start --address "$HEAD_ADDRESS:$PORT" --num-gpus "$GPUS" --block
   fi
+  if [ "$RAY_AUTH_MODE" = token ]; then ray get-auth-token --generate > /dev/null 2>&1 || true; fi  # older ones have none
   ray start --head --node-ip-address "$HEAD_ADDRESS" --port "$PORT" --num-gpus "$GPUS"
   trap 'ray stop' EXIT
   until [ "$("$PYTHON" -c "import ray; ray.init('auto', log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))" 2>/dev/null | tail -1)" = "$NODES" ]; do

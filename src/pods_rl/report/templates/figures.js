@@ -110,7 +110,7 @@ window.pods = { figures: (() => {
 
     // The values of the lines within the window, and the level. A wide band does not make lines flat, and is cut.
     const heights = (u, low, high) => {
-      if (low == null) return [0, 1];
+      if (low == null) return state.log ? [1, 10] : [0, 1];  // nothing is drawn; a log scale has no 0
       if (chart.level && !state.zoom) [low, high] = [Math.min(low, chart.level[0]), Math.max(high, chart.level[0])];
       if (state.log) return [low / 1.2, high * 1.2];
       const room = 0.06 * (high - low) || 0.06 * Math.abs(high) || 1, [least, most] = chart.bounds ?? [-Infinity, Infinity];
