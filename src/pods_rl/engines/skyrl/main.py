@@ -1,7 +1,7 @@
 """SkyRL's entry point with PODS (docs/skyrl.md): a command of its own, or SkyRL's `trainer.override_entrypoint`.
 
-    python -m pods_rl.engines.skyrl.main pods.num_rollouts=16 ...
-    python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=pods_rl.engines.skyrl.main ...
+python -m pods_rl.engines.skyrl.main pods.num_rollouts=16 ...
+python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=pods_rl.engines.skyrl.main ...
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from skyrl.train.utils.utils import initialize_ray
 from ...errors import UserError
 from .generator import PODSGenerator
 from .settings import read_settings
-
 
 # by which SkyRL's own entry point finds this module; its configuration of older versions has no such key
 _OVERRIDE = "trainer.override_entrypoint="
