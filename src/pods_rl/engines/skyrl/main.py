@@ -1,4 +1,8 @@
-"""SkyRL's entry point with PODS: a command, or SkyRL's `trainer.override_entrypoint` (docs/skyrl.md)."""
+"""SkyRL's entry point with PODS (docs/skyrl.md): a command of its own, or SkyRL's `trainer.override_entrypoint`.
+
+python -m pods_rl.engines.skyrl.main pods.num_rollouts=16 ...
+python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=pods_rl.engines.skyrl.main ...
+"""
 
 from __future__ import annotations
 
