@@ -257,3 +257,46 @@ def test_docker_accepts_the_dockerfile():
         pytest.skip("no Docker daemon answers")
     done = subprocess.run(["docker", "build", "--check", str(ROOT)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- environments of `make` --------------------------------------------------------------------------------------------
+
+PIP = "python -m pip install --quiet --disable-pip-version-check --no-compile"
+
+
+@pytest.mark.parametrize(
+    ("uv_on_path", "uv_on_index", "uv_works"),
+    [(True, False, True), (True, False, False), (False, True, True), (False, False, True)],
+    ids=["there", "there, and fails", "from the index", "nowhere"],
+)
+def test_an_environment_is_installed_by_uv_or_else_by_pip(tmp_path, uv_on_path, uv_on_index, uv_works):
+    """With stand-ins that write down how they are called; torch always comes by pip, which finds a machine's wheel."""
+    uv = f'#!/bin/sh\necho "uv $*" >> {tmp_path}/calls\nexit {int(not uv_works)}\n'
+    python = f"""#!/bin/sh
+echo "python $*" >> {tmp_path}/calls
+case "$*" in *--target*)
+  {"mkdir -p .venv-uv/bin && cp uv .venv-uv/bin" if uv_on_index else "exit 1"};;
+esac
+"""
+    (tmp_path / "environment" / "bin").mkdir(parents=True)
+    (tmp_path / "path").mkdir()
+    files = {"uv": uv, "environment/bin/python": python}
+    if uv_on_path:
+        files["path/uv"] = uv
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, "utf-8")
+        (tmp_path / name).chmod(0o755)
+    command = ["bash", str(ROOT / "tools" / "environment.sh"), "environment", "--no-deps", "-e", "."]
+    variables = {"PATH": f"{tmp_path}/path:/usr/bin:/bin"}
+    subprocess.run(command, cwd=tmp_path, env=variables, check=True, capture_output=True)
+    calls = (tmp_path / "calls").read_text("utf-8").splitlines()
+    assert calls.pop(0) == f"{PIP} torch==2.13.0"
+    if not uv_on_path:
+        assert calls.pop(0) == f"{PIP} --target .venv-uv uv"
+    by_uv = "uv pip install --quiet --python environment/bin/python --no-deps -e ."
+    by_pip = f"{PIP} --no-deps -e ."
+    if uv_on_path or uv_on_index:
+        assert calls.pop(0) == by_uv
+        assert calls == ([] if uv_works else [by_pip])
+    else:
+        assert calls == [by_pip]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
+from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ import torch
 from datasets import Dataset
 
 from pods_rl.engines.measuring import pad_rewards
+from pods_rl.engines.seeds import seeded_generator
 from pods_rl.engines.verl.groups import choose
 from pods_rl.selection import advantages, select
 
@@ -90,6 +92,14 @@ def test_trl_keeps_them_and_trains_no_other(make_trainer):
     assert len(batches[0]["completion_ids"]) == M * groups
 
 
+def test_trl_draws_by_the_formula_of_every_engine(make_trainer):
+    trainer = make_trainer(rule="random", num_rollouts=N, max_steps=1)
+    trainer.train()
+    found = trainer.rollouts
+    generator = seeded_generator(3, 0, 0)  # the run's seed, the steps before, and the generations of the step before
+    assert found.kept.equal(select(found.rewards, M, "random", generator).indices)
+
+
 @pytest.fixture
 def stand_in(monkeypatch):
     """Puts an empty module in place of one that is not installed, with the names that are given."""
@@ -117,6 +127,14 @@ def skyrl_config(**algorithm):
         generator=SimpleNamespace(n_samples_per_prompt=M, step_wise_trajectories=False),
         trainer=SimpleNamespace(algorithm=SimpleNamespace(**algorithm)),
     )
+
+
+@dataclass
+class TrajectoryID:
+    """SkyRL's: a prompt, and the number of one of its trajectories."""
+
+    instance_id: str
+    repetition_id: int
 
 
 class Scripted:
@@ -152,3 +170,18 @@ def test_skyrl_returns_them_with_every_field_of_its_main_branch(skyrl):
     unusable = sum(not usable(group, i) for group in range(len(KEPT)) for i in range(N))
     assert output["rollout_metrics"]["pods/unusable_rewards"] == unusable
     assert output["rollout_metrics"]["pods/skipped_groups"] == len(KEPT) - len(FULL)
+
+
+def test_skyrl_draws_by_the_formula_of_every_engine(skyrl):
+    """From the run's seed, the step and the prompt."""
+    generator = skyrl.PODSGenerator(Scripted(), skyrl_config(), num_rollouts=N, rule="random", seed=5)
+    group = NAMES.index("no masks")
+    batch = {
+        "prompts": [str(group)] * M,
+        "trajectory_ids": [TrajectoryID("a prompt", i) for i in range(M)],
+        "batch_metadata": SimpleNamespace(training_phase="train", global_step=7),
+    }
+    output = asyncio.run(generator.generate(batch))
+    rewards_1N = torch.tensor([REWARDS[group]])
+    expected = select(rewards_1N, M, "random", seeded_generator(5, 7, "a prompt")).indices[0].tolist()
+    assert [ids[1] for ids in output["response_ids"]] == expected
