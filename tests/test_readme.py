@@ -310,7 +310,9 @@ def test_the_file_tree_is_true_and_has_every_package():
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 VERSIONS = (ROOT / "docs" / "trl.md").read_text(encoding="utf-8").partition("\n## Versions\n")[2]
-DISTRIBUTIONS = {"torch": "torch", "transformers": "transformers", "TRL": "trl", "vLLM": "vllm", "verl": "verl"}
+DISTRIBUTIONS = {"torch": "torch", "transformers": "transformers", "TRL": "trl", "vLLM": "vllm", "verl": "verl"} | {
+    "SkyRL": "skyrl"
+}
 
 
 def version_rows() -> list[dict[str, str]]:

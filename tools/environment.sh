@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Install into a Python environment, which is made if it is missing: tools/environment.sh FOLDER ARGUMENTS
 #
-# The arguments are those of `pip install`. uv installs them, in a tenth of pip's time; where it is neither there nor on
+# The arguments are those of `pip install`. uv installs them, in a third to a tenth of pip's time; where it is neither there nor on
 # the index, or fails, pip does. PyTorch comes first, and always by pip: uv does not read pip's settings, by which a
 # machine may name a wheel of its own.
 set -euo pipefail

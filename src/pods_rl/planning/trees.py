@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
-from trl.trainer.utils import add_fused_lm_head
 
+from ..engines.trl.compat import add_fused_lm_head
 from ..policies import find_policy
 from ..policies.loading import load_options
 from ..prefix_tree.decoding import why_generates_rows

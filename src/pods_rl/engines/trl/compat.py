@@ -36,7 +36,14 @@ from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation  # gathers ZeRO-3's weights
 from trl.trainer import grpo_trainer  # its VLLMGeneration and logger are patched below
 from trl.trainer.grpo_trainer import disable_gradient_checkpointing, use_adapter  # noqa: F401
-from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_callable, nanstd, pad  # noqa: F401
+from trl.trainer.utils import (  # noqa: F401
+    add_fused_lm_head,
+    get_callable_name,
+    get_config_model_id,
+    is_async_callable,
+    nanstd,
+    pad,
+)
 
 from ...errors import UserError
 from ...text import change_text, plain_text
