@@ -99,7 +99,7 @@ class Candidate:
 
     @property
     def learning(self) -> float:
-        """What a step is predicted to learn, in a unit that all settings share."""
+        """Return how much a step is predicted to learn, in a unit that all settings share."""
         return self.signal**EXPONENT
 
     @property

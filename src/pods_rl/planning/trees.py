@@ -1,4 +1,4 @@
-"""What a policy computes over prefix trees, tried with its own weights: `pods doctor MODEL`."""
+"""How the parts of a policy are computed, over prefix trees or by rows, tried with its own weights."""
 
 from __future__ import annotations
 

@@ -387,9 +387,8 @@ def without_noise(model: nn.Module) -> Iterator[None]:
         # Some modules read the model's configuration each time.
         for holder in (part, getattr(part, "config", None)):
             for name, value in list(getattr(holder, "__dict__", {}).items()):
-                is_noise = any(word in name for word in ("drop", "jitter", "noise"))
-                if isinstance(holder, nn.modules.dropout._DropoutNd):
-                    is_noise = name == "p"
+                is_dropout = isinstance(holder, nn.modules.dropout._DropoutNd)
+                is_noise = name == "p" if is_dropout else any(word in name for word in ("drop", "jitter", "noise"))
                 is_number = isinstance(value, int | float) and not isinstance(value, bool)
                 if is_noise and is_number and value > 0:
                     before.append((holder, name, value))

@@ -28,7 +28,7 @@ _OVERRIDE = "trainer.override_entrypoint="
 class PODSTrainConfig(SkyRLTrainConfig):
     """SkyRL's configuration plus `pods.num_rollouts`, `pods.rule`, `pods.seed`, `pods.ledger`, `pods.ledger_every`."""
 
-    pods: Any = field(default_factory=dict)  # `settings` refuses what is no group of keys
+    pods: Any = field(default_factory=dict)  # `settings` refuses anything but a group of keys
 
 
 class PODSExp(BasePPOExp):

@@ -45,7 +45,7 @@ class RunDirectory(TrainerCallback):
         trainer: a PODSTrainer. With several processes, each has one of these, and the first one writes.
         path: the directory; it is made. One that holds a run already is refused when training begins, unless training
             resumes from a checkpoint.
-        rollouts_every: write all rollouts of step 1 and of every so many steps. If 0, of none.
+        rollouts_every: steps between those whose rollouts are written, from step 1 on. If 0, no rollouts are written.
 
     Raises:
         TypeError: `trainer` is not a PODSTrainer.

@@ -383,7 +383,7 @@ class PODSTrainer(TypedGRPOTrainer):
         self._check_length(max(map(len, prompt_ids), default=1))
 
     def _check_length(self, prompt: int, which: str = "The longest prompt") -> None:
-        """Raise UserError if the policy's table of positions is too short for a prompt of so many tokens."""
+        """Raise UserError if the policy's table of positions is too short for a prompt of this length."""
         if self._positions is not None:
             self._positions.check(
                 prompt,
