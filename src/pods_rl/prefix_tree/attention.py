@@ -382,7 +382,7 @@ class TreeAttention:
             log_sum = log_sum.transpose(0, 1)
         log_sum = log_sum.detach()
         if torch.is_grad_enabled() and (q.requires_grad or keys.requires_grad):
-            # torch returns no gradient of the sum. A second call, with the keys as values, has it: the sum's gradient is
+            # torch returns no gradient of the sum. A second call, with the keys as values, has it: the gradient is
             # the weighted mean of the keys for a query, and for a key what it receives as a value.
             mean_keys = varlen_attn(q.detach(), keys.detach(), keys, *lengths, **options)
             assert isinstance(mean_keys, Tensor)
