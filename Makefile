@@ -21,9 +21,9 @@ REAL_STAMP := $(REAL_VENV)/.installed
   test-reliability coverage packages dist docs lint types clean help
 
 help:
-	@echo "make quickstart  train TRL's GRPO and PODS on sums, then write a report (5 minutes with the set-up)"
-	@echo "make test        lint, type check, unit and contract tests and one complete run (6 minutes with the set-up)"
-	@echo "make test-all    everything that the gate runs (45 minutes): test, test-slow, test-numeric, docs, test-verl, test-skyrl, test-vllm, dist"
+	@echo "make quickstart  train TRL's GRPO and PODS on sums, then write a report (3 to 5 minutes with the set-up)"
+	@echo "make test        lint, type check, unit and contract tests and one complete run (4 minutes with the set-up)"
+	@echo "make test-all    everything that the gate runs (25 minutes): test, test-slow, test-numeric, docs, test-verl, test-skyrl, test-vllm, dist"
 	@echo "make test-slow   complete runs and several processes"
 	@echo "make test-numeric  the numeric tests under other instruction sets than the processor's own"
 	@echo "make test-verl   the verl engine, in an environment of its own"
