@@ -6,11 +6,14 @@ from functools import cache
 
 import pytest
 import transformers
+from packaging.version import Version
 
 from tests.engines.families import ADAPTER, FAMILIES, IMAGES, PAGES, is_installed, table, train_step, with_table
 from tests.numeric import assert_near
+from tests.prefix_tree.newer import TREES_SINCE
 
 pytestmark = pytest.mark.slow
+IS_NEW = Version(transformers.__version__) >= Version(TREES_SINCE)  # older ones compute some families by rows
 FLOAT32 = 1e-4  # of a gradient: recurrences round more often than attention
 ON_TEXT = [name for name, family in FAMILIES.items() if family.kind != IMAGES]
 
@@ -25,9 +28,15 @@ def test_a_step_is_computed_over_trees_with_the_gradient_of_rows(name):
     family = FAMILIES[name]
     if not is_installed(family):
         pytest.skip(f"transformers {transformers.__version__} has no {family.model_type}")
-    over_trees = step(name)
-    assert over_trees.generation is None
-    assert over_trees.update is None
+    try:
+        over_trees = step(name)
+    except (AttributeError, ValueError) as error:
+        if IS_NEW:
+            raise
+        pytest.skip(f"transformers {transformers.__version__} cannot make or train it: {error}")
+    if IS_NEW:
+        assert over_trees.generation is None
+        assert over_trees.update is None
     if family.kind != ADAPTER:  # with dropout only the expected gradients are equal
         rows = train_step(family, prefix_tree=False, rollouts=over_trees.rollouts)
         assert rows.update is not None
@@ -36,8 +45,8 @@ def test_a_step_is_computed_over_trees_with_the_gradient_of_rows(name):
 
 def test_the_table_of_the_pages_is_what_a_step_does():
     missing = [name for name, family in FAMILIES.items() if not is_installed(family)]
-    if missing:
-        pytest.skip(f"transformers {transformers.__version__} has no {', '.join(missing)}")
+    if missing or not IS_NEW:
+        pytest.skip(f"the table is that of transformers {TREES_SINCE} or newer, and not of {transformers.__version__}")
     text = table({name: step(name) for name in FAMILIES})
     for page in PAGES:
         assert page.read_text() == with_table(page.read_text(), text), page.name

@@ -17,6 +17,7 @@ from pods_rl.prefix_tree.tree import prefix_tree
 from tests.numeric import FLOAT32, FLOAT64, assert_near
 
 from .gpu import TORCHES, put_gpu
+from .newer import needs_newer_transformers
 from .test_packing import SMALL, batch, rows_of
 
 BFLOAT16 = 0.02  # about three roundings of bfloat16, whose steps are 2**-8
@@ -259,6 +260,7 @@ def build(name):
     return model
 
 
+@needs_newer_transformers
 @pytest.mark.numeric
 @pytest.mark.parametrize("long", [4, 256])
 @pytest.mark.parametrize("name", MODELS)
@@ -281,6 +283,7 @@ def test_a_tree_has_the_scores_and_gradients_of_its_rows(monkeypatch, name, long
     assert_near(gradients(TreePass(model, keep, tree=True)), expected, 10 * FLOAT32)
 
 
+@needs_newer_transformers
 @pytest.mark.parametrize("name", ["gpt-oss, sinks", "Gemma 2, softcap"])
 def test_a_model_without_a_tree_computes_what_it_did(name):
     ids, mask, *_ = batch([4, 2], [3, 3])

@@ -10,14 +10,13 @@ from pods_rl.errors import UserError
 from pods_rl.prefix_tree.positions import Positions, positions_of, with_longest_text
 
 SMALL = {"vocab_size": 16, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+NEO = {**SMALL, "num_layers": 1, "max_position_embeddings": 40, "attention_types": [[["global"], 1]]}
 QWEN = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 8, "max_position_embeddings": 40}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40, "rope_theta": 1e4}
 KINDS = {
     "gpt2": (SMALL | {"n_positions": 40}, Positions(40, end=True)),
     "opt": (SMALL | {"ffn_dim": 8, "max_position_embeddings": 40, "word_embed_proj_dim": 8}, Positions(40, end=True)),
-    "gpt_neo": (SMALL | {"max_position_embeddings": 40, "attention_types": [[["global"], 1]]}, Positions(40, end=True)),
-    "gptj": (SMALL | {"n_positions": 40, "rotary_dim": 4}, Positions(40, end=True)),  # a fixed table
-    "ctrl": (SMALL | {"n_positions": 40, "dff": 8}, Positions(40, end=True)),
+    "gpt_neo": (NEO, Positions(40, end=True)),
     "biogpt": (SMALL | {"max_position_embeddings": 40}, Positions(40, end=True)),
     "roberta": (SMALL | {"max_position_embeddings": 42, "is_decoder": True}, Positions(40, end=True)),
     "qwen2": (QWEN, Positions(40, end=False)),

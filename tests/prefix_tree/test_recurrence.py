@@ -22,7 +22,10 @@ from pods_rl.prefix_tree.recurrence import (
 from pods_rl.prefix_tree.tree import prefix_tree
 from tests.numeric import FLOAT64, assert_near
 
+from .newer import needs_newer_transformers
 from .test_packing import PRECISIONS, batch, rows_of
+
+pytestmark = needs_newer_transformers
 
 
 @pytest.fixture(autouse=True)

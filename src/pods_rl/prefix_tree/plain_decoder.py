@@ -148,6 +148,8 @@ def plain_decoder(model: PreTrainedModel) -> PlainDecoder | None:
 
 def _is_arranged(model: PreTrainedModel) -> bool:
     """Return whether the modules have the names and kinds of a plain decoder, and no hooks."""
+    if "llama_4_scaling_beta" in (getattr(model.config, "rope_parameters", None) or {}):
+        return False  # queries are scaled from some position on; older transformers do not show it to `_compare`
     for path, module in model.named_modules():
         name = path.rpartition(".")[2]
         if name not in _NAMES and not name.isdecimal():
