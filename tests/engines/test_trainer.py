@@ -310,7 +310,7 @@ def gpt2(tokenizer):
 
 
 def prompts_of(*lengths: int) -> Dataset:
-    """Prompts of so many characters, which are their tokens."""
+    """Prompts of these lengths: a character is a token."""
     return Dataset.from_dict({"prompt": ["1" * length for length in lengths]})
 
 

@@ -32,7 +32,7 @@ def mark_unusable(rewards: Tensor, trained: Tensor | None = None) -> Tensor:
 
 
 def pad_rewards(rewards: Sequence[Sequence[float | None]], trained: Sequence[Sequence[bool]] | None = None) -> Tensor:
-    """Return groups of different sizes as one float64 tensor `[P, N]`, NaN where there is no usable reward.
+    """Return groups of different sizes as one float64 tensor `[P, N]`, padded with NaN, which marks unusable rewards.
 
     Args:
         rewards: of each group's rollouts; None: not scored.

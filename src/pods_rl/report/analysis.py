@@ -254,7 +254,7 @@ def analyse(
 
 
 def _put(pair: Pair, pairs: list[Pair]) -> None:
-    """Put a pair that is stated among all pairs, in the place of the same two arms if they are there."""
+    """Add a stated pair to all pairs; it replaces the pair of the same two arms if there is one."""
     for place, other in enumerate(pairs):
         if {pair.arm, pair.rival} == {other.arm, other.rival}:
             pairs[place] = pair
