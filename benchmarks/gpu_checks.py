@@ -3,6 +3,8 @@
 1. `attention`: the attention of a tree against float64 with a dense mask, forward and backward.
 2. `tree`: log-probabilities and gradients of a tree against those of its rows, in three precisions.
 3. `generation`: greedy completions over the tree against those of `generate`.
+4. `families`: 2 and 3 again with tiny random models of what people train: windows, sinks, softcaps, experts and
+   recurrent layers.
 
 Each check is an error and the limit that it must not exceed. 16 bits round to about 0.004.
 """
@@ -10,12 +12,13 @@ Each check is an error and the limit that it must not exceed. 16 bits round to a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl.trainer.utils import add_fused_lm_head
 
 from gpu_device import Device
@@ -132,13 +135,16 @@ PRECISIONS = {
 }
 
 
-def small_model(dtype: torch.dtype, device: Device) -> Any:
+SMALL = {
+    "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None,
+}  # fmt: skip
+
+
+def small_model(dtype: torch.dtype, device: Device, model_type: str = "qwen2", **differs: Any) -> Any:
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=8,
-        num_key_value_heads=2, pad_token_id=0, eos_token_id=1, bos_token_id=None,
-    )  # fmt: skip
-    model = Qwen2ForCausalLM(config).to(dtype)
+    config = AutoConfig.for_model(model_type, **SMALL | differs)
+    model = AutoModelForCausalLM.from_config(config).to(dtype)
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     model.gradient_checkpointing_enable()
     return model.to(device.place).train()
@@ -162,22 +168,28 @@ def scores_and_gradient(model: Any, call: Callable[..., Any], device: Device) ->
 def check_tree(device: Device) -> dict[str, Any]:
     checks: list[Check] = []
     attention: list[str] = []
-    trees = True
     for name, (dtype, autocast) in PRECISIONS.items():
         model = small_model(dtype, device)
-        exact = name == "float32"
-        with torch.autocast(device.place.type, torch.bfloat16, enabled=autocast):
-            probe = probe_trees(model, model, tolerance=1e-3 if exact else 0.1)
-            attention.append(f"{name}: {probe}")
-            if probe.why_rows is not None:
-                trees = False
-                checks.append(check(f"{name}: {probe}", float("nan"), 0.0))
-                continue
-            tree = scores_and_gradient(model, TreePass(model, COMPLETION, tree=True), device)
-            rows = scores_and_gradient(model, model, device)
-        checks.append(check(f"{name}: log-probabilities", distance(tree[0], rows[0]), 1e-4 if exact else 0.02))
-        checks.append(check(f"{name}: gradient", distance(tree[1], rows[1]), 1e-3 if exact else 0.05))
-    return {"checks": checks, "attention": "; ".join(attention), "trees": trees}
+        found, kernel = tree_against_rows(model, name, device, autocast=autocast)
+        checks += found
+        attention.append(f"{name}: {kernel}")
+    return {"checks": checks, "attention": "; ".join(attention)}
+
+
+def tree_against_rows(model: Any, name: str, device: Device, *, autocast: bool = False) -> tuple[list[Check], str]:
+    """Return the checks of a tree's log-probabilities and gradient, and what computed its attention."""
+    exact = model.dtype == torch.float32 and not autocast
+    with torch.autocast(device.place.type, torch.bfloat16, enabled=autocast):
+        probe = probe_trees(model, model, tolerance=1e-3 if exact else 0.1)
+        if probe.why_rows is not None:
+            return [check(f"{name}: {probe}", float("nan"), 0.0)], str(probe)
+        tree = scores_and_gradient(model, TreePass(model, COMPLETION, tree=True), device)
+        rows = scores_and_gradient(model, model, device)
+    checks = [
+        check(f"{name}: log-probabilities", distance(tree[0], rows[0]), 1e-4 if exact else 0.02),
+        check(f"{name}: gradient", distance(tree[1], rows[1]), 1e-3 if exact else 0.05),
+    ]
+    return checks, str(probe)
 
 
 # ------------------------------------------------------------------------------------------- 3. greedy generation
@@ -201,9 +213,13 @@ def check_generation(device: Device) -> dict[str, Any]:
     prompts = []
     for row in task.train:
         prompts += [tokenizer(row["prompt"])["input_ids"]] * 2
+    checks = [same_completions(model, prompts, tokenizer.eos_token_id, tokenizer.pad_token_id, "words", device)]
+    return {"checks": checks}
+
+
+def same_completions(model: Any, prompts: list[list[int]], end: int, pad: int, name: str, device: Device) -> Check:
+    """Return the check that the tree's greedy completions have the tokens of `generate`, but for tokens that tie."""
     length = 40
-    end = tokenizer.eos_token_id
-    pad = tokenizer.pad_token_id
     with torch.no_grad():
         ours = complete_prompts(model, prompts, None, length=length, ends=[end], pad=pad)
         theirs = []
@@ -224,14 +240,73 @@ def check_generation(device: Device) -> dict[str, Any]:
             gap = logits[theirs[row][place]] - logits[ours[row, place]]
             if gap.abs().item() > TIE:
                 wrong += 1
-    name = f"greedy completions that differ, of {len(prompts)}; {differing} with tokens that are close to equal"
-    return {"checks": [check(name, float(wrong), 0.0)]}
+    text = f"{name}: greedy completions that differ, of {len(prompts)}; {differing} with tokens that are close to equal"
+    return check(text, float(wrong), 0.0)
+
+
+# ------------------------------------------------------------------------------------------- 4. families
+
+SLIDING = {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+LINEAR = {
+    "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+}  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+MAMBA = {
+    "mamba_n_heads": 8, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_chunk_size": 16,
+    "attn_layer_indices": [2],
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Qwen3": {"model_type": "qwen3"},
+    "Gemma 2": {"model_type": "gemma2", "query_pre_attn_scalar": 16, "attn_implementation": "eager", **SLIDING},
+    "Gemma 3": {"model_type": "gemma3_text", **SLIDING},
+    "gpt-oss": {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, **SLIDING},
+    "Qwen3-MoE": {"model_type": "qwen3_moe", **EXPERTS},
+    "Qwen3.5": {"model_type": "qwen3_5_text", **LINEAR},
+    "Bamba": {"model_type": "bamba", **MAMBA},
+    "LFM2": {"model_type": "lfm2", "layer_types": ["conv", "conv", "full_attention"], "conv_L_cache": 3},
+}
+
+
+def rounding_check(model: Any, exact: Any, name: str, device: Device) -> Check:
+    """Return the check that a tree in 16 bits is as close to float32 as its rows in 16 bits are.
+
+    Between tree and rows there is no limit for every model: rounding can choose other experts.
+    """
+    expected = scores_and_gradient(exact, exact, device)[1]
+    rows = scores_and_gradient(model, model, device)[1]
+    tree = scores_and_gradient(model, TreePass(model, COMPLETION, tree=True), device)[1]
+    return check(f"{name}: gradient, from float32", distance(tree, expected), 1.5 * distance(rows, expected))
+
+
+def check_families(device: Device) -> dict[str, Any]:
+    """Check each family in float32 and bf16, and its completions; one that fails does not end the others."""
+    ids, _ = ragged_rows()
+    prompts = ids[:, : PROMPT + 5].tolist()
+    checks: list[Check] = []
+    attention: list[str] = []
+    for family, differs in FAMILIES.items():
+        model_of = partial(small_model, device=device, initializer_range=0.1, **differs)  # so that tokens matter
+        try:
+            exact = model_of(torch.float32)
+            found, _ = tree_against_rows(exact, f"{family}, float32", device)
+            checks += found
+            model = model_of(torch.bfloat16)
+            probe = probe_trees(model, model, tolerance=0.1)
+            attention.append(f"{family}: {probe}")
+            exact.load_state_dict(model.state_dict())
+            checks.append(rounding_check(model, exact, f"{family}, bfloat16", device))
+            checks.append(same_completions(exact.eval(), prompts, 1, 0, family, device))
+        except Exception as error:
+            checks.append(check(f"{family}: {type(error).__name__}: {error}"[:300], float("nan"), 0.0))
+    return {"checks": checks, "attention": "; ".join(attention)}
 
 
 CHECKS: dict[str, Callable[[Device], dict[str, Any]]] = {
     "attention": check_attention,
     "tree": check_tree,
     "generation": check_generation,
+    "families": check_families,
 }
 
 

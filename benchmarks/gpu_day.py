@@ -7,10 +7,11 @@ as it is known, and `gpu_day.md` shows all of them. On another machine, put `res
 1. Correctness: attention, trees and generation against slower references. If one is wrong, the plan ends. With
    `--anyway` it goes on: an error just above its limit may be rounding.
 2. A step by n, with the shape of Qwen2.5-3B and random weights, next to TRL's GRPO; completions are generated.
-3. The update alone: ragged completions of 8 prompts in micro-batches of 4, for prefix trees, rows and TRL.
-4. Peak memory of an update of 64 rows of 2,000 tokens.
-5. `pods train tiny-pods`, killed and resumed.
-6. `pods train words-pods` for 80 seconds, with evaluations.
+3. The same with the shape of Qwen3.5-0.8B, whose layers are recurrent but for one in four.
+4. The update alone: ragged completions of 8 prompts in micro-batches of 4, for prefix trees, rows and TRL.
+5. Peak memory of an update of 64 rows of 2,000 tokens.
+6. `pods train tiny-pods`, killed and resumed.
+7. `pods train words-pods` for 80 seconds, with evaluations.
 
 What matters most comes first, since the GPU may be taken away: after the checks TRL 16, then trees of 64 -> 16 and
 16 -> 16, TRL 64 and a tree of 256 -> 16.
@@ -50,10 +51,11 @@ from pods_rl.runs.environment import git_commit
 PARTS = {
     1: "Correctness",
     2: "A step by n",
-    3: "The update of ragged completions",
-    4: "Peak memory of an update",
-    5: "A run that is killed and resumed",
-    6: "Training the shipped policy",
+    3: "A step with recurrent layers",
+    4: "The update of ragged completions",
+    5: "Peak memory of an update",
+    6: "A run that is killed and resumed",
+    7: "Training the shipped policy",
 }
 MACHINE = ("device", "torch", "transformers", "trl")  # on which every figure depends
 START = 60  # seconds in which the process of the cells must import its libraries
@@ -96,21 +98,23 @@ class Sizes:
     """Sizes of the plan; the miniature has smaller ones.
 
     Args:
-        shape: of the model in parts 2 to 4.
-        m: rows trained of a prompt in part 2.
-        more_rollouts: n of PODS in part 2, above m; the first is also that of the row-by-row arms.
-        prompt, completion: tokens in part 2.
-        ragged_prompts: of a step in part 3.
-        longest: tokens of the longest completion in part 3, a row of the plan each.
-        memory_rows, memory_tokens: of part 4.
+        shape: of the model in parts 2, 4 and 5.
+        hybrid: its shape in part 3.
+        m: rows trained of a prompt in parts 2 and 3.
+        more_rollouts: n of PODS in part 2, above m; the first is also that of the row-by-row arms and of part 3.
+        prompt, completion: tokens in parts 2 and 3.
+        ragged_prompts: of a step in part 4.
+        longest: tokens of the longest completion in part 4, a row of the plan each.
+        memory_rows, memory_tokens: of part 5.
         steps: timed steps of a cell at most.
         killed_steps: of the run that is killed.
         killed: options of that run.
-        training: options of the run of part 6.
+        training: options of the run of part 7.
         patience: what all limits are multiplied by.
     """
 
     shape: str
+    hybrid: str
     m: int
     more_rollouts: tuple[int, ...]
     prompt: int
@@ -127,7 +131,7 @@ class Sizes:
 
 
 DAY = Sizes(
-    shape="qwen2.5-3b", m=16, more_rollouts=(64, 256), prompt=256, completion=256, ragged_prompts=8,
+    shape="qwen2.5-3b", hybrid="qwen3.5-0.8b", m=16, more_rollouts=(64, 256), prompt=256, completion=256, ragged_prompts=8,
     longest=(500, 2000), memory_rows=64, memory_tokens=2000, steps=5, killed_steps=12, killed=("--eval_prompts", "16"),
     training=("--max_seconds", "80", "--eval_seconds", "20", "--bf16", "true"),
 )  # fmt: skip
@@ -136,7 +140,7 @@ SMALL = (
     "12", "--eval_prompts", "4",
 )  # fmt: skip
 MINIATURE = Sizes(
-    shape="tiny", m=4, more_rollouts=(8, 12), prompt=16, completion=8, ragged_prompts=2, longest=(12,), memory_rows=4,
+    shape="tiny", hybrid="tiny-hybrid", m=4, more_rollouts=(8, 12), prompt=16, completion=8, ragged_prompts=2, longest=(12,), memory_rows=4,
     memory_tokens=16, steps=1, killed_steps=6, killed=SMALL, training=("--max_steps", "2", *SMALL), patience=20,
 )  # fmt: skip
 
@@ -147,12 +151,14 @@ def plan(sizes: Sizes) -> list[Cell]:
         Cell(1, "attention", "checks", 45),
         Cell(1, "tree", "checks", 45),
         Cell(1, "generation", "checks", 30),
+        Cell(1, "families", "checks", 60),
     ]
     cells += generated_cells(sizes)
+    cells += hybrid_cells(sizes)
     cells += ragged_cells(sizes)
     cells += memory_cells(sizes)
-    cells.append(Cell(5, "tiny-pods", "resume", 120, {"words": list(sizes.killed), "steps": sizes.killed_steps}))
-    cells.append(Cell(6, "words-pods", "train", 180, {"words": list(sizes.training)}))
+    cells.append(Cell(6, "tiny-pods", "resume", 120, {"words": list(sizes.killed), "steps": sizes.killed_steps}))
+    cells.append(Cell(7, "words-pods", "train", 180, {"words": list(sizes.training)}))
     return [replace(cell, limit=cell.limit * sizes.patience) for cell in cells]
 
 
@@ -160,7 +166,7 @@ def step_cell(part: int, limit: int, sizes: Sizes, **settings: Any) -> Cell:
     """Return a cell that times steps; it begins no step after half of its limit."""
     settings = {"shape": sizes.shape, "steps": sizes.steps, "seconds": limit / 2, **settings}
     name = f"{settings['arm']} {settings['n']} -> {settings['m']}, {settings['weights']}"
-    if part != 2:
+    if part > 3:
         name += f", {settings['completions']} up to {settings['completion_tokens']}"
     return Cell(part, name, "step", limit, settings)
 
@@ -171,16 +177,21 @@ def generated_cells(sizes: Sizes) -> list[Cell]:
     arms += [("trl", n, "bfloat16")]
     arms += [("tree", more, "bfloat16") for more in sizes.more_rollouts[1:]]
     arms += [("rows", n, "bfloat16"), ("trl", sizes.m, "float32"), ("tree", n, "float32")]
-    cells = []
-    for arm, rollouts, weights in arms:
-        cells.append(
-            step_cell(
-                2, 48, sizes, arm=arm, n=rollouts, m=rollouts if arm == "trl" else sizes.m, prompts=1,
-                micro_batch=min(8, sizes.m), prompt_tokens=sizes.prompt, completion_tokens=sizes.completion,
-                completions="generated", weights=weights,
-            )
-        )  # fmt: skip
-    return cells
+    return [generated_cell(2, sizes, arm, rollouts, weights) for arm, rollouts, weights in arms]
+
+
+def hybrid_cells(sizes: Sizes) -> list[Cell]:
+    arms = [("trl", sizes.m), ("tree", sizes.more_rollouts[0]), ("tree", sizes.m)]
+    return [generated_cell(3, sizes, arm, rollouts, "bfloat16", shape=sizes.hybrid) for arm, rollouts in arms]
+
+
+def generated_cell(part: int, sizes: Sizes, arm: str, rollouts: int, weights: str, **settings: Any) -> Cell:
+    """Return a cell of one prompt a step, whose completions the policy generates."""
+    return step_cell(
+        part, 48, sizes, arm=arm, n=rollouts, m=rollouts if arm == "trl" else sizes.m, prompts=1,
+        micro_batch=min(8, sizes.m), prompt_tokens=sizes.prompt, completion_tokens=sizes.completion,
+        completions="generated", weights=weights, **settings,
+    )  # fmt: skip
 
 
 def ragged_cells(sizes: Sizes) -> list[Cell]:
@@ -189,7 +200,7 @@ def ragged_cells(sizes: Sizes) -> list[Cell]:
         for arm in ("trl", "tree", "rows"):
             cells.append(
                 step_cell(
-                    3, 36, sizes, arm=arm, n=8, m=8, prompts=sizes.ragged_prompts, micro_batch=4,
+                    4, 36, sizes, arm=arm, n=8, m=8, prompts=sizes.ragged_prompts, micro_batch=4,
                     prompt_tokens=min(200, sizes.prompt), completion_tokens=longest, completions="ragged",
                     weights="bfloat16",
                 )
@@ -202,7 +213,7 @@ def memory_cells(sizes: Sizes) -> list[Cell]:
     for arm in ("trl", "tree"):
         cells.append(
             step_cell(
-                4, 60, sizes, arm=arm, n=sizes.memory_rows, m=sizes.memory_rows, prompts=1,
+                5, 60, sizes, arm=arm, n=sizes.memory_rows, m=sizes.memory_rows, prompts=1,
                 micro_batch=sizes.memory_rows, prompt_tokens=min(200, sizes.prompt),
                 completion_tokens=sizes.memory_tokens, completions="given", weights="bfloat16",
             )
@@ -494,7 +505,7 @@ def page(machine: Result, lines: list[Result]) -> str:
         if not of_part:
             continue
         text += [f"## {title}", ""]
-        if part in (2, 3, 4):
+        if part in (2, 3, 4, 5):
             text += table(of_part)
         else:
             for line in of_part:

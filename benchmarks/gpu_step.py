@@ -23,10 +23,11 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedModel,
     PrinterCallback,
-    Qwen2Config,
-    Qwen2ForCausalLM,
     TrainerCallback,
     set_seed,
 )
@@ -40,13 +41,26 @@ from pods_rl.engines.trl.update import PhaseClock
 from pods_rl.policies import tiny_policy_path
 
 QWEN_3B = {
-    "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
+    "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
     "num_attention_heads": 16, "num_key_value_heads": 2, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+# Three of four layers are recurrent.
+HYBRID = {
+    "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 1024, "intermediate_size": 3584,
+    "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-3b": QWEN_3B,
+    "qwen3.5-0.8b": HYBRID,
     "tiny": QWEN_3B | {
         "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4
+    },
+    "tiny-hybrid": HYBRID | {
+        "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
     },
 }  # fmt: skip
 WARM_UP = 2  # steps: torch chooses kernels in the first, and the allocator grows up to the second
@@ -159,10 +173,10 @@ def reward(completions: list[str], **_: Any) -> list[float]:
     return [len(set(text)) / 100 + i % 7 for i, text in enumerate(completions)]
 
 
-def build_model(cell: StepCell, tokenizer: Any, device: Device) -> Qwen2ForCausalLM:
+def build_model(cell: StepCell, tokenizer: Any, device: Device) -> PreTrainedModel:
     in_16_bits = device.is_gpu and cell.weights == "bfloat16"
     set_seed(0)
-    config = Qwen2Config(
+    config = AutoConfig.for_model(
         **SHAPES[cell.shape],
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -170,7 +184,7 @@ def build_model(cell: StepCell, tokenizer: Any, device: Device) -> Qwen2ForCausa
         tie_word_embeddings=True,
     )
     with device.place:
-        return Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16 if in_16_bits else torch.float32)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if in_16_bits else torch.float32)
 
 
 def settings_of(cell: StepCell, device: Device) -> dict[str, Any]:
