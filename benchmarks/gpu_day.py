@@ -131,8 +131,8 @@ class Sizes:
 
 
 DAY = Sizes(
-    shape="qwen2.5-3b", hybrid="qwen3.5-0.8b", m=16, more_rollouts=(64, 256), prompt=256, completion=256, ragged_prompts=8,
-    longest=(500, 2000), memory_rows=64, memory_tokens=2000, steps=5, killed_steps=12, killed=("--eval_prompts", "16"),
+    shape="qwen2.5-3b", hybrid="qwen3.5-0.8b", m=16, more_rollouts=(64, 256), prompt=256, completion=128, ragged_prompts=8,
+    longest=(500, 2000), memory_rows=64, memory_tokens=2000, steps=4, killed_steps=12, killed=("--eval_prompts", "16"),
     training=("--max_seconds", "80", "--eval_seconds", "20", "--bf16", "true"),
 )  # fmt: skip
 SMALL = (
@@ -176,7 +176,7 @@ def generated_cells(sizes: Sizes) -> list[Cell]:
     arms = [("trl", sizes.m, "bfloat16"), ("tree", n, "bfloat16"), ("tree", sizes.m, "bfloat16")]
     arms += [("trl", n, "bfloat16")]
     arms += [("tree", more, "bfloat16") for more in sizes.more_rollouts[1:]]
-    arms += [("rows", n, "bfloat16"), ("trl", sizes.m, "float32"), ("tree", n, "float32")]
+    arms += [("rows", n, "bfloat16")]
     return [generated_cell(2, sizes, arm, rollouts, weights) for arm, rollouts, weights in arms]
 
 
@@ -188,7 +188,7 @@ def hybrid_cells(sizes: Sizes) -> list[Cell]:
 def generated_cell(part: int, sizes: Sizes, arm: str, rollouts: int, weights: str, **settings: Any) -> Cell:
     """Return a cell of one prompt a step, whose completions the policy generates."""
     return step_cell(
-        part, 48, sizes, arm=arm, n=rollouts, m=rollouts if arm == "trl" else sizes.m, prompts=1,
+        part, 80, sizes, arm=arm, n=rollouts, m=rollouts if arm == "trl" else sizes.m, prompts=1,
         micro_batch=min(8, sizes.m), prompt_tokens=sizes.prompt, completion_tokens=sizes.completion,
         completions="generated", weights=weights, **settings,
     )  # fmt: skip

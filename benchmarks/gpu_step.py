@@ -63,7 +63,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 8,
     },
 }  # fmt: skip
-WARM_UP = 2  # steps: torch chooses kernels in the first, and the allocator grows up to the second
+WARM_UP = 1  # steps: torch chooses kernels in the first
 SPREAD = 0.7  # of the logarithm of ragged lengths; their median is a quarter of the longest
 
 
@@ -144,12 +144,15 @@ class MemoryClock(PhaseClock):
 
     def __init__(self, device: Device) -> None:
         super().__init__(device.place)
+        self._began = time.monotonic()
         self._memory = device
         self.peaks: dict[str, dict[str, int]] = {}
 
     def enter(self, phase: str | None) -> None:
         left_phase = self.phase
         super().enter(phase)
+        if phase != left_phase:  # a cell that takes too long shows where
+            print(f"    {time.monotonic() - self._began:6.1f} s  {phase or 'between steps'}", flush=True)
         if left_phase is not None:
             highest = self.peaks.setdefault(left_phase, {})
             for name, size in self._memory.peak().items():
@@ -314,7 +317,7 @@ def run_cell(cell: StepCell, device: Device) -> dict[str, Any]:
     steps = []
     for row in rows:
         steps.append({phase: row[f"pods/seconds/{phase}"] for phase in PHASES})
-    # If there was no time for more, the second step of the warm-up is the one that counts.
+    # If there was no time for more, the step of the warm-up is the one that counts.
     warm_up = min(WARM_UP, len(steps) - 1)
     timed = rows[warm_up:]
     result = {
