@@ -41,8 +41,9 @@ from pods_rl.engines.trl.update import PhaseClock
 from pods_rl.policies import tiny_policy_path
 
 QWEN_3B = {
-    "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
-    "num_attention_heads": 16, "num_key_value_heads": 2, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+    "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008,
+    "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 2,
+    "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 # Three of four layers are recurrent.
 HYBRID = {
