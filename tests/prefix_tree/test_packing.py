@@ -251,6 +251,14 @@ def test_a_model_that_cannot_compute_trees_is_recognized_whatever_its_precision(
         assert not reason or any(words in found for words in reason)
 
 
+def test_bounded_scores_stay_with_eager_attention_where_sdpa_ignores_the_bound(monkeypatch):
+    """As in transformers up to 5.17, where Gemma 2 takes sdpa and its rows lose their softcap."""
+    model = build("gemma2", {"attn_implementation": "eager", "query_pre_attn_scalar": 8})
+    monkeypatch.setattr(type(model), "_supports_sdpa", True)
+    assert why_rows(model, model) is None
+    assert model.config._attn_implementation == "eager"
+
+
 def test_the_probe_leaves_no_cast_behind_in_a_block_of_autocast():
     """Seen to fail with torch 2.6, where autocast keeps the casts of passes without a gradient (`make test-oldest`)."""
     model = build("qwen2")
