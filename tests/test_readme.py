@@ -222,14 +222,24 @@ def test_every_number_of_a_table_is_in_its_study_s_file(head, study, least):
 
 
 def test_the_scores_of_the_first_screen_are_those_of_the_study():
-    (row,) = [
-        row
-        for row in table("equal_memory_4", "comparisons")
-        if (row["arm"], row["rival"], row["measure"]) == ("pods-16-4", "grpo-4", "final accuracy")
-    ]
-    pods_score = f"{100 * float(row['arm_value']):.0f} %"
-    grpo_score = f"{100 * float(row['rival_value']):.0f} %"
-    assert f"PODS 16 -> 4 is at {pods_score} and GRPO 4 at {grpo_score}:" in README
+    scores = {}
+    for row in table("equal_memory_4", "comparisons"):
+        if row["measure"] == "final accuracy":
+            scores[row["arm"]] = f"{100 * float(row['arm_value']):.0f} %"
+            scores[row["rival"]] = f"{100 * float(row['rival_value']):.0f} %"
+    shown = {"grpo-4-trl": "TRL's GRPO 4 reaches", "grpo-4": "GRPO 4 with our step", "pods-16-4": "PODS 16 -> 4"}
+    first_screen = " ".join(README.partition("make quickstart")[0].split())
+    for arm, words in shown.items():
+        assert f"{words} **{scores[arm]}**" in first_screen
+    assert f"({scores['grpo-4-trl'].removesuffix(' %')} to {scores['grpo-4']})" in first_screen
+    assert f"({scores['grpo-4'].removesuffix(' %')} to {scores['pods-16-4']})" in first_screen
+
+
+def test_the_first_screen_has_at_most_150_words_before_its_commands():
+    first_screen = README.partition("\n")[2].partition("```")[0]
+    without_figure = re.sub(r"!\[[^\]]*\]", "", first_screen)
+    without_addresses = re.sub(r"\]\([^)]*\)", "]", without_figure)
+    assert len(without_addresses.split()) <= 150
 
 
 SITE = runpy.run_path(str(ROOT / "docs" / "site.py"))
