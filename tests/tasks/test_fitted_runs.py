@@ -9,8 +9,8 @@ import pytest
 from tools.pretrain import build_model, build_tokenizer
 
 from pods_rl.errors import UserError
+from pods_rl.loading.prepare import prepare
 from pods_rl.recipe import Origin, build_recipe
-from pods_rl.training.prepare import prepare
 from pods_rl.training.run import train
 
 from .conftest import write_jsonl

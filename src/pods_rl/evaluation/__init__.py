@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ..distributed.processes import gather, own_rows
-from ..policies.loading import encode, render, tool_options
-from ..policies.turns import TurnReader
+from ..loading.prompts import encode, render, tool_options
+from ..loading.turns import TurnReader
 from ..tasks import Grade, Task, last_turn
 from .conversation import Conversation, converse
 from .sampling import Completion, GenerateSampler, RowsDone, Sampler, Sampling

@@ -12,8 +12,8 @@ from peft import LoraConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..policies import Policy
-from ..policies.loading import template_options
+from ..loading.folders import Policy
+from ..loading.prompts import template_options
 from ..prefix_tree.decoding import RowDraws, complete_prompts
 from ..prefix_tree.positions import positions_of
 from ..recipe import Recipe

@@ -1,0 +1,41 @@
+"""The keywords of PODSConfig for a recipe, on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..loading.policy import uses_bf16
+from ..recipe import Recipe
+
+# A run writes its own files; TRL writes only what the recipe sets.
+_QUIET = {"report_to": "none", "disable_tqdm": True}
+
+
+def engine_arguments(recipe: Recipe) -> dict[str, Any]:
+    """Return the keywords of PODSConfig, with those that depend on the machine: use_cpu and bf16."""
+    arguments: dict[str, Any] = dict(_QUIET)
+    if "save_steps" not in recipe.given and "save_strategy" not in recipe.given:
+        arguments["save_strategy"] = "no"
+    arguments |= recipe.engine_arguments()
+    arguments["push_to_hub"] = False  # the run pushes its final policy itself, after training
+    # Every parameter is used in each pass, so DDP need not search the graph for unused ones.
+    arguments.setdefault("ddp_find_unused_parameters", False)
+    if not torch.cuda.is_available():
+        arguments.setdefault("use_cpu", True)
+    if arguments.get("bf16") is None:
+        arguments["bf16"] = _trains_in_bf16(recipe, arguments)
+    return arguments
+
+
+def _trains_in_bf16(recipe: Recipe, arguments: Mapping[str, Any]) -> bool:
+    """Return whether a run that does not set bf16 uses it."""
+    if arguments.get("fp16"):
+        return False
+    # With continuous batching TRL would permanently convert float32 weights to bf16.
+    converts = arguments.get("use_transformers_continuous_batching")
+    if converts and recipe.values.get("dtype") != "bfloat16":
+        return False
+    return uses_bf16(bool(arguments.get("use_cpu")))
