@@ -29,7 +29,7 @@ ALLOWED = {
     "selection": {"errors", "text"},
     "distributed": {"errors", "runs", "text"},
     "sandbox": {"distributed", "errors", "streams", "text"},
-    "prefix_tree": {"errors"},
+    "prefix_tree": {"errors", "selection"},
     "rewards": {"distributed", "errors", "sandbox", "text"},
     "tasks": {"errors", "rewards", "runs", "sandbox", "text", "yaml_files"},
     "engines": LOW | {"prefix_tree", "sandbox", "selection", "yaml_files"},

@@ -164,7 +164,7 @@ def plan(
     named, keys = named_recipe(context, config)
     recipe = load_recipe(named, keys)
     recipe.check_reachable()
-    from ..training.progress import LiveLine
+    from ..training.display import LiveLine
 
     with stoppable() as stop, stop.at_once(), LiveLine(console()) as line:
         line.begin("importing torch and TRL")

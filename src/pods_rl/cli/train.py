@@ -25,7 +25,7 @@ from ..streams import outlive_output
 from ..text import console, counted, plain_text, safe_text, short, suggest
 
 if TYPE_CHECKING:
-    from ..training.progress import LiveLine
+    from ..training.display import LiveLine
 
 Config = Annotated[
     str | None,
@@ -154,7 +154,7 @@ def working(what: str, *, in_log: bool = True) -> Iterator[LiveLine]:
         what: the work.
         in_log: as of `LiveLine.begin`.
     """
-    from ..training.progress import LiveLine, progress_console
+    from ..training.display import LiveLine, progress_console
 
     # A command does not end because its progress cannot be written.
     with outlive_output(None), LiveLine(progress_console(), silent=_SOON) as line:
@@ -374,10 +374,10 @@ def _train_here(
 
     With several processes, each one checks the recipe when it builds its trainer.
     """
-    from ..training.progress import Progress, label_of
+    from ..training.display import RunDisplay, label_of
 
     with outlive_output(output / LOG):
-        display = Progress(label_of(output)) if get_rank() == 0 else None
+        display = RunDisplay(label_of(output)) if get_rank() == 0 else None
         with display or nullcontext():
             if display is not None:
                 display.begin("importing torch")
@@ -392,7 +392,7 @@ def _train_here(
 def _last_words(output: Path, shown_as: Path, launch: Launch | None) -> Iterator[None]:
     """At the end, also after an error, print the directory of the run, how to resume it and what to do next."""
     from ..distributed.launch import LAUNCHED
-    from ..training.progress import label_of
+    from ..training.display import label_of
     from ..training.resume import last_lines
 
     try:

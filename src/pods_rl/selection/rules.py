@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..errors import UserError, raised
 from ..text import find
+from .sums import running_sums
 from .types import Rule, RuleError, Selection, check_generator, check_rewards, check_size, describe
 
 # Variances within this share of the largest count as equal, so that rounding never decides how many to keep on top.
@@ -143,9 +144,9 @@ def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:
 
     # Each k takes one more from the high end and one less from the low end: running sums cover all k at once.
     change_PM = highest_PM - lowest_PM
-    sum_PK = _running_sums(torch.cat([lowest_PM.sum(dim=1, keepdim=True), change_PM], dim=1))
+    sum_PK = running_sums(torch.cat([lowest_PM.sum(dim=1, keepdim=True), change_PM], dim=1))
     change_PM.mul_(highest_PM.add_(lowest_PM))
-    square_PK = _running_sums(torch.cat([lowest_PM.square_().sum(dim=1, keepdim=True), change_PM], dim=1))
+    square_PK = running_sums(torch.cat([lowest_PM.square_().sum(dim=1, keepdim=True), change_PM], dim=1))
     variance_PK = square_PK.sub_(sum_PK.square_().div_(m))
 
     # Of the k that tie, argmax takes the one with the greatest balance: nearest to m / 2, then the larger one.
@@ -155,14 +156,6 @@ def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:
     tied_PK = variance_PK >= most_P1 - VARIANCE_TOLERANCE * (most_P1 + 1)
     k_P1 = (tied_PK * balance_K).argmax(dim=1, keepdim=True)
     return torch.where(scored_P1 > m, k_P1, 0)
-
-
-def _running_sums(values_PK: Tensor) -> Tensor:
-    """Return the sums of the first values of each prompt; the values are no longer usable."""
-    if values_PK.device.type == "cpu" or not torch.are_deterministic_algorithms_enabled():
-        return values_PK.cumsum_(1)
-    # On a GPU torch has no deterministic sum of this kind, and raises an error; there are few values.
-    return values_PK.cpu().cumsum_(1).to(values_PK.device)
 
 
 def _ends(sorted_PN: Tensor, scored_P1: Tensor, k_P1: Tensor, m: int) -> Tensor:

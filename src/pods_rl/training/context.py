@@ -14,7 +14,7 @@ from ..recipe import Recipe
 from ..runs import RunWriter, last_clocks
 from ..runs.checkpoints import clean, last_good
 from ..runs.files import CHECKPOINTS, write_failure
-from .progress import Watcher
+from .display import Watcher
 
 
 @dataclass

@@ -21,7 +21,7 @@ from ..evaluation import Evaluation
 from ..runs.files import TRACKING
 from ..text import console, safe_text
 from .context import Context
-from .progress import Watcher
+from .display import Watcher
 
 if TYPE_CHECKING:
     from .trainer import RunTrainer

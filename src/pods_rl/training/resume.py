@@ -15,7 +15,7 @@ from ..runs import Run, is_run
 from ..runs.checkpoints import MANIFEST, last_good
 from ..runs.files import CHECKPOINTS, read_mapping
 from ..text import counted
-from .progress import result_of
+from .display import result_of
 
 CHANGED = "--allow_changed_recipe"
 CHANGED_CONTENTS = "--allow_changed_contents"

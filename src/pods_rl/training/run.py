@@ -30,7 +30,7 @@ from ..streams import outlive_output
 from ..tasks import row_hashes
 from ..text import counted
 from .context import Context
-from .progress import Progress, Watcher, label_of
+from .display import RunDisplay, Watcher, label_of
 from .resume import Start, find_start
 
 if TYPE_CHECKING:
@@ -127,11 +127,11 @@ def train(
     return Run.open(output)
 
 
-def _display(recipe: Recipe, label: str, *, shows: bool) -> Progress:
+def _display(recipe: Recipe, label: str, *, shows: bool) -> RunDisplay:
     """Return the display of a run's steps and evaluations."""
     out = None if shows else Console(quiet=True)
     max_seconds = recipe.run_settings()["max_seconds"]
-    return Progress(label, max_seconds=max_seconds, max_steps=recipe.values.get("max_steps"), out=out)
+    return RunDisplay(label, max_seconds=max_seconds, max_steps=recipe.values.get("max_steps"), out=out)
 
 
 def _on_first_process(writer: RunWriter | None, work: Callable[[], _Result]) -> _Result | None:
