@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runs import write_parquet
-from ..runs.tables import columns_of
+from ..tables import columns_of
 
 HELD_STEPS = 16
 

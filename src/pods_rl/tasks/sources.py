@@ -24,7 +24,7 @@ from datasets import (
 
 from ..errors import UserError, hub_problem, out_of_memory
 from ..runs.sizes import check_size
-from ..runs.tables import rows_of
+from ..tables import rows_of
 from ..text import suggest
 from . import files
 from .files import ROW, parse_row

@@ -15,9 +15,9 @@ from datasets import Dataset
 from ..errors import UserError, users_code
 from ..rewards import REWARDS, Reward, get_reward, graded_text, score
 from ..rewards.thinking import CLOSING, OPENING, opened_thought
-from ..runs.tables import rows_of
 from ..sandbox import RewardFailure, Scores
 from ..sandbox.limits import close_environment
+from ..tables import rows_of
 from ..text import short
 
 Settings = Mapping[str, Any]  # the task part of a recipe

@@ -288,9 +288,8 @@ def trackers_inside(output: Path, report_to: object) -> Iterator[None]:
         yield
         return
     tracking = (output / TRACKING).absolute()
-    variables = {"MLFLOW_TRACKING_URI": tracking.as_uri()}
-    for name, folder in _FOLDERS.items():
-        variables[name] = str(tracking / folder)
+    variables = {name: str(tracking / folder) for name, folder in _FOLDERS.items()}
+    variables["MLFLOW_TRACKING_URI"] = tracking.as_uri()
     unset = {name: value for name, value in variables.items() if name not in os.environ}
     tracking.mkdir(exist_ok=True)  # wandb uses the system's temporary folder if it is missing
     os.environ.update(unset)

@@ -116,9 +116,7 @@ def train(
             contents = _on_first_process(writer, lambda: _contents(recipe, prepared))
             assert contents is not None
             trainer.contents = contents
-            start = None
-            if resume:
-                start = _on_first_process(writer, lambda: find(contents=contents, check=unrestorable))
+            start = _on_first_process(writer, lambda: find(contents=contents, check=unrestorable)) if resume else None
             print_start(shown, shown_as, label, trainer, prepared, start)
             recorder = _add_recorder(context, prepared, trainer, describe(trainer, prepared, start))
         _train(trainer, recorder, start)
@@ -231,9 +229,8 @@ def _add_recorder(
     from ..engines.trl.record import gather_columns
     from .recorder import Recorder, add_trackers
 
-    evaluate_policy = None
-    if context.recipe.run_settings()["eval_prompts"] != 0:
-        evaluate_policy = _evaluator(context, prepared, trainer)
+    evaluates = context.recipe.run_settings()["eval_prompts"] != 0
+    evaluate_policy = _evaluator(context, prepared, trainer) if evaluates else None
 
     def ledger() -> dict[str, list[Any]] | None:
         # the prompt as the policy continued it, as in the files of evaluations

@@ -80,9 +80,8 @@ class PODSGenerator(GeneratorInterface):
         wide = widen(input_batch, self.pods.num_generations, n)
         output = await self._generate(wide, disable_tqdm)
         trajectories = rows_of_trajectories(output, len(wide["prompts"]), step_wise=self.pods.step_wise)
-        groups: list[_Group] = []
-        for start in range(0, len(trajectories), n):
-            groups.append(self._select(output, trajectories[start : start + n], wide, start))
+        starts = range(0, len(trajectories), n)
+        groups = [self._select(output, trajectories[start : start + n], wide, start) for start in starts]
         if self._ledger is not None:
             self._write(self._ledger, output, groups, wide)
         return _kept(output, groups)
@@ -119,12 +118,9 @@ class PODSGenerator(GeneratorInterface):
         extras = wide.get("env_extras")
         rows_of_groups: list[list[dict[str, Any]]] = []
         for number, group in enumerate(groups):
-            extras_of_prompt = None
-            if extras:
-                extras_of_prompt = extras[number * self.pods.num_rollouts]
-            rows: list[dict[str, Any]] = []
-            for rollout, trajectory in enumerate(group.rows):
-                row = ledger_row(
+            extras_of_prompt = extras[number * self.pods.num_rollouts] if extras else None
+            rows = [
+                ledger_row(
                     output,
                     trajectory,
                     rollout=rollout,
@@ -132,7 +128,8 @@ class PODSGenerator(GeneratorInterface):
                     extras=extras_of_prompt,
                     tokenizer=self._tokenizer,
                 )
-                rows.append(row)
+                for rollout, trajectory in enumerate(group.rows)
+            ]
             rows_of_groups.append(rows)
         ledger.add(step, rows_of_groups)
 

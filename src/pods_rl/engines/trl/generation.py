@@ -17,7 +17,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from ...errors import UserError
-from ...runs.tables import columns_of
+from ...tables import columns_of
 from .batching import Shares
 from .compat import Batch, Generated, TRLTrainer
 from .record import Rollouts, total_reward

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ...distributed.processes import gather
-from ...runs.tables import columns_of, rows_of
 from ...selection import is_constant
+from ...tables import columns_of, rows_of
 from ...text import DEEPEST, TOO_DEEP, call_text, change_text, content_text, depth, utf8_text
 from ..measuring import mark_unusable
 

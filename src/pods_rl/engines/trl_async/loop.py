@@ -121,9 +121,7 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
         is_dropped = not any(rows_N[i] for i in kept_M)  # no kept rollout has a trained token
         if self.dynamic_sampling and not any(advantages_M):
             is_dropped = True
-        kept_count = len(kept_M)
-        if is_dropped:
-            kept_count = 0
+        kept_count = 0 if is_dropped else len(kept_M)
         self._counters["pods/groups_total"] += 1
         self._counters["pods/dropped_groups_total"] += int(is_dropped)
         self._counters["pods/rollouts_total"] += len(rows_N)
