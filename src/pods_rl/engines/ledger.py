@@ -47,13 +47,10 @@ class Ledger:
         for number, group in enumerate(groups, start=first_group):
             rows += [{"step": step, "group": number, **row} for row in group]
         self._groups[step] = first_group + len(groups)
-        self._forget_old_steps()
+        for old_step in sorted(self._rows)[:-HELD_STEPS]:
+            del self._rows[old_step]
+            del self._groups[old_step]
         write_parquet(self._folder / f"step-{step:06d}.parquet", to_columns(rows))
-
-    def _forget_old_steps(self) -> None:
-        for step in sorted(self._rows)[:-HELD_STEPS]:
-            del self._rows[step]
-            del self._groups[step]
 
 
 def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -274,22 +274,12 @@ def summarise(answers: Sequence[Answer], *, repeats: int, temperature: float, se
         accuracy = format_accuracy = both_accuracy = (math.nan, math.nan)
         pass_at = {}
     else:
-        right_counts = []
-        right_shares = []
-        format_shares = []
-        both_shares = []
-        for group in groups:
-            right = 0
-            formatted = 0
-            both = 0
-            for answer in group:
-                right += int(answer.answer_right)
-                formatted += int(answer.format_kept)
-                both += int(answer.answer_right and answer.format_kept)
-            right_counts.append(right)
-            right_shares.append(right / repeats)
-            format_shares.append(formatted / repeats)
-            both_shares.append(both / repeats)
+        right_counts = [sum(answer.answer_right for answer in group) for group in groups]
+        right_shares = [right / repeats for right in right_counts]
+        format_shares = [sum(answer.format_kept for answer in group) / repeats for group in groups]
+        both_shares = [
+            sum(answer.answer_right and answer.format_kept for answer in group) / repeats for group in groups
+        ]
         accuracy = mean_and_error(right_shares)
         format_accuracy = mean_and_error(format_shares)
         both_accuracy = mean_and_error(both_shares)

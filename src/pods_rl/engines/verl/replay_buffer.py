@@ -139,7 +139,7 @@ class PODSMixin:
             rewards=rewards_PN,
             kept=kept_PN,
             sessions=len(last_keys(groups)),
-            lengths=_response_lengths(batch),
+            lengths={key: int(tag.get("response_len", 0)) for key, tag in zip(batch.keys, batch.tags, strict=True)},
             kept_keys=kept,
         )
         self._batches.append(sampled)
@@ -226,11 +226,6 @@ def _trained(groups: list[Group], partition_id: str) -> list[list[bool]]:
     masks = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["response_mask"])["response_mask"]
     trained_keys = {key for key, mask in zip(keys, masks, strict=True) if mask.any()}
     return [[not trained_keys.isdisjoint(session) for session in group.sessions] for group in groups]
-
-
-def _response_lengths(batch: KVBatchMeta) -> dict[str, int]:
-    """Return the response tokens of each row by key."""
-    return {key: int(tag.get("response_len", 0)) for key, tag in zip(batch.keys, batch.tags, strict=True)}
 
 
 def _keep(batch: KVBatchMeta, kept: set[str]) -> KVBatchMeta:
