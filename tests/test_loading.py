@@ -110,7 +110,7 @@ def test_bf16_that_the_gpu_emulates_is_not_used(monkeypatch, emulated):
     monkeypatch.setattr(
         "torch.cuda.is_bf16_supported", lambda including_emulation=True: including_emulation or not emulated
     )
-    assert uses_bf16(on_cpu=False) == (not emulated)
+    assert uses_bf16({}, on_cpu=False) == (not emulated)
     recipe = load_recipe("gsm8k-qwen2.5-3b-pods")
     assert engine_arguments(recipe)["bf16"] == (not emulated)
     assert torch.cuda.is_bf16_supported()
@@ -124,7 +124,7 @@ def test_a_cpu_computes_in_float32_unless_the_recipe_says_otherwise(monkeypatch,
     values = {"use_cpu": True} if gpu else {}
     assert engine_arguments(load_recipe("gsm8k-qwen2.5-3b-pods", values))["bf16"] is False
     assert engine_arguments(load_recipe("gsm8k-qwen2.5-3b-pods", values | {"bf16": True}))["bf16"] is True
-    assert not uses_bf16(on_cpu=True)
+    assert not uses_bf16({}, on_cpu=True)
 
 
 TEMPLATE = """{% for m in messages %}{{ m.content }}{% endfor %}

@@ -183,11 +183,9 @@ def _device(recipe: Recipe) -> Iterator[torch.device]:
 
         state = PartialState(cpu=on_cpu)
         device = state.device
-    bf16 = recipe.values.get("bf16")
-    if bf16 is None:
-        bf16 = not recipe.values.get("fp16") and uses_bf16(on_cpu)
+    bf16 = uses_bf16(recipe.values, on_cpu=on_cpu)
     try:
-        with torch.autocast(device.type, torch.bfloat16, enabled=bool(bf16)):
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             yield device
     finally:
         if state is not None:

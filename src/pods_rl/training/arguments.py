@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,17 +24,8 @@ def engine_arguments(recipe: Recipe) -> dict[str, Any]:
     arguments.setdefault("ddp_find_unused_parameters", False)
     if not torch.cuda.is_available():
         arguments.setdefault("use_cpu", True)
-    if arguments.get("bf16") is None:
-        arguments["bf16"] = _trains_in_bf16(recipe, arguments)
-    return arguments
-
-
-def _trains_in_bf16(recipe: Recipe, arguments: Mapping[str, Any]) -> bool:
-    """Return whether a run that does not set bf16 uses it."""
-    if arguments.get("fp16"):
-        return False
     # With continuous batching TRL would permanently convert float32 weights to bf16.
-    converts = arguments.get("use_transformers_continuous_batching")
-    if converts and recipe.values.get("dtype") != "bfloat16":
-        return False
-    return uses_bf16(bool(arguments.get("use_cpu")))
+    converts = arguments.get("use_transformers_continuous_batching") and recipe.values.get("dtype") != "bfloat16"
+    if arguments.get("bf16") is None:
+        arguments["bf16"] = not converts and uses_bf16(arguments, on_cpu=bool(arguments.get("use_cpu")))
+    return arguments
