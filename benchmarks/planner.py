@@ -249,8 +249,8 @@ def table(comparisons: list[Comparison]) -> list[str]:
 def measure() -> None:
     """Generate `rewards.csv`."""
     # Imports TRL, which only measuring needs.
+    from pods_rl.loading.prepare import prepare
     from pods_rl.planning.measure import Meter, standing_still
-    from pods_rl.training.prepare import prepare
     from pods_rl.training.trainer import build_trainer
 
     quiet_libraries()

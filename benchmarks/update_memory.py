@@ -20,7 +20,7 @@ from measuring import command_line, quiet, set_up_torch, tensor_peak
 from pods_rl.distributed.processes import quiet_libraries
 from pods_rl.errors import UserError
 from pods_rl.experiment import PlannedRun, load_experiment
-from pods_rl.training.prepare import prepare
+from pods_rl.loading.prepare import prepare
 from pods_rl.training.trainer import build_trainer
 
 SKIPPED = 1e5  # bytes: a micro-batch below has no pass, since the gradients of the weights alone take 4 MB

@@ -22,7 +22,7 @@ from pods_rl.errors import UserError
 from pods_rl.evaluation import Completion, Sampling, evaluate
 from pods_rl.evaluation.checkpoint import evaluate_checkpoint
 from pods_rl.evaluation.conversation import converse
-from pods_rl.policies.loading import tool_options
+from pods_rl.loading.prompts import tool_options
 from pods_rl.recipe import build_recipe
 from pods_rl.tasks import Task
 from pods_rl.training.run import train

@@ -16,8 +16,8 @@ from tools.pretrain import build_model, build_tokenizer
 
 from pods_rl.errors import UserError
 from pods_rl.evaluation import Answer, Completion, GenerateSampler, Sampling, evaluate, pass_at_k, summarise
-from pods_rl.policies import weights_hash
-from pods_rl.policies.loading import encode, render
+from pods_rl.loading.folders import weights_hash
+from pods_rl.loading.prompts import encode, render
 from pods_rl.prefix_tree import decoding as generating
 from pods_rl.tasks import Task, load_task
 

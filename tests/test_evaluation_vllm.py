@@ -15,7 +15,8 @@ import pods_rl.training.trainer  # noqa: F401  (TRL looks for vLLM when it is im
 from pods_rl.errors import UserError
 from pods_rl.evaluation import Sampling, sampling
 from pods_rl.evaluation.checkpoint import choose_backend, evaluate_checkpoint
-from pods_rl.policies import Policy, tiny_policy_path
+from pods_rl.loading.folders import Policy
+from pods_rl.policies import tiny_policy_path
 from pods_rl.recipe import build_recipe
 from pods_rl.yaml_files import Origin
 

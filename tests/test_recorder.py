@@ -12,9 +12,13 @@ import pytest
 from pods_rl.distributed.signals import Stop
 from pods_rl.errors import Interrupted
 from pods_rl.evaluation import Evaluation
+from pods_rl.recipe import Origin, build_recipe
 from pods_rl.runs import Run, RunWriter
 from pods_rl.training import recorder as recorder_module
+from pods_rl.training.context import Context
 from pods_rl.training.recorder import Recorder
+
+RECIPE = {"model_name_or_path": "tiny", "max_steps": 9, "ledger_every": 0}
 
 
 class Time:
@@ -70,9 +74,13 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
         return evaluation()
 
     stop = settings.pop("stop", Stop())
+    args = SimpleNamespace(clock=settings.pop("counts", "wall"))
+    trainer = SimpleNamespace(args=args, attention=lambda: None, log_evaluation=lambda row: None)
+    recipe = build_recipe(RECIPE | settings, Origin("a test"))
     with RunWriter(tmp_path / "run", resume=resumed is not None) as writer, stop.later():
         shown = Mock()
-        recorder = Recorder(writer, shown, evaluate=evaluate, ledger=lambda: {"x": [1]}, stop=stop, **settings)
+        context = Context(recipe, tmp_path / "run", writer, shown, stop)
+        recorder = Recorder(context, trainer, {}, evaluate=evaluate, ledger=lambda: {"x": [1]})
         state = SimpleNamespace(
             **json.loads(resumed or '{"global_step": 0, "max_steps": 9, "stateful_callbacks": {}, "log_history": []}')
         )
@@ -124,7 +132,7 @@ def test_evaluation_is_outside_the_training_clock(tmp_path, clock):
 
 def test_the_clock_may_count_processor_time(tmp_path, clock):
     """Here half of the seconds; evaluation is off this clock too, and a resumed run continues it."""
-    settings, checkpoints = {"max_seconds": 12.0, "eval_seconds": 4.0, "cpu_clock": True}, []
+    settings, checkpoints = {"max_seconds": 12.0, "eval_seconds": 4.0, "counts": "cpu"}, []
     run, _, _ = run_steps(tmp_path, clock, [4.0] * 3, checkpoints=checkpoints, **settings)
     run, _, _ = run_steps(tmp_path, clock, [4.0] * 9, resumed=checkpoints[-1], **settings)
     assert [(row["due"], row["seconds"], row["step"]) for row in run.evals] == [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pods_rl.cli import main
 from pods_rl.errors import UserError
 from pods_rl.runs import Run, RunInUseError, RunWriter, end_run, find_runs, write_atomic
 from pods_rl.runs.files import write_output
+from pods_rl.runs.progress import progress_of
 
 
 def make_run(path, *, seed=1, state="finished"):
@@ -240,3 +243,22 @@ def test_a_full_disk_is_one_line_of_any_command(error, monkeypatch, capsys):
     assert printed.startswith("Error: ")
     assert error.strerror in printed
     assert len(printed.splitlines()) == 1
+
+
+def test_how_far_a_run_is_is_its_share_of_the_budget_that_ends_first(tmp_path):
+    def progress(config, row, status="{}", recipe=None):
+        (tmp_path / "config.yaml").write_text(json.dumps(config))
+        (tmp_path / "status.json").write_text(status)
+        (tmp_path / "metrics.jsonl").write_text(row)
+        return progress_of(Run(tmp_path), recipe)
+
+    row = '{"step": 30, "seconds": 150.0, "epoch": 0.6}'
+    assert progress({"max_seconds": 300, "max_steps": 40}, row).share == 0.75
+    assert progress({"max_seconds": 300, "max_steps": -1}, row).share == 0.5
+    assert progress({"max_steps": 20}, row).share == 1.0
+    assert progress({"num_train_epochs": 3}, row).share == pytest.approx(0.2)
+    assert math.isnan(progress({}, row).share)
+    assert progress({}, row, recipe={"max_steps": 120}).share == 0.25
+    ahead = progress({"max_steps": 40}, row, '{"step": 36, "seconds": 1}')
+    assert (ahead.step, ahead.seconds, ahead.share) == (36, 150.0, 0.9)
+    assert math.isnan(progress({"max_steps": "many"}, '{"step": "soon"}').share)

@@ -12,7 +12,7 @@ import yaml
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from pods_rl.runs import Run
-from pods_rl.training.progress import Progress, Watcher
+from pods_rl.training.display import RunDisplay, Watcher
 from pods_rl.training.recorder import add_trackers, push
 
 from .cli import pods
@@ -67,7 +67,7 @@ def test_a_run_continues_without_whatever_watches_it(tmp_path, monkeypatch):
     """The tracker, the display and the ledger all raise in the first step."""
     monkeypatch.setattr(TensorBoardCallback, "on_log", fails)
     monkeypatch.setattr("pods_rl.runs.run.write_parquet", fails)
-    monkeypatch.setattr(Progress, "step", fails)
+    monkeypatch.setattr(RunDisplay, "step", fails)
     said = start(tmp_path, monkeypatch)
     for name in ("tensorboard", "the progress display", "a file of"):
         assert said.count(f"{name} ") == 1, said

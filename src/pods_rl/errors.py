@@ -112,6 +112,17 @@ def code_reason(error: BaseException) -> str | None:
     return ". ".join([reason, *getattr(error, "__notes__", ())])  # a note says which call it was, and what to do
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error as a sentence, or its type if it has none.
+
+    >>> first_line(ValueError("no such file\\nlook elsewhere")), first_line(KeyError())
+    ('no such file.', 'KeyError.')
+    """
+    lines = str(error).strip().splitlines()
+    message = lines[0].strip() if lines else type(error).__name__
+    return message if message.endswith((".", "!")) else f"{message}."
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Return whether memory ran out on the CPU; pyarrow's error for it is a MemoryError too.
 

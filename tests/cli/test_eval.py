@@ -14,7 +14,8 @@ import pytest
 from pods_rl.cli import main
 from pods_rl.errors import UserError
 from pods_rl.evaluation import checkpoint
-from pods_rl.policies import tiny_policy_path, weights_hash
+from pods_rl.loading.folders import weights_hash
+from pods_rl.policies import tiny_policy_path
 from pods_rl.recipe import load_recipe
 from pods_rl.runs import Run, RunWriter
 from pods_rl.runs.checkpoints import publish, staging

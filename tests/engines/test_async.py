@@ -28,7 +28,7 @@ from trl.experimental import async_grpo
 from trl.experimental.async_grpo import async_grpo_trainer, async_rollout_worker, packing
 
 import pods_rl
-from pods_rl.engines import trl_async
+from pods_rl.engines import measuring, trl_async
 from pods_rl.engines.trl.record import total_reward
 from pods_rl.engines.trl.rewards import refuse_unusable
 from pods_rl.engines.trl_async import AsyncPODSConfig, loop, worker
@@ -94,7 +94,7 @@ def test_another_version_of_trl_is_refused_in_one_sentence(monkeypatch):
 def test_mistakes_in_the_config_are_refused(tmp_path):
     assert AsyncPODSConfig(str(tmp_path), **CPU).num_rollouts == 8
     for wrong, message in [
-        ({"num_rollouts": 4}, "at most num_rollouts .* got 8 and 4"),
+        ({"num_rollouts": 4}, "num_rollouts = 4 .* num_generations = 8"),
         ({"num_generations": 1}, "at least 2"),
         ({"rule": "max_varience"}, "Did you mean max_variance"),
         ({"rule": lambda rewards, m, *, generator=None: rewards}, "at the top of a module"),
@@ -266,7 +266,7 @@ def test_groups_without_variance_never_enter_the_queue(monkeypatch):
     assert sorted(reported) == [1, 3, 5], "each is reported once, with the next kept group"
     assert (watched.counted("groups"), watched.counted("dropped_groups")) == (6, 3)
     assert len(Watched(6, write).samples()) == 24, "without dynamic sampling they are trained"
-    monkeypatch.setattr(loop, "GIVE_UP_AFTER", 5)
+    monkeypatch.setattr(measuring, "GIVE_UP_AFTER", 5)
     with pytest.raises(RuntimeError, match="the last 9 groups were dropped"):
         Watched(9, lambda group, number: ("5", 0), dynamic_sampling=True).run()
 

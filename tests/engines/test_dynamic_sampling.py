@@ -175,7 +175,7 @@ def test_groups_that_stay_dead_by_the_named_reward_train_nothing(make_trainer):
 
 def test_rounds_without_a_live_prompt_are_reported_and_end(make_trainer, caplog, monkeypatch):
     """Over the rounds of one step and over steps; so many prompts in a row are drawn for a batch, at most."""
-    monkeypatch.setattr("pods_rl.engines.trl.dynamic_sampling.GIVE_UP_AFTER", 64)
+    monkeypatch.setattr("pods_rl.engines.measuring.GIVE_UP_AFTER", 64)
     settings = {"num_rollouts": 4, "reward": constant, "max_completion_length": 1, "max_steps": 1}
     trainer = make_trainer(dynamic_sampling="constant", dynamic_sampling_rounds=1000, **settings)
     trainer.train()

@@ -13,7 +13,8 @@ from trl.chat_template_utils import parse_response
 
 from pods_rl import rewards
 from pods_rl.errors import UserError
-from pods_rl.policies.turns import TurnReader
+from pods_rl.loading.prepare import prepare
+from pods_rl.loading.turns import TurnReader
 from pods_rl.recipe import Origin, build_recipe
 from pods_rl.rewards import REWARDS, VerifierPool
 from pods_rl.sandbox import RewardFailure
@@ -22,7 +23,6 @@ from pods_rl.tasks import Task
 from pods_rl.training import checks
 from pods_rl.training import trainer as build
 from pods_rl.training.checks import as_recipe_errors, check_engine
-from pods_rl.training.prepare import prepare
 from pods_rl.training.rewards import reward_functions, trl_reward
 
 RIGHT, WRONG = "<answer>3</answer>", "<answer>4</answer>"

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from pods_rl import advantages, select
-from pods_rl.engines.ledger import HELD_STEPS, StepLedger
+from pods_rl.engines.ledger import HELD_STEPS, Ledger
 
 from . import same_rows
 from .same_rows import KEPT
@@ -256,7 +256,7 @@ def test_roll_validates_and_drops_prompts_as_before(roll):
 
 
 def test_the_ledger_joins_the_parts_of_a_step_in_any_order_and_forgets_old_steps(tmp_path):
-    ledger = StepLedger(tmp_path, every=1)
+    ledger = Ledger(tmp_path, every=1)
     row = {"rollout": 0, "reward": 1.0, "turn_rewards": None}
     for step in (1, 2, 1, 2):
         ledger.add(step, [[row], [row]])

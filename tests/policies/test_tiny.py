@@ -7,9 +7,8 @@ import torch
 from tools.pretrain import TAGS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pods_rl.policies import policy_path, tiny_policy_path
+from pods_rl.policies import SHIPPED, policy_path, tiny_policy_path
 from pods_rl.recipe import Origin, build_recipe
-from pods_rl.recipe.catalog import SHIPPED
 from pods_rl.tasks import load_task
 
 LONGEST_CHAIN = len("37" + 5 * "\n+10=99" + "90") + len(TAGS) + 1

@@ -26,7 +26,7 @@ from pods_rl.policies import tiny_policy_path
 from pods_rl.prefix_tree import decoding as generating
 from pods_rl.prefix_tree import nodes
 from pods_rl.prefix_tree.cache import NodeLayer, attend, decoding
-from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, decode, running_sums, sums_by_doubling
+from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, decode
 from pods_rl.prefix_tree.images import Images
 from pods_rl.prefix_tree.nodes import stay
 from pods_rl.prefix_tree.tree import distinct_share
@@ -239,12 +239,6 @@ def test_a_rollout_depends_on_its_key_alone(qwen2):
     assert texts([a] * 8, [(4, 0, 0, 0, i) for i in range(8)]) != texts([a] * 8, [(3, 0, 0, 0, i) for i in range(8)])
 
 
-@pytest.mark.parametrize("columns", [1, 2, 7, 64, 1000])
-def test_sums_by_doubling_are_the_running_sums(columns):
-    values = torch.rand(3, columns, generator=torch.Generator().manual_seed(columns))
-    assert_near(sums_by_doubling(values), values.double().cumsum(1), FLOAT32)
-
-
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_deterministic_draws_use_no_cumsum_on_a_gpu(monkeypatch, deterministic):
     """There torch raises at a `cumsum` of floating-point numbers; here tensors without values stand in."""
@@ -252,9 +246,7 @@ def test_deterministic_draws_use_no_cumsum_on_a_gpu(monkeypatch, deterministic):
     with Operations() as operations:
         draws = RowDraws([(0, 1), (0, 2)], length=4, device="meta")
         draws.tokens(torch.empty(2, 5, device="meta"), at=0)
-        running_sums(torch.empty(2, 5))
     assert (("cumsum_", "meta") in operations.seen) != deterministic
-    assert ("cumsum_", "cpu") in operations.seen
 
 
 def test_draws_of_rows_that_are_not_finite_raise_where_they_are_strict():

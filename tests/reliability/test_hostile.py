@@ -22,7 +22,7 @@ from pods_rl import cli
 from pods_rl.errors import UserError
 from pods_rl.report import build_report
 from pods_rl.rewards import REWARDS
-from pods_rl.training.progress import Progress
+from pods_rl.training.display import RunDisplay
 
 from ..chromium import CHROMIUM, MISSING, dump
 from .audit import run_audited
@@ -212,7 +212,7 @@ def by_progress(texts: Sequence[str]) -> str:
     out = terminal()
     row = {"step": 1, "seconds": 1.0, "reward": 0.5, "accuracy": 0.5, "format_accuracy": 1.0}
     for text in texts:
-        with Progress(text, out=out) as progress:
+        with RunDisplay(text, out=out) as progress:
             progress.say(text)
             progress.step(row)
             progress.evaluation(row)

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.numeric import FLOAT32, assert_near
 from tests.operations import Operations
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pods_rl.selection import RULES
-from pods_rl.selection.rules import _running_sums
+from pods_rl.selection.rules import running_sums, sums_by_doubling
 
 NAN = math.nan
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
@@ -131,6 +131,14 @@ def test_random_keeps_each_scored_rollout_equally_often() -> None:
 def test_deterministic_rules_use_no_cumsum_on_a_gpu(monkeypatch, deterministic) -> None:
     """There torch raises at a `cumsum` of floating-point numbers; here tensors without values stand in."""
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
-    with FakeTensorMode(), Operations() as operations:
-        _running_sums(torch.empty(2, 5, device="cuda"))
-    assert (("cumsum_", "cuda") in operations.seen) != deterministic
+    with Operations() as operations:
+        running_sums(torch.empty(2, 5, device="meta"))
+        running_sums(torch.empty(2, 5))
+    assert (("cumsum_", "meta") in operations.seen) != deterministic
+    assert ("cumsum_", "cpu") in operations.seen
+
+
+@pytest.mark.parametrize("columns", [1, 2, 7, 64, 1000])
+def test_sums_by_doubling_are_the_running_sums(columns):
+    values = torch.rand(3, columns, generator=torch.Generator().manual_seed(columns))
+    assert_near(sums_by_doubling(values), values.double().cumsum(1), FLOAT32)

@@ -9,8 +9,9 @@ import pytest
 from tools.pretrain import build_model, build_tokenizer
 
 from pods_rl.errors import UserError
+from pods_rl.loading.folders import find_policy
+from pods_rl.loading.prepare import prepare
 from pods_rl.recipe import Origin, build_recipe
-from pods_rl.training.prepare import prepare
 from pods_rl.training.run import train
 
 from .conftest import write_jsonl
@@ -61,6 +62,8 @@ def test_prompts_are_counted_in_the_policys_tokens_with_its_template(policy):
     kept = prepared.task
     assert {len(prompt.encode()) for prompt in kept.train["prompt"]} == {shortest}
     assert len(kept.train) + prepared.fitted.train_left_out == 40
+    evaluated = prepare(recipe(max_prompt_length=shortest), find_policy("./policy"))
+    assert (len(evaluated.task.test), evaluated.fitted) == (10, None)
     policy(TEMPLATE)
     with pytest.raises(UserError, match=f"max_prompt_length = {shortest}: .*the shortest has {shortest + 6} tokens"):
         prepare(recipe(max_prompt_length=shortest))  # <user> and > for the line break at the end
@@ -84,3 +87,4 @@ def test_a_task_without_training_prompts_can_only_be_evaluated(policy, tmp_path)
     write_jsonl(tmp_path / "math500" / "test.jsonl", [{"problem": "1+1?", "answer": "2"}])
     with pytest.raises(UserError, match=r"task math has 1 prompt to test and none to train on: data_dir = \. holds no"):
         prepare(recipe(task="math", data_dir="."))
+    assert len(prepare(recipe(task="math", data_dir="."), find_policy("./policy")).task.test) == 1

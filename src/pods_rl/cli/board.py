@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 import threading
 import time
@@ -12,10 +13,11 @@ from pathlib import Path
 from rich.console import Console
 
 from ..experiment import Event, PlannedRun
-from ..runs import EVALS, METRICS, Run
+from ..runs import EVALS, Run
 from ..runs.files import last_row, number
+from ..runs.progress import Progress, progress_of
 from ..text import console
-from ..training.progress import LiveLine, percentage, share_done
+from ..training.display import LiveLine, percentage
 
 _EVERY = 1.0  # seconds between looks at the runs in progress
 _LOG_EVERY = 60.0  # seconds between lines on what is left, in a log
@@ -33,7 +35,7 @@ class Board(LiveLine):
         super().__init__(out or console(), every=_LOG_EVERY)
         self._plan = plan
         self._events: dict[Path, Event] = {}  # the latest of each run
-        self._clocks: dict[Path, tuple[float, float]] = {}  # seconds of training clock and steps
+        self._progress: dict[Path, Progress] = {}
         self._evaluated: dict[Path, object] = {}  # the step of the evaluation printed last
         self.failures: list[Event] = []
         self._over = threading.Event()
@@ -75,20 +77,15 @@ class Board(LiveLine):
     def _read(self, event: Event) -> None:
         """Read how far a run is, and print a new evaluation. Damaged values count as 0."""
         place = event.run.path
-        run = Run(event.path)
-        # whichever is newer: the status and the metrics are not written at the same moment
-        latest = max(run.status, last_row(run.path / METRICS), key=lambda row: number(row.get("step")))
-        self._clocks[place] = (number(latest.get("seconds")), number(latest.get("step")))
-        evaluation = last_row(run.path / EVALS)
+        self._progress[place] = progress_of(Run(event.path), event.run.recipe.values)
+        evaluation = last_row(event.path / EVALS)
         if not evaluation or event.kind == "skipped":
             return
         step = evaluation.get("step")
         if place in self._evaluated and self._evaluated[place] == step:  # printed before
             return
         self._evaluated[place] = step
-        score = "accuracy"
-        if "accuracy" not in evaluation and "reward" in evaluation:
-            score = "reward"
+        score = "reward" if "accuracy" not in evaluation and "reward" in evaluation else "accuracy"
         clock = f"{number(evaluation.get('seconds')):6.0f} s  step {step}"
         self.say(f"{_label(event.run):<24} {clock}  {score} {number(evaluation.get(score)):.3f}")
 
@@ -101,12 +98,11 @@ class Board(LiveLine):
         for event in self._events.values():
             if event.kind != "started":
                 continue
-            seconds, step = self._clocks[event.run.path]
-            budgets = event.run.recipe.values
-            share = share_done(seconds, step, budgets.get("max_seconds"), budgets.get("max_steps"))
+            progress = self._progress[event.run.path]
+            share = 0.0 if math.isnan(progress.share) else progress.share
             done += share
-            if step:
-                run_texts.append(f"{_label(event.run)} step {step:.0f} ({percentage(share)})")
+            if progress.step > 0:
+                run_texts.append(f"{_label(event.run)} step {progress.step:.0f} ({percentage(share)})")
             else:
                 run_texts.append(f"{_label(event.run)} loading")
         share_of_all = done / len(self._plan)

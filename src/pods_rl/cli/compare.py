@@ -135,9 +135,7 @@ def _show(experiment: Experiment) -> None:
                 out.print(f"{'sets':<17} {safe_text(line)}")
         show_facts(run.recipe.batch_plan(experiment.processes).describe())
     budgets = [run.recipe.values["max_seconds"] for run in plan]
-    limit = "limited by their steps"
-    if all(budgets):
-        limit = f"{sum(budgets):g} seconds of training clock in total"
+    limit = f"{sum(budgets):g} seconds of training clock in total" if all(budgets) else "limited by their steps"
     product = f"{counted(len(experiment.arms), 'arm')} x {counted(len(experiment.seeds), 'seed')}"
     out.print(f"{counted(len(plan), 'run')}: {product}, {limit}")
     for run in plan:

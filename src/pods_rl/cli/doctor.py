@@ -110,8 +110,6 @@ def check_versions() -> Iterator[Finding]:
 
 def check_machine() -> Iterator[Finding]:
     """Report devices, precision, threads, and the free space on the disk that runs are written to."""
-    from ..policies import gpu_has_bf16
-
     try:
         import torch
     except ImportError as error:
@@ -122,7 +120,7 @@ def check_machine() -> Iterator[Finding]:
         yield "ok", f"GPU {index}", f"{gpu.name}, {gpu.total_memory / _GIB:.0f} GiB"
     if not torch.cuda.is_available():
         yield "note", "device", "CPU only: enough for the shipped tiny policies"
-    bf16 = torch.cuda.is_available() and gpu_has_bf16()
+    bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     yield "ok" if bf16 else "note", "bf16", "yes" if bf16 else "no: training runs in float32"
     yield "ok", "attention", describe_attention(bf16)
     yield "ok", "CPU threads", str(torch.get_num_threads())
@@ -166,7 +164,7 @@ def plan(
     named, keys = named_recipe(context, config)
     recipe = load_recipe(named, keys)
     recipe.check_reachable()
-    from ..training.progress import LiveLine
+    from ..training.display import LiveLine
 
     with stoppable() as stop, stop.at_once(), LiveLine(console()) as line:
         line.begin("importing torch and TRL")

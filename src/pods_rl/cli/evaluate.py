@@ -65,11 +65,11 @@ def evaluate(
         recipe = _recipe_of_model(model, config, keys)
     if output is not None:
         _check_writable(output)
-    from ..training.progress import EvaluationProgress
+    from ..training.display import EvaluationDisplay
 
     is_main = get_rank() == 0
     with stoppable(), outlive_output(None):
-        with EvaluationProgress(shows=is_main) as display:
+        with EvaluationDisplay(shows=is_main) as display:
             display.begin("importing torch")
             from ..evaluation.checkpoint import evaluate_checkpoint, write_results
             from ..rewards import check_rewards

@@ -62,7 +62,8 @@ def import_all() -> None:
 
     quiet_libraries()
     from .. import evaluation  # noqa: F401
-    from ..training import checks, prepare, recorder, run, trainer  # noqa: F401
+    from ..loading import prepare  # noqa: F401
+    from ..training import checks, recorder, run, trainer  # noqa: F401
     from . import commands  # noqa: F401
 
 
@@ -119,8 +120,8 @@ def check_arms(experiment: Experiment, *, data: bool) -> list[str]:
 
 def rows_of_arms(experiment: Experiment, arms: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return the hashes of the rows of the tasks of some arms; raise UserError if a task cannot be made."""
+    from ..loading.prepare import training_task
     from ..tasks import row_hashes
-    from ..training.prepare import training_task
 
     by_arm: dict[str, dict[str, str]] = {}
     by_settings: dict[str, dict[str, str]] = {}  # which most arms share

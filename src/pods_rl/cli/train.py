@@ -25,7 +25,7 @@ from ..streams import outlive_output
 from ..text import console, counted, plain_text, safe_text, short, suggest
 
 if TYPE_CHECKING:
-    from ..training.progress import LiveLine
+    from ..training.display import LiveLine
 
 Config = Annotated[
     str | None,
@@ -154,7 +154,7 @@ def working(what: str, *, in_log: bool = True) -> Iterator[LiveLine]:
         what: the work.
         in_log: as of `LiveLine.begin`.
     """
-    from ..training.progress import LiveLine, progress_console
+    from ..training.display import LiveLine, progress_console
 
     # A command does not end because its progress cannot be written.
     with outlive_output(None), LiveLine(progress_console(), silent=_SOON) as line:
@@ -244,9 +244,7 @@ def check_recipe(recipe: Recipe, processes: int | None = None, loaded: dict[str,
     """
     from ..training.checks import check_engine, check_task
 
-    config = None
-    if not recipe.missing_library:
-        config = check_engine(recipe, processes or 1)
+    config = None if recipe.missing_library else check_engine(recipe, processes or 1)
     return check_task(recipe, config, loaded)
 
 
@@ -374,10 +372,10 @@ def _train_here(
 
     With several processes, each one checks the recipe when it builds its trainer.
     """
-    from ..training.progress import Progress, label_of
+    from ..training.display import RunDisplay, label_of
 
     with outlive_output(output / LOG):
-        display = Progress(label_of(output)) if get_rank() == 0 else None
+        display = RunDisplay(label_of(output)) if get_rank() == 0 else None
         with display or nullcontext():
             if display is not None:
                 display.begin("importing torch")
@@ -392,7 +390,7 @@ def _train_here(
 def _last_words(output: Path, shown_as: Path, launch: Launch | None) -> Iterator[None]:
     """At the end, also after an error, print the directory of the run, how to resume it and what to do next."""
     from ..distributed.launch import LAUNCHED
-    from ..training.progress import label_of
+    from ..training.display import label_of
     from ..training.resume import last_lines
 
     try:
@@ -400,12 +398,9 @@ def _last_words(output: Path, shown_as: Path, launch: Launch | None) -> Iterator
     finally:
         # The command that started several processes prints them, and not its first process.
         if get_rank() == 0 and LAUNCHED not in os.environ:
-            options = ""
-            if launch:
-                options = f" --num_processes {launch.processes} --accelerate_config {launch.name}"
-            prefix = ""
-            if launch or get_world_size() > 1:  # among the lines of a launcher a line needs the run's name
-                prefix = f"{label_of(output)}: "
+            options = f" --num_processes {launch.processes} --accelerate_config {launch.name}" if launch else ""
+            # among the lines of a launcher a line needs the run's name
+            prefix = f"{label_of(output)}: " if launch or get_world_size() > 1 else ""
             with outlive_output(output / LOG):
                 for line in last_lines(output, options, shown_as=shown_as):
                     console().print(f"{prefix}{safe_text(line)}")

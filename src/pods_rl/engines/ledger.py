@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..runs import write_parquet
+from ..tables import columns_of
 
 HELD_STEPS = 16
 
 
-class StepLedger:
+class Ledger:
     """Writes one file for each step that is kept: step 1 and every `every`-th.
 
     An engine may add the groups of a step in several parts, and with asynchronous generation also those of an earlier
@@ -43,16 +45,12 @@ class StepLedger:
         rows = self._rows.setdefault(step, [])
         first_group = self._groups.get(step, 0)
         for number, group in enumerate(groups, start=first_group):
-            for row in group:
-                rows.append({"step": step, "group": number, **row})
+            rows += [{"step": step, "group": number, **row} for row in group]
         self._groups[step] = first_group + len(groups)
-        self._forget_old_steps()
+        for old_step in sorted(self._rows)[:-HELD_STEPS]:
+            del self._rows[old_step]
+            del self._groups[old_step]
         write_parquet(self._folder / f"step-{step:06d}.parquet", to_columns(rows))
-
-    def _forget_old_steps(self) -> None:
-        for step in sorted(self._rows)[:-HELD_STEPS]:
-            del self._rows[step]
-            del self._groups[step]
 
 
 def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -62,22 +60,14 @@ def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     >>> to_columns([*parts, {"reward": 0.0, "selected": False, "turn_rewards": None}])
     {'reward': [1.0, 0.0], 'reward/format': [1.0, nan], 'selected': [True, False]}
     """
-    parts: dict[str, None] = {}  # a set that keeps its order
-    with_turns = False
-    for row in rows:
-        for name in row:
-            if name.startswith("reward/"):
-                parts[name] = None
-        if row["turn_rewards"]:
-            with_turns = True
-    columns: dict[str, list[Any]] = {}
-    for name in rows[0]:
-        if name.startswith("reward/"):
-            continue
-        if name == "turn_rewards" and not with_turns:
-            continue
-        columns[name] = [row[name] for row in rows]
+    columns = columns_of(rows, missing=math.nan)
+    if not any(columns["turn_rewards"]):
+        del columns["turn_rewards"]
+    parts = {name: values for name, values in columns.items() if name.startswith("reward/")}
+    ordered: dict[str, list[Any]] = {}
+    for name, values in columns.items():
+        if name not in parts:
+            ordered[name] = values
         if name == "reward":
-            for part in parts:
-                columns[part] = [row.get(part, float("nan")) for row in rows]
-    return columns
+            ordered |= parts
+    return ordered

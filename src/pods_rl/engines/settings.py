@@ -11,6 +11,7 @@ from ..errors import UserError
 from ..selection import Rule, get_rule
 from ..selection.rules import check_rule
 from ..text import suggest
+from .sizes import check_sizes, whole_number
 
 KEYS = ("num_rollouts", "rule", "seed", "ledger", "ledger_every")
 
@@ -53,7 +54,7 @@ def read_selection(options: Any, m: Any, *, prefix: str, m_key: str, more: Seque
     16
     >>> read_selection({"num_rollouts": 2}, 4, prefix="pods", m_key="generator.n")
     Traceback (most recent call last):
-    pods_rl.errors.UserError: pods.num_rollouts (n, generated per prompt) must be at least generator.n (m, ...
+    pods_rl.errors.UserError: pods.num_rollouts = 2 is less than generator.n = 4: cannot keep 4 of 2 rollouts. ...
     """
     if not isinstance(options, Mapping):
         raise UserError(
@@ -63,37 +64,17 @@ def read_selection(options: Any, m: Any, *, prefix: str, m_key: str, more: Seque
     for key in options:
         if key not in known:
             raise UserError(f"{prefix}: unknown key {key!r}, expected {', '.join(known)}.{suggest(str(key), known)}")
-    kept = whole_number(m_key, m)
-    generated = whole_number(f"{prefix}.num_rollouts", options.get("num_rollouts"))
-    if generated < kept:
-        raise UserError(
-            f"{prefix}.num_rollouts (n, generated per prompt) must be at least {m_key} (m, trained per prompt); got "
-            f"n = {generated} and m = {kept}. Generate more or keep fewer."
-        )
+    n, m = check_sizes(options.get("num_rollouts"), m, n_key=f"{prefix}.num_rollouts", m_key=m_key)
     rule = get_rule(options.get("rule", "max_variance"))
     check_rule(rule)
     return {
-        "num_rollouts": generated,
-        "num_generations": kept,
+        "num_rollouts": n,
+        "num_generations": m,
         "rule": rule,
-        "seed": whole_number(f"{prefix}.seed", options.get("seed", 0), least=0),
+        "seed": whole_number(f"{prefix}.seed", options.get("seed", 0), 0),
         "ledger": folder(f"{prefix}.ledger", options.get("ledger")),
         "ledger_every": whole_number(f"{prefix}.ledger_every", options.get("ledger_every", 10)),
     }
-
-
-def whole_number(name: str, value: Any, least: int = 1) -> int:
-    """Return the value.
-
-    Raises:
-        UserError: it is not a whole number of at least `least`.
-
-    >>> whole_number("pods.seed", 3)
-    3
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{name} must be a whole number of at least {least}; got {value!r}.")
-    return value
 
 
 def seconds(name: str, value: Any) -> float:

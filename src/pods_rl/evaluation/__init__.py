@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ..distributed.processes import gather, own_rows
-from ..policies.loading import encode, render, tool_options
-from ..policies.turns import TurnReader
+from ..loading.prompts import encode, render, tool_options
+from ..loading.turns import TurnReader
 from ..tasks import Grade, Task, last_turn
 from .conversation import Conversation, converse
 from .sampling import Completion, GenerateSampler, RowsDone, Sampler, Sampling
@@ -58,9 +58,7 @@ def evaluate(
         UserError: the task's prompts cannot be rendered for this policy, or it cannot call the task's tools.
     """
     started = time.perf_counter()
-    count = len(task.test)
-    if prompts is not None:
-        count = min(prompts, count)
+    count = len(task.test) if prompts is None else min(prompts, len(task.test))
     rows = own_rows(count * repeats)  # row r is repeat r % repeats of prompt r // repeats
     picked = task.test.select([row // repeats for row in rows])
     if tools is None:
@@ -79,9 +77,10 @@ def evaluate(
             prompts_text.append(text)
             prompts_ids.append(encode(sampler.tokenizer, prompt, text))
         completions = sampler.sample(prompts_ids, rows, sampling, done)
-        sampled = []
-        for text, completion in zip(prompts_text, completions, strict=True):
-            sampled.append(_Sampled(text, completion, turns.text(text, completion.text, completion.ids)))
+        sampled = [
+            _Sampled(text, completion, turns.text(text, completion.text, completion.ids))
+            for text, completion in zip(prompts_text, completions, strict=True)
+        ]
     answers_here = _graded(task, sampling, rows, repeats, list(picked["answer"]), sampled)
     answers = sorted(gather(answers_here), key=lambda answer: (answer.index, answer.repeat))
     seconds = time.perf_counter() - started
@@ -124,9 +123,7 @@ def _graded(
 ) -> list[Answer]:
     """Return the graded completions of these rows: right or not, or their rewards if nothing says which are right."""
     texts = [row.graded_text for row in sampled]
-    environment_rewards = None
-    if task.converses:
-        environment_rewards = [row.environment_reward for row in sampled]
+    environment_rewards = [row.environment_reward for row in sampled] if task.converses else None
     grades = [Grade(answer=False, format=False)] * len(texts)
     parts: list[dict[str, float]] = [{}] * len(texts)
     if task.answer is None:
@@ -272,29 +269,17 @@ def pass_at_k(repeats: int, right: int, k: int) -> float:
 def summarise(answers: Sequence[Answer], *, repeats: int, temperature: float, seconds: float) -> Evaluation:
     """Return the means and standard errors of graded completions, `repeats` per prompt, sorted by prompt."""
     groups = [answers[start : start + repeats] for start in range(0, len(answers), repeats)]
-    rewards = {}
-    for name in answers[0].rewards:
-        rewards[name] = mean_and_error([_mean_reward(name, group) for group in groups])
+    rewards = {name: mean_and_error([_mean_reward(name, group) for group in groups]) for name in answers[0].rewards}
     if rewards:  # nothing says which answers are right
         accuracy = format_accuracy = both_accuracy = (math.nan, math.nan)
         pass_at = {}
     else:
-        right_counts = []
-        right_shares = []
-        format_shares = []
-        both_shares = []
-        for group in groups:
-            right = 0
-            formatted = 0
-            both = 0
-            for answer in group:
-                right += int(answer.answer_right)
-                formatted += int(answer.format_kept)
-                both += int(answer.answer_right and answer.format_kept)
-            right_counts.append(right)
-            right_shares.append(right / repeats)
-            format_shares.append(formatted / repeats)
-            both_shares.append(both / repeats)
+        right_counts = [sum(answer.answer_right for answer in group) for group in groups]
+        right_shares = [right / repeats for right in right_counts]
+        format_shares = [sum(answer.format_kept for answer in group) / repeats for group in groups]
+        both_shares = [
+            sum(answer.answer_right and answer.format_kept for answer in group) / repeats for group in groups
+        ]
         accuracy = mean_and_error(right_shares)
         format_accuracy = mean_and_error(format_shares)
         both_accuracy = mean_and_error(both_shares)
@@ -338,7 +323,5 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     >>> mean_and_error([0.0, 1.0])
     (0.5, 0.5)
     """
-    error = math.nan
-    if len(values) > 1:
-        error = statistics.stdev(values) / math.sqrt(len(values))
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return statistics.fmean(values), error

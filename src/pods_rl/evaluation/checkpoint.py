@@ -24,22 +24,14 @@ import torch
 from ..distributed import get_world_size
 from ..distributed.processes import quiet_libraries, set_threads, version, versions
 from ..errors import UserError
-from ..policies import Policy, find_policy
-from ..policies.loading import (
-    check_template_options,
-    load_policy,
-    load_tokenizer,
-    longest,
-    render,
-    tool_options,
-    uses_bf16,
-)
-from ..prefix_tree.positions import with_longest_text
+from ..loading.folders import Policy, find_policy
+from ..loading.policy import load_policy, uses_bf16
+from ..loading.prepare import prepare
 from ..recipe import Recipe
 from ..runs import to_json, write_parquet
 from ..runs.environment import git_commit
 from ..runs.files import encoded, open_own
-from ..tasks import Task, fit_prompts, load_task
+from ..tasks import Task
 from ..tasks.task import Messages
 from ..text import counted
 from . import Evaluation, evaluate
@@ -85,42 +77,33 @@ def evaluate_checkpoint(
     policy = find_policy(model, adapter, revision=recipe.model_arguments().get("model_revision") or "main")
     with _device(recipe) as device:
         begin(f"loading the task {recipe.values['task']}")
-        task = load_task(recipe.task_settings(), reward_errors=recipe.values["reward_errors"])
+        prepared = prepare(recipe, policy)
+        task = prepared.task
         for text in task.notes:
             note(f"Note: {text}")
         backend = choose_backend(backend, on_cpu=bool(recipe.values.get("use_cpu")), task=task)
-        tokenizer = load_tokenizer(policy.tokenizer)
-        tools = tool_options(tokenizer, task)  # refuses a policy without tools before its weights are loaded
         begin(f"loading the policy {model}")
         sampler: Sampler
         if backend == "vllm":
-            sampler = VLLMSampler(policy, recipe, tokenizer)
+            sampler = VLLMSampler(policy, recipe, prepared.tokenizer)
         else:
-            sampler = GenerateSampler(load_policy(policy, recipe, device), tokenizer)
+            sampler = GenerateSampler(load_policy(policy, recipe, device), prepared.tokenizer)
         sampling = sampling_of(recipe)
-        check_template_options(tokenizer, sampling.chat_template_kwargs)
-        task, _ = fit_prompts(
-            task,
-            chat=tokenizer.chat_template is not None,
-            render=lambda prompt: render(tokenizer, prompt, **sampling.chat_template_kwargs),
-        )
         # Described before the evaluation: an error here loses no result.
         line = _describe(recipe, policy, sampler, sampling, task) | {"date": time.time()}
-        count = len(task.test) if prompts is None else min(prompts, len(task.test))
         if isinstance(sampler, GenerateSampler) and sampler.positions:
-            longest_texts = with_longest_text(task.test.select(range(count))["prompt"])
-            length_note = sampler.positions.check(
-                longest(tokenizer, longest_texts, **{**sampling.chat_template_kwargs, **tools}),
-                sampling.max_completion_length,
-                which="The longest prompt",
-                advice="evaluate on fewer or shorter prompts",
-                trains=False,
-            )
-            if length_note:
-                note(f"Note: {length_note}")
+            for text in prepared.length_notes(recipe, sampler.positions, trains=False):
+                note(f"Note: {text}")
+        count = len(task.test) if prompts is None else min(prompts, len(task.test))
         begin(f"evaluating {counted(count * settings['eval_repeats'], 'completion')}")
         evaluation = evaluate(
-            sampler, task, sampling, prompts=prompts, repeats=settings["eval_repeats"], done=done, tools=tools
+            sampler,
+            task,
+            sampling,
+            prompts=prompts,
+            repeats=settings["eval_repeats"],
+            done=done,
+            tools=prepared.tools,
         )
     return evaluation, line | _scores(task, evaluation)
 
@@ -200,11 +183,9 @@ def _device(recipe: Recipe) -> Iterator[torch.device]:
 
         state = PartialState(cpu=on_cpu)
         device = state.device
-    bf16 = recipe.values.get("bf16")
-    if bf16 is None:
-        bf16 = not recipe.values.get("fp16") and uses_bf16(on_cpu)
+    bf16 = uses_bf16(recipe.values, on_cpu=on_cpu)
     try:
-        with torch.autocast(device.type, torch.bfloat16, enabled=bool(bf16)):
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             yield device
     finally:
         if state is not None:

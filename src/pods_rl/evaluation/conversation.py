@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import parse_response
 
 from ..errors import UserError, users_code
-from ..policies.loading import encode, render
+from ..loading.prompts import encode, render
 from ..sandbox import as_score
 from ..sandbox.limits import Tool, ToolLimits, close_environment, tokenizable, without_copies
 from ..tasks import Task

@@ -12,8 +12,8 @@ from peft import LoraConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..policies import Policy
-from ..policies.loading import template_options
+from ..loading.folders import Policy
+from ..loading.prompts import template_options
 from ..prefix_tree.decoding import RowDraws, complete_prompts
 from ..prefix_tree.positions import positions_of
 from ..recipe import Recipe
@@ -231,11 +231,8 @@ class VLLMSampler:
         requests = [{"prompt_token_ids": list(ids)} for ids in prompts_ids]
         outputs = self._llm.generate(requests, sampling_params=params, use_tqdm=False, lora_request=self._lora)
         done(len(rows), len(rows))
-        completions = []
-        for output in outputs:
-            first = output.outputs[0]
-            completions.append(Completion(first.text, len(first.token_ids), first.finish_reason == "stop"))
-        return completions
+        firsts = [output.outputs[0] for output in outputs]
+        return [Completion(first.text, len(first.token_ids), first.finish_reason == "stop") for first in firsts]
 
     def _parameters(self, row: int, sampling: Sampling) -> Any:
         return self._vllm.SamplingParams(

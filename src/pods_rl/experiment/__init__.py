@@ -239,17 +239,12 @@ class _Runner:
         self._outdated = outdated
         self._total = len(experiment.arms) * len(experiment.seeds)
         self._accelerate: Path | None = None
-        gpus: list[str] = []
-        if experiment.accelerate is None:
-            gpus = visible_gpus()
-        else:  # each run takes all GPUs
+        gpus = visible_gpus() if experiment.accelerate is None else []
+        if experiment.accelerate is not None:  # each run takes all GPUs
             self._accelerate = find_accelerate_config(experiment.accelerate)
         self._environments: SimpleQueue[dict[str, str]] = SimpleQueue()  # those that no run in progress has
         for place in range(parallel):
-            environment = {}
-            if gpus:
-                environment["CUDA_VISIBLE_DEVICES"] = gpus[place % len(gpus)]
-            self._environments.put(environment)
+            self._environments.put({"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} if gpus else {})
         self._reporting = Lock()
         self.counts: Counter[Kind] = Counter()
         self.stopping = False
@@ -373,10 +368,7 @@ def train_in_process(
     if resume:
         words.append("--resume")
     output.mkdir(parents=True, exist_ok=True)
-    mode = "wb"
-    if resume:
-        mode = "ab"
-    with open_own(output / LOG, mode) as log:
+    with open_own(output / LOG, "ab" if resume else "wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "pods_rl", *words],
             # no file here shadows a module; a run that outlived this process would keep its directory locked

@@ -16,8 +16,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ..distributed import get_world_size
 from ..distributed.processes import quiet_libraries, set_threads
 from ..errors import UserError
+from ..loading.prepare import prepare
 from ..recipe import Recipe
-from ..training.prepare import prepare
 from ..training.run import device_line
 from ..training.trainer import build_trainer
 from .plan import Plan, decide, describe

@@ -9,8 +9,8 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ..engines.trl.compat import add_fused_lm_head
-from ..policies import find_policy
-from ..policies.loading import load_options
+from ..loading.folders import find_policy
+from ..loading.policy import load_options
 from ..prefix_tree.decoding import why_generates_rows
 from ..prefix_tree.packing import probe_trees
 from ..recipe import Recipe

@@ -16,7 +16,6 @@ from ..errors import UserError
 from ..text import describe, short, suggest
 from ..yaml_files import Origin, read_yaml
 
-SHIPPED = {"tiny": "arithmetic", "tiny-words": "words"}  # shipped policies, and the task of each
 SHOWS = "shows"  # of an arm: what it shows, for the sentences of the report; it is not a recipe key
 EXPERIMENT_KEYS = ("name", "base", "arms", "baseline", "seeds", "accelerate")  # the others are recipe keys of all arms
 _RECIPES = Path(__file__).parent.parent / "recipes"

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..policies import SHIPPED
 from ..text import module_of
-from .catalog import SHIPPED, local_path
+from .catalog import local_path
 from .recipe import DATA_FILES, DATA_FOLDERS, FREE, Recipe
 from .schema import GYM, TASKS
 

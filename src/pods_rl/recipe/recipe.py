@@ -18,9 +18,10 @@ from typing import Any
 
 from ..engines.trl.batching import BatchPlan, batch_plan
 from ..errors import UserError
+from ..policies import SHIPPED
 from ..text import describe, short, suggest
 from ..yaml_files import Origin, dump_yaml
-from .catalog import SHIPPED, local_path, looks_like_path, read_recipe
+from .catalog import local_path, looks_like_path, read_recipe
 from .schema import GYM, REWARDS, TASKS, UNSUPPORTED, defaults, fields
 from .unread import check_keys_of_task, check_read, unread_notes
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UserError
+from ..policies import SHIPPED
 from ..text import describe
-from .catalog import SHIPPED, local_path
+from .catalog import local_path
 from .schema import GYM, fields
 
 Values = Mapping[str, Any]

@@ -143,9 +143,9 @@ def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:
 
     # Each k takes one more from the high end and one less from the low end: running sums cover all k at once.
     change_PM = highest_PM - lowest_PM
-    sum_PK = _running_sums(torch.cat([lowest_PM.sum(dim=1, keepdim=True), change_PM], dim=1))
+    sum_PK = running_sums(torch.cat([lowest_PM.sum(dim=1, keepdim=True), change_PM], dim=1))
     change_PM.mul_(highest_PM.add_(lowest_PM))
-    square_PK = _running_sums(torch.cat([lowest_PM.square_().sum(dim=1, keepdim=True), change_PM], dim=1))
+    square_PK = running_sums(torch.cat([lowest_PM.square_().sum(dim=1, keepdim=True), change_PM], dim=1))
     variance_PK = square_PK.sub_(sum_PK.square_().div_(m))
 
     # Of the k that tie, argmax takes the one with the greatest balance: nearest to m / 2, then the larger one.
@@ -157,12 +157,34 @@ def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:
     return torch.where(scored_P1 > m, k_P1, 0)
 
 
-def _running_sums(values_PK: Tensor) -> Tensor:
-    """Return the sums of the first values of each prompt; the values are no longer usable."""
-    if values_PK.device.type == "cpu" or not torch.are_deterministic_algorithms_enabled():
-        return values_PK.cumsum_(1)
-    # On a GPU torch has no deterministic sum of this kind, and raises an error; there are few values.
-    return values_PK.cpu().cumsum_(1).to(values_PK.device)
+def running_sums(values: Tensor) -> Tensor:
+    """Return the sums of each row's values up to each column, `[rows, columns]`; the values are no longer usable.
+
+    On a GPU torch has no deterministic `cumsum` of floating-point numbers, and raises an error if deterministic
+    algorithms are required (`full_determinism`).
+
+    >>> running_sums(torch.tensor([[1.0, 2.0, 3.0]]))
+    tensor([[1., 3., 6.]])
+    """
+    if values.device.type == "cpu" or not torch.are_deterministic_algorithms_enabled():
+        return values.cumsum_(dim=-1)
+    return sums_by_doubling(values)
+
+
+def sums_by_doubling(values: Tensor) -> Tensor:
+    """Return the sums of each row's values up to each column, by log2(columns) additions of tensors.
+
+    >>> sums_by_doubling(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]]))
+    tensor([[ 1.,  3.,  6., 10., 15.]])
+    """
+    columns = values.size(1)
+    step = 1  # the number of terms that each sum has so far, or all that there are
+    while step < columns:
+        longer = values.clone()
+        longer[:, step:].add_(values[:, :-step])
+        values = longer
+        step *= 2
+    return values
 
 
 def _ends(sorted_PN: Tensor, scored_P1: Tensor, k_P1: Tensor, m: int) -> Tensor:

@@ -24,6 +24,7 @@ from datasets import (
 
 from ..errors import UserError, hub_problem, out_of_memory
 from ..runs.sizes import check_size
+from ..tables import rows_of
 from ..text import suggest
 from . import files
 from .files import ROW, parse_row
@@ -190,8 +191,7 @@ def read_rows(rows: Dataset) -> Iterator[dict[str, Any]]:
         if ROW in batch:
             yield from map(parse_row, batch[ROW])
         else:
-            for values in zip(*batch.values(), strict=True):
-                yield dict(zip(batch, values, strict=True))
+            yield from rows_of(batch)
 
 
 def column_values(batch: Mapping[str, list[Any]], column: str, dtype: str | None = None) -> list[object]:

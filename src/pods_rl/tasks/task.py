@@ -17,6 +17,7 @@ from ..rewards import REWARDS, Reward, get_reward, graded_text, score
 from ..rewards.thinking import CLOSING, OPENING, opened_thought
 from ..sandbox import RewardFailure, Scores
 from ..sandbox.limits import close_environment
+from ..tables import rows_of
 from ..text import short
 
 Settings = Mapping[str, Any]  # the task part of a recipe
@@ -212,7 +213,7 @@ class Task:
                 _add_part(columns, name, self.scores(name, texts, golds), weight)
         if environment_rewards is not None:
             _add_part(columns, ENVIRONMENT, environment_rewards, 1.0)
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return rows_of(columns)
 
     def scores(self, name: str, texts: Sequence[str], golds: Sequence[str]) -> list[float]:
         """Score completions with one reward, in order; 0 if it fails, unless `reward_errors` is `raise`."""

@@ -27,11 +27,12 @@ from ..engines.trl.config import PODSConfig, check_prompts
 from ..engines.trl.run_directory import precision
 from ..engines.trl.stability import is_out_of_memory
 from ..errors import UserError, raised
+from ..loading.prepare import prepare, training_task
 from ..recipe import Recipe
 from ..recipe.recipe import DATA_KEYS
 from ..tasks import Fitted, Task
 from ..text import describe, short, suggest
-from .prepare import engine_arguments, prepare, training_task
+from .arguments import engine_arguments
 
 _MAPPINGS = (  # keys that are a mapping, or its JSON; transformers would fail on other text when training begins
     "model_init_kwargs", "generation_kwargs", "chat_template_kwargs", "gradient_checkpointing_kwargs",

@@ -8,22 +8,23 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from ..distributed.processes import alone, gather
-from ..distributed.signals import Stop
 from ..errors import Interrupted, UserError
 from ..evaluation import Evaluation
-from ..runs import RunWriter
 from ..runs.files import TRACKING
 from ..text import console, safe_text
-from .progress import Watcher
+from .context import Context
+from .display import Watcher
+
+if TYPE_CHECKING:
+    from .trainer import RunTrainer
 
 _NOT_A_STEP = "train_runtime"  # only in TRL's closing summary
 _EVALUATION = "eval_prompts"  # only in the log of an evaluation
@@ -36,7 +37,6 @@ _FOLDERS = {
 }
 
 
-@dataclass(eq=False)
 class Recorder(TrainerCallback):
     """Writes metrics, evaluations and the ledger. Stops the run at the end of its budget, or after a signal.
 
@@ -49,68 +49,65 @@ class Recorder(TrainerCallback):
     removed, also the last evaluation of an interrupted run.
 
     Args:
-        writer: None on the processes that do not write.
-        progress: the display.
+        context: of the run. Its recipe has the budget and the periods.
+        trainer: says which clock counts and how the update computes the policy, and logs evaluations to trackers.
+        environment: the content of `environment.json` when training begins.
         evaluate: called with the evaluation's index. If None, the policy is never evaluated.
         ledger: the columns of the latest generation, of all processes; called on each of them.
-        stop: read after each step. During an evaluation of a single process a signal raises at once.
-        max_seconds: the budget of the training clock.
-        ledger_every: write the ledger at step 1 and every `ledger_every` steps. If 0, never.
-        save_seconds: have TRL save a checkpoint whenever the clock passes a multiple of it.
-        cpu_clock: the clock counts processor time of this process.
-        track: called with each evaluation's row.
-        attention: returns how the update computes the policy, for `environment.json`; None until that is known.
-        begin: called when training begins, before any record is removed.
     """
 
-    writer: RunWriter | None
-    progress: Watcher
-    evaluate: Callable[[int], Evaluation] | None
-    ledger: Callable[[], dict[str, list[Any]] | None]
-    stop: Stop
-    max_seconds: float | None = None
-    eval_seconds: float | None = None
-    ledger_every: int = 0
-    save_seconds: float | None = None
-    cpu_clock: bool = False
-    track: Callable[[Mapping[str, Any]], None] | None = None
-    attention: Callable[[], str | None] | None = None
-    begin: Callable[[], None] = lambda: None
-
-    started: float = field(default_factory=lambda: time.perf_counter(), init=False)
-    seconds: float = field(default=0.0, init=False)  # the training clock at the last step
-    _clock_since: float | None = field(default=None, init=False)  # when it was last started; None while it is paused
-    step: int = field(default=0, init=False)
-    stop_reason: str | None = field(default=None, init=False)
-    stopped_by: str | None = field(default=None, init=False)
-    saved_step: int | None = field(default=None, init=False)
-    _begun: bool = field(default=False, init=False)
-    _attention: str | None = field(default=None, init=False)  # as environment.json has it
-    _evaluated: list[tuple[int, float]] = field(default_factory=list, init=False)  # step and `due` of each
-
-    def __post_init__(self) -> None:
-        self._ledger = Watcher("the ledger of rollouts")
+    def __init__(
+        self,
+        context: Context,
+        trainer: RunTrainer,
+        environment: Mapping[str, Any],
+        *,
+        evaluate: Callable[[int], Evaluation] | None,
+        ledger: Callable[[], dict[str, list[Any]] | None],
+    ) -> None:
+        self.step = 0
+        self.seconds = 0.0  # the training clock at the last step
+        self.stop_reason: str | None = None
+        self.stopped_by: str | None = None
+        self.saved_step: int | None = None
+        self._context = context
+        self._writer = context.writer
+        self._shown = context.shown
+        self._stop = context.stop
+        self._trainer = trainer
+        self._environment = environment
+        self._evaluate = evaluate
+        self._ledger = ledger
+        settings = context.recipe.run_settings()
+        self._max_seconds: float | None = settings["max_seconds"]
+        self._eval_seconds: float | None = settings["eval_seconds"]
+        self._save_seconds: float | None = settings["save_seconds"]
+        self._ledger_every: int = settings["ledger_every"]
+        self._started = time.perf_counter()
+        self._clock_since: float | None = None  # when it was last started; None while it is paused
+        self._begun = False
+        self._attention: str | None = None  # as environment.json has it
+        self._evaluated: list[tuple[int, float]] = []  # step and `due` of each
+        self._ledger_watcher = Watcher("the ledger of rollouts")
         self._tables = Watcher("a file of rollouts or completions", raises=(OSError, UserError))
 
     def _now(self) -> float:
-        return time.process_time() if self.cpu_clock else time.perf_counter()
+        return time.process_time() if self._trainer.args.clock == "cpu" else time.perf_counter()
 
     def _clocks(self) -> dict[str, float]:
         """Return the training clock at the last step, and the wall clock, which includes the run before a resume."""
-        return {"seconds": self.seconds, "elapsed": time.perf_counter() - self.started}
+        return {"seconds": self.seconds, "elapsed": time.perf_counter() - self._started}
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.step = state.global_step
         self.saved_step = state.global_step
-        self.progress.expect_steps(state.max_steps)
+        self._shown.expect_steps(state.max_steps)
         saved = state.stateful_callbacks.get(_STATE)
         if saved:
             self.seconds = saved["seconds"]
-            self.started -= saved["elapsed"]
+            self._started -= saved["elapsed"]
             self._evaluated = [(step, due) for step, due in saved["evaluated"]]
-        self.begin()
-        if self.writer:
-            self.writer.rewind(self.step, len(self._evaluated))
+        self._context.begin_training(self._environment, step=self.step, evaluations=len(self._evaluated))
         self.stop_reason = self._budget_spent()
         if self.stop_reason:
             control.should_training_stop = True
@@ -120,9 +117,7 @@ class Recorder(TrainerCallback):
 
     def _evaluate_before_steps(self) -> None:
         """Run the evaluation at the start of a run, or the one that a stop interrupted."""
-        due = 0.0
-        if self.eval_seconds:
-            due = self.seconds // self.eval_seconds * self.eval_seconds
+        due = self.seconds // self._eval_seconds * self._eval_seconds if self._eval_seconds else 0.0
         last_due = max((evaluated_due for _, evaluated_due in self._evaluated), default=-1.0)
         if due > last_due:
             self._run_evaluation(due)
@@ -137,22 +132,22 @@ class Recorder(TrainerCallback):
             self._clock_since = self._now()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.writer:
-            self.writer.check()
+        if self._writer:
+            self._writer.check()
         before = self.seconds
         self.step = state.global_step
         self._read_clock_and_signals()
         self._write_attention()
         self._write_ledger()
-        if not self.stopped_by and not self._budget_spent() and self._passed(self.eval_seconds, before):
-            assert self.eval_seconds
-            self._run_evaluation(due=self.seconds // self.eval_seconds * self.eval_seconds)
+        if not self.stopped_by and not self._budget_spent() and self._passed(self._eval_seconds, before):
+            assert self._eval_seconds
+            self._run_evaluation(due=self.seconds // self._eval_seconds * self._eval_seconds)
         self.stop_reason = self.stopped_by or self._budget_spent()
         if self.stop_reason:
             control.should_training_stop = True
         # Not an ExportableState: transformers would build a new recorder from it, without a run directory.
         state.stateful_callbacks[_STATE] = self._clocks() | {"evaluated": self._evaluated}
-        if self.stopped_by or self._passed(self.save_seconds, before):
+        if self.stopped_by or self._passed(self._save_seconds, before):
             control.should_save = True
         if not control.should_save:  # else `on_save` restarts the clock
             self._clock_since = self._now()
@@ -164,7 +159,7 @@ class Recorder(TrainerCallback):
         self._clock_since = None
         self.stopped_by = None
         # a signal may reach one process of several
-        of_processes = gather([(seconds, self.stop.reason)])
+        of_processes = gather([(seconds, self._stop.reason)])
         self.seconds, _ = of_processes[0]
         for _, reason in of_processes:
             if reason:
@@ -193,12 +188,12 @@ class Recorder(TrainerCallback):
         del state.log_history[:-1]
         logs |= self._clocks()  # the trackers, which come next, get them too
         row = {"step": self.step, **self._clocks(), **logs}
-        if self.writer:
-            self.writer.append_metrics(row)
-        self.progress.step(row)
-        if self.stop.reason and not self.stopped_by and alone():  # the signal came after the step: start no new one
-            self.stopped_by = self.stop.reason
-            self.stop_reason = self.stop.reason
+        if self._writer:
+            self._writer.append_metrics(row)
+        self._shown.step(row)
+        if self._stop.reason and not self.stopped_by and alone():  # the signal came after the step: start no new one
+            self.stopped_by = self._stop.reason
+            self.stop_reason = self._stop.reason
             control.should_training_stop = True
             control.should_save = True
 
@@ -209,29 +204,29 @@ class Recorder(TrainerCallback):
 
     def write_status(self, state: str, reason: str | None = None) -> None:
         """Write ``status.json`` with the current step and clocks."""
-        if self.writer:
-            self.writer.write_status(state, reason=reason, step=self.step, **self._clocks())
+        if self._writer:
+            self._writer.write_status(state, reason=reason, step=self.step, **self._clocks())
 
     def _budget_spent(self) -> str | None:
-        if self.max_seconds and self.seconds >= self.max_seconds:
-            return f"max_seconds {self.max_seconds:g} reached"
+        if self._max_seconds and self.seconds >= self._max_seconds:
+            return f"max_seconds {self._max_seconds:g} reached"
         return None
 
     def _due_at_the_end(self) -> float:
         """Return the budget if it is spent, else the next multiple of `eval_seconds`, so that runs align."""
-        if self.max_seconds and self._budget_spent():
-            return float(self.max_seconds)
-        if self.eval_seconds:
-            return math.ceil(self.seconds / self.eval_seconds) * self.eval_seconds
+        if self._max_seconds and self._budget_spent():
+            return float(self._max_seconds)
+        if self._eval_seconds:
+            return math.ceil(self.seconds / self._eval_seconds) * self._eval_seconds
         return self.seconds
 
     def _run_evaluation(self, due: float) -> None:
-        if self.evaluate is None:
+        if self._evaluate is None:
             return
         try:
             # several processes evaluate together: if one left, the others would hang
-            with self.stop.at_once() if alone() else nullcontext():
-                result = self.evaluate(len(self._evaluated))
+            with self._stop.at_once() if alone() else nullcontext():
+                result = self._evaluate(len(self._evaluated))
         except Interrupted as interrupt:
             if not self._begun:
                 raise  # no new step to save
@@ -239,29 +234,28 @@ class Recorder(TrainerCallback):
             return
         self._evaluated.append((self.step, due))
         row = {"step": self.step, "due": due, **self._clocks(), **result.row()}
-        if self.writer:
-            self.writer.append_eval(row)
+        if self._writer:
+            self._writer.append_eval(row)
             if result.answers:
-                self._tables.attempt(self.writer.write_evaluation, self.step, result.columns())
-        if self.track:
-            self.track(row)
-        self.progress.evaluation(row)
+                self._tables.attempt(self._writer.write_evaluation, self.step, result.columns())
+        self._trainer.log_evaluation(row)
+        self._shown.evaluation(row)
         self.write_status("running")
 
     def _write_attention(self) -> None:
         """Add to `environment.json` how the update computes the policy, which its first pass decides."""
-        if self.writer is None or self.attention is None:
-            return
-        attention = self.attention()
-        if attention is not None and attention != self._attention:
-            self.writer.add_to_environment({"attention": attention})
+        attention = self._trainer.attention()
+        if self._writer and attention is not None and attention != self._attention:
+            self._writer.add_to_environment({"attention": attention})
             self._attention = attention
 
     def _write_ledger(self) -> None:
-        if self.ledger_every and (self.step == 1 or self.step % self.ledger_every == 0):
-            columns = self._ledger.attempt(self.ledger)  # of all processes together: it raises on all or on none
-            if self.writer and columns is not None:
-                self._tables.attempt(self.writer.write_rollouts, self.step, columns)
+        if self._ledger_every and (self.step == 1 or self.step % self._ledger_every == 0):
+            columns = self._ledger_watcher.attempt(
+                self._ledger
+            )  # of all processes together: it raises on all or on none
+            if self._writer and columns is not None:
+                self._tables.attempt(self._writer.write_rollouts, self.step, columns)
 
 
 def add_trackers(trainer: Trainer, name: str) -> None:
@@ -287,27 +281,6 @@ def _forget(trainer: Trainer, tracker: str | None) -> None:
     trainer.args.report_to = [name for name in trainer.args.report_to if name != tracker]
 
 
-def track_evaluation(trainer: Trainer, row: Mapping[str, Any]) -> None:
-    """Log the numbers of a row of ``evals.jsonl``, under names that trackers show as ``eval/accuracy``.
-
-    `eval_train_seconds` is the training clock; `eval_seconds` is how long the evaluation took. TRL's own `log` would
-    also log and clear the metrics of a step that still runs.
-    """
-    numbers = {}
-    for name, value in row.items():
-        if name == "step" or not isinstance(value, (int, float)) or not math.isfinite(value):
-            continue
-        if name == "seconds":
-            numbers["eval_train_seconds"] = value
-        elif name.startswith("eval_"):
-            numbers[name] = value
-        else:
-            numbers[f"eval_{name}"] = value
-    logs_next = trainer.control.should_log  # `log` resets it, and this may come before the log of a step
-    Trainer.log(trainer, numbers)
-    trainer.control.should_log = logs_next
-
-
 @contextmanager
 def trackers_inside(output: Path, report_to: object) -> Iterator[None]:
     """Inside, trackers write their local files to ``tracking/`` of a run, unless the user has set another place."""
@@ -315,9 +288,8 @@ def trackers_inside(output: Path, report_to: object) -> Iterator[None]:
         yield
         return
     tracking = (output / TRACKING).absolute()
-    variables = {"MLFLOW_TRACKING_URI": tracking.as_uri()}
-    for name, folder in _FOLDERS.items():
-        variables[name] = str(tracking / folder)
+    variables = {name: str(tracking / folder) for name, folder in _FOLDERS.items()}
+    variables["MLFLOW_TRACKING_URI"] = tracking.as_uri()
     unset = {name: value for name, value in variables.items() if name not in os.environ}
     tracking.mkdir(exist_ok=True)  # wandb uses the system's temporary folder if it is missing
     os.environ.update(unset)

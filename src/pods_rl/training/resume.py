@@ -15,7 +15,7 @@ from ..runs import Run, is_run
 from ..runs.checkpoints import MANIFEST, last_good
 from ..runs.files import CHECKPOINTS, read_mapping
 from ..text import counted
-from .progress import result_of
+from .display import result_of
 
 CHANGED = "--allow_changed_recipe"
 CHANGED_CONTENTS = "--allow_changed_contents"
@@ -86,9 +86,7 @@ def find_start(
     _check_processes(checkpoint, manifest.get("processes") or processes, processes)
     saved_recipe = manifest.get("recipe") or {}  # absent if the trainer was used without a recipe
     saved_keys = saved_recipe.get("keys")
-    changes: list[str] = []
-    if saved_keys:
-        changes = changed_keys(saved_keys, recipe.values)
+    changes = changed_keys(saved_keys, recipe.values) if saved_keys else []
     if changes and not changed:
         raise UserError(
             f"--resume: {checkpoint} was made with another recipe: {', '.join(changes)}. Resume with its own recipe "
@@ -138,9 +136,7 @@ def _check_processes(checkpoint: Path, saved: int, processes: int) -> None:
     """Raise UserError if another number of processes made the checkpoint."""
     if saved == processes:
         return
-    option = "without --num_processes"
-    if saved > 1:
-        option = f"with --num_processes {saved}"
+    option = f"with --num_processes {saved}" if saved > 1 else "without --num_processes"
     raise UserError(
         f"--resume: {checkpoint} was made by {counted(saved, 'process', 'es')}, and {processes} would resume it: "
         f"each process saves its own random state and rows. Resume {option}."

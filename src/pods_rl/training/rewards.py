@@ -8,7 +8,7 @@ from typing import Any
 
 from accelerate import PartialState
 
-from ..policies.turns import TurnReader
+from ..loading.turns import TurnReader
 from ..recipe import Recipe
 from ..rewards import Reward
 from ..rewards import score as score_texts

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
@@ -19,23 +19,23 @@ from ..distributed import get_rank, get_world_size
 from ..distributed.launch import LAUNCHED
 from ..distributed.processes import gather, quiet_libraries, set_threads
 from ..distributed.signals import Stop, stop_on_signals
-from ..errors import Interrupted, UserError, exit_reason
+from ..errors import UserError
 from ..evaluation import Evaluation, GenerateSampler, evaluate
 from ..evaluation.sampling import sampling_of
 from ..recipe import Recipe
 from ..recipe.contents import ROWS, Contents, contents_of
-from ..runs import Run, RunWriter, last_clocks, place_of
-from ..runs.checkpoints import clean, last_good
-from ..runs.files import CHECKPOINTS, LOG, write_failure
+from ..runs import Run, RunWriter, place_of
+from ..runs.files import CHECKPOINTS, LOG
 from ..streams import outlive_output
 from ..tasks import row_hashes
 from ..text import counted
-from .progress import Progress, Watcher, label_of
+from .context import Context
+from .display import RunDisplay, Watcher, label_of
 from .resume import Start, find_start
 
 if TYPE_CHECKING:
     from ..engines.trl import PODSTrainer
-    from .prepare import Prepared
+    from ..loading.prepare import Prepared
     from .recorder import Recorder
     from .trainer import RunTrainer
 
@@ -90,9 +90,7 @@ def train(
         )
         if resume:
             find(hashes=False)  # refuse before anything is written
-        writer = None
-        if get_rank() == 0:
-            writer = stack.enter_context(RunWriter(output, resume=resume))
+        writer = stack.enter_context(RunWriter(output, resume=resume)) if get_rank() == 0 else None
         stack.enter_context(outlive_output(output / LOG if writer else None))
         shows = progress and writer is not None
         label = label_of(shown_as)
@@ -105,49 +103,38 @@ def train(
 
         if writer:
             stack.enter_context(trackers_inside(output, recipe.values.get("report_to")))
-        notice = ""
-        if writer and LAUNCHED not in os.environ:  # our launcher prints its own
-            notice = _ON_SIGNAL
+        notice = _ON_SIGNAL if writer and LAUNCHED not in os.environ else ""  # our launcher prints its own
         stack.enter_context(stop.later(notice))  # a signal that raises anywhere could prevent the last status
-        records = _Records(recipe, output, writer)
-        stack.enter_context(_status_at_end(records, stop))
+        context = Context(recipe, output, writer, shown, stop)
+        stack.enter_context(context.status_at_end())
         if not resume:
-            records.begin()
+            context.begin()
         with stop.at_once():
             set_threads(recipe.run_settings()["threads"])
-            prepared, trainer = _load(recipe, output, shown)
+            prepared, trainer = _load(context)
             shown.begin("reading what the recipe names")
             contents = _on_first_process(writer, lambda: _contents(recipe, prepared))
             assert contents is not None
             trainer.contents = contents
-            start = None
-            if resume:
-                start = _on_first_process(writer, lambda: find(contents=contents, check=unrestorable))
+            start = _on_first_process(writer, lambda: find(contents=contents, check=unrestorable)) if resume else None
             print_start(shown, shown_as, label, trainer, prepared, start)
-            records.environment = describe(trainer, prepared, start)
-            recorder = _add_recorder(recipe, prepared, trainer, output, records, shown, stop)
+            recorder = _add_recorder(context, prepared, trainer, describe(trainer, prepared, start))
         _train(trainer, recorder, start)
         shown.begin("saving the policy")
-        _finish(trainer, recorder, recipe, output, stop)
+        _finish(context, trainer, recorder)
     return Run.open(output)
 
 
-def _display(recipe: Recipe, label: str, *, shows: bool) -> Progress:
+def _display(recipe: Recipe, label: str, *, shows: bool) -> RunDisplay:
     """Return the display of a run's steps and evaluations."""
-    out = None
-    if not shows:
-        out = Console(quiet=True)
+    out = None if shows else Console(quiet=True)
     max_seconds = recipe.run_settings()["max_seconds"]
-    return Progress(label, max_seconds=max_seconds, max_steps=recipe.values.get("max_steps"), out=out)
+    return RunDisplay(label, max_seconds=max_seconds, max_steps=recipe.values.get("max_steps"), out=out)
 
 
 def _on_first_process(writer: RunWriter | None, work: Callable[[], _Result]) -> _Result | None:
     """Return what the first process, which has the writer, computes; call it on every process."""
-    result = None
-    if writer:
-        result = work()
-    results = gather([result])
-    return results[0]
+    return gather([work() if writer else None])[0]
 
 
 def _contents(recipe: Recipe, prepared: Prepared) -> Contents:
@@ -155,93 +142,16 @@ def _contents(recipe: Recipe, prepared: Prepared) -> Contents:
     return {**contents_of(recipe), ROWS: {**row_hashes(prepared.made)}}
 
 
-class _Records:
-    """The recipe, the environment and the status of a run, as its directory keeps them.
-
-    A new run has them at once. A resumed run keeps its earlier ones until it trains, so that a resume that is refused
-    or interrupted leaves them as they were.
-
-    Args:
-        writer: None on the processes that do not write.
-    """
-
-    def __init__(self, recipe: Recipe, output: Path, writer: RunWriter | None) -> None:
-        self.writer = writer
-        self.output = output
-        self.environment: dict[str, Any] = {}
-        self._recipe = recipe
-        self._begun = False
-
-    def begin(self) -> None:
-        """Write that the run has begun."""
-        if not self.writer or self._begun:
-            return
-        self._begun = True
-        self.writer.write_config(self._recipe.to_yaml())
-        self.writer.write_status("running", reason="loading")
-        clean(self.output / CHECKPOINTS)
-
-    def begin_training(self) -> None:
-        """Write that the run begins to train, and in which environment."""
-        self.begin()
-        if self.writer:
-            self.writer.write_environment(self.environment)
-
-    def end(self, state: str, reason: str) -> None:
-        """Write how the run ended, if it had begun."""
-        if self.writer and self._begun:
-            with suppress(OSError):  # the disk is full, which the error itself reports
-                self.writer.write_status(state, reason=reason, **last_clocks(self.output))
-
-
-@contextmanager
-def _status_at_end(records: _Records, stop: Stop) -> Iterator[None]:
-    """Write the status of a run that ends early by an exception.
-
-    The error of a file that cannot be written becomes one line that says how to continue, and so does a call of
-    `sys.exit` in a user's code.
-    """
-    output = records.output
-    try:
-        yield
-    except BaseException as error:
-        stop.over()
-        shown_error = _plain_error(error, output)
-        state = "failed"
-        if isinstance(shown_error, KeyboardInterrupt):
-            state = "stopped"
-        reason = f"{type(shown_error).__name__}: {shown_error}"
-        if isinstance(shown_error, Interrupted):
-            reason = str(shown_error)
-        records.end(state, reason)
-        if shown_error is error:
-            raise
-        raise shown_error from error
-
-
-def _plain_error(error: BaseException, output: Path) -> BaseException:
-    """Return the error of one line that a run shows for a full disk or an exit, and any other error unchanged."""
-    full = write_failure(error)
-    if full:
-        checkpoint, _ = last_good(output / CHECKPOINTS, hashes=False)
-        advice = "start again"
-        if checkpoint:
-            advice = f"resume from {checkpoint.name} with: pods train --output {output} --resume"
-        return UserError(f"Cannot write to {output}: {full}. Free some space, then {advice}")
-    if isinstance(error, SystemExit):
-        return UserError(exit_reason(error))
-    return error
-
-
-def _load(recipe: Recipe, output: Path, shown: Watcher) -> tuple[Prepared, RunTrainer]:
+def _load(context: Context) -> tuple[Prepared, RunTrainer]:
     """Return the prepared task and the trainer."""
-    from .prepare import prepare
+    from ..loading.prepare import prepare
     from .trainer import build_trainer
 
-    shown.begin(f"loading the task {recipe.values['task']}")
+    recipe = context.recipe
+    context.shown.begin(f"loading the task {recipe.values['task']}")
     prepared = prepare(recipe)
-    shown.begin(f"loading the policy {recipe.values['model_name_or_path']}")
-    trainer = build_trainer(recipe, prepared, output / CHECKPOINTS)
+    context.shown.begin(f"loading the policy {recipe.values['model_name_or_path']}")
+    trainer = build_trainer(recipe, prepared, context.output / CHECKPOINTS)
     if trainer.args.use_cpu and get_world_size() > 1:  # transformers passes ddp_timeout on for GPUs only
         distributed_c10d._set_pg_timeout(timedelta(seconds=trainer.args.ddp_timeout))
     return prepared, trainer
@@ -253,9 +163,7 @@ def device_line(trainer: PODSTrainer) -> str:
 
     n = trainer.args.num_rollouts or 0
     m = trainer.args.num_generations
-    rule = "all trained"
-    if n != m:
-        rule = f"{m} kept by {trainer.args.rule}"
+    rule = "all trained" if n == m else f"{m} kept by {trainer.args.rule}"
     return f"{device_name(trainer)}, {precision_of(trainer)}; {counted(n, 'rollout')} a prompt, {rule}"
 
 
@@ -315,45 +223,30 @@ def print_start(
 
 
 def _add_recorder(
-    recipe: Recipe,
-    prepared: Prepared,
-    trainer: RunTrainer,
-    output: Path,
-    records: _Records,
-    shown: Watcher,
-    stop: Stop,
+    context: Context, prepared: Prepared, trainer: RunTrainer, environment: Mapping[str, Any]
 ) -> Recorder:
     """Add a `Recorder` that writes the run directory."""
-    from .recorder import Recorder, add_trackers, track_evaluation
+    from ..engines.trl.record import gather_columns
+    from .recorder import Recorder, add_trackers
 
-    settings = recipe.run_settings()
-    evaluate_policy = None
-    if settings["eval_prompts"] != 0:
-        evaluate_policy = _evaluator(trainer, prepared, recipe, shown)
-    recorder = Recorder(
-        records.writer,
-        shown,
-        begin=records.begin_training,
-        evaluate=evaluate_policy,
-        ledger=partial(_ledger, trainer, prepared),
-        stop=stop,
-        max_seconds=settings["max_seconds"],
-        eval_seconds=settings["eval_seconds"],
-        ledger_every=settings["ledger_every"],
-        save_seconds=settings["save_seconds"],
-        cpu_clock=trainer.args.clock == "cpu",
-        track=partial(track_evaluation, trainer),
-        attention=trainer.attention,
-    )
+    evaluates = context.recipe.run_settings()["eval_prompts"] != 0
+    evaluate_policy = _evaluator(context, prepared, trainer) if evaluates else None
+
+    def ledger() -> dict[str, list[Any]] | None:
+        # the prompt as the policy continued it, as in the files of evaluations
+        return gather_columns(trainer.rollouts, prepared.render)
+
+    recorder = Recorder(context, trainer, environment, evaluate=evaluate_policy, ledger=ledger)
     trainer.add_callback(recorder)
-    add_trackers(trainer, Run(output).name)
+    add_trackers(trainer, Run(context.output).name)
     return recorder
 
 
-def _evaluator(trainer: RunTrainer, prepared: Prepared, recipe: Recipe, shown: Watcher) -> Callable[[int], Evaluation]:
+def _evaluator(context: Context, prepared: Prepared, trainer: RunTrainer) -> Callable[[int], Evaluation]:
     """Return a function that evaluates the policy as it is; it is called with the number of evaluations before."""
-    settings = recipe.run_settings()
-    sampling = sampling_of(recipe)
+    shown = context.shown
+    settings = context.recipe.run_settings()
+    sampling = sampling_of(context.recipe)
 
     def run(index: int) -> Evaluation:
         label = "evaluating" if index else "evaluating before training"
@@ -386,41 +279,30 @@ def _evaluator(trainer: RunTrainer, prepared: Prepared, recipe: Recipe, shown: W
     return run
 
 
-def _ledger(trainer: RunTrainer, prepared: Prepared) -> dict[str, list[Any]] | None:
-    """Return the columns of the latest generation, of all processes. Call it on every process."""
-    from ..engines.trl.record import gather_columns
-
-    # the prompt as the policy continued it, as in the files of evaluations
-    return gather_columns(trainer.rollouts, prepared.render)
-
-
 def _train(trainer: RunTrainer, recorder: Recorder, start: Start | None) -> None:
     """Train until the last step, the end of the budget or a signal, and save a checkpoint after a stop."""
-    checkpoint = None
-    if start:
-        checkpoint = start.checkpoint
     try:
-        trainer.train_from(checkpoint)
+        trainer.train_from(start.checkpoint if start else None)
     except ImportError as error:  # transformers imports some packages when training begins
         raise UserError(f"A package is missing: {' '.join(str(error).split())}") from error
     if recorder.stopped_by and recorder.saved_step != recorder.step:  # stopped in the last evaluation
         trainer.save_checkpoint()
 
 
-def _finish(trainer: RunTrainer, recorder: Recorder, recipe: Recipe, output: Path, stop: Stop) -> None:
+def _finish(context: Context, trainer: RunTrainer, recorder: Recorder) -> None:
     """Save the final policy and write the last status; from then on no signal changes the status or the exit code."""
     from .recorder import push
     from .trainer import save_policy
 
     if not recorder.step and not recorder.stopped_by:
         raise UserError("The run ended without a step. Raise max_steps or num_train_epochs.")
-    final = output / CHECKPOINTS / "final"
+    final = context.output / CHECKPOINTS / "final"
     trainer.publish_folder(final, partial(save_policy, trainer))
-    stop.over()
+    context.stop.over()
     if recorder.stopped_by:
         recorder.write_status("stopped", recorder.stopped_by)
     else:
         recorder.write_status("finished", recorder.stop_reason or "all steps done")
     trainer.accelerator.wait_for_everyone()  # the other processes read the status next
-    if recipe.values.get("push_to_hub") and not recorder.stopped_by:
-        push(trainer, final, Run(output).name)
+    if context.recipe.values.get("push_to_hub") and not recorder.stopped_by:
+        push(trainer, final, Run(context.output).name)

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from transformers import PrinterCallback
+from transformers import PrinterCallback, Trainer
 from transformers.trainer import TRAINING_ARGS_NAME
 from trl import ModelConfig, get_peft_config
 
 from ..engines.trl import PODSTrainer
 from ..engines.trl.compat import standing_in
 from ..engines.trl.config import PODSConfig, check_prompts
+from ..loading.policy import load_options
+from ..loading.prepare import Prepared
+from ..loading.turns import TurnReader
 from ..policies import policy_path
-from ..policies.loading import load_options
-from ..policies.turns import TurnReader
 from ..recipe import Recipe
 from ..recipe.recipe import checkpoint_keys
 from ..runs.checkpoints import clean, prepare, prune, publish, staging
+from .arguments import engine_arguments
 from .checks import as_recipe_errors
-from .prepare import Prepared, engine_arguments
 from .rewards import reward_functions
 
 _NO_PICKLE = {"use_safetensors": True}
@@ -84,6 +86,26 @@ class RunTrainer(PODSTrainer):
     def attention(self) -> str | None:
         """Return how the update computes the policy, and with which attention; None before its first pass."""
         return self._update.attention
+
+    def log_evaluation(self, row: Mapping[str, Any]) -> None:
+        """Log the numbers of a row of ``evals.jsonl``, under names that trackers show as ``eval/accuracy``.
+
+        `eval_train_seconds` is the training clock; `eval_seconds` is how long the evaluation took. TRL's own `log`
+        would also log and clear the metrics of a step that still runs.
+        """
+        numbers = {}
+        for name, value in row.items():
+            if name == "step" or not isinstance(value, (int, float)) or not math.isfinite(value):
+                continue
+            if name == "seconds":
+                numbers["eval_train_seconds"] = value
+            elif name.startswith("eval_"):
+                numbers[name] = value
+            else:
+                numbers[f"eval_{name}"] = value
+        logs_next = self.control.should_log  # `log` resets it, and this may come before the log of a step
+        Trainer.log(self, numbers)
+        self.control.should_log = logs_next
 
     def publish_folder(self, target: Path, write: Callable[[Path], None]) -> None:
         """Have every process write its part of a folder, then publish the complete folder with a manifest.

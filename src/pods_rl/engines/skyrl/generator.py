@@ -15,7 +15,7 @@ from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, Gene
 
 from ...errors import UserError
 from ...selection import select
-from ..ledger import StepLedger
+from ..ledger import Ledger
 from ..measuring import describe_selection, pad_rewards
 from ..seeds import seeded_generator
 from .batches import is_training, rows_of_trajectories, silence, take_rows, total, widen
@@ -63,14 +63,14 @@ class PODSGenerator(GeneratorInterface):
         self.pods = read_settings(config, options)
         self._generator = generator
         self._tokenizer = tokenizer
-        self._ledger: StepLedger | None = None
+        self._ledger: Ledger | None = None
         if self.pods.ledger is not None:
             if tokenizer is None:
                 raise UserError(
                     f"pods.ledger is {self.pods.ledger}: the ledger needs the tokenizer. Pass tokenizer=tokenizer to "
                     "PODSGenerator."
                 )
-            self._ledger = StepLedger(Path(self.pods.ledger), self.pods.ledger_every)
+            self._ledger = Ledger(Path(self.pods.ledger), self.pods.ledger_every)
 
     async def generate(self, input_batch: GeneratorInput, disable_tqdm: bool = False) -> GeneratorOutput:
         """Return SkyRL's output for the batch, for training with the m trajectories kept of each prompt."""
@@ -80,9 +80,8 @@ class PODSGenerator(GeneratorInterface):
         wide = widen(input_batch, self.pods.num_generations, n)
         output = await self._generate(wide, disable_tqdm)
         trajectories = rows_of_trajectories(output, len(wide["prompts"]), step_wise=self.pods.step_wise)
-        groups: list[_Group] = []
-        for start in range(0, len(trajectories), n):
-            groups.append(self._select(output, trajectories[start : start + n], wide, start))
+        starts = range(0, len(trajectories), n)
+        groups = [self._select(output, trajectories[start : start + n], wide, start) for start in starts]
         if self._ledger is not None:
             self._write(self._ledger, output, groups, wide)
         return _kept(output, groups)
@@ -111,7 +110,7 @@ class PODSGenerator(GeneratorInterface):
         step = wide["batch_metadata"].global_step
         return seeded_generator(self.pods.seed, step, prompt)
 
-    def _write(self, ledger: StepLedger, output: GeneratorOutput, groups: list[_Group], wide: Any) -> None:
+    def _write(self, ledger: Ledger, output: GeneratorOutput, groups: list[_Group], wide: Any) -> None:
         """Write the groups to the ledger if it keeps their step."""
         step = wide["batch_metadata"].global_step
         if not ledger.keeps(step):
@@ -119,12 +118,9 @@ class PODSGenerator(GeneratorInterface):
         extras = wide.get("env_extras")
         rows_of_groups: list[list[dict[str, Any]]] = []
         for number, group in enumerate(groups):
-            extras_of_prompt = None
-            if extras:
-                extras_of_prompt = extras[number * self.pods.num_rollouts]
-            rows: list[dict[str, Any]] = []
-            for rollout, trajectory in enumerate(group.rows):
-                row = ledger_row(
+            extras_of_prompt = extras[number * self.pods.num_rollouts] if extras else None
+            rows = [
+                ledger_row(
                     output,
                     trajectory,
                     rollout=rollout,
@@ -132,7 +128,8 @@ class PODSGenerator(GeneratorInterface):
                     extras=extras_of_prompt,
                     tokenizer=self._tokenizer,
                 )
-                rows.append(row)
+                for rollout, trajectory in enumerate(group.rows)
+            ]
             rows_of_groups.append(rows)
         ledger.add(step, rows_of_groups)
 

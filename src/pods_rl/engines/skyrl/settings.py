@@ -15,7 +15,7 @@ GROUP_ESTIMATORS = ("grpo", "rloo", "maxrl")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PODSSettings(SelectionSettings):
+class SkyRLSettings(SelectionSettings):
     """The settings of a run under SkyRL: those of `pods`, with m from `generator.n_samples_per_prompt`.
 
     Args:
@@ -25,7 +25,7 @@ class PODSSettings(SelectionSettings):
     step_wise: bool = False
 
 
-def read_settings(config: Any, options: Any) -> PODSSettings:
+def read_settings(config: Any, options: Any) -> SkyRLSettings:
     """Read the settings.
 
     Args:
@@ -38,7 +38,7 @@ def read_settings(config: Any, options: Any) -> PODSSettings:
     """
     selection = read_selection(options, config.generator.n_samples_per_prompt, prefix="pods", m_key=_M)
     _check_estimator(config.trainer.algorithm.advantage_estimator, selection["num_generations"])
-    return PODSSettings(**selection, step_wise=bool(config.generator.step_wise_trajectories))
+    return SkyRLSettings(**selection, step_wise=bool(config.generator.step_wise_trajectories))
 
 
 def _check_estimator(estimator: str, m: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from ...distributed.processes import get_world_size
 from ...errors import UserError
 from ...text import counted
+from ..sizes import check_sizes, whole_number
 
 MOST_ROLLOUTS = 1_000_000
 """Rollouts of a generation batch. Their rows are in memory at once; a larger batch would end in hours of allocation."""
@@ -132,21 +133,15 @@ def batch_plan(settings: Mapping[str, Any], processes: int | None = None) -> Bat
     """
     if processes is None:
         processes = get_world_size()
-    m = _at_least("num_generations", settings.get("num_generations", 8), 2, "a single row has no advantage")
+    m = settings.get("num_generations", 8)
     n = settings.get("num_rollouts")
-    if n is None:
-        n = m
-    n = _at_least("num_rollouts", n, 1)
-    if n < m:
-        raise UserError(
-            f"num_rollouts = {n} is less than num_generations = {m}: cannot keep {m} of {n} rollouts. "
-            "num_rollouts is n, generated per prompt; num_generations is m, trained on. "
-            f"Raise num_rollouts to {m} or more, or lower num_generations to {max(n, 2)} or less."
-        )
+    n, m = check_sizes(m if n is None else n, m, least=2)
     if settings.get("rollout_batch_size") is not None:
-        _at_least("rollout_batch_size", settings["rollout_batch_size"], 1, "unset it to generate all rollouts at once")
-    rows = _at_least("per_device_train_batch_size", settings.get("per_device_train_batch_size", 8), 1)
-    accumulation = _at_least("gradient_accumulation_steps", settings.get("gradient_accumulation_steps", 1), 1)
+        whole_number(
+            "rollout_batch_size", settings["rollout_batch_size"], why="unset it to generate all rollouts at once"
+        )
+    rows = whole_number("per_device_train_batch_size", settings.get("per_device_train_batch_size", 8))
+    accumulation = whole_number("gradient_accumulation_steps", settings.get("gradient_accumulation_steps", 1))
     steps = _steps_per_generation(
         m, rows, processes, accumulation, settings.get("steps_per_generation"), settings.get("generation_batch_size")
     )
@@ -179,12 +174,12 @@ def _steps_per_generation(
         size: `generation_batch_size`, instead of `steps`.
     """
     if size is not None:
-        return _at_least("generation_batch_size", size, 1) // (rows * processes)  # TRL refuses a size that splits one
+        return whole_number("generation_batch_size", size) // (rows * processes)  # TRL refuses a size that splits one
     key = "steps_per_generation"
     if steps is None:
         key = "gradient_accumulation_steps"
         steps = accumulation
-    steps = _at_least(key, steps, 1)
+    steps = whole_number(key, steps)
     if rows * processes * steps % m:
         low, high = _neighbours(rows, m // math.gcd(m, processes * steps))
         raise UserError(
@@ -200,13 +195,6 @@ def _neighbours(value: int, step: int) -> tuple[int, int]:
     """Two neighbouring multiples of ``step`` near ``value``, both at least ``step``."""
     low = max(value // step, 1) * step
     return low, low + step
-
-
-def _at_least(key: str, value: int | None, minimum: int, why: str = "") -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        reason = f" ({why})" if why else ""
-        raise UserError(f"{key} = {value!r}: expected a whole number of at least {minimum}{reason}.")
-    return value
 
 
 def check_values(settings: Mapping[str, Any]) -> None:
@@ -229,7 +217,7 @@ def check_values(settings: Mapping[str, Any]) -> None:
     _check_timeout(settings.get("tool_timeout"))
     _check_dynamic_sampling(settings.get("dynamic_sampling", False))
     rounds = settings.get("dynamic_sampling_rounds", 3)
-    _at_least("dynamic_sampling_rounds", rounds, 1, "set dynamic_sampling: false to draw no new prompts")
+    whole_number("dynamic_sampling_rounds", rounds, why="set dynamic_sampling: false to draw no new prompts")
     _check_training(settings)
     _check_weights(settings.get("reward_weights"))
 
@@ -265,7 +253,7 @@ def _check_dynamic_sampling(value: Any) -> None:
 
 def _check_training(settings: Mapping[str, Any]) -> None:
     """Refuse numbers of iterations, steps and epochs with which TRL's `train` returns at once, without an error."""
-    _at_least("num_iterations", settings.get("num_iterations", 1), 1, "how often each generation is trained on")
+    whole_number("num_iterations", settings.get("num_iterations", 1), why="how often each generation is trained on")
     steps = settings.get("max_steps", -1)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps == 0:
         raise UserError(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...selection import is_constant
+from ..measuring import gives_up
 from ..seeds import seeded_generator
 from .batching import Shares
 from .compat import IMAGE_INPUTS, Batch, TRLTrainer, disable_gradient_checkpointing, grpo_trainer, pad, use_adapter
@@ -27,7 +28,6 @@ from .generation import Generation, Moves, move_rows
 logger = logging.getLogger(__name__)
 
 WARN_AFTER = 8  # rounds in a row without a live group
-GIVE_UP_AFTER = 256  # prompts in a row without a live group, and at least one pass over the prompts
 _ADVICE = (
     "Use prompts that the policy answers right sometimes, another reward or more rollouts (num_rollouts), or lower "
     "dynamic_sampling_rounds."
@@ -127,8 +127,7 @@ class DynamicSampling:
 
     def _gives_up(self, drawn_in_vain: int) -> bool:
         """Return whether `drawn_in_vain` prompts without a live group are enough to stop; log it once."""
-        limit = max(len(self._trainer.train_dataset), GIVE_UP_AFTER)
-        if drawn_in_vain < limit:
+        if not gives_up(drawn_in_vain, len(self._trainer.train_dataset)):
             return False
         if not self._gave_up and self._trainer.is_world_process_zero():
             logger.warning(

@@ -17,6 +17,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from ...errors import UserError
+from ...tables import columns_of
 from .batching import Shares
 from .compat import Batch, Generated, TRLTrainer
 from .record import Rollouts, total_reward
@@ -328,10 +329,5 @@ def move_rows(columns: Columns, moves: Moves, accelerator: Accelerator) -> Colum
     if moves.changing():
         leaving = [(row, values) for row, values in rows_here.items() if moves.targets[row] != process]
         rows_here |= dict(gather_object(leaving))
-    trained: list[Batch] = []
-    names: dict[Any, None] = {}  # another process may have columns of its own, logged for some rows only
-    for row, target in enumerate(moves.targets):
-        if target == process:
-            trained.append(rows_here[row])
-            names |= dict.fromkeys(rows_here[row])
-    return {name: [values.get(name) for values in trained] for name in names}
+    # another process may have columns of its own, logged for some rows only
+    return columns_of([rows_here[row] for row, target in enumerate(moves.targets) if target == process])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...distributed.processes import gather
 from ...selection import is_constant
+from ...tables import columns_of, rows_of
 from ...text import DEEPEST, TOO_DEEP, call_text, change_text, content_text, depth, utf8_text
 from ..measuring import mark_unusable
 
@@ -131,7 +132,7 @@ def gather_columns(record: Rollouts | None, write: Callable[[Any], str] | None =
     problem = ""
     try:
         if record is not None:
-            rows_here = _rows(record.columns(write))
+            rows_here = rows_of(record.columns(write))
     except Exception as error:  # each process must reach `gather`
         problem = f"{type(error).__name__}: {error}"
     rows: list[dict[str, Any]] = []
@@ -140,18 +141,7 @@ def gather_columns(record: Rollouts | None, write: Callable[[Any], str] | None =
             raise RuntimeError(process_problem)
         rows += process_rows
     rows.sort(key=lambda row: (row["group"], row["rollout"]))
-    names: dict[str, None] = {}  # a set that keeps its order
-    for row in rows:  # some lack a column: the rows of one process alone may have turns
-        names |= dict.fromkeys(row)
-    return {name: [row.get(name) for row in rows] for name in names} or None
-
-
-def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """Return the rows of a table of columns."""
-    rows = []
-    for values in zip(*columns.values(), strict=True):
-        rows.append(dict(zip(columns, values, strict=True)))
-    return rows
+    return columns_of(rows) or None  # the rows of one process alone may have turns
 
 
 def total_reward(

@@ -230,7 +230,7 @@ async def _attempt(function: Any, columns: Mapping[str, Any], name: str, rows: i
 def _run_now(call: Coroutine[Any, Any, list[float | None]]) -> list[float | None]:
     """Run a coroutine that never waits to its end, without an event loop: a plain function is never awaited."""
     try:
-        call.send(None)
+        call.send(None)  # starts it; a coroutine that returns raises StopIteration, and one that waits does not
     except StopIteration as done:
         scores: list[float | None] = done.value
         return scores
@@ -379,8 +379,9 @@ def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scor
         work = Work(functools.partial(_answer, function, name, columns), prepare=lambda: torch.set_num_threads(1))
         pool = WorkerPool(AT_ONCE, work, runs_user_code=True, name=name)
         try:
-            (batch_reply,) = replies = pool.ask([None], limit)
-            if batch_reply.kind not in ("gave", "refused"):
+            batch_reply = pool.ask([None], limit)[0]  # all completions at once
+            replies = [batch_reply]
+            if batch_reply.kind not in ("gave", "refused"):  # it hung or crashed: each completion by itself
                 replies = pool.ask(range(len(columns["completions"])), limit)
         finally:
             pool.close()

@@ -22,14 +22,12 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, Rollo
 
 from ...selection import REWARD_LIMIT, Rule, Selection, is_constant, select
 from ...selection import advantages as pods_advantages
-from ..measuring import mark_unusable
+from ..measuring import gives_up, mark_unusable
 from ..seeds import seeded_generator
-
-GIVE_UP_AFTER = 256  # groups dropped in a row, and at least one pass over the prompts
 
 
 class DeadGroupsError(RuntimeError):
-    """All of the last `GIVE_UP_AFTER` groups were dropped, and at least as many as there are prompts."""
+    """So many groups in a row were dropped that no other is expected (`measuring.gives_up`)."""
 
 
 class FrozenServerError(RuntimeError):
@@ -123,9 +121,7 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
         is_dropped = not any(rows_N[i] for i in kept_M)  # no kept rollout has a trained token
         if self.dynamic_sampling and not any(advantages_M):
             is_dropped = True
-        kept_count = len(kept_M)
-        if is_dropped:
-            kept_count = 0
+        kept_count = 0 if is_dropped else len(kept_M)
         self._counters["pods/groups_total"] += 1
         self._counters["pods/dropped_groups_total"] += int(is_dropped)
         self._counters["pods/rollouts_total"] += len(rows_N)
@@ -174,7 +170,7 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
     def _drop(self, group: int) -> None:
         self._dropped_groups.append(group)
         prompts = len(self.dataset) if hasattr(self.dataset, "__len__") else 0
-        if len(self._dropped_groups) >= max(prompts, GIVE_UP_AFTER):
+        if gives_up(len(self._dropped_groups), prompts):
             raise DeadGroupsError(
                 f"the last {len(self._dropped_groups)} groups were dropped, because the rewards within each were "
                 "equal: use other prompts, another reward or more rollouts"

@@ -12,6 +12,7 @@ from ...errors import UserError
 from ...selection import RuleOrName
 from ...selection.rules import check_rule, rule_name
 from ..arguments import check_arguments
+from ..sizes import check_sizes
 from .worker import LostRolloutsError, PODSRolloutWorker
 
 
@@ -49,19 +50,11 @@ class AsyncPODSConfig(AsyncGRPOConfig):
         super().__post_init__()
         if self.num_rollouts is None:
             self.num_rollouts = self.num_generations
-        for name in ("num_generations", "num_rollouts"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise UserError(f"{name} = {value!r}: expected a whole number.")
+        check_sizes(self.num_rollouts, self.num_generations, least=2)
         if not isinstance(self.dynamic_sampling, bool):
             raise UserError(
                 f"dynamic_sampling = {self.dynamic_sampling!r}: expected True or False. This trainer judges groups by "
                 "their advantages, and not by the name of a reward function."
-            )
-        if not 2 <= self.num_generations <= self.num_rollouts:
-            raise UserError(
-                "num_generations (m) must be at least 2 and at most num_rollouts (n): got "
-                f"{self.num_generations} and {self.num_rollouts}."
             )
         if self.advantages not in ("after", "before"):
             raise UserError(f"advantages must be after or before: got {self.advantages!r}.")

@@ -1,95 +1,64 @@
-"""The rollout ledger under verl: every session of a step, in the columns of `pods train` (docs/architecture.md)."""
+"""The sessions of a batch under verl as rows of the rollout ledger (docs/architecture.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import transfer_queue as tq
 
-from ..ledger import StepLedger
 from .groups import Group, last_keys
 
 FIELDS = ["prompts", "responses", "reward_model", "extra_fields"]  # what is read of each session, with verl's names
 VERLS_SCORES = ("score", "acc")  # numbers that verl adds or expects; they are not parts of the reward
 
 
-class Ledger:
-    """Writes the sessions of the steps that are kept (`engines.ledger.StepLedger`).
-
-    verl may sample several batches a step (`parameter_sync_step`), which become one file.
+def session_rows(
+    groups: Sequence[Group],
+    rewards: Sequence[Sequence[float]],
+    kept: Collection[str],
+    *,
+    partition_id: str,
+    tokenizer: Any,
+) -> list[list[dict[str, Any]]]:
+    """Return a row for each session of each group, from its last trajectory, for `engines.ledger.Ledger`.
 
     Args:
-        folder: of the files `step-000001.parquet`.
-        every: the steps to keep.
+        groups: of a batch.
+        rewards: of each group's sessions.
+        kept: the keys of the rows to train on.
+        partition_id: of verl's queue.
         tokenizer: of the policy.
     """
-
-    def __init__(self, folder: Path, every: int, tokenizer: Any) -> None:
-        self._files = StepLedger(folder, every)
-        self._tokenizer = tokenizer
-
-    def add(
-        self,
-        step: int,
-        groups: Sequence[Group],
-        rewards: Sequence[Sequence[float]],
-        kept: Collection[str],
-        partition_id: str,
-    ) -> None:
-        """Write a batch's sessions if the ledger keeps this step.
-
-        Args:
-            step: verl's global step.
-            groups: of the batch.
-            rewards: of each group's sessions.
-            kept: the keys of the rows to train on.
-            partition_id: of verl's queue.
-        """
-        if self._files.keeps(step):
-            self._files.add(step, self._rows_of_groups(groups, rewards, kept, partition_id))
-
-    def _rows_of_groups(
-        self,
-        groups: Sequence[Group],
-        rewards: Sequence[Sequence[float]],
-        kept: Collection[str],
-        partition_id: str,
-    ) -> list[list[dict[str, Any]]]:
-        """Return a row for each session, from its last trajectory, group by group."""
-        keys = last_keys(groups)
-        data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=FIELDS)
-        prompts = list(data["prompts"])
-        responses = list(data["responses"])
-        reward_models = list(data["reward_model"])
-        extra_fields = list(data["extra_fields"])
-        session = 0
-        rows_of_groups: list[list[dict[str, Any]]] = []
-        for group_rewards in rewards:
-            rows: list[dict[str, Any]] = []
-            for reward in group_rewards:
-                key = keys[session]
-                extra = _mapping(extra_fields[session])
-                row = {
-                    "rollout": int(key.rsplit("_", 2)[1]),
-                    "prompt": self._text(prompts[session]),
-                    "completion": self._text(responses[session]),
-                    "answer": str(_mapping(reward_models[session]).get("ground_truth", "")),
-                    "reward": reward,
-                    "selected": key in kept,
-                    "advantage": None,  # verl computes it later
-                    "completion_tokens": len(responses[session]),
-                    "turn_rewards": _turn_rewards(extra),
-                }
-                rows.append(row | _parts_of_reward(extra))
-                session += 1
-            rows_of_groups.append(rows)
-        return rows_of_groups
-
-    def _text(self, ids: Any) -> str:
-        return self._tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+    keys = last_keys(groups)
+    data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=FIELDS)
+    prompts = list(data["prompts"])
+    responses = list(data["responses"])
+    reward_models = list(data["reward_model"])
+    extra_fields = list(data["extra_fields"])
+    session = 0
+    rows_of_groups: list[list[dict[str, Any]]] = []
+    for group_rewards in rewards:
+        rows: list[dict[str, Any]] = []
+        for reward in group_rewards:
+            key = keys[session]
+            extra = _mapping(extra_fields[session])
+            row = {
+                "rollout": int(key.rsplit("_", 2)[1]),
+                "prompt": tokenizer.decode(prompts[session].tolist(), skip_special_tokens=True),
+                "completion": tokenizer.decode(responses[session].tolist(), skip_special_tokens=True),
+                "answer": str(_mapping(reward_models[session]).get("ground_truth", "")),
+                "reward": reward,
+                "selected": key in kept,
+                "advantage": None,  # verl computes it later
+                "completion_tokens": len(responses[session]),
+                "turn_rewards": _turn_rewards(extra),
+            }
+            rows.append(row | _parts_of_reward(extra))
+            session += 1
+        rows_of_groups.append(rows)
+    return rows_of_groups
 
 
 def _parts_of_reward(extra: Mapping[str, Any]) -> dict[str, float]:

@@ -19,11 +19,12 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils import hf_tokenizer
 
 from ...errors import UserError
+from ..ledger import Ledger
 from ..measuring import describe_selection, pad_rewards
 from ..seeds import seeded_generator
 from .estimators import AdvantagesBefore, install_before, install_guards
 from .groups import Group, choose, group_keys, kept_keys, last_keys, stack_groups
-from .ledger import Ledger
+from .ledger import session_rows
 from .settings import read_settings
 
 VALIDATION = "val"
@@ -84,8 +85,8 @@ class PODSMixin:
         install_guards()
         self._ledger: Ledger | None = None
         if self.pods.ledger:
-            tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path)
-            self._ledger = Ledger(Path(self.pods.ledger), self.pods.ledger_every, tokenizer)
+            self._ledger = Ledger(Path(self.pods.ledger), self.pods.ledger_every)
+            self._tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """Return verl's batch reduced to the m kept, and its metrics with those of all n added.
@@ -130,13 +131,15 @@ class PODSMixin:
         kept = kept_keys(groups, kept_PN)
         if self._before is not None:
             self._before.remember(groups, rewards_PN)
-        if self._ledger is not None:
-            self._ledger.add(self._step, groups, rewards, kept, batch.partition_id)
+        if self._ledger is not None and self._ledger.keeps(self._step):
+            # verl may sample several batches a step (`parameter_sync_step`), which become one file
+            rows = session_rows(groups, rewards, kept, partition_id=batch.partition_id, tokenizer=self._tokenizer)
+            self._ledger.add(self._step, rows)
         sampled = SampledBatch(
             rewards=rewards_PN,
             kept=kept_PN,
             sessions=len(last_keys(groups)),
-            lengths=_response_lengths(batch),
+            lengths={key: int(tag.get("response_len", 0)) for key, tag in zip(batch.keys, batch.tags, strict=True)},
             kept_keys=kept,
         )
         self._batches.append(sampled)
@@ -190,8 +193,7 @@ def describe_step(batches: list[SampledBatch]) -> dict[str, float]:
     trained: list[int] = []
     for batch in batches:
         lengths += batch.lengths.values()
-        for key in batch.kept_keys:
-            trained.append(batch.lengths[key])
+        trained += [batch.lengths[key] for key in batch.kept_keys]
     return {
         **describe_selection(rewards_PN, kept_PN),
         "pods/all/rows": float(len(lengths)),
@@ -223,18 +225,7 @@ def _trained(groups: list[Group], partition_id: str) -> list[list[bool]]:
     keys = [key for group in groups for session in group.sessions for key in session]
     masks = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["response_mask"])["response_mask"]
     trained_keys = {key for key, mask in zip(keys, masks, strict=True) if mask.any()}
-    trained: list[list[bool]] = []
-    for group in groups:
-        trained.append([not trained_keys.isdisjoint(session) for session in group.sessions])
-    return trained
-
-
-def _response_lengths(batch: KVBatchMeta) -> dict[str, int]:
-    """Return the response tokens of each row by key."""
-    lengths: dict[str, int] = {}
-    for key, tag in zip(batch.keys, batch.tags, strict=True):
-        lengths[key] = int(tag.get("response_len", 0))
-    return lengths
+    return [[not trained_keys.isdisjoint(session) for session in group.sessions] for group in groups]
 
 
 def _keep(batch: KVBatchMeta, kept: set[str]) -> KVBatchMeta:

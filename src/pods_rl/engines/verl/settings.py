@@ -23,7 +23,7 @@ _ESTIMATOR = "algorithm.adv_estimator"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PODSSettings(SelectionSettings):
+class VerlSettings(SelectionSettings):
     """The settings of a run under verl: those of `sampler_kwargs`, with m from `actor_rollout_ref.rollout.n`.
 
     Args:
@@ -39,7 +39,7 @@ class PODSSettings(SelectionSettings):
     batches_per_step: int = 1
 
 
-def read_settings(config: DictConfig) -> PODSSettings:
+def read_settings(config: DictConfig) -> VerlSettings:
     """Read the settings from verl's full configuration.
 
     Raises:
@@ -57,7 +57,7 @@ def read_settings(config: DictConfig) -> PODSSettings:
     _check_estimator(config, selection["num_generations"])
     _check_data(config, keys.get("check_data"))
     mode = _get(config, "trainer.v1.trainer_mode")
-    return PODSSettings(
+    return VerlSettings(
         **selection,
         before=_get(config, _ESTIMATOR) == BEFORE,
         filter_arguments=_filter_arguments(config),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import textwrap
 import time
@@ -11,13 +12,14 @@ from pathlib import Path
 from threading import Event, RLock, Thread
 from typing import Any
 
+import rich.progress
 from rich.console import Console
-from rich.progress import Progress as RichProgress
 from rich.progress import SpinnerColumn, TextColumn
 from rich.table import Column
 from rich.text import Text
 
 from ..distributed import get_rank
+from ..runs.progress import share_done
 from ..text import console, counted, plain_text, safe_text
 
 _PHASE = "pods/seconds/"
@@ -29,7 +31,7 @@ _LOG_WIDTH = 80
 _BAR_WIDTH = 14
 
 
-class LiveLine(RichProgress):
+class LiveLine(rich.progress.Progress):
     """What a command does now, on lines that a terminal redraws; in a log, on lines that are printed now and then.
 
     A log is never silent for long: what is in progress is printed again, with the time that it has taken.
@@ -138,22 +140,16 @@ class LiveLine(RichProgress):
         """Return the time left, which rich estimates from the share that is done; empty while it is unknown."""
         self.update(self._row, completed=done)
         seconds = self.tasks[0].time_remaining
-        if seconds is None:
-            return ""
-        return f"{duration(seconds)} left"
+        return "" if seconds is None else f"{duration(seconds)} left"
 
     def bar(self, share: float) -> str:
         """Return a bar of a share from 0 to 1, with its percentage."""
-        full = "━"
-        empty = "┄"
-        if self.console.options.ascii_only:
-            full = "#"
-            empty = "."
+        full, empty = "#." if self.console.options.ascii_only else "━┄"
         filled = int(_BAR_WIDTH * share)
         return f"{full * filled}{empty * (_BAR_WIDTH - filled)} {percentage(share)}"
 
 
-class Progress(LiveLine):
+class RunDisplay(LiveLine):
     """Shows what a run does and how far it is, and each evaluation on a line of its own.
 
     Args:
@@ -196,20 +192,21 @@ class Progress(LiveLine):
         """Show a training step: how far the run is, the mean reward, and what a step spends its seconds on."""
         self._trains = True
         self.work_on(f"{self._label}: step {row['step'] + 1}")
-        share = share_done(row["seconds"], row["step"], self._max_seconds, self._max_steps)
+        share = share_done(row["step"], row["seconds"], self._max_steps, self._max_seconds)
+        has_budget = not math.isnan(share)
         facts = [self._of_all(f"step {row['step']}")]
-        time_left = self.left(share)
+        time_left = self.left(share) if has_budget else ""
         if time_left:
             facts.append(time_left)
         if row.get("reward") is not None:
             facts.append(f"reward {row['reward']:.3g}")
         if self.redraws:
             line = ", ".join(facts)
-            if share:
+            if has_budget:
                 line = f"{self.bar(share)}  {line}"
             self.show(f"{line}\n{seconds_of_step(row)}".rstrip())
             return
-        if share:
+        if has_budget:
             facts.insert(0, percentage(share))
         lines = textwrap.wrap(f"{self._label}: {', '.join(facts)}", _LOG_WIDTH, subsequent_indent="  ")
         if seconds_of_step(row):
@@ -229,7 +226,7 @@ class Progress(LiveLine):
         return place
 
 
-class EvaluationProgress(LiveLine):
+class EvaluationDisplay(LiveLine):
     """Shows what `pods eval` does and how far it is.
 
     Args:
@@ -269,9 +266,7 @@ def seconds_of_step(row: Mapping[str, Any]) -> str:
     >>> seconds_of_step({"pods/seconds/rollout": 0.2, "pods/seconds/selection": 0.0001, "pods/seconds/update": 0.05})
     '0.25 s per step: 80 % rollouts, 20 % update'
     """
-    seconds = {}
-    for phase, name in _PHASE_NAMES.items():
-        seconds[name] = row.get(f"{_PHASE}{phase}") or 0.0
+    seconds = {name: row.get(f"{_PHASE}{phase}") or 0.0 for phase, name in _PHASE_NAMES.items()}
     total = sum(seconds.values())
     if total <= 0:
         return ""
@@ -323,20 +318,6 @@ def label_of(output: Path) -> str:
     return path.name
 
 
-def share_done(seconds: float, step: float, max_seconds: float | None, max_steps: int | None) -> float:
-    """Return the share that a run has used of the budget that ends first; 0 without a budget.
-
-    >>> share_done(40.0, 10, 100.0, 20), share_done(40.0, 10, None, -1)
-    (0.5, 0.0)
-    """
-    share = 0.0
-    if max_seconds is not None and max_seconds > 0:
-        share = seconds / max_seconds
-    if max_steps is not None and max_steps > 0:
-        share = max(share, step / max_steps)
-    return share
-
-
 def scores_of(row: Mapping[str, Any]) -> str:
     """Return the scores of an evaluation to show: accuracy and form, or the rewards if no answer is graded.
 
@@ -349,10 +330,8 @@ def scores_of(row: Mapping[str, Any]) -> str:
     """
     if "accuracy" in row:
         return f"accuracy {_number(row['accuracy'])}  format {_number(row.get('format_accuracy'))}"
-    parts = []
-    for name, score in row.items():
-        if name.startswith("reward/") and not name.endswith("_se"):
-            parts.append(f"{name.removeprefix('reward/')} {_number(score)}")
+    names = [name for name in row if name.startswith("reward/") and not name.endswith("_se")]
+    parts = [f"{name.removeprefix('reward/')} {_number(row[name])}" for name in names]
     total = f"reward {_number(row.get('reward'))}"
     if len(parts) == 1:  # one reward alone is the sum
         return total
@@ -368,9 +347,7 @@ def result_of(evaluations: Sequence[Mapping[str, Any]]) -> str:
     'reward 0.250 on 8 prompts, step 0'
     """
     name = "accuracy" if "accuracy" in evaluations[-1] else "reward"
-    shown_rows = evaluations[:1]
-    if len(evaluations) > 1:
-        shown_rows = [evaluations[0], evaluations[-1]]
+    shown_rows = [evaluations[0], evaluations[-1]] if len(evaluations) > 1 else evaluations
     scores = []
     for row in shown_rows:
         score = row.get(name)

@@ -11,10 +11,12 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from pods_rl.errors import UserError
-from pods_rl.policies import find_policy, tiny_policy_path
-from pods_rl.policies.loading import check_policy, check_template_options, load_tokenizer, uses_bf16
+from pods_rl.loading.folders import find_policy
+from pods_rl.loading.policy import check_policy, load_tokenizer, uses_bf16
+from pods_rl.loading.prompts import check_template_options
+from pods_rl.policies import tiny_policy_path
 from pods_rl.recipe import load_recipe
-from pods_rl.training.prepare import engine_arguments
+from pods_rl.training.arguments import engine_arguments
 
 
 @pytest.fixture
@@ -108,7 +110,7 @@ def test_bf16_that_the_gpu_emulates_is_not_used(monkeypatch, emulated):
     monkeypatch.setattr(
         "torch.cuda.is_bf16_supported", lambda including_emulation=True: including_emulation or not emulated
     )
-    assert uses_bf16(on_cpu=False) == (not emulated)
+    assert uses_bf16({}, on_cpu=False) == (not emulated)
     recipe = load_recipe("gsm8k-qwen2.5-3b-pods")
     assert engine_arguments(recipe)["bf16"] == (not emulated)
     assert torch.cuda.is_bf16_supported()
@@ -122,7 +124,7 @@ def test_a_cpu_computes_in_float32_unless_the_recipe_says_otherwise(monkeypatch,
     values = {"use_cpu": True} if gpu else {}
     assert engine_arguments(load_recipe("gsm8k-qwen2.5-3b-pods", values))["bf16"] is False
     assert engine_arguments(load_recipe("gsm8k-qwen2.5-3b-pods", values | {"bf16": True}))["bf16"] is True
-    assert not uses_bf16(on_cpu=True)
+    assert not uses_bf16({}, on_cpu=True)
 
 
 TEMPLATE = """{% for m in messages %}{{ m.content }}{% endfor %}
@@ -162,7 +164,7 @@ def wrapped_by_transformers(*arguments, **options):
 def test_without_a_network_the_hub_is_named_and_not_the_policy(monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", without_network)
     for loader in ("AutoConfig", "AutoTokenizer"):
-        monkeypatch.setattr(f"pods_rl.policies.loading.{loader}.from_pretrained", wrapped_by_transformers)
+        monkeypatch.setattr(f"pods_rl.loading.policy.{loader}.from_pretrained", wrapped_by_transformers)
     calls = [
         lambda: find_policy("owner/model"),
         lambda: find_policy("tiny", "owner/adapter"),
@@ -181,6 +183,6 @@ def test_a_repository_that_does_not_exist_is_not_a_missing_network(monkeypatch):
     def missing(*_, **__):
         raise OSError("owner/model is not a local folder and is not a valid model identifier")
 
-    monkeypatch.setattr("pods_rl.policies.loading.AutoConfig.from_pretrained", missing)
+    monkeypatch.setattr("pods_rl.loading.policy.AutoConfig.from_pretrained", missing)
     with pytest.raises(UserError, match="cannot be loaded: owner/model is not"):
         check_policy("owner/model")

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from pods_rl.runs import RunWriter
 from pods_rl.runs.checkpoints import prepare, publish
-from pods_rl.training.progress import LiveLine, Progress
+from pods_rl.training.display import LiveLine, RunDisplay
 from pods_rl.training.resume import last_lines
 
 from . import until
@@ -30,7 +30,7 @@ def screen(width: int, **options: object) -> Console:
 SECONDS = "0.994 s per step: 77 % rollouts, 2 % rewards, 20 % update"
 
 
-def shown_on(out: Console, progress: Progress) -> list[str]:
+def shown_on(out: Console, progress: RunDisplay) -> list[str]:
     """The lines that a terminal shows now."""
     lines = []
     for parts in out.render_lines(progress.make_tasks_table(progress.tasks)):
@@ -41,7 +41,7 @@ def shown_on(out: Console, progress: Progress) -> list[str]:
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_a_terminal_shows_how_far_a_run_is_and_cuts_nothing(width: int) -> None:
     out = screen(width)
-    with Progress("run", out=out, max_steps=500) as progress:
+    with RunDisplay("run", out=out, max_steps=500) as progress:
         progress.begin("loading the task [red]\x1b[2J")
         progress.step(ROW)
         lines = shown_on(out, progress)
@@ -57,12 +57,12 @@ def test_a_line_of_a_long_run_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -
     """The longest that is likely: six digits of steps, days left, four phases."""
     row = ROW | {"step": 123_456, "seconds": 40_000.0, "reward": -12.34, "pods/seconds/selection": 1.0}
     out = screen(80)
-    with Progress("run", out=out, max_steps=200_000) as progress:
+    with RunDisplay("run", out=out, max_steps=200_000) as progress:
         monkeypatch.setattr(progress, "left", lambda share: "23 h 59 min left")
         progress.step(row)
         assert len(shown_on(out, progress)) == 2
     log = screen(80, force_terminal=False)
-    progress = Progress("gsm8k-qwen2.5-3b-pods-20260101-120000", out=log, max_steps=200_000)
+    progress = RunDisplay("gsm8k-qwen2.5-3b-pods-20260101-120000", out=log, max_steps=200_000)
     monkeypatch.setattr(progress, "left", lambda share: "23 h 59 min left")
     progress.step(row)
     assert log.file.getvalue() == (  # type: ignore[attr-defined]
@@ -73,10 +73,10 @@ def test_a_line_of_a_long_run_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_terminal_without_unicode_has_a_bar_too() -> None:
-    progress = Progress("run", out=screen(80, legacy_windows=True), max_steps=2)
+    progress = RunDisplay("run", out=screen(80, legacy_windows=True), max_steps=2)
     assert "━" in progress.bar(0.5)
     ascii_only = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), force_terminal=True)
-    assert Progress("run", out=ascii_only).bar(0.5) == "#######....... 50 %"
+    assert RunDisplay("run", out=ascii_only).bar(0.5) == "#######....... 50 %"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_terminal_without_unicode_has_a_bar_too() -> None:
 )
 def test_the_time_left_is_of_the_budget_that_ends_first(budget: dict, left: str) -> None:
     out, clock = screen(200, force_terminal=False), iter([0.0, 20.0])
-    progress = Progress("run", out=out, every=0.0, **budget)
+    progress = RunDisplay("run", out=out, every=0.0, **budget)
     progress.get_time = lambda: next(clock)
     for row in (ROW | {"step": 60, "seconds": 20.0}, ROW):
         progress.step(row)
@@ -99,11 +99,11 @@ def test_the_time_left_is_of_the_budget_that_ends_first(budget: dict, left: str)
 
 def test_epochs_become_a_number_of_steps() -> None:
     out = screen(80, force_terminal=False)
-    progress = Progress("run", out=out, max_steps=-1)
+    progress = RunDisplay("run", out=out, max_steps=-1)
     progress.expect_steps(240)
     progress.step(ROW)
     assert "run: 50 %, step 120 of 240" in out.file.getvalue()  # type: ignore[attr-defined]
-    by_clock = Progress("run", out=out, max_seconds=60.0)
+    by_clock = RunDisplay("run", out=out, max_seconds=60.0)
     by_clock.expect_steps(10**9)  # the trainer's number if only the clock ends the run
     by_clock.step(ROW)
     assert "run: 66 %, step 120, reward" in out.file.getvalue()  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ def test_epochs_become_a_number_of_steps() -> None:
 
 def test_a_log_has_a_line_for_each_thing_begun_and_then_for_steps() -> None:
     out = screen(80, force_terminal=False, soft_wrap=True)
-    with Progress("run", out=out, max_steps=500, every=1e9) as progress:
+    with RunDisplay("run", out=out, max_steps=500, every=1e9) as progress:
         for what in ("importing torch", "loading the task gsm8k", "evaluating before training"):
             progress.begin(what)
         progress.evaluation(EVALUATION)

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..tasks import Prompt, last_turn
 from ..tasks.task import CLOSING, Messages, opened_thought
-from .loading import render
+from .prompts import render
 
 
 class TurnReader:

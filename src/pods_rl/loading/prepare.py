@@ -1,0 +1,140 @@
+"""What a recipe resolves to on this machine, for a run and an evaluation: task, tokenizer, template options, tools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import UserError
+from ..policies import policy_path
+from ..prefix_tree.positions import Positions, positions_of, with_longest_text
+from ..recipe import Recipe
+from ..tasks import Fitted, Prompt, Task, fit_prompts, load_task
+from ..text import counted
+from .folders import Policy
+from .policy import check_policy, load_tokenizer
+from .prompts import check_template_options, encode, longest, render, template_options, tool_options
+
+_MOST_COMPARED = 20_000  # prompts of a split whose length is compared with the policy's positions before the run
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A task as a policy reads it, and how the policy reads it.
+
+    Args:
+        task: plain text if the policy has no chat template, and without training prompts that are too long.
+        made: the task before that, which depends on the recipe's task and its data alone.
+        fitted: how many prompts are too long. If None, the recipe sets no limit.
+        tokenizer: of the policy.
+        tools: what `tool_options` returned, which makes an environment only to list its tools.
+        render_options: all arguments of the chat template: the recipe's `chat_template_kwargs`, and `tools`.
+        notes: on keys of the recipe that the run ignores.
+    """
+
+    task: Task
+    made: Task
+    fitted: Fitted | None
+    tokenizer: PreTrainedTokenizerBase
+    tools: Mapping[str, Any]
+    render_options: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+    def render(self, prompt: Prompt) -> str:
+        """Return the text that the policy continues."""
+        return render(self.tokenizer, prompt, **self.render_options)
+
+    def length_notes(self, recipe: Recipe, positions: Positions, *, trains: bool) -> list[str]:
+        """Return a note for each split with rows that are longer than the policy was configured for.
+
+        Args:
+            recipe: says how many test prompts are evaluated.
+            positions: of the policy.
+            trains: whether the training prompts are compared too.
+
+        Raises:
+            UserError: a split has prompts that leave no room for a completion in the policy's table of positions.
+        """
+        evaluated = recipe.run_settings()["eval_prompts"]
+        splits = {"test": (self.task.test, evaluated, "evaluate on fewer or shorter ones (eval_prompts)")}
+        if trains:
+            splits = {"training": (self.task.train, None, "set a lower max_prompt_length")} | splits
+        notes = []
+        for name, (split, size, advice) in splits.items():
+            count = min(len(split) if size is None else size, len(split), _MOST_COMPARED)
+            if count == 0:
+                continue
+            prompts = with_longest_text(split.select(range(count))["prompt"])
+            note = positions.check(
+                longest(self.tokenizer, prompts, **self.render_options),
+                recipe.values["max_completion_length"],
+                which=f"The longest {name} prompt",
+                advice=advice,
+                trains=name == "training",
+            )
+            if note:
+                notes.append(note)
+        return notes
+
+
+def prepare(recipe: Recipe, policy: Policy | None = None) -> Prepared:
+    """Resolve the task of a recipe, a policy's tokenizer and the arguments of the chat template, once for a run.
+
+    Args:
+        recipe: its task, and its policy unless another is given.
+        policy: is evaluated, on all test prompts of any length. If None, the recipe's own policy is trained: there must
+            be training prompts, those that are too long are left out, and its files are checked before they are loaded.
+
+    Raises:
+        UserError: the task cannot be made, has no training prompts for a run, has tools that the policy cannot call, or
+            has prompts that leave no room for a completion in the table of positions of a policy to train.
+    """
+    limit = None
+    positions = None
+    if policy is None:
+        made = training_task(recipe)
+        limit = recipe.task_settings()["max_prompt_length"]
+        model = recipe.model_arguments()
+        path = policy_path(str(model["model_name_or_path"]))
+        revision = model.get("model_revision") or "main"
+        skeleton = check_policy(path, revision)
+        positions = None if skeleton is None else positions_of(skeleton)
+        tokenizer = load_tokenizer(path, revision)
+    else:
+        made = load_task(recipe.task_settings(), reward_errors=recipe.values["reward_errors"])
+        tokenizer = load_tokenizer(policy.tokenizer)
+    tools = tool_options(tokenizer, made)
+    check_template_options(tokenizer, template_options(recipe))
+    render_options = {**template_options(recipe), **tools}
+
+    def render_prompt(prompt: Prompt) -> str:
+        return render(tokenizer, prompt, **render_options)
+
+    task, fitted = fit_prompts(
+        made,
+        chat=tokenizer.chat_template is not None,
+        limit=limit,
+        count_tokens=lambda prompt: len(encode(tokenizer, prompt, render_prompt(prompt))),
+        render=render_prompt,
+    )
+    prepared = Prepared(task, made, fitted, tokenizer, tools, render_options, tuple(recipe.notes))
+    if positions is None:
+        return prepared
+    notes = prepared.length_notes(recipe, positions, trains=True)
+    return replace(prepared, task=replace(task, notes=(*task.notes, *notes)))
+
+
+def training_task(recipe: Recipe) -> Task:
+    """Return the recipe's task; raise UserError if it cannot be made, or has no training prompts."""
+    settings = recipe.task_settings()
+    task = load_task(settings, reward_errors=recipe.values["reward_errors"])
+    if len(task.train) == 0:
+        raise UserError(
+            f"task {task.name} has {counted(len(task.test), 'prompt')} to test and none to train on: data_dir = "
+            f"{settings['data_dir']} holds no training file. Put its train.jsonl there, or remove data_dir from the "
+            "recipe"
+        )
+    return task
