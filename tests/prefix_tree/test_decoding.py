@@ -261,7 +261,7 @@ def test_draws_of_rows_that_are_not_finite_raise_where_they_are_strict():
     model = build("qwen2")
     model.lm_head.weight.data.fill_(torch.nan)
     inputs = batch(EQUAL, max_new_tokens=3, do_sample=True)
-    with pytest.raises(RuntimeError, match="probability tensor contains"):
+    with pytest.raises(RuntimeError, match="probability"):
         once(model, inputs, RowDraws(keys(5), 3, strict=True))
     assert once(model, inputs, RowDraws(keys(5), 3)).shape == (5, 7)
 
@@ -483,7 +483,7 @@ def test_attention_of_one_query_is_transformers_own(dtype):
 
 @pytest.mark.parametrize("placeholders", [[5, 7], [6, 9], [6, 3]])
 def test_features_of_images_that_do_not_follow_the_rows_go_to_generate(placeholders):
-    with pytest.raises(CannotServeError, match="follow the rows"):
+    with pytest.raises(CannotServeError, match="images"):
         Images(SimpleNamespace(pooler_output=torch.zeros(4, 3, 5)), placeholders)
 
 
@@ -500,7 +500,7 @@ def test_prompts_are_shared_where_the_last_pass_over_them_has_one_token(qwen2, m
 def test_a_model_that_keeps_states_outside_of_its_cache_goes_to_generate():
     model = build("recurrent_gemma", block_types=["recurrent", "attention"], num_key_value_heads=1)
     inputs = batch(MIXED, max_new_tokens=4)
-    with pytest.raises(CannotServeError, match="no cache"):
+    with pytest.raises(CannotServeError, match="cache"):
         once(model, inputs)
 
 
@@ -509,7 +509,7 @@ def test_a_model_that_changes_the_keys_goes_to_generate(qwen2, monkeypatch):
     update = NodeLayer.update
     monkeypatch.setattr(NodeLayer, "update", lambda *args, **how: tuple(x.clone() for x in update(*args, **how)))
     inputs = batch(MIXED, eos_token_id=[END, 3, 22])  # prompts are shared when a row ends
-    with pytest.raises(CannotServeError, match="changes the cache's keys"):
+    with pytest.raises(CannotServeError, match="keys"):
         once(qwen2, inputs)
     assert torch.equal(complete(qwen2.generate, inputs), qwen2.generate(**inputs))
 
@@ -563,7 +563,7 @@ def test_a_model_that_prepares_other_inputs_in_mid_sequence_goes_to_generate(qwe
     inputs = batch(EQUAL, max_new_tokens=6)
     expected = qwen2.generate(**inputs)
     monkeypatch.setattr(type(qwen2), "prepare_inputs_for_generation", recompute)
-    with pytest.raises(CannotServeError, match="other tokens"):
+    with pytest.raises(CannotServeError, match="tokens"):
         once(qwen2, inputs)
     assert torch.equal(complete(qwen2.generate, inputs), expected)
 
@@ -582,4 +582,4 @@ def test_generate_serves_the_rest_and_the_log_says_so_once(qwen2, caplog, monkey
             assert torch.equal(complete(qwen2.generate, inputs), qwen2.generate(**inputs))
         complete(qwen2.generate, batch(EQUAL, max_new_tokens=5))
     (record,) = caplog.records
-    assert "beam search" in record.getMessage()
+    assert "beam" in record.getMessage()

@@ -38,4 +38,4 @@ def test_the_reward_rises_and_a_run_whose_server_is_killed_ends_with_one_line(en
         assert training.wait(DEADLINE) == 1
         print(f"{time.monotonic() - killed:.1f} s from the kill to the end")
         last = output.read_text().splitlines()[-1]
-        assert last.startswith(f"No more rollouts: the vLLM server at {url} cannot be reached"), last
+        assert url in last, last

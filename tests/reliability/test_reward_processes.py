@@ -144,13 +144,13 @@ def test_what_a_child_gives_logs_or_raises_reaches_the_trainer(make_trainer, num
     assert torch.equal(trainer.rollouts.rewards, plain.rollouts.rewards)
     assert trainer.state.log_history[0]["letters"] == 16.0
     assert list(trainer._logs["extra"]["length"]) == list(plain._logs["extra"]["length"])
-    with pytest.raises(UserError, match=r"reward function 'picky' raised ZeroDivisionError.*for row 8 of 16"):
+    with pytest.raises(UserError, match=r"'picky' .*ZeroDivisionError.*row 8 "):
         make_trainer(
             reward=killable(raise_for({1}), DEADLINE), num_rollouts=8, train_dataset=numbered, shuffle_dataset=False
         ).train()
-    with pytest.raises(UserError, match=r"'ends' ended its process for row 0"):
+    with pytest.raises(UserError, match=r"'ends' .*row 0"):
         make_trainer(reward=killable(ends, DEADLINE), num_rollouts=4).train()
-    with pytest.raises(UserError, match=r"'<lambda>' gave None; expected a list of 8 floats"):
+    with pytest.raises(UserError, match=r"'<lambda>' .*None; .*\b8 "):
         make_trainer(reward=killable(lambda completions, **_: None, DEADLINE), num_rollouts=4).train()
 
 
