@@ -183,7 +183,7 @@ def test_the_first_fsdp_is_refused(tmp_path, options):
 def test_an_experiment_that_is_its_own_base_is_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("arms: {x: {}}\nbase: b.yaml\n")
     (tmp_path / "b.yaml").write_text("arms: {x: {}}\nbase: a.yaml\n")
-    with pytest.raises(UserError, match=r"a.yaml"):
+    with pytest.raises(UserError, match=r"b\.yaml"):
         load_experiment(tmp_path / "a.yaml")
 
 
