@@ -238,7 +238,7 @@ def test_what_has_the_name_of_a_new_checkpoint_is_kept_beside_it(tmp_path, kind)
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (OSError(errno.EDQUOT, "quota"), "Disk quota exceeded"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "quota"),
         (OSError(errno.EACCES, "Permission denied"), None),
         (ConnectionResetError(errno.ECONNRESET, "reset"), None),
         (RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0"), "written"),

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import pods_rl.cli
 from pods_rl.cli import app, main
 from pods_rl.cli.compare import _NEXT as NEXT_STEPS
-from pods_rl.cli.compare import _show as show_experiment
+from pods_rl.cli.compare import show as show_experiment
 from pods_rl.distributed.launch import Failure
 from pods_rl.errors import UserError
 from pods_rl.experiment import load_experiment

@@ -54,6 +54,16 @@ def assert_equal_weights(ours: Any, theirs: Any) -> None:
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
+def texts_of(trainer: Any) -> dict[str, Any]:
+    """The prompts, completions, rewards, advantages and extra columns that TRL keeps for its table of completions."""
+    return trainer._logs
+
+
+def update_of(trainer: Any) -> Any:
+    """The part of a trainer that computes its update."""
+    return trainer._update
+
+
 def batches_of(trainer: Any) -> list[dict[str, Any]]:
     """Filled as it trains: every generation's batch, before it is split; without those that dynamic sampling joins."""
     batches = []

@@ -22,7 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.prefix_tree import decoding
-from tests.engines.conftest import Gradients
+from tests.engines.conftest import Gradients, update_of
 
 try:
     from tests.engines.vision import FAMILIES as VISION
@@ -228,7 +228,7 @@ def train_step(family: Family, *, prefix_tree: bool, rollouts: dict[str, list[An
         trainer.train()
     finally:
         decoding.logger.removeHandler(log)
-    update = trainer._update.attention
+    update = update_of(trainer).attention
     return Step(
         gradient=watch.steps[0],
         generation=log.texts[0] if log.texts else None,

@@ -16,7 +16,7 @@ from pods_rl.errors import UserError
 from pods_rl.recipe.schema import fields
 from tests.numeric import FLOAT32, assert_near
 
-from .conftest import Gradients, assert_equal_weights, batches_of, constant, weights
+from .conftest import Gradients, assert_equal_weights, batches_of, constant, texts_of, weights
 
 PLAIN = {"exact_trl": True}
 # Each loss as its paper sets it, with the settings under which TRL would divide by something else.
@@ -158,8 +158,8 @@ def test_leave_one_out_is_trl_s_rloo_to_the_last_bit(make_trainer, scale, normal
     trainer = make_trainer(num_rollouts=4, max_steps=1, **leave_one_out)
     trainer.train()
     for name in ("completion", "advantages"):
-        assert list(trainer._logs[name]) == list(rloo._logs[name])
-    assert len({abs(value) for value in trainer._logs["advantages"]}) > 2
+        assert list(texts_of(trainer)[name]) == list(texts_of(rloo)[name])
+    assert len({abs(value) for value in texts_of(trainer)["advantages"]}) > 2
 
 
 # -- steps without advantages ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 from pods_rl.errors import UserError
 from pods_rl.selection import Selection, advantages, select
 
-from .conftest import batches_of, letter_reward
+from .conftest import batches_of, letter_reward, texts_of
 
 # -- truncated rollouts that the loss masks out ------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ def test_a_truncated_rollout_is_kept_only_to_fill_a_row_and_then_trains_nothing(
     assert (found.advantages[kept_cut] == 0).all()
     masked_rows = batches[0]["completion_mask"].sum(dim=1) == 0
     assert torch.equal(masked_rows, kept_cut.flatten())
-    shown = list(trainer._logs["rewards"]["letter_reward"])[-8:]
+    shown = list(texts_of(trainer)["rewards"]["letter_reward"])[-8:]
     assert shown == pytest.approx(expected.take(found.rewards).flatten().tolist())
 
 

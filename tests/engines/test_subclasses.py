@@ -14,7 +14,7 @@ from pods_rl import PODSTrainer
 from pods_rl.errors import UserError
 from tests.numeric import FLOAT32, assert_near
 
-from .conftest import Gradients, assert_equal_weights, constant, half_dead, letter_reward, weights
+from .conftest import Gradients, assert_equal_weights, constant, half_dead, letter_reward, texts_of, weights
 from .test_dynamic_sampling import dead_for_half
 from .test_losses import fed, kept_rows, train
 from .test_parity import WEIGHTS
@@ -499,11 +499,11 @@ def test_a_subclass_that_generates_nothing_for_drawn_prompts_is_refused(make_tra
 def test_saved_completions_are_the_true_text_and_printed_ones_are_escaped(make_trainer, capsys, tmp_path):
     trainer = make_trainer(log_completions=True)
     hostile = "\x1b]0;owned\x07 [/red] \x9b2J \ud800"
-    trainer._logs["prompt"].append([{"role": "user", "content": hostile}])
-    trainer._logs["completion"].append(hostile)
-    trainer._logs["extra"]["note"] = [hostile]
-    trainer._logs["rewards"]["mine"] = [1.0]
-    trainer._logs["advantages"].append(0.0)
+    texts_of(trainer)["prompt"].append([{"role": "user", "content": hostile}])
+    texts_of(trainer)["completion"].append(hostile)
+    texts_of(trainer)["extra"]["note"] = [hostile]
+    texts_of(trainer)["rewards"]["mine"] = [1.0]
+    texts_of(trainer)["advantages"].append(0.0)
     (tmp_path / "out/completions").mkdir(parents=True, exist_ok=True)
     trainer.log({})
     printed = capsys.readouterr().out

@@ -18,7 +18,7 @@ from pods_rl.errors import UserError
 from pods_rl.evaluation.sampling import GenerateSampler, Sampling
 from tests.numeric import FLOAT32, assert_near
 
-from .conftest import assert_equal_weights, constant, letter_reward
+from .conftest import assert_equal_weights, constant, letter_reward, texts_of
 
 
 def count_forward_rows(trainer):
@@ -83,7 +83,7 @@ def test_the_kept_rows_have_maximal_variance_and_the_stated_advantages(make_trai
         if baseline == "leave_one_out":
             expected = chosen - (group.sum() - chosen) / (len(group) - 1)
         assert_near(advantages, expected, FLOAT32)
-    assert list(trainer._logs["advantages"]) == pytest.approx(r.advantages.flatten().tolist())
+    assert list(texts_of(trainer)["advantages"]) == pytest.approx(r.advantages.flatten().tolist())
 
 
 async def late_letters(completions, **_):

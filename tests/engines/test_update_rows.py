@@ -17,7 +17,7 @@ from pods_rl import PODSTrainer
 from pods_rl.engines.trl.update import Update
 from tests.numeric import FLOAT64, assert_near
 
-from .conftest import PROMPTS, Gradients, constant, half_dead, letter_reward
+from .conftest import PROMPTS, Gradients, constant, half_dead, letter_reward, update_of
 from .test_losses import LOSSES, OFTEN, OTHERS
 
 pytestmark = [pytest.mark.usefixtures("trl_draws"), pytest.mark.numeric]
@@ -190,7 +190,7 @@ def test_entropy_is_that_of_the_computed_rows(make_trainer, monkeypatch, size):
 def test_the_model_sees_each_prefix_once_and_no_padding(make_trainer):
     seen = []
     trainer = make_trainer(num_rollouts=8, max_steps=1)
-    trainer._update._takes_trees(trainer.model)
+    update_of(trainer)._takes_trees(trainer.model)
     trainer.model.register_forward_pre_hook(
         lambda module, given, named: seen.append(named) if module.training else None, with_kwargs=True
     )
@@ -229,7 +229,7 @@ def test_a_recurrent_model_trains_over_trees_and_leaves_transformers_as_it_was(m
         trainer.model.gradient_checkpointing_enable()
         watch = Gradients(trainer)
         trainer.train()
-        assert ("trees" in trainer._update.attention) == tree
+        assert ("trees" in update_of(trainer).attention) == tree
         assert modeling_qwen3_5.causal_conv1d_fn is function
         seen[tree] = watch.steps[0]
     assert_near(seen[True], seen[False], 1e-3)  # transformers computes the recurrence in float32
@@ -244,7 +244,7 @@ def test_a_model_with_dropout_is_computed_over_trees(make_trainer, caplog):
         trainer.train()
     (message,) = [record.getMessage() for record in caplog.records if record.name.endswith("trl.update")]
     assert "PeftModel" in message
-    assert not trainer._update.attention.startswith("rows")
+    assert not update_of(trainer).attention.startswith("rows")
     dropouts = [part for part in trainer.model.modules() if isinstance(part, torch.nn.Dropout)]
     assert {part.p for part in dropouts} == {0.1}  # the probe has set it back
 
@@ -284,7 +284,7 @@ def test_a_micro_batch_without_a_row_to_compute_has_no_pass(make_trainer):
     passes = []
 
     def watch(trainer):
-        trainer._update._takes_trees(trainer.model)
+        update_of(trainer)._takes_trees(trainer.model)
         trainer.model.register_forward_pre_hook(
             lambda module, given, named: passes.append(1) if "shift_labels" in named or "labels" in named else None,
             with_kwargs=True,

@@ -17,7 +17,7 @@ from pods_rl.rewards import accuracy_batch, get_reward, user_pool
 from pods_rl.training.rewards import trl_reward
 
 from .. import DEADLINE, until, with_time
-from ..engines.conftest import letter_reward
+from ..engines.conftest import letter_reward, texts_of
 from . import own_rewards
 from .own_rewards import columns_of, gone, running
 from .test_reward_functions import numbered, raise_for
@@ -143,7 +143,7 @@ def test_what_a_child_gives_logs_or_raises_reaches_the_trainer(make_trainer, num
     plain.train()
     assert torch.equal(trainer.rollouts.rewards, plain.rollouts.rewards)
     assert trainer.state.log_history[0]["letters"] == 16.0
-    assert list(trainer._logs["extra"]["length"]) == list(plain._logs["extra"]["length"])
+    assert list(texts_of(trainer)["extra"]["length"]) == list(texts_of(plain)["extra"]["length"])
     with pytest.raises(UserError, match=r"'picky' .*ZeroDivisionError.*row 8 "):
         make_trainer(
             reward=killable(raise_for({1}), DEADLINE), num_rollouts=8, train_dataset=numbered, shuffle_dataset=False

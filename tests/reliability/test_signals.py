@@ -185,18 +185,18 @@ class Display:
     """A place to print to, which goes away."""
 
     def __init__(self, kind: str, place: Path) -> None:
-        self._end, self._slave = -1, -1
+        self.end, self.terminal = -1, -1
         self.path = "/dev/full"
         if kind == "reader":
             self.path = str(place / "fifo")
             os.mkfifo(self.path)
-            self._end = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+            self.end = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
         if kind == "terminal":
-            self._end, self._slave = pty.openpty()
-            self.path = os.ttyname(self._slave)
+            self.end, self.terminal = pty.openpty()
+            self.path = os.ttyname(self.terminal)
 
     def go_away(self) -> None:
-        for number in (self._end, self._slave):
+        for number in (self.end, self.terminal):
             if number >= 0:
                 os.close(number)
 

@@ -157,7 +157,7 @@ def test_signals_that_ask_a_run_to_end_cost_no_answer_when_all_its_processes_get
     """From the first moment of a worker on; a program that the function starts is not made deaf by it."""
     slow, program = module(SLOW), module(PROGRAM)
     assert under_signals(lambda: scored(slow, ["a"], ["b"])) == [0.5]
-    (leader,) = (worker._process.pid for worker in user_pool(slow)._all)
+    (leader,) = (worker.process.pid for worker in user_pool(slow).workers)
     user_pool(slow).close()
     assert not psutil.pid_exists(leader)
     assert scored(program, ["a"], ["b"]) == [-signal.SIGUSR1]

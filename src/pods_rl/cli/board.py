@@ -86,9 +86,7 @@ class Board(LiveLine):
         if place in self._evaluated and self._evaluated[place] == step:  # printed before
             return
         self._evaluated[place] = step
-        score = "accuracy"
-        if "accuracy" not in evaluation and "reward" in evaluation:
-            score = "reward"
+        score = "reward" if "reward" in evaluation and "accuracy" not in evaluation else "accuracy"
         clock = f"{number(evaluation.get('seconds')):6.0f} s  step {step}"
         self.say(f"{_label(event.run):<24} {clock}  {score} {number(evaluation.get(score)):.3f}")
 

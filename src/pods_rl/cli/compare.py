@@ -77,7 +77,7 @@ def compare(
     if dry_run:
         with make_starters(experiment, 1) as starters:
             notes = _check_arms(experiment, starters, data=True)
-        _show(experiment)
+        show(experiment)
         show_notes(notes)
         return
     with outlive_output(output / LOG), make_starters(experiment, parallel) as starters:
@@ -120,7 +120,7 @@ def _check_arms(experiment: Experiment, starters: Starters, *, data: bool = Fals
         return starters.check(experiment, data=data)
 
 
-def _show(experiment: Experiment) -> None:
+def show(experiment: Experiment) -> None:
     """Print what each arm sets and does, and how many runs there are."""
     out = console()
     plan = experiment.plan()
@@ -135,9 +135,7 @@ def _show(experiment: Experiment) -> None:
                 out.print(f"{'sets':<17} {safe_text(line)}")
         show_facts(run.recipe.batch_plan(experiment.processes).describe())
     budgets = [run.recipe.values["max_seconds"] for run in plan]
-    limit = "limited by their steps"
-    if all(budgets):
-        limit = f"{sum(budgets):g} seconds of training clock in total"
+    limit = f"{sum(budgets):g} seconds of training clock in total" if all(budgets) else "limited by their steps"
     product = f"{counted(len(experiment.arms), 'arm')} x {counted(len(experiment.seeds), 'seed')}"
     out.print(f"{counted(len(plan), 'run')}: {product}, {limit}")
     for run in plan:

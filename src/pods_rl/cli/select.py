@@ -94,9 +94,7 @@ def select(
 def read_rollouts(source: str, group_by: str, reward_key: str) -> list[Rollout]:
     """Return the rollouts of a file or a directory; raise UserError for the first bad line."""
     try:
-        rows = []
-        for file, place, item in _items(source):
-            rows.append(_rollout(item, file, place, group_by, reward_key))
+        rows = [_rollout(item, file, place, group_by, reward_key) for file, place, item in _items(source)]
     except (OSError, UnicodeEncodeError) as error:  # the second: a name that no file can have
         raise UserError(f"Cannot read {source}: {getattr(error, 'strerror', None) or error}. Give a file.") from error
     if not rows:
@@ -166,9 +164,7 @@ def _rollout(item: bytes | dict[str, Any], file: str, place: str, group_by: str,
             )
     from ..selection import REWARD_LIMIT  # as in training
 
-    reward = values[reward_key]
-    if reward is None:
-        reward = math.nan
+    reward = math.nan if values[reward_key] is None else values[reward_key]
     if not isinstance(reward, bool | int | float) or abs(reward) > REWARD_LIMIT:
         raise UserError(
             f"{place}: {reward_key} is {short(repr(reward))}, expected a number up to {REWARD_LIMIT:g}, true, false or "

@@ -244,9 +244,7 @@ def check_recipe(recipe: Recipe, processes: int | None = None, loaded: dict[str,
     """
     from ..training.checks import check_engine, check_task
 
-    config = None
-    if not recipe.missing_library:
-        config = check_engine(recipe, processes or 1)
+    config = None if recipe.missing_library else check_engine(recipe, processes or 1)
     return check_task(recipe, config, loaded)
 
 
@@ -400,12 +398,9 @@ def _last_words(output: Path, shown_as: Path, launch: Launch | None) -> Iterator
     finally:
         # The command that started several processes prints them, and not its first process.
         if get_rank() == 0 and LAUNCHED not in os.environ:
-            options = ""
-            if launch:
-                options = f" --num_processes {launch.processes} --accelerate_config {launch.name}"
-            prefix = ""
-            if launch or get_world_size() > 1:  # among the lines of a launcher a line needs the run's name
-                prefix = f"{label_of(output)}: "
+            options = f" --num_processes {launch.processes} --accelerate_config {launch.name}" if launch else ""
+            # among the lines of a launcher a line needs the run's name
+            prefix = f"{label_of(output)}: " if launch or get_world_size() > 1 else ""
             with outlive_output(output / LOG):
                 for line in last_lines(output, options, shown_as=shown_as):
                     console().print(f"{prefix}{safe_text(line)}")

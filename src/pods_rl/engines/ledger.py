@@ -43,8 +43,7 @@ class StepLedger:
         rows = self._rows.setdefault(step, [])
         first_group = self._groups.get(step, 0)
         for number, group in enumerate(groups, start=first_group):
-            for row in group:
-                rows.append({"step": step, "group": number, **row})
+            rows += ({"step": step, "group": number, **row} for row in group)
         self._groups[step] = first_group + len(groups)
         self._forget_old_steps()
         write_parquet(self._folder / f"step-{step:06d}.parquet", to_columns(rows))

@@ -223,9 +223,8 @@ def _note_on_codes(golds: Sequence[str], source: str) -> tuple[str, ...]:
     if not codes:
         return ()
     row, gold = codes[0]
-    subject = "1 gold answer looks like a date, a range, a score or a code:"
-    if len(codes) > 1:
-        subject = f"{counted(len(codes), 'gold answer')} look like dates, ranges, scores or codes, such as"
+    several = f"{counted(len(codes), 'gold answer')} look like dates, ranges, scores or codes, such as"
+    subject = several if len(codes) > 1 else "1 gold answer looks like a date, a range, a score or a code:"
     return (
         f"{source}: {subject} row {row} (counted from 1), {short(gold)!r}. Integers joined by a hyphen or by two or "
         "more slashes are compared group by group, and a single slash is a fraction. If the value counts, write it.",

@@ -236,9 +236,7 @@ def _add_part(columns: dict[str, list[float]], name: str, scores: Sequence[float
     """Add the scores of a reward as a column, and with their weight to the column `reward`; 0 without a score."""
     part = []
     for row, score_of_row in enumerate(scores):
-        usable = 0.0
-        if score_of_row is not None and math.isfinite(score_of_row):
-            usable = score_of_row
+        usable = score_of_row if score_of_row is not None and math.isfinite(score_of_row) else 0.0
         part.append(usable)
         columns["reward"][row] += weight * usable
     columns[f"reward/{name}"] = part
@@ -387,9 +385,7 @@ def _opening_of(content: str, prompt: str, raw: str) -> str:
     """Return the opening of a last turn without reasoning: that of its generation prompt, or of an empty thought."""
     text = raw.rstrip()
     ending = content.rstrip()
-    before = ""
-    if text.endswith(ending):
-        before = text[: len(text) - len(ending)]
+    before = text[: len(text) - len(ending)] if text.endswith(ending) else ""
     if opened_thought(prompt) and before.strip() == CLOSING:  # a response template dropped it
         return OPENING + CLOSING
     return opened_thought(prompt + before)

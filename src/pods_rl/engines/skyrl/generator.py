@@ -80,9 +80,8 @@ class PODSGenerator(GeneratorInterface):
         wide = widen(input_batch, self.pods.num_generations, n)
         output = await self._generate(wide, disable_tqdm)
         trajectories = rows_of_trajectories(output, len(wide["prompts"]), step_wise=self.pods.step_wise)
-        groups: list[_Group] = []
-        for start in range(0, len(trajectories), n):
-            groups.append(self._select(output, trajectories[start : start + n], wide, start))
+        starts = range(0, len(trajectories), n)
+        groups = [self._select(output, trajectories[start : start + n], wide, start) for start in starts]
         if self._ledger is not None:
             self._write(self._ledger, output, groups, wide)
         return _kept(output, groups)
@@ -105,9 +104,8 @@ class PODSGenerator(GeneratorInterface):
 
     def _random(self, wide: Any, start: int) -> torch.Generator:
         """Return the generator of a rule that draws, which depends on seed, step and prompt alone."""
-        prompt = str(start)
-        if wide.get("trajectory_ids") is not None:
-            prompt = str(wide["trajectory_ids"][start].instance_id)
+        trajectory_ids = wide.get("trajectory_ids")
+        prompt = str(start if trajectory_ids is None else trajectory_ids[start].instance_id)
         step = wide["batch_metadata"].global_step
         return seeded_generator(self.pods.seed, step, prompt)
 
@@ -119,9 +117,7 @@ class PODSGenerator(GeneratorInterface):
         extras = wide.get("env_extras")
         rows_of_groups: list[list[dict[str, Any]]] = []
         for number, group in enumerate(groups):
-            extras_of_prompt = None
-            if extras:
-                extras_of_prompt = extras[number * self.pods.num_rollouts]
+            extras_of_prompt = extras[number * self.pods.num_rollouts] if extras else None
             rows: list[dict[str, Any]] = []
             for rollout, trajectory in enumerate(group.rows):
                 row = ledger_row(

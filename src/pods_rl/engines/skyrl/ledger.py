@@ -28,9 +28,7 @@ def ledger_row(
         tokenizer: of the policy.
     """
     last = rows[-1]
-    turn_rewards = None
-    if len(rows) > 1:
-        turn_rewards = [total(output["rewards"][row]) for row in rows]
+    turn_rewards = [total(output["rewards"][row]) for row in rows] if len(rows) > 1 else None
     return {
         "rollout": rollout,
         "prompt": tokenizer.decode(output["prompt_token_ids"][last], skip_special_tokens=True),

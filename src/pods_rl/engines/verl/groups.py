@@ -57,11 +57,7 @@ def last_keys(groups: Iterable[Group]) -> list[str]:
     >>> last_keys([Group("a", (("a_0_0",), ("a_1_0", "a_1_1")))])
     ['a_0_0', 'a_1_1']
     """
-    keys: list[str] = []
-    for group in groups:
-        for session in group.sessions:
-            keys.append(session[-1])
-    return keys
+    return [session[-1] for group in groups for session in group.sessions]
 
 
 def kept_keys(groups: Iterable[Group], kept_PN: Tensor) -> set[str]:

@@ -190,8 +190,7 @@ def describe_step(batches: list[SampledBatch]) -> dict[str, float]:
     trained: list[int] = []
     for batch in batches:
         lengths += batch.lengths.values()
-        for key in batch.kept_keys:
-            trained.append(batch.lengths[key])
+        trained += (batch.lengths[key] for key in batch.kept_keys)
     return {
         **describe_selection(rewards_PN, kept_PN),
         "pods/all/rows": float(len(lengths)),
@@ -223,10 +222,7 @@ def _trained(groups: list[Group], partition_id: str) -> list[list[bool]]:
     keys = [key for group in groups for session in group.sessions for key in session]
     masks = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["response_mask"])["response_mask"]
     trained_keys = {key for key, mask in zip(keys, masks, strict=True) if mask.any()}
-    trained: list[list[bool]] = []
-    for group in groups:
-        trained.append([not trained_keys.isdisjoint(session) for session in group.sessions])
-    return trained
+    return [[not trained_keys.isdisjoint(session) for session in group.sessions] for group in groups]
 
 
 def _response_lengths(batch: KVBatchMeta) -> dict[str, int]:
