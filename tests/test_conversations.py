@@ -228,6 +228,12 @@ def test_environments_are_closed_after_an_interrupt(tokenizer):
     assert Guessing.open == 0
 
 
+def fail_if_asked(environment, method):
+    """No method: each public one of an environment is a tool."""
+    if method in environment.fails:
+        raise SystemExit(3) if "exit" in environment.fails else KeyError("state")
+
+
 class Faulty(Guessing):
     """An environment whose methods fail where a test says so."""
 
@@ -236,21 +242,17 @@ class Faulty(Guessing):
 
     def __init__(self):
         super().__init__()
-        self._maybe("__init__")
-
-    def _maybe(self, method):
-        if method in self.fails:
-            raise SystemExit(3) if "exit" in self.fails else KeyError("state")
+        fail_if_asked(self, "__init__")
 
     def reset(self, **columns):
-        self._maybe("reset")
+        fail_if_asked(self, "reset")
 
     def get_reward(self):
-        self._maybe("get_reward")
+        fail_if_asked(self, "get_reward")
         return self.reward
 
     def close(self):
-        self._maybe("close")
+        fail_if_asked(self, "close")
 
 
 @pytest.mark.parametrize("kind", ["error", "exit"])

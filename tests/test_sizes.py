@@ -114,6 +114,6 @@ def test_out_of_memory_is_not_a_damaged_file(tmp_path: Path, monkeypatch, error:
     monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", no_memory)
     with pytest.raises(UserError, match="memory"):
         load_task({"dataset_name": str(path)})
-    monkeypatch.setattr("pods_rl.cli.select._parquet_rows", no_memory)
+    monkeypatch.setattr("pods_rl.cli.select.parquet_rows", no_memory)
     with pytest.raises(UserError, match="memory"):
         read_rollouts(str(path), "question", "reward")

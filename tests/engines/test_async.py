@@ -53,21 +53,22 @@ def test_the_names_that_are_used_of_trl_s_experimental_module():
     Loop, Worker = async_rollout_worker._AsyncRolloutLoop, async_rollout_worker.AsyncRolloutWorker
     Trainer = async_grpo.AsyncGRPOTrainer
     parameters = {
-        Loop._generate_one: "self prompt tool_dict tools group_id",
-        Loop._score_group: "self group",
-        Loop._retry: "self coro_factory label max_attempts",
-        Worker.check_health: "self stale_after_s",
-        Worker.start: "self",
-        Worker.stop: "self",
-        Worker.__init__: "self queue_maxsize child_ready_timeout loop_kwargs",
-        Trainer._inner_training_loop: "self args kwargs",
-        async_rollout_worker.RolloutGroup: "prompts reward_kwargs completions completions_ids completions_sequences "
-        "tool_call_counts tool_failure_counts model_version group_id env_rewards rollout_rewards queued_at",
-        async_rollout_worker.RolloutSample: "prompt completion input_ids completion_mask old_log_probs advantage "
+        (Loop, "_generate_one"): "self prompt tool_dict tools group_id",
+        (Loop, "_score_group"): "self group",
+        (Loop, "_retry"): "self coro_factory label max_attempts",
+        (Worker, "check_health"): "self stale_after_s",
+        (Worker, "start"): "self",
+        (Worker, "stop"): "self",
+        (Worker, "__init__"): "self queue_maxsize child_ready_timeout loop_kwargs",
+        (Trainer, "_inner_training_loop"): "self args kwargs",
+        (async_rollout_worker, "RolloutGroup"): "prompts reward_kwargs completions completions_ids "
+        "completions_sequences tool_call_counts tool_failure_counts model_version group_id env_rewards rollout_rewards "
+        "queued_at",
+        (async_rollout_worker, "RolloutSample"): "prompt completion input_ids completion_mask old_log_probs advantage "
         "model_version group_id metrics enqueued_at",
     }
-    for function, expected in parameters.items():
-        assert list(inspect.signature(function).parameters) == expected.split(), function
+    for (where, name), expected in parameters.items():
+        assert list(inspect.signature(getattr(where, name)).parameters) == expected.split(), name
     assert list(inspect.signature(Trainer.__init__).parameters)[1:4] == ["model", "reward_funcs", "args"]
     assert {"num_generations", "dataset_start_index"} <= set(inspect.signature(Loop.__init__).parameters)
     assert Worker._loop_cls is Loop

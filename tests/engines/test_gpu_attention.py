@@ -12,7 +12,7 @@ from pods_rl import PODSConfig, PODSTrainer
 from tests.numeric import assert_near
 from tests.prefix_tree.gpu import TORCHES, put_gpu
 
-from .conftest import Gradients, letter_reward, update_of
+from .conftest import Gradients, around, letter_reward, update_of
 
 LOGGER = "pods_rl.engines.trl.update"
 
@@ -66,14 +66,13 @@ def experts(tokenizer):
 def count_rows(trainer):
     """Count the tokens of the rows that TRL computes in losses, without the last token of each row."""
     counted = []
-    compute = trainer._get_per_token_logps_and_entropies
 
-    def counting(model, ids, *args, **kwargs):
+    @around(trainer, "_get_per_token_logps_and_entropies")
+    def counting(compute, model, ids, *args, **kwargs):
         if update_of(trainer)._batch:
             counted.append(ids.size(0) * (ids.size(1) - 1))
         return compute(model, ids, *args, **kwargs)
 
-    trainer._get_per_token_logps_and_entropies = counting
     return counted
 
 

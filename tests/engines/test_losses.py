@@ -16,7 +16,7 @@ from pods_rl.errors import UserError
 from pods_rl.recipe.schema import fields
 from tests.numeric import FLOAT32, assert_near
 
-from .conftest import Gradients, assert_equal_weights, batches_of, constant, texts_of, weights
+from .conftest import Gradients, around, assert_equal_weights, batches_of, constant, texts_of, weights
 
 PLAIN = {"exact_trl": True}
 # Each loss as its paper sets it, with the settings under which TRL would divide by something else.
@@ -46,15 +46,15 @@ OFTEN = {
 
 def kept_rows(trainer):
     """Filled as it trains: of each generation the trained completions and the sampler's log-probabilities of them."""
-    rows, shorten = [], trainer._shorten
+    rows = []
 
-    def record(*given):
+    @around(trainer, "_shorten")
+    def record(shorten, *given):
         trained = shorten(*given)
         rows.append(([list(ids) for ids in trained[1]], trained[4]))
         torch.manual_seed(len(rows))  # TRL shuffles the rows next, and sampling has drawn from the same generator
         return trained
 
-    trainer._shorten = record
     return rows
 
 
@@ -62,12 +62,12 @@ def fed(trainer, rows):
     """A trainer whose sampler returns these rows, generation by generation."""
     given = enumerate(rows, start=1)
 
-    def sample(*args, **kwargs):
+    @around(trainer, "_generate_single_turn")
+    def sample(generate, *args, **kwargs):
         number, generated = next(given)
         torch.manual_seed(number)
         return generated
 
-    trainer._generate_single_turn = sample
     return trainer
 
 

@@ -25,7 +25,7 @@ from pods_rl.errors import UserError
 from pods_rl.sandbox.limits import time_limit
 from tests import DEADLINE
 
-from .conftest import assert_equal_weights, batches_of
+from .conftest import around, assert_equal_weights, batches_of
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>",
            "</tool_response>", "<think>", "</think>"]  # fmt: skip
@@ -417,8 +417,12 @@ def test_each_rollout_has_its_environment(build):
         num_rollouts=6, steps=2,
     )  # fmt: skip
     rows = []
-    score = trainer._score
-    trainer._score = lambda *given: rows.append(score(*given)) or rows[-1]
+
+    @around(trainer, "_score")
+    def keep(score, *given):
+        rows.append(score(*given))
+        return rows[-1]
+
     trainer.train()
     assert [tool.__name__ for tool in trainer.tools] == ["step"]
     for scores in rows:

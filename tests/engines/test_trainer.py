@@ -255,13 +255,14 @@ def test_which_bad_steps_are_skipped_and_counted(make_trainer, monkeypatch, loss
     monkeypatch.setattr(trainer.accelerator, "scaler", object() if scaled else None)
     parameter = next(trainer.model.parameters())
     parameter.grad = torch.ones_like(parameter)
-    trainer._stability.step_loss = torch.tensor(loss)
-    trainer._stability.gradient_norm = None if norm is None else torch.tensor(norm)
-    assert trainer._stability.skip_bad_step() == skipped
+    stability = trainer._stability
+    stability.step_loss = torch.tensor(loss)
+    stability.gradient_norm = None if norm is None else torch.tensor(norm)
+    assert stability.skip_bad_step() == skipped
     assert (parameter.grad is None) == skipped
     metrics = trainer._metrics["train"]
     assert (metrics["pods/bad_loss"], metrics["pods/bad_gradient"]) == tuple([count] for count in counts)
-    assert len(trainer._stability.bad_steps) == skipped
+    assert len(stability.bad_steps) == skipped
 
 
 def test_fewer_prompts_than_a_step_needs_are_refused_with_both_numbers(make_trainer, dataset):

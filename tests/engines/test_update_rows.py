@@ -17,7 +17,7 @@ from pods_rl import PODSTrainer
 from pods_rl.engines.trl.update import Update
 from tests.numeric import FLOAT64, assert_near
 
-from .conftest import PROMPTS, Gradients, constant, half_dead, letter_reward, update_of
+from .conftest import PROMPTS, Gradients, around, constant, half_dead, letter_reward, update_of
 from .test_losses import LOSSES, OFTEN, OTHERS
 
 pytestmark = [pytest.mark.usefixtures("trl_draws"), pytest.mark.numeric]
@@ -157,21 +157,25 @@ def test_entropy_is_that_of_the_computed_rows(make_trainer, monkeypatch, size):
     entropies, batches = [], []
 
     def with_tools(trainer):
-        generate = trainer._generate_and_score_completions
-
-        def masked(inputs):
+        @around(trainer, "_generate_and_score_completions")
+        def masked(generate, inputs):
             batch = generate(inputs)
             batch["tool_mask"] = batch["completion_mask"].clone()
             batch["tool_mask"][:, 1::3] = 0
             return batch
 
-        trainer._generate_and_score_completions = masked
-
     def watch(trainer):
         with_tools(trainer)
-        scores, loss = trainer._get_per_token_logps_and_entropies, trainer._compute_loss
-        trainer._get_per_token_logps_and_entropies = lambda *a, **k: entropies.append(scores(*a, **k)) or entropies[-1]
-        trainer._compute_loss = lambda model, inputs: batches.append(inputs) or loss(model, inputs)
+
+        @around(trainer, "_get_per_token_logps_and_entropies")
+        def scored(scores, *args, **kwargs):
+            entropies.append(scores(*args, **kwargs))
+            return entropies[-1]
+
+        @around(trainer, "_compute_loss")
+        def counted(loss, model, inputs):
+            batches.append(inputs)
+            return loss(model, inputs)
 
     run(make_trainer, prepare=watch, **config, prefix_tree=False)
     total, live_tokens, of_all, tokens = 0.0, 0, 0.0, 0
@@ -266,10 +270,10 @@ def test_equal_rows_are_computed_once(make_trainer):
 
     def same(trainer):
         ids = trainer.processing_class("7+7")["input_ids"]
-        trainer._generate_single_turn = lambda prompts, *_, **__: (
-            [ids if i % 4 else ids[:2] for i in range(len(prompts))],
-            None,
-        )
+
+        @around(trainer, "_generate_single_turn")
+        def generated(_, prompts, *__, **___):
+            return [ids if i % 4 else ids[:2] for i in range(len(prompts))], None
 
     config = {"reward": lambda completions, **_: [float(len(text)) for text in completions], "max_steps": 1}
     theirs, _ = run(make_trainer, prepare=same, **config, prefix_tree=False)

@@ -297,7 +297,7 @@ def test_each_prompt_is_computed_once_and_ended_rows_are_dropped(qwen2, calls):
 def by_rows(model, inputs, draws):
     """The completions of `generate`, which computes every row, with the same draws."""
     width = inputs["input_ids"].size(1)
-    draws._prompt_width = width
+    draws.prompt_width = width
     chosen = LogitsProcessorList([TemperatureLogitsWarper(inputs["generation_config"].temperature), draws])
     settings = GenerationConfig(**inputs["generation_config"].to_diff_dict() | {"do_sample": False, "temperature": 1.0})
     return model.generate(**inputs | {"generation_config": settings}, logits_processor=chosen)

@@ -273,4 +273,4 @@ def test_a_model_that_computes_no_trees_does_not_blame_the_call(monkeypatch):
     model = build(torch.bfloat16)
     model.model.layers[0].register_forward_hook(lambda module, given, out: out + out.roll(1, dims=1))
     assert "log-probabilities" in probe_trees(model, model, tolerance=0.1).why_rows
-    assert attention._failing == set()
+    assert attention.failing == set()

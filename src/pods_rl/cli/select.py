@@ -121,7 +121,7 @@ def _items(source: str) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
                         yield "", f"{file} line {number}", line
             continue
         try:
-            for number, row in enumerate(_parquet_rows(file), start=1):
+            for number, row in enumerate(parquet_rows(file), start=1):
                 yield file.name, f"{file} row {number}", row
         except UserError:
             raise
@@ -136,7 +136,7 @@ def _items(source: str) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
             ) from error
 
 
-def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
+def parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a Parquet file, with the memory of a batch."""
     import pyarrow.parquet as pq
 
