@@ -31,11 +31,12 @@ def brought(kind: str) -> list[Brought]:
         return []
     from importlib.metadata import entry_points  # slow to import, and most names are ours
 
-    found = []
-    for entry in entry_points(group=GROUPS[kind]):
-        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "without a name"
-        found.append(Brought(entry.name, package, f"{entry.module}:{entry.attr}"))
-    return found
+    entries = entry_points(group=GROUPS[kind])
+    return [
+        Brought(entry.name, f"{entry.dist.name} {entry.dist.version}", f"{entry.module}:{entry.attr}")
+        for entry in entries
+        if entry.dist  # of a package, and not made by hand
+    ]
 
 
 def find_brought(kind: str, name: str) -> Brought | None:

@@ -219,10 +219,7 @@ def report(
         output = output or usual_folder(sources)
     if output is not None:
         _check_folder(output, csv, force)
-    kinds = []
-    for kind in (figures or "").split(","):
-        if kind.strip():
-            kinds.append(kind.strip().lower())
+    kinds = [kind.strip().lower() for kind in (figures or "").split(",") if kind.strip()]
     with working("writing the report", in_log=False):
         files = build_report(sources, output, baseline=baseline, metric=metric, figures=kinds, rollouts_mb=rollouts_mb)
     print_summary(files, console())

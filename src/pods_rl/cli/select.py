@@ -78,12 +78,9 @@ def select(
         rows = read_rollouts(rollouts, group_by, reward_key)
         kept = keep_best(rows, keep, rule, advantages, seed)
     if output is not None:
-        lines = []
-        for place, additions in kept.items():
-            # our keys come first, which marks the file as ours, and replace those of the same name in the row
-            line = additions | rows[place].values | additions
-            lines.append(to_json(line, ascii_only=output == "-") + "\n")
-        text = "".join(lines)
+        # our keys come first, which marks the file as ours, and replace those of the same name in the row
+        lines = [additions | rows[place].values | additions for place, additions in kept.items()]
+        text = "".join(to_json(line, ascii_only=output == "-") + "\n" for line in lines)
         if output == "-":
             sys.stdout.write(text)
         else:

@@ -171,11 +171,10 @@ def _character_problem(character: str) -> str | None:
 def check_golds(golds: Sequence[str], places: Sequence[str], grader: str) -> None:
     """Raise UserError if the grader does not accept gold answers as right; `places` names the row of each."""
     marks = get_reward(grader).batch([f"<answer>{gold}</answer>" for gold in golds], golds)
-    problems: list[str] = []
-    for gold, place, mark in zip(golds, places, marks, strict=True):
-        if not mark >= 1:  # also true of NaN
-            problems.append(f"{place}: the grader does not accept {describe(gold)} as its own answer; fix the row")
-    raise_listed(problems)
+    marked = zip(golds, places, marks, strict=True)
+    refused = [(place, gold) for gold, place, mark in marked if not mark >= 1]  # also true of NaN
+    text = "{}: the grader does not accept {} as its own answer; fix the row"
+    raise_listed([text.format(place, describe(gold)) for place, gold in refused])
 
 
 def raise_listed(problems: Sequence[str]) -> None:

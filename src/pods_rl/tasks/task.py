@@ -311,10 +311,8 @@ def check_split(task: Task, split: str) -> SplitCheck:
             texts.append(f"<think>The answer is known.</think>\n<answer>{answer}</answer>")
     if not texts:
         return SplitCheck(len(golds), (), 0.0, unknown=len(golds))
-    refused: list[tuple[int, str]] = []
-    for row, gold, grade in zip(checked_rows, checked_golds, task.grade(texts, checked_golds), strict=True):
-        if not grade.both:
-            refused.append((row, gold))
+    graded = zip(checked_rows, checked_golds, task.grade(texts, checked_golds), strict=True)
+    refused = [(row, gold) for row, gold, grade in graded if not grade.both]
     total = 0.0
     for name, weight in task.rewards.items():
         if task.reward(name).reads == "text":
