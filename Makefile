@@ -17,15 +17,17 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 REAL_VENV  ?= .venv-real
 REAL_STAMP := $(REAL_VENV)/.installed
 
-.PHONY: quickstart test test-slow test-numeric test-all test-verl test-skyrl test-vllm verl-demo test-real-model test-trl test-oldest test-newest test-main \
+.PHONY: quickstart test tests test-slow test-numeric step test-all test-verl test-skyrl test-vllm verl-demo test-real-model test-trl test-oldest test-newest test-main \
   test-reliability coverage packages dist docs lint types clean help
 
 help:
 	@echo "make quickstart  train TRL's GRPO and PODS on sums, then write a report (3 to 5 minutes with the set-up)"
 	@echo "make test        lint, type check, unit and contract tests and one complete run (4 minutes with the set-up)"
-	@echo "make test-all    everything that the gate runs (25 minutes): test, test-slow, test-numeric, docs, test-verl, test-skyrl, test-vllm, dist"
+	@echo "make test-all    everything that the gate runs (25 minutes): tests, test-numeric, docs, test-verl, test-skyrl, test-vllm, dist, step"
+	@echo "make tests       test and test-slow, in one session"
 	@echo "make test-slow   complete runs and several processes"
 	@echo "make test-numeric  the numeric tests under other instruction sets than the processor's own"
+	@echo "make step        what a step costs, as a multiple of TRL's (a minute)"
 	@echo "make test-verl   the verl engine, in an environment of its own"
 	@echo "make test-skyrl  the SkyRL engine, in an environment of its own"
 	@echo "make test-vllm   training, generation and evaluation with a real vLLM on the CPU, in an environment of its own"
@@ -73,6 +75,9 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q 
 test: lint types
 	$(PYTEST) -m "not slow and not reliability"
 
+tests: lint types
+	$(PYTEST) -m "not reliability"
+
 # Which lines `make test` runs, for information. Lines that run in other processes only are not counted.
 coverage: $(STAMP)
 	$(PYTEST) -m "not slow and not reliability" --cov=pods_rl --cov-report=term
@@ -80,15 +85,22 @@ coverage: $(STAMP)
 test-slow: $(STAMP)
 	$(PYTEST) -m "slow and not reliability"
 
-# No number may depend on the processor: torch's kernels for other instruction sets. `make test` and `make test-slow`
-# have run those of the processor's own.
+# No number may depend on the processor: torch's kernels for other instruction sets, on the files with such tests.
+# `make test` and `make test-slow` have run those of the processor's own. The gate runs the simplest set, the nightly
+# run both.
+SETS ?= avx2 default
+NUMERIC := $(sort $(shell grep -rl --include='test_*.py' mark.numeric tests))
 test-numeric: $(STAMP)
 	@own=$$($(BIN)/python -c "import torch; print(torch.backends.cpu.get_cpu_capability().lower())"); \
-	for set in avx2 default; do \
+	for set in $(SETS); do \
 	  if [ $$set = "$$own" ]; then continue; fi; \
 	  echo "== the kernels of $$set"; \
-	  ATEN_CPU_CAPABILITY=$$set $(PYTEST) -m "numeric and not reliability" || exit 1; \
+	  ATEN_CPU_CAPABILITY=$$set $(PYTEST) -m "numeric and not reliability" $(NUMERIC) || exit 1; \
 	done
+
+# What a step costs next to TRL's, for information: no number of it is a limit.
+step: $(STAMP)
+	$(BIN)/python benchmarks/step.py --parts words --repeats 2 --steps 4
 
 test-all:
 	.ci/run --no-install

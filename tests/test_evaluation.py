@@ -208,7 +208,7 @@ def test_messages_are_written_in_the_models_template():
     tokenizer = build_tokenizer()
     tokenizer.chat_template = TEMPLATE
     assert render(tokenizer, "1+1=") == "1+1="
-    with pytest.raises(UserError, match="has no chat template"):
+    with pytest.raises(UserError, match="template"):
         render(build_tokenizer(), CHAT)
     split = Dataset.from_dict({"prompt": [CHAT], "answer": ["2"]})
     parrot = Parrot(tokenizer, ["2"])

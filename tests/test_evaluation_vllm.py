@@ -131,11 +131,11 @@ def test_auto_takes_vllm_where_it_can_work(vllm, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert choose_backend("auto") == "vllm"
     assert choose_backend("auto", on_cpu=True) == choose_backend("auto", task=tools) == "generate"
-    with pytest.raises(UserError, match="does not run the tools"):
+    with pytest.raises(UserError, match="tools"):
         choose_backend("vllm", task=tools)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert choose_backend("auto") == "generate"
-    with pytest.raises(UserError, match="one process"):
+    with pytest.raises(UserError, match="process"):
         choose_backend("vllm")
-    with pytest.raises(UserError, match="expected one of auto, generate, vllm"):
+    with pytest.raises(UserError, match="sglang"):
         choose_backend("sglang")

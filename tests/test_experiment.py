@@ -82,7 +82,7 @@ def test_an_arm_may_declare_what_it_shows_which_no_recipe_has():
     assert all("shows" not in run.recipe.values for run in planned.plan())
     assert load_text(planned.to_yaml()).shows == planned.shows
     for shown in ("3", "''", "[selection]", '"two\\nlines"'):
-        with pytest.raises(UserError, match="arm pods: shows"):
+        with pytest.raises(UserError, match="shows"):
             experiment(TEXT.replace("num_rollouts: 32}", f"num_rollouts: 32, shows: {shown}}}"))
 
 
@@ -99,18 +99,18 @@ def test_the_base_may_be_a_recipe(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("arms: {}\n", "arms: expected names with the keys each sets"),
-        ("arms: {../x: {}}\n", r"'\.\./x' cannot name a directory"),
-        ("arms: {report: {}}\n", "'report' cannot name a directory"),
-        ("arms: {a: 3}\n", "arms: expected names with the keys"),
-        ("arms: {a: {seed: 1}}\n", "seed: an experiment and its arms have seeds"),
-        ("arms: {a: {}}\nbaseline: b\n", "mine.yaml:2: baseline: the text 'b' is not an arm: expected one of a"),
-        ("arms: {a: {}}\nseeds: 0\n", "seeds: got 0, expected"),
-        ("arms: {a: {}}\nseeds: true\n", "seeds: got true, expected"),
-        ("arms: {a: {}}\nseeds: [1, 1]\n", r"seeds: got the list \[1, 1\], expected .* different"),
-        ("arms: {a: {}}\nseed: 1\n", "seed: an experiment and its arms have seeds"),
-        ("arms: {a: {}}\nbase: 3\n", "base: got 3, expected a recipe's name"),
-        ("arms: {a: {rul: random}}\n", "arm a: rul: unknown key. Did you mean rule"),
+        ("arms: {}\n", "arms: "),
+        ("arms: {../x: {}}\n", r"'\.\./x'"),
+        ("arms: {report: {}}\n", "'report'"),
+        ("arms: {a: 3}\n", "arms: "),
+        ("arms: {a: {seed: 1}}\n", r"\bseed: "),
+        ("arms: {a: {}}\nbaseline: b\n", "mine.yaml:2: baseline: .*'b'"),
+        ("arms: {a: {}}\nseeds: 0\n", "seeds: .*0,"),
+        ("arms: {a: {}}\nseeds: true\n", "seeds: .*true,"),
+        ("arms: {a: {}}\nseeds: [1, 1]\n", r"seeds: .*\[1, 1\]"),
+        ("arms: {a: {}}\nseed: 1\n", r"\bseed: "),
+        ("arms: {a: {}}\nbase: 3\n", "base: .*3,"),
+        ("arms: {a: {rul: random}}\n", r"\brul: .*rule\?"),
     ],
 )
 def test_a_wrong_experiment_is_refused(text, message):
@@ -119,15 +119,15 @@ def test_a_wrong_experiment_is_refused(text, message):
 
 
 def test_an_override_must_not_make_the_arms_alike():
-    with pytest.raises(UserError, match="--num_rollouts would make the arms alike"):
+    with pytest.raises(UserError, match="--num_rollouts"):
         experiment(num_rollouts="64")
-    with pytest.raises(UserError, match="--beta: got the text 'x', expected a number"):
+    with pytest.raises(UserError, match=r"--beta: .*'x'"):
         experiment(beta="x")
 
 
 def test_every_recipe_is_checked_before_the_first_run(tmp_path):
     text = TEXT.replace("grpo:\n", "grpo: {num_rollouts: 4}\n")
-    with pytest.raises(UserError, match=r"mine\.yaml, arm grpo: num_rollouts = 4 is less than"):
+    with pytest.raises(UserError, match=r"mine\.yaml, .*grpo: num_rollouts = 4"):
         run(experiment(text), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -200,7 +200,7 @@ def test_an_unfinished_run_resumes_from_its_checkpoint_in_its_own_directory(tmp_
         resumed.append(resume)
         return finish(config, output, resume=resume)
 
-    assert notes(one, tmp_path, launch) == ["resumes from checkpoint-2"] * 2
+    assert [note.split()[-1] for note in notes(one, tmp_path, launch)] == ["checkpoint-2"] * 2
     assert resumed == [True, True]
     assert not (tmp_path / ".attempts").exists()
     assert Run.open(tmp_path / "pods/seed-1").state == "finished"
@@ -251,7 +251,7 @@ def test_a_resume_that_ends_before_it_trains_is_a_failure_of_its_own(tmp_path):
         patch.setattr("pods_rl.experiment.train_in_process", cannot_load)
         run_experiment(experiment(seeds="1"), tmp_path, events.append)
     failures = [event.reason for event in events if event.kind == "failed"]
-    assert failures == ["exit code 2: Error: no such model"] * 2
+    assert [failure.endswith(": no such model") for failure in failures] == [True] * 2
 
 
 def test_a_run_that_never_began_is_reported_with_the_last_line_it_printed(tmp_path):
@@ -261,7 +261,7 @@ def test_a_run_that_never_began_is_reported_with_the_last_line_it_printed(tmp_pa
         return 2
 
     run(experiment(seeds="1"), tmp_path, refuse)
-    assert Run.open(tmp_path / "pods/seed-1").status["reason"] == "exit code 2: Error: no such model"
+    assert Run.open(tmp_path / "pods/seed-1").status["reason"].endswith(": no such model")
 
 
 PROGRESS = "seed-1: step 3 of 10, 1.73 s a step, reward 0.250\n"
@@ -309,23 +309,23 @@ def test_the_error_of_an_earlier_attempt_is_not_the_reason_of_a_later_one(tmp_pa
         return 3
 
     run(experiment(seeds="1"), tmp_path, fails)
-    assert Run.open(tmp_path / "pods/seed-1").status["reason"] == "exit code 3: Error: no such model"
+    assert Run.open(tmp_path / "pods/seed-1").status["reason"].endswith(": no such model")
     events = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pods_rl.experiment.train_in_process", fails)
         run_experiment(experiment(seeds="1"), tmp_path, events.append)
-    assert [event.reason for event in events if event.kind == "failed"] == ["exit code 3"] * 2
+    assert [event.reason.split()[-1] for event in events if event.kind == "failed"] == ["3"] * 2
 
 
-@pytest.mark.parametrize(("before", "after", "says"), [(4, 5, True), (4, 4, False), (None, 4, None), (4, None, None)])
-def test_a_killed_run_ran_out_of_memory_only_if_the_system_killed_for_that(monkeypatch, before, after, says):
+@pytest.mark.parametrize(
+    ("before", "after", "words"), [(4, 5, "because"), (4, 4, "own"), (None, 4, "own if"), (4, None, "own if")]
+)
+def test_a_killed_run_ran_out_of_memory_only_if_the_system_killed_for_that(monkeypatch, before, after, words):
     counts = iter([before, after])
     monkeypatch.setattr(experiments, "oom_kills", lambda: next(counts))
     reason = experiments.how_it_ended(-9, experiments.oom_kills())
-    assert reason.startswith("killed by signal 9 (SIGKILL)")
-    assert ("because memory ran out" in reason) == (says is True)
-    assert ("its own code" in reason) == (says is not True)
-    assert ("if memory ran out" in reason) == (says is None)
+    assert "(SIGKILL)" in reason
+    assert [word for word in ("because", "own", "if") if f" {word} " in reason] == words.split()
 
 
 def test_a_finished_run_of_another_recipe_is_refused_by_name(tmp_path):
@@ -370,7 +370,7 @@ def test_a_run_whose_data_have_changed_is_neither_skipped_nor_resumed(tmp_path, 
     notes(one, output, recording(launch))
     known = sorted(path for path in output.rglob("*") if path.is_file())
     data.write_text('{"question": "1+1?", "answer": "3"}\n')
-    with pytest.raises(UserError, match=r"pods/seed-1 is .* dataset_name \(train\.jsonl\).*--output, or --force"):
+    with pytest.raises(UserError, match=r"pods/seed-1 .*dataset_name \(train\.jsonl\).*--output.*--force"):
         notes(one, output)
     assert sorted(path for path in output.rglob("*") if path.is_file()) == known
     changed = "starts again: what its recipe names has changed: dataset_name (train.jsonl)"
@@ -443,7 +443,7 @@ def test_runs_of_another_recipe_are_moved_before_the_first_run_starts(tmp_path):
         return finish(config, output, *rest, **options)
 
     changed = experiment(learning_rate="0.5")
-    assert notes(changed, tmp_path, look, force=True) == ["starts again: its recipe has changed"] * 4
+    assert ["recipe" in note for note in notes(changed, tmp_path, look, force=True)] == [True] * 4
     assert seen[0] in ([], ["pods/seed-1"])  # its own directory, which may be made before it starts
     assert {path.name for path in (tmp_path / ".attempts").iterdir()} == {
         "grpo-seed-1-1", "grpo-seed-2-1", "pods-seed-1-1", "pods-seed-2-1"
@@ -479,7 +479,7 @@ def test_a_run_that_another_process_makes_is_neither_made_twice_nor_lost(tmp_pat
 
 def test_a_second_call_on_the_same_place_is_refused(tmp_path):
     def again(*job, **_):
-        with pytest.raises(UserError, match="another `pods compare` is making this experiment"):
+        with pytest.raises(UserError, match="`pods"):
             run(experiment(), tmp_path)
         return finish(*job)
 
@@ -506,8 +506,7 @@ def test_a_full_disk_costs_the_runs_it_hits_and_is_reported(tmp_path, monkeypatc
     counts = run_experiment(experiment(seeds="1"), tmp_path, events.append)
     assert counts == {"failed": 1, "finished": 1}
     (failed,) = [event for event in events if event.kind == "failed"]
-    assert failed.reason.startswith("cannot write ")
-    assert failed.reason.endswith("status.json: No space left on device")
+    assert "status.json: " in failed.reason
 
 
 @pytest.mark.parametrize(
@@ -536,7 +535,7 @@ def test_each_place_has_a_gpu_of_its_own(tmp_path, monkeypatch, chosen, parallel
 def test_several_processes_a_run_are_launched_by_accelerate(tmp_path, monkeypatch):
     """Replaces Python by a program that prints its words."""
     monkeypatch.setattr("pods_rl.recipe.catalog.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="zero2 needs deepspeed"):
+    with pytest.raises(UserError, match=r"zero2 .*deepspeed"):
         run(experiment(TEXT + "accelerate: zero2\n"), tmp_path / "out")
     monkeypatch.setattr("pods_rl.recipe.catalog.find_spec", lambda name: name)
     monkeypatch.setattr(sys, "executable", "/bin/echo")
@@ -547,9 +546,9 @@ def test_several_processes_a_run_are_launched_by_accelerate(tmp_path, monkeypatc
     words = (tmp_path / "out" / "pods" / "seed-1" / "log.txt").read_text().split()
     assert words[:3] == ["-m", "pods_rl", "train"]
     assert Path(words[words.index("--accelerate_config") + 1]).name == "zero2.yaml"
-    with pytest.raises(UserError, match=r"each run takes 8 processes .*remove --parallel"):
+    with pytest.raises(UserError, match=r"8 processes .*--parallel"):
         run(what, tmp_path / "other", parallel=2)
-    with pytest.raises(UserError, match=r"zero22 is neither.*Did you mean zero2\?"):
+    with pytest.raises(UserError, match=r"zero22 .*zero2\?"):
         experiment(TEXT + "accelerate: zero22\n")
 
 
@@ -589,7 +588,7 @@ def test_a_signal_reaches_the_runs_and_waits_until_they_have_saved_themselves(tm
     (tmp_path / "mine.yaml").write_text(TEXT)
     words = {"capture_output": True, "text": True, "timeout": DEADLINE, "stdin": subprocess.DEVNULL, "cwd": tmp_path}
     done = subprocess.run([sys.executable, "-c", code], **words)
-    assert done.stdout == f"interrupted by {sent}\n", done.stderr
+    assert done.stdout.endswith(f" {sent}\n"), done.stderr
     started = [tmp_path / "out" / arm / "seed-1" for arm in ("pods", "grpo")[:parallel]]
     assert sorted(run.path for runs in find_runs(tmp_path / "out").values() for run in runs) == sorted(started)
     for path in started:
@@ -616,10 +615,10 @@ def test_an_experiment_is_stored_over_no_file_of_another(tmp_path):
     given = tmp_path / "experiment.yaml"
     given.write_text("# mine\nbase: tiny-pods\narms: {a: {}}\n")
     what = load_experiment(given)
-    with pytest.raises(UserError, match="did not write it"):
+    with pytest.raises(UserError, match=r"experiment\.yaml"):
         run_experiment(what, tmp_path, lambda event: None)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "experiment.yaml").write_text("# notes\n")
-    with pytest.raises(UserError, match="did not write it"):
+    with pytest.raises(UserError, match=r"experiment\.yaml"):
         run_experiment(what, tmp_path / "out", lambda event: None)
     assert given.read_text().startswith("# mine")

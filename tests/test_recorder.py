@@ -146,14 +146,14 @@ def test_a_request_to_stop_ends_after_the_step_with_a_checkpoint_and_no_evaluati
     steps = Interrupting([1.0] * 9, stop, at=2)
     run, recorder, seen = run_steps(tmp_path, clock, steps, stop=stop, saved=saved)
     assert len(run.metrics) == 2
-    assert recorder.stop_reason == recorder.stopped_by == "interrupted by SIGINT"
+    assert recorder.stop_reason == recorder.stopped_by == str(Interrupted(signal.SIGINT))
     assert (saved, recorder.saved_step, seen) == ([2], 2, [0])
 
 
 def test_a_signal_that_one_process_of_several_gets_ends_all(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr(recorder_module, "gather", lambda items: [*items, (77.0, "interrupted by SIGTERM")])
+    monkeypatch.setattr(recorder_module, "gather", lambda items: [*items, (77.0, str(Interrupted(signal.SIGTERM)))])
     _, recorder, _ = run_steps(tmp_path, clock, [1.0] * 9)
-    assert (recorder.step, recorder.seconds, recorder.stopped_by) == (1, 1.0, "interrupted by SIGTERM")
+    assert (recorder.step, recorder.seconds, recorder.stopped_by) == (1, 1.0, str(Interrupted(signal.SIGTERM)))
 
 
 def test_an_evaluation_that_a_signal_interrupts_leaves_no_trace(tmp_path, clock):
@@ -165,13 +165,13 @@ def test_an_evaluation_that_a_signal_interrupts_leaves_no_trace(tmp_path, clock)
 
     run, recorder, _ = run_steps(tmp_path, clock, [4.0] * 9, stop=stop, during=during, eval_seconds=10.0, saved=saved)
     assert [row["due"] for row in run.evals] == [0.0]
-    assert recorder.stopped_by == "interrupted by SIGTERM"
+    assert recorder.stopped_by == str(Interrupted(signal.SIGTERM))
     assert saved == [3]
 
 
 def test_a_run_stopped_before_its_first_step_says_so_at_once(tmp_path, clock):
     stop = Stop()
-    with pytest.raises(Interrupted, match="interrupted by SIGTERM"):
+    with pytest.raises(Interrupted, match=str(Interrupted(signal.SIGTERM))):
         run_steps(tmp_path, clock, [1.0], stop=stop, during=lambda index: stop.ask(signal.SIGTERM))
 
 

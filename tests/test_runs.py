@@ -97,7 +97,7 @@ def test_a_resumed_run_removes_a_torn_line(tmp_path):
 
 def test_a_directory_with_a_run_is_refused_and_left_alone(tmp_path):
     make_run(tmp_path, seed=7)
-    with pytest.raises(UserError, match=r"already holds a run \(finished\).*--output.*--resume"):
+    with pytest.raises(UserError, match=r"\(finished\).*--output.*--resume"):
         RunWriter(tmp_path)
     assert Run.open(tmp_path).config == {"seed": 7}
     RunWriter(tmp_path, resume=True).close()  # the refused writer gave the lock back
@@ -108,7 +108,7 @@ def test_a_second_process_is_refused_and_a_dead_one_leaves_no_lock(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
     with RunWriter(tmp_path):
         refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert f"is in use: process {os.getpid()}" in refused.stderr
+        assert f"process {os.getpid()}" in refused.stderr
         with pytest.raises(RunInUseError):
             RunWriter(tmp_path / "link", resume=True)
     killed = code + "; import os; os.kill(os.getpid(), 9)"
@@ -186,15 +186,15 @@ def test_every_file_of_a_run_takes_any_text(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_a_users_mistake(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"Cannot write to .*--output"):
+    with pytest.raises(UserError, match=r"file.*--output"):
         RunWriter(tmp_path / "file")
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     target = tmp_path / "status.json"
     write_atomic(target, "old")
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
         write_atomic(target, "new")
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
@@ -212,11 +212,11 @@ def test_find_runs_orders_arms_as_declared_and_runs_by_seed(tmp_path):
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"is not a run directory: expected .*config\.yaml"):
+    with pytest.raises(UserError, match=r"config\.yaml"):
         Run.open(tmp_path)
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(UserError, match="nowhere"):
         Run.open(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(UserError, match="nowhere"):
         find_runs(tmp_path / "nowhere")
 
 

@@ -34,7 +34,7 @@ def test_a_watcher_is_dropped_after_its_first_exception(capsys):
     shown.show(1)
     shown.show(2)
     assert calls == [1]
-    assert capsys.readouterr().err.count("the display raised RuntimeError: the server is gone") == 1
+    assert capsys.readouterr().err.count("RuntimeError: ") == 1
 
 
 def test_a_watcher_passes_on_what_must_end_the_run():

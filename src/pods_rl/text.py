@@ -12,6 +12,7 @@ from reprlib import Repr
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import UserError
+from .packages import brought, find_brought
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,9 +35,10 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     """Return the entry of that name, or the function at that import path.
 
     Args:
-        kind: rule, reward or task, for messages.
-        name: a key of the table, or a function's path, `package.module:function` or `package.module.function`.
-        table: entries by name; empty if only import paths are allowed.
+        kind: rule, reward or task, for messages. An installed package may bring rules and tasks of its own.
+        name: a key of the table, or a name that a package brings, or a function's path, `package.module:function` or
+            `package.module.function`.
+        table: entries by name, which no package can replace; empty if only import paths are allowed.
 
     Raises:
         UserError: an unknown name (with the nearest one), or a path that does not lead to a function.
@@ -50,24 +52,29 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     Traceback (most recent call last):
     pods_rl.errors.UserError: unknown check 'on'. Give it as package.module:function.
     """
-    choices = "Give it as package.module:function."
-    if table:
-        choices = f"Choose one of {', '.join(table)}, or give your own as package.module:function."
     name = str(name)
     if name in table:
         return table[name]
+    named = f"Choose one of {', '.join(table)}, or give your own" if table else "Give it"
+    choices = f"{named} as package.module:function."
+    path, what = name, f"the {kind} '{name}'"
     if ":" not in name and "." not in name:
-        raise UserError(f"unknown {kind} '{name}'.{suggest(name, table)} {choices}")
-    module, attribute = module_of(name)
+        of_package = find_brought(kind, name)
+        if of_package is None:
+            names = [*table, *(entry.name for entry in brought(kind))]
+            raise UserError(f"unknown {kind} '{name}'.{suggest(name, names)} {choices}")
+        path = of_package.path
+        what += f" of the package {of_package.package}"
+    module, attribute = module_of(path)
     try:
         function = getattr(import_module(module), attribute)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
         if isinstance(error, SystemExit):
             reason += ', so the module exits when it is imported: move that below `if __name__ == "__main__":`'
-        raise UserError(f"the {kind} '{name}' could not be imported: {reason}. {choices}") from error
+        raise UserError(f"{what} could not be imported: {reason}. {choices}") from error
     if not callable(function):
-        raise UserError(f"the {kind} '{name}' is a {type(function).__name__}, not a function. {choices}")
+        raise UserError(f"{what} is a {type(function).__name__}, not a function. {choices}")
     return function
 
 

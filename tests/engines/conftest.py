@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +55,38 @@ def assert_equal_weights(ours: Any, theirs: Any) -> None:
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
+def texts_of(trainer: Any) -> dict[str, Any]:
+    """The prompts, completions, rewards, advantages and extra columns that TRL keeps for its table of completions."""
+    return trainer._logs
+
+
+def update_of(trainer: Any) -> Any:
+    """The part of a trainer that computes its update."""
+    return trainer._update
+
+
+def around(trainer: Any, method: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Let a function run in place of a method of a trainer; it receives the method first."""
+
+    def put(function: Callable[..., Any]) -> Callable[..., Any]:
+        setattr(trainer, method, partial(function, getattr(trainer, method)))
+        return function
+
+    return put
+
+
 def batches_of(trainer: Any) -> list[dict[str, Any]]:
     """Filled as it trains: every generation's batch, before it is split; without those that dynamic sampling joins."""
     batches = []
-    build = trainer._generate_and_score_completions
 
-    def keep(inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    @around(trainer, "_generate_and_score_completions")
+    def keep(build: Callable[..., Any], inputs: list[dict[str, Any]]) -> dict[str, Any]:
         is_round = getattr(trainer, "_drawn", None) is not None
         batch = build(inputs)
         if not is_round:
             batches.append(batch)
         return batch
 
-    trainer._generate_and_score_completions = keep
     return batches
 
 

@@ -22,7 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.prefix_tree import decoding
-from tests.engines.conftest import Gradients
+from tests.engines.conftest import Gradients, around, update_of
 
 try:
     from tests.engines.vision import FAMILIES as VISION
@@ -210,16 +210,15 @@ def train_step(family: Family, *, prefix_tree: bool, rollouts: dict[str, list[An
         rollout_func=None if rollouts is None else lambda prompts, trainer: rollouts,
     )  # fmt: skip
     drawn: dict[str, list[Any]] = {}
-    generate = trainer._generate_single_turn
 
-    def keep(*args: Any, **kwargs: Any) -> Any:
+    @around(trainer, "_generate_single_turn")
+    def keep(generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = generate(*args, **kwargs)
         drawn["prompt_ids"] = [list(ids) for ids in args[0]]
         drawn["completion_ids"] = [list(ids) for ids in result[0]]
         drawn["logprobs"] = [[0.0] * len(ids) for ids in result[0]]
         return result
 
-    trainer._generate_single_turn = keep
     watch = Gradients(trainer)
     log = _Messages()
     decoding._logged_reasons.clear()
@@ -228,7 +227,7 @@ def train_step(family: Family, *, prefix_tree: bool, rollouts: dict[str, list[An
         trainer.train()
     finally:
         decoding.logger.removeHandler(log)
-    update = trainer._update.attention
+    update = update_of(trainer).attention
     return Step(
         gradient=watch.steps[0],
         generation=log.texts[0] if log.texts else None,

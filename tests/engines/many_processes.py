@@ -29,7 +29,7 @@ from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.record import as_text
 from tests import DEADLINE, free_port
 
-from .conftest import PROMPTS, Gradients, batches_of, letter_reward, weights
+from .conftest import PROMPTS, Gradients, around, batches_of, letter_reward, texts_of, weights
 from .test_images import pictures
 from .test_tools import Closing, Counter, Scripted, byte_tokenizer, chat_policy, chats, count_up
 from .vision import make_vlm
@@ -213,9 +213,9 @@ def train_case(folder: Path, name: str, settings: dict[str, Any]) -> None:
     trainer = make_trainer(folder, settings, reward, family, trainer_class)
     watch = Gradients(trainer)
     seen: list[dict[str, Any]] = []
-    score = trainer._generate_and_score_completions
 
-    def keep(inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    @around(trainer, "_generate_and_score_completions")
+    def keep(score: Callable[..., Any], inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if trainer._drawn is not None:  # a round of dynamic sampling
             return score(inputs)
         seen.append({"asked": [row["prompt"] for row in inputs]})
@@ -232,12 +232,11 @@ def train_case(folder: Path, name: str, settings: dict[str, Any]) -> None:
         seen[-1]["ledger"] = trainer.rollouts.columns()
         return batch
 
-    trainer._generate_and_score_completions = keep
     train(trainer, numbered=not name.startswith("sampled"))
     rank, world = trainer.accelerator.process_index, trainer.accelerator.num_processes
     tables = {
-        "extra": list(trainer._logs["extra"]["characters"]),
-        "completion": list(map(as_text, trainer._logs["completion"])),
+        "extra": list(texts_of(trainer)["extra"]["characters"]),
+        "completion": list(map(as_text, texts_of(trainer)["completion"])),
     }
     report = {"rounds": seen, "logs": trainer.state.log_history[:STEPS], "tables": tables}
     (folder / f"{name}-{world}-{rank}.json").write_text(json.dumps(report))

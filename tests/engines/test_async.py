@@ -1,4 +1,4 @@
-"""`AsyncPODSTrainer` without vLLM: what it uses of TRL's experimental module, the loop, and runs with a stub server."""
+"""`AsyncPODSTrainer` without vLLM: what it uses of TRL's experimental module, and the loop."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import asyncio
 import importlib
 import inspect
 import math
-import os
 import queue
-import re
-import signal
 import time
 from collections import defaultdict
 from itertools import count, islice
@@ -34,10 +31,8 @@ from pods_rl.engines.trl.rewards import refuse_unusable
 from pods_rl.engines.trl_async import AsyncPODSConfig, loop, worker
 from pods_rl.errors import UserError
 from pods_rl.selection import RULES, advantages, select
-from tests import DEADLINE, until
 
-from . import async_stub
-from .async_stub import StubLoop
+from ..real_vllm import asynchronous
 
 CPU = {"use_cpu": True, "bf16": False, "report_to": "none"}
 
@@ -46,30 +41,34 @@ CPU = {"use_cpu": True, "bf16": False, "report_to": "none"}
 
 
 @pytest.fixture(autouse=True)
-def accelerate() -> None:
-    """What TRL's worker process has set up before its loop logs anything."""
+def worker_process(monkeypatch) -> None:
+    """What TRL's worker has before its loop begins; vLLM and aiohttp, which may be missing, are not called here."""
     PartialState()
+    for library in ("aiohttp", "vllm"):
+        monkeypatch.setattr(async_rollout_worker, f"is_{library}_available", lambda: True)
+    monkeypatch.setattr(async_rollout_worker, "_RETRYABLE_HTTP_ERRORS", (OSError,), raising=False)
 
 
 def test_the_names_that_are_used_of_trl_s_experimental_module():
     Loop, Worker = async_rollout_worker._AsyncRolloutLoop, async_rollout_worker.AsyncRolloutWorker
     Trainer = async_grpo.AsyncGRPOTrainer
     parameters = {
-        Loop._generate_one: "self prompt tool_dict tools group_id",
-        Loop._score_group: "self group",
-        Loop._retry: "self coro_factory label max_attempts",
-        Worker.check_health: "self stale_after_s",
-        Worker.start: "self",
-        Worker.stop: "self",
-        Worker.__init__: "self queue_maxsize child_ready_timeout loop_kwargs",
-        Trainer._inner_training_loop: "self args kwargs",
-        async_rollout_worker.RolloutGroup: "prompts reward_kwargs completions completions_ids completions_sequences "
-        "tool_call_counts tool_failure_counts model_version group_id env_rewards rollout_rewards queued_at",
-        async_rollout_worker.RolloutSample: "prompt completion input_ids completion_mask old_log_probs advantage "
+        (Loop, "_generate_one"): "self prompt tool_dict tools group_id",
+        (Loop, "_score_group"): "self group",
+        (Loop, "_retry"): "self coro_factory label max_attempts",
+        (Worker, "check_health"): "self stale_after_s",
+        (Worker, "start"): "self",
+        (Worker, "stop"): "self",
+        (Worker, "__init__"): "self queue_maxsize child_ready_timeout loop_kwargs",
+        (Trainer, "_inner_training_loop"): "self args kwargs",
+        (async_rollout_worker, "RolloutGroup"): "prompts reward_kwargs completions completions_ids "
+        "completions_sequences tool_call_counts tool_failure_counts model_version group_id env_rewards rollout_rewards "
+        "queued_at",
+        (async_rollout_worker, "RolloutSample"): "prompt completion input_ids completion_mask old_log_probs advantage "
         "model_version group_id metrics enqueued_at",
     }
-    for function, expected in parameters.items():
-        assert list(inspect.signature(function).parameters) == expected.split(), function
+    for (where, name), expected in parameters.items():
+        assert list(inspect.signature(getattr(where, name)).parameters) == expected.split(), name
     assert list(inspect.signature(Trainer.__init__).parameters)[1:4] == ["model", "reward_funcs", "args"]
     assert {"num_generations", "dataset_start_index"} <= set(inspect.signature(Loop.__init__).parameters)
     assert Worker._loop_cls is Loop
@@ -115,7 +114,7 @@ def test_mistakes_in_the_config_are_refused(tmp_path):
 # -- the loop, in this process ----------------------------------------------------------------------------------------
 
 
-class Watched(StubLoop):
+class Watched(loop.PODSRolloutLoop):
     """A loop of one group for each prompt; `write` gives a rollout its text and its duration.
 
     A duration is a number of turns of the event loop, so the order in which rollouts end is the same on every machine.
@@ -125,7 +124,7 @@ class Watched(StubLoop):
         self.write, self.version = write, SimpleNamespace(value=0)
         self.asked = {f"<{i}>": count() for i in range(prompts)}
         settings = {
-            "model_name": "", "processing_class": async_stub.chat_tokenizer(), "eos_token_ids": [0],
+            "model_name": "", "processing_class": asynchronous.chat_tokenizer(), "eos_token_ids": [0],
             "dataset": Dataset.from_dict({"prompt": [[{"role": "user", "content": name}] for name in self.asked]}),
             "reward_funcs": [digit], "rollout_buffer": queue.Queue(), "model_version_value": self.version,
             "heartbeat_value": SimpleNamespace(value=0.0), "failed_event": Event(), "metrics_queue": queue.Queue(),
@@ -267,7 +266,7 @@ def test_groups_without_variance_never_enter_the_queue(monkeypatch):
     assert (watched.counted("groups"), watched.counted("dropped_groups")) == (6, 3)
     assert len(Watched(6, write).samples()) == 24, "without dynamic sampling they are trained"
     monkeypatch.setattr(measuring, "GIVE_UP_AFTER", 5)
-    with pytest.raises(RuntimeError, match="the last 9 groups were dropped"):
+    with pytest.raises(RuntimeError, match="last 9 groups"):
         Watched(9, lambda group, number: ("5", 0), dynamic_sampling=True).run()
 
 
@@ -369,7 +368,6 @@ def test_ties_are_decided_as_in_the_synchronous_trainer(functions, rule):
 
 
 def test_a_frozen_server_ends_the_worker_at_the_first_request_that_waits_in_vain(monkeypatch):
-    monkeypatch.setattr(async_rollout_worker, "_RETRYABLE_HTTP_ERRORS", (OSError,), raising=False)
     watched = Watched(1, some_digit, request_timeout=600, vllm_server_url="http://frozen:1")
     asked = count()
 
@@ -381,46 +379,46 @@ def test_a_frozen_server_ends_the_worker_at_the_first_request_that_waits_in_vain
         """As TRL's `_generate_one_turn` and `_post`."""
         await watched._retry(lambda: watched._retry(request, label="inner", max_attempts=3), label="outer")
 
-    with pytest.raises(loop.FrozenServerError, match=r"http://frozen:1 answered no request for 600 seconds"):
+    with pytest.raises(loop.FrozenServerError, match=r"http://frozen:1 .*\b600 "):
         asyncio.run(twice(waits))
     assert next(asked) == 1
 
     # Another request was answered in the meantime: the server is slow, and TRL tries again.
     answers = count()
 
-    async def answers_another_first() -> str:
+    async def answers_another_first() -> int:
         if next(answers) < 2:
             watched._answered_at = time.monotonic() + 1000
             raise TimeoutError
-        return "an answer"
+        return 7
 
     async def at_once(seconds: float) -> None: ...
 
     monkeypatch.setattr(async_rollout_worker.asyncio, "sleep", at_once)
-    assert asyncio.run(watched._retry(answers_another_first, label="inner", max_attempts=3)) == "an answer"
+    assert asyncio.run(watched._retry(answers_another_first, label="inner", max_attempts=3)) == 7
 
 
 @pytest.mark.parametrize(
-    ("kind", "message", "is_healthy", "expected"),
+    ("kind", "message", "is_healthy", "names_server"),
     [
         (
             "DeadGroupsError",
             "the last 256 groups were dropped",
             True,
-            "the last 256 groups were dropped. Correct this,",
+            False,
         ),
-        ("ValueError", "the reward is broken", True, "failed with ValueError: the reward is broken. Correct this, and"),
-        ("ClientError", "no connection", False, "with ClientError: no connection. Start the vLLM server again, and"),
-        ("FrozenServerError", "it is frozen", True, "No more rollouts: it is frozen. Start the vLLM server again, and"),
+        ("ValueError", "the reward is broken", True, False),
+        ("ClientError", "no connection", False, True),
+        ("FrozenServerError", "it is frozen", True, True),
     ],
 )
-def test_the_advice_fits_the_reason(monkeypatch, kind, message, is_healthy, expected):
+def test_the_advice_fits_the_reason(monkeypatch, kind, message, is_healthy, names_server):
     monkeypatch.setattr(worker, "_is_healthy", lambda url: is_healthy)
     side = worker.PODSRolloutWorker.__new__(worker.PODSRolloutWorker)
     side._loop_kwargs = {"vllm_server_url": "http://server:1"}
     error = str(worker.LostRolloutsError(side._failure(kind, message)))
-    assert expected in error
-    assert error.endswith("resume from the last checkpoint: trainer.train(resume_from_checkpoint=True).")
+    assert (message in error, "vLLM server" in error) == (True, names_server)
+    assert error.endswith("trainer.train(resume_from_checkpoint=True).")
     assert issubclass(getattr(loop, kind, Exception), Exception)
 
 
@@ -437,66 +435,12 @@ def test_limits_grow_by_n_over_m_and_the_trainer_s_counts_stay(tmp_path, monkeyp
     monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda accelerator, dtype: None)
     data = Dataset.from_dict({"prompt": [[{"role": "user", "content": "1+1="}]] * 6})
     args = AsyncPODSConfig(str(tmp_path), num_generations=4, num_rollouts=10, max_staleness=3, **CPU)
-    model = str(async_stub.tiny_policy_path())
+    model = str(asynchronous.tiny_policy_path())
     trainer = pods_rl.AsyncPODSTrainer(model, digit, args, data, weight_transfer=SimpleNamespace())
     settings = trainer.rollout_worker._loop_kwargs
     assert (settings["num_generations"], settings["num_kept"]) == (10, trainer.args.num_generations) == (10, 4)
     assert settings["max_inflight_tasks"] == trainer.args.max_inflight_tasks == 3 * 8 * 10 // 4
     assert trainer._epoch_stop_groups == 18
     mine = SimpleNamespace(rollout_buffer=None)
-    with pytest.raises(UserError, match="pass no rollout_worker"):
+    with pytest.raises(UserError, match="rollout_worker"):
         pods_rl.AsyncPODSTrainer(model, digit, args, data, weight_transfer=mine, rollout_worker=mine)
-
-
-# -- runs of the example with a stub server ---------------------------------------------------------------------------
-
-STUB = {
-    "prompts": 12, "num_generations": 4, "num_rollouts": 16, "per_device_train_batch_size": 8, "token_budget": -1,
-    "dynamic_sampling": False, "max_staleness": 1000, "max_inflight_tasks": 128,
-}  # fmt: skip
-
-
-@pytest.mark.slow
-def test_an_epoch_counts_prompts_and_a_checkpoint_resumes(tmp_path):
-    """TRL counts a prompt when its batch is put together, a step before it is trained."""
-    server, passed = async_stub.StubServer(), []
-    for epochs, words in ((1, ()), (2, ("--resume",))):
-        changes = {"reward": "has_seven", "max_steps": -1, "num_train_epochs": epochs}
-        training = async_stub.start(tmp_path, server.url, STUB | changes, *words)
-        assert training.wait(DEADLINE) == 0, (tmp_path / "output.txt").read_text()[-5000:]
-        passed.append(async_stub.logged(tmp_path)[-1]["passed"])
-    server.kill()
-    assert passed[0] == 12
-    assert passed[1] in (24, 25), "a checkpoint repeats prompts that ended after one that it had not trained"
-    steps = async_stub.logged(tmp_path)
-    assert [line["step"] for line in steps] == list(range(1, len(steps) + 1))
-    assert all(line["batch/samples_per_step"] == 8 for line in steps)
-    assert steps[-1]["sample/staleness_max"] >= steps[-1]["sample/staleness_mean"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("killed", "reason"),
-    [
-        (
-            "server",
-            r"the vLLM server at http://127\.0\.0\.1:\d+ cannot be reached or reports that it has failed\. Start .*",
-        ),
-        ("worker", r"the rollout worker ended with exit code -9\. To continue, .*"),
-        ("reward", r"the rollout worker failed with ValueError: the reward is broken\. Correct this, .*"),
-    ],
-)
-def test_a_run_whose_rollouts_are_lost_ends_with_one_line(tmp_path, killed, reason):
-    server = async_stub.StubServer()
-    changes = {"reward": "broken" if killed == "reward" else "has_seven", "max_steps": 10_000}
-    training = async_stub.start(tmp_path, server.url, STUB | changes)
-    until(lambda: killed == "reward" or len(async_stub.logged(tmp_path)) > 1 or training.poll() is not None)
-    if killed == "worker":
-        os.kill(async_stub.logged(tmp_path)[-1]["worker"], signal.SIGKILL)
-    if killed == "server":
-        server.kill()
-    since = time.monotonic()
-    assert training.wait(DEADLINE) == 1, (tmp_path / "output.txt").read_text()[-5000:]
-    print(f"{killed}: {time.monotonic() - since:.1f} s to the end")
-    last = (tmp_path / "output.txt").read_text().splitlines()[-1]
-    assert re.fullmatch(f"No more rollouts: {reason}resume_from_checkpoint=True\\)\\.", last), last

@@ -64,9 +64,9 @@ def test_a_failed_request_ends_the_run(make):
     trainer = make()
     generate = trainer.model.generate_batch
     trainer.model.generate_batch = lambda *args, **kwargs: dict(list(generate(*args, **kwargs).items())[1:])
-    with pytest.raises(RuntimeError, match="23 completions for 24 prompts"):
+    with pytest.raises(RuntimeError, match=r"\b23 .*\b24 "):
         trainer.train()
-    with pytest.raises(RuntimeError, match="1 of them without a token"):
+    with pytest.raises(RuntimeError, match=r"\b1 of .*token"):
         check_completions(2, [[3], []])
     check_completions(2, [[3], [4, 5]])
 

@@ -61,7 +61,7 @@ def test_a_method_that_takes_other_arguments_is_refused_at_construction(make_tra
 
 def test_a_list_of_rows_that_trl_no_longer_fills_is_refused_at_construction(make_trainer, monkeypatch):
     monkeypatch.setitem(ROW_LISTS, "_tool_dicts", "tools")
-    with pytest.raises(UserError, match=r"GRPOTrainer\._tool_dicts .* has no such list: pip install 'trl=="):
+    with pytest.raises(UserError, match=r"GRPOTrainer\._tool_dicts .*'trl=="):
         make_trainer()
 
 
@@ -71,13 +71,13 @@ def test_a_list_of_rows_that_is_missing_or_of_another_length_is_refused(make_tra
     assert row_lists(trainer, 2) == []  # without tools or environments
     trainer.tools = [len]
     trainer._sync_tool_dicts = values
-    with pytest.raises(UserError, match=r"GRPOTrainer\._sync_tool_dicts must be a list .* the 2 rows"):
+    with pytest.raises(UserError, match=r"GRPOTrainer\._sync_tool_dicts .*\b2 rows"):
         row_lists(trainer, 2)
 
 
 @pytest.mark.parametrize("count", [7, 9])
 def test_another_number_of_results_of_a_generation_is_refused(count):
-    with pytest.raises(UserError, match=f"returned {count} results, expected 8: prompt_ids, completion_ids, tool_mask"):
+    with pytest.raises(UserError, match=rf" {count} results, .* 8: prompt_ids, "):
         Generated.of(range(count))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
@@ -11,7 +13,7 @@ from trl import GRPOTrainer
 from pods_rl.errors import UserError
 from pods_rl.policies import tiny_policy_path
 
-from .conftest import PROMPTS, batches_of, constant, letter_reward
+from .conftest import PROMPTS, around, batches_of, constant, letter_reward
 
 DEAD = PROMPTS[::2]
 SETTINGS = {"num_rollouts": 8, "dynamic_sampling": True, "per_device_train_batch_size": 16, "max_steps": 1}
@@ -122,10 +124,10 @@ def test_a_joined_batch_has_the_log_probabilities_of_its_own_padding(
     data = Dataset.from_dict({"prompt": LONG * 4})
     settings = SETTINGS | {"num_iterations": 2, "beta": 0.1, "prefix_tree": prefix_tree, "dynamic_sampling_rounds": 8}
     trainer = make_trainer(reward=dead_if_long, train_dataset=data, model=model, **settings)
-    build = trainer._generate_and_score_completions
     checked = []
 
-    def built(inputs):
+    @around(trainer, "_generate_and_score_completions")
+    def built(build, inputs):
         batch = build(inputs)
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
@@ -138,7 +140,6 @@ def test_a_joined_batch_has_the_log_probabilities_of_its_own_padding(
             checked.append((batch[name] - expected)[real].abs().max().item())
         return batch
 
-    trainer._generate_and_score_completions = built
     trainer.train()
     log = trainer.state.log_history[0]
     assert log["pods/dynamic_sampling/prompts_drawn"] > 0
@@ -152,9 +153,9 @@ def test_groups_that_stay_dead_by_the_named_reward_train_nothing(make_trainer):
     settings = {"num_rollouts": 8, "dynamic_sampling": "answer", "dynamic_sampling_rounds": 1, "max_steps": 3}
     trainer = make_trainer(reward=[letter_reward, answer], per_device_train_batch_size=16, **settings)
     batches, live_and_dead = batches_of(trainer), []
-    build = trainer._generate_and_score_completions
 
-    def built(inputs):
+    @around(trainer, "_generate_and_score_completions")
+    def built(build, inputs):
         batch = build(inputs)
         if trainer._drawn is not None:  # new prompts pass through this override too, before they are joined
             return batch
@@ -167,7 +168,6 @@ def test_groups_that_stay_dead_by_the_named_reward_train_nothing(make_trainer):
         live_and_dead.extend(dead.tolist())
         return batch
 
-    trainer._generate_and_score_completions = built
     trainer.train()
     assert len(batches) == 3
     assert set(live_and_dead) == {True, False}
@@ -184,15 +184,15 @@ def test_rounds_without_a_live_prompt_are_reported_and_end(make_trainer, caplog,
     in_vain = [int(text.split("the last ")[1].split(" ")[0]) for text in said if "the last" in text]
     assert in_vain == [8, 16, 32]
     assert "step 1, round 8 of 1000" in said[0]
-    assert "of the reward function 'constant'" in said[0]
-    assert "2 of the batch's 2 groups" in said[0]
-    assert "64 new prompts in a row had equal rewards" in said[-1]
+    assert "'constant'" in said[0]
+    assert re.search(r"\b2 of .*\b2 groups", said[0])
+    assert "64 new" in said[-1]
     caplog.clear()
     make_trainer(dynamic_sampling=True, dynamic_sampling_rounds=3, **settings | {"max_steps": 6}).train()
     said = [record.getMessage() for record in caplog.records if "Dynamic sampling" in record.getMessage()]
-    assert [text.split(":")[0] for text in said] == [
-        "Dynamic sampling in step 3, round 2 of 3",
-        "Dynamic sampling in step 6, round 1 of 3",
+    assert [re.findall(r"\d+", text.split(":")[0]) for text in said] == [
+        ["3", "2", "3"],
+        ["6", "1", "3"],
     ]
 
 

@@ -9,6 +9,8 @@ from trl import GRPOTrainer
 
 from pods_rl.engines.trl.turns import over_prefix_tree
 
+from .conftest import around
+
 pytestmark = pytest.mark.numeric
 QUIET = {"max_steps": 1, "learning_rate": 0.0}
 
@@ -53,13 +55,13 @@ def test_generations_of_a_run_draw_anew(make_trainer):
     """Steps, and generations within a step: the weights and one of the prompts stay."""
     one = {"num_generations": 2, "num_rollouts": 4, "per_device_train_batch_size": 2, "max_completion_length": 6}
     trainer = make_trainer(**QUIET | one | {"max_steps": 2}, gradient_accumulation_steps=2, steps_per_generation=1)
-    seen, generate = [], trainer._generate_single_turn
+    seen = []
 
-    def same_prompt(prompt_ids, *args):
+    @around(trainer, "_generate_single_turn")
+    def same_prompt(generate, prompt_ids, *args):
         seen.append(tuple(map(tuple, generate([[5, 6, 7]] * len(prompt_ids), *args)[0])))
         return [list(ids) for ids in seen[-1]], None
 
-    trainer._generate_single_turn = same_prompt
     trainer.train()
     assert len(seen) == len(set(seen)) == 4
 

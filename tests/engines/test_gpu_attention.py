@@ -12,7 +12,7 @@ from pods_rl import PODSConfig, PODSTrainer
 from tests.numeric import assert_near
 from tests.prefix_tree.gpu import TORCHES, put_gpu
 
-from .conftest import Gradients, letter_reward
+from .conftest import Gradients, around, letter_reward, update_of
 
 LOGGER = "pods_rl.engines.trl.update"
 
@@ -41,7 +41,7 @@ def test_a_run_on_a_gpu_trains_on_trees_with_every_torch(monkeypatch, make_train
     with caplog.at_level(logging.INFO, logger=LOGGER):
         ours, logs = train(trainer)
     kernel = "scaled_dot_product_attention over blocks" if version == "2.9" else "torch.nn.attention.varlen"
-    assert trainer._update.attention.startswith(f"prefix trees, with attention by {kernel}")
+    assert kernel in update_of(trainer).attention
     (message,) = messages(caplog)
     assert kernel in message
     theirs, rows_logs = train(make_trainer(**settings, prefix_tree=False))
@@ -66,14 +66,13 @@ def experts(tokenizer):
 def count_rows(trainer):
     """Count the tokens of the rows that TRL computes in losses, without the last token of each row."""
     counted = []
-    compute = trainer._get_per_token_logps_and_entropies
 
-    def counting(model, ids, *args, **kwargs):
-        if trainer._update._batch:
+    @around(trainer, "_get_per_token_logps_and_entropies")
+    def counting(compute, model, ids, *args, **kwargs):
+        if update_of(trainer)._batch:
             counted.append(ids.size(0) * (ids.size(1) - 1))
         return compute(model, ids, *args, **kwargs)
 
-    trainer._get_per_token_logps_and_entropies = counting
     return counted
 
 
@@ -101,7 +100,7 @@ def test_experts_say_why_rows_are_computed_and_every_pass_counts(
     counted = count_rows(trainer)
     with caplog.at_level(logging.INFO, logger=LOGGER):
         _, logs = train(trainer)
-    assert trainer._update.attention.startswith(attention)
+    assert update_of(trainer).attention.startswith(attention)
     if "prefix_tree" in settings:
         assert messages(caplog) == []
     else:

@@ -219,12 +219,12 @@ def test_a_checkpoint_s_weights_are_loaded_whatever_their_names(tmp_path, family
         weights = load_file(folder / "model.safetensors")
         gone = next(name for name in weights if "layers.0" in name)
         save_file({name: weight for name, weight in weights.items() if name != gone}, folder / "model.safetensors")
-        with pytest.raises(UserError, match=r"saved lacks weights of InternVL.*: .*layers\.0"):
+        with pytest.raises(UserError, match=r"InternVL.*: .*layers\.0"):
             load_renamed(trainer, str(folder))
 
 
 def test_rows_with_images_cannot_be_split(tmp_path):
-    with pytest.raises(UserError, match="rollout_batch_size is 3, and 16 rows with images cannot be split"):
+    with pytest.raises(UserError, match=r"rollout_batch_size .*\b3, .*\b16 "):
         train(tmp_path, "Qwen2_5_VL", num_rollouts=4, rollout_batch_size=3)
 
 

@@ -36,7 +36,7 @@ def test_each_step_does_the_work_of_its_own_setting(make_trainer) -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "problem"),
-    [((4, 8), "num_rollouts = 4 is less than num_generations = 8"), ((8, 3), "whole groups of num_generations = 3")],
+    [((4, 8), "num_rollouts = 4 .*num_generations = 8"), ((8, 3), "num_generations = 3")],
 )
 def test_group_sizes_that_the_batch_cannot_hold_are_refused(make_trainer, sizes, problem) -> None:
     trainer = make_trainer()

@@ -11,7 +11,7 @@ import torch
 from pods_rl import PODSTrainer
 from pods_rl.engines.trl.micro_batches import Counts, StepMetrics, regroup
 
-from .conftest import half_dead
+from .conftest import around, half_dead, update_of
 
 pytestmark = pytest.mark.usefixtures("trl_draws")
 # 8 prompts of 4 rows, in two optimizer steps of eight micro-batches of 2 rows.
@@ -31,13 +31,12 @@ def trained(make_trainer, *trainer_class, **config):
     """Train; return the rows of each micro-batch, as they are counted before their loss, and the trainer."""
     trainer = make_trainer(*trainer_class, **{**DIVIDED, **config})
     batches = []
-    count = trainer._update.count_trained
 
-    def keep(batch):
+    @around(update_of(trainer), "count_trained")
+    def keep(count, batch):
         batches.append(rows_of(batch))
         count(batch)
 
-    trainer._update.count_trained = keep
     trainer.train()
     return batches, trainer
 

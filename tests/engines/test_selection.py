@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 from pods_rl.errors import UserError
 from pods_rl.selection import Selection, advantages, select
 
-from .conftest import batches_of, letter_reward
+from .conftest import batches_of, letter_reward, texts_of
 
 # -- truncated rollouts that the loss masks out ------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ def test_a_truncated_rollout_is_kept_only_to_fill_a_row_and_then_trains_nothing(
     assert (found.advantages[kept_cut] == 0).all()
     masked_rows = batches[0]["completion_mask"].sum(dim=1) == 0
     assert torch.equal(masked_rows, kept_cut.flatten())
-    shown = list(trainer._logs["rewards"]["letter_reward"])[-8:]
+    shown = list(texts_of(trainer)["rewards"]["letter_reward"])[-8:]
     assert shown == pytest.approx(expected.take(found.rewards).flatten().tolist())
 
 
@@ -181,16 +181,16 @@ def test_a_rule_that_changes_its_rewards_still_learns(make_trainer, change):
     [
         (
             lambda r, m: {}["key"],
-            r"the rule 'rule' raised KeyError: 'key' \(test_selection.py, line \d+\) for 2 groups",
+            r"'rule' .*KeyError: 'key' \(test_selection.py, ",
         ),
-        (lambda r, m: sys.exit(0), "the rule 'rule' raised SystemExit: 0"),
-        (lambda r, m: r @ torch.ones(3), "the rule 'rule' raised RuntimeError"),
-        (lambda r, m: None, r"must return int64 indices of shape \[2, 4\] on cpu; it returned None"),
-        (lambda r, m: [[0, 1, 2, 3]] * 2, "it returned a list"),
-        (lambda r, m: first(r, m).float(), "it returned a torch.float32 tensor"),
-        (lambda r, m: first(r, m)[0], r"it returned a torch.int64 tensor of shape \[4\]"),
-        (lambda r, m: first(r, m) * 0, "must return 4 different rollouts between 0 and 7"),
-        (lambda r, m: first(r, m) + 5, r"for group 0 it returned \[5, 6, 7, 8\]"),
+        (lambda r, m: sys.exit(0), "'rule' .*SystemExit: 0"),
+        (lambda r, m: r @ torch.ones(3), "'rule' .*RuntimeError"),
+        (lambda r, m: None, r"\[2, 4\] .*None"),
+        (lambda r, m: [[0, 1, 2, 3]] * 2, "list"),
+        (lambda r, m: first(r, m).float(), "float32"),
+        (lambda r, m: first(r, m)[0], r"int64 .*\[4\]"),
+        (lambda r, m: first(r, m) * 0, r"group 0 .*\[0, 0, 0, 0\]"),
+        (lambda r, m: first(r, m) + 5, r"group 0 .*\[5, 6, 7, 8\]"),
     ],
 )
 def test_a_rule_that_fails_in_training_ends_it_with_one_line(make_trainer, answer, message):

@@ -14,7 +14,7 @@ from pods_rl import PODSTrainer
 from pods_rl.errors import UserError
 from tests.numeric import FLOAT32, assert_near
 
-from .conftest import Gradients, assert_equal_weights, constant, half_dead, letter_reward, weights
+from .conftest import Gradients, assert_equal_weights, constant, half_dead, letter_reward, texts_of, weights
 from .test_dynamic_sampling import dead_for_half
 from .test_losses import fed, kept_rows, train
 from .test_parity import WEIGHTS
@@ -421,7 +421,7 @@ def test_rewards_of_another_shape_are_refused(make_trainer, returned, said):
         def _calculate_rewards(self, *columns):
             return returned
 
-    with pytest.raises(UserError, match=f"Wrong._calculate_rewards returned {said}"):
+    with pytest.raises(UserError, match=rf"Wrong\._calculate_rewards .*{said}"):
         make_trainer(Wrong, num_rollouts=12, max_steps=1).train()
 
 
@@ -489,7 +489,7 @@ def test_a_subclass_that_generates_nothing_for_drawn_prompts_is_refused(make_tra
             return super()._generate_and_score_completions(inputs)
 
     settings = {"num_rollouts": 8, "dynamic_sampling": True, "max_steps": 1}
-    with pytest.raises(UserError, match=r"called super\(\) 0 times for the rows that dynamic_sampling drew"):
+    with pytest.raises(UserError, match=r"super\(\) 0 .*dynamic_sampling"):
         make_trainer(Cached, reward=constant, **settings).train()
 
 
@@ -499,11 +499,11 @@ def test_a_subclass_that_generates_nothing_for_drawn_prompts_is_refused(make_tra
 def test_saved_completions_are_the_true_text_and_printed_ones_are_escaped(make_trainer, capsys, tmp_path):
     trainer = make_trainer(log_completions=True)
     hostile = "\x1b]0;owned\x07 [/red] \x9b2J \ud800"
-    trainer._logs["prompt"].append([{"role": "user", "content": hostile}])
-    trainer._logs["completion"].append(hostile)
-    trainer._logs["extra"]["note"] = [hostile]
-    trainer._logs["rewards"]["mine"] = [1.0]
-    trainer._logs["advantages"].append(0.0)
+    texts_of(trainer)["prompt"].append([{"role": "user", "content": hostile}])
+    texts_of(trainer)["completion"].append(hostile)
+    texts_of(trainer)["extra"]["note"] = [hostile]
+    texts_of(trainer)["rewards"]["mine"] = [1.0]
+    texts_of(trainer)["advantages"].append(0.0)
     (tmp_path / "out/completions").mkdir(parents=True, exist_ok=True)
     trainer.log({})
     printed = capsys.readouterr().out

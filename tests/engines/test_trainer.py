@@ -18,7 +18,7 @@ from pods_rl.errors import UserError
 from pods_rl.evaluation.sampling import GenerateSampler, Sampling
 from tests.numeric import FLOAT32, assert_near
 
-from .conftest import assert_equal_weights, constant, letter_reward
+from .conftest import assert_equal_weights, constant, letter_reward, texts_of
 
 
 def count_forward_rows(trainer):
@@ -83,7 +83,7 @@ def test_the_kept_rows_have_maximal_variance_and_the_stated_advantages(make_trai
         if baseline == "leave_one_out":
             expected = chosen - (group.sum() - chosen) / (len(group) - 1)
         assert_near(advantages, expected, FLOAT32)
-    assert list(trainer._logs["advantages"]) == pytest.approx(r.advantages.flatten().tolist())
+    assert list(texts_of(trainer)["advantages"]) == pytest.approx(r.advantages.flatten().tolist())
 
 
 async def late_letters(completions, **_):
@@ -224,7 +224,7 @@ def test_tools_and_environments_are_refused_with_zero_3_where_each_turn_gathers_
     monkeypatch.setattr("pods_rl.engines.trl.compat.is_deepspeed_zero3_enabled", lambda: True)
     given = {"args": PODSConfig("out", use_cpu=True, bf16=False)}
     refuse_unsupported(given)
-    with pytest.raises(UserError, match=f"{name} cannot be used with DeepSpeed's ZeRO-3 without vLLM"):
+    with pytest.raises(UserError, match=rf"^{name} .*ZeRO-3"):
         refuse_unsupported(given | {name: [print]})
 
 
@@ -236,7 +236,7 @@ def test_a_plain_grpo_config_is_refused(make_trainer):
 def test_processor_time_is_of_one_process_on_a_cpu(monkeypatch):
     assert PODSConfig("out", clock="cpu", use_cpu=True, bf16=False).clock == "cpu"
     monkeypatch.setattr(PODSConfig, "world_size", property(lambda self: 2))
-    with pytest.raises(UserError, match=r"got 2 process\(es\) on cpu"):
+    with pytest.raises(UserError, match=r"\b2 process.*cpu"):
         PODSConfig("out", clock="cpu", use_cpu=True, bf16=False)
 
 
@@ -255,18 +255,19 @@ def test_which_bad_steps_are_skipped_and_counted(make_trainer, monkeypatch, loss
     monkeypatch.setattr(trainer.accelerator, "scaler", object() if scaled else None)
     parameter = next(trainer.model.parameters())
     parameter.grad = torch.ones_like(parameter)
-    trainer._stability.step_loss = torch.tensor(loss)
-    trainer._stability.gradient_norm = None if norm is None else torch.tensor(norm)
-    assert trainer._stability.skip_bad_step() == skipped
+    stability = trainer._stability
+    stability.step_loss = torch.tensor(loss)
+    stability.gradient_norm = None if norm is None else torch.tensor(norm)
+    assert stability.skip_bad_step() == skipped
     assert (parameter.grad is None) == skipped
     metrics = trainer._metrics["train"]
     assert (metrics["pods/bad_loss"], metrics["pods/bad_gradient"]) == tuple([count] for count in counts)
-    assert len(trainer._stability.bad_steps) == skipped
+    assert len(stability.bad_steps) == skipped
 
 
 def test_fewer_prompts_than_a_step_needs_are_refused_with_both_numbers(make_trainer, dataset):
     trainer = make_trainer(train_dataset=dataset.select(range(1)))  # 8 rows of 4 a prompt
-    with pytest.raises(UserError, match="1 training prompt, and one generation needs 2"):
+    with pytest.raises(UserError, match=r"\b1 .*\b2 "):
         trainer.train()
 
 
@@ -324,13 +325,13 @@ def test_learned_positions_that_are_too_few_are_refused_before_training(make_tra
 
 def test_learned_positions_are_compared_with_prompts_of_a_stream_before_it_generates(make_trainer, gpt2):
     trainer = make_trainer(model=gpt2, train_dataset=prompts_of(9, 9).to_iterable_dataset())
-    with pytest.raises(UserError, match="The longest prompt has 9 tokens"):
+    with pytest.raises(UserError, match="9 tokens"):
         trainer.train()
 
 
 def test_learned_positions_of_an_adapter_s_base_are_compared_too(make_trainer, gpt2):
     adapter = {"peft_config": LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)}
-    with pytest.raises(UserError, match="The longest prompt has 9 tokens"):
+    with pytest.raises(UserError, match="9 tokens"):
         make_trainer(model=gpt2, train_dataset=prompts_of(9, 9), trainer_arguments=adapter)
 
 
@@ -338,5 +339,5 @@ def test_evaluation_compares_its_prompts_with_learned_positions(gpt2, tokenizer)
     sampler = GenerateSampler(gpt2, tokenizer)
     sampling = Sampling(max_completion_length=12)
     assert len(sampler.sample([[5] * 9], [0], sampling, lambda *_: None)) == 1  # the last token is not read
-    with pytest.raises(UserError, match="max_completion_length to at most 11"):
+    with pytest.raises(UserError, match=r"max_completion_length .*\b11\b"):
         sampler.sample([[5] * 10], [0], sampling, lambda *_: None)

@@ -17,7 +17,7 @@ from pods_rl import PODSTrainer
 from pods_rl.engines.trl.update import Update
 from tests.numeric import FLOAT64, assert_near
 
-from .conftest import PROMPTS, Gradients, constant, half_dead, letter_reward
+from .conftest import PROMPTS, Gradients, around, constant, half_dead, letter_reward, update_of
 from .test_losses import LOSSES, OFTEN, OTHERS
 
 pytestmark = [pytest.mark.usefixtures("trl_draws"), pytest.mark.numeric]
@@ -157,21 +157,25 @@ def test_entropy_is_that_of_the_computed_rows(make_trainer, monkeypatch, size):
     entropies, batches = [], []
 
     def with_tools(trainer):
-        generate = trainer._generate_and_score_completions
-
-        def masked(inputs):
+        @around(trainer, "_generate_and_score_completions")
+        def masked(generate, inputs):
             batch = generate(inputs)
             batch["tool_mask"] = batch["completion_mask"].clone()
             batch["tool_mask"][:, 1::3] = 0
             return batch
 
-        trainer._generate_and_score_completions = masked
-
     def watch(trainer):
         with_tools(trainer)
-        scores, loss = trainer._get_per_token_logps_and_entropies, trainer._compute_loss
-        trainer._get_per_token_logps_and_entropies = lambda *a, **k: entropies.append(scores(*a, **k)) or entropies[-1]
-        trainer._compute_loss = lambda model, inputs: batches.append(inputs) or loss(model, inputs)
+
+        @around(trainer, "_get_per_token_logps_and_entropies")
+        def scored(scores, *args, **kwargs):
+            entropies.append(scores(*args, **kwargs))
+            return entropies[-1]
+
+        @around(trainer, "_compute_loss")
+        def counted(loss, model, inputs):
+            batches.append(inputs)
+            return loss(model, inputs)
 
     run(make_trainer, prepare=watch, **config, prefix_tree=False)
     total, live_tokens, of_all, tokens = 0.0, 0, 0.0, 0
@@ -190,7 +194,7 @@ def test_entropy_is_that_of_the_computed_rows(make_trainer, monkeypatch, size):
 def test_the_model_sees_each_prefix_once_and_no_padding(make_trainer):
     seen = []
     trainer = make_trainer(num_rollouts=8, max_steps=1)
-    trainer._update._takes_trees(trainer.model)
+    update_of(trainer)._takes_trees(trainer.model)
     trainer.model.register_forward_pre_hook(
         lambda module, given, named: seen.append(named) if module.training else None, with_kwargs=True
     )
@@ -229,7 +233,7 @@ def test_a_recurrent_model_trains_over_trees_and_leaves_transformers_as_it_was(m
         trainer.model.gradient_checkpointing_enable()
         watch = Gradients(trainer)
         trainer.train()
-        assert ("trees" in trainer._update.attention) == tree
+        assert ("trees" in update_of(trainer).attention) == tree
         assert modeling_qwen3_5.causal_conv1d_fn is function
         seen[tree] = watch.steps[0]
     assert_near(seen[True], seen[False], 1e-3)  # transformers computes the recurrence in float32
@@ -244,7 +248,7 @@ def test_a_model_with_dropout_is_computed_over_trees(make_trainer, caplog):
         trainer.train()
     (message,) = [record.getMessage() for record in caplog.records if record.name.endswith("trl.update")]
     assert "PeftModel" in message
-    assert trainer._update.attention.startswith("prefix trees")
+    assert not update_of(trainer).attention.startswith("rows")
     dropouts = [part for part in trainer.model.modules() if isinstance(part, torch.nn.Dropout)]
     assert {part.p for part in dropouts} == {0.1}  # the probe has set it back
 
@@ -266,10 +270,10 @@ def test_equal_rows_are_computed_once(make_trainer):
 
     def same(trainer):
         ids = trainer.processing_class("7+7")["input_ids"]
-        trainer._generate_single_turn = lambda prompts, *_, **__: (
-            [ids if i % 4 else ids[:2] for i in range(len(prompts))],
-            None,
-        )
+
+        @around(trainer, "_generate_single_turn")
+        def generated(_, prompts, *__, **___):
+            return [ids if i % 4 else ids[:2] for i in range(len(prompts))], None
 
     config = {"reward": lambda completions, **_: [float(len(text)) for text in completions], "max_steps": 1}
     theirs, _ = run(make_trainer, prepare=same, **config, prefix_tree=False)
@@ -284,7 +288,7 @@ def test_a_micro_batch_without_a_row_to_compute_has_no_pass(make_trainer):
     passes = []
 
     def watch(trainer):
-        trainer._update._takes_trees(trainer.model)
+        update_of(trainer)._takes_trees(trainer.model)
         trainer.model.register_forward_pre_hook(
             lambda module, given, named: passes.append(1) if "shift_labels" in named or "labels" in named else None,
             with_kwargs=True,

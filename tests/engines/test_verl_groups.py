@@ -82,7 +82,7 @@ def test_rows_that_our_reward_function_cannot_score_are_refused_before_a_model_l
         good, unknown = write(f"good.{form}", "arithmetic", "words"), write(f"unknown.{form}", "sums")
         check_sources([good, None, [good]], "data_source")
         check_sources([str(tmp_path / "elsewhere.parquet")], "data_source")  # verl reports it
-        with pytest.raises(UserError, match=f"^{re.escape(unknown)}: .*data_source is 'sums'"):
+        with pytest.raises(UserError, match=f"^{re.escape(unknown)}: .*'sums'"):
             check_sources([None, [good, unknown]], "data_source")
 
 

@@ -115,7 +115,7 @@ class LLM:
         self.settings = settings
         self.calls: list[tuple[str, Any]] = []
         self.sampler = Sampler(settings["seed"])
-        runner = SimpleNamespace(model=SimpleNamespace(load_weights=self._load))
+        runner = SimpleNamespace(model=SimpleNamespace(load_weights=self.load))
         driver = SimpleNamespace(model_runner=runner)
         self.llm_engine = SimpleNamespace(
             model_executor=SimpleNamespace(driver_worker=driver), model_config=SimpleNamespace(dtype=torch.bfloat16)
@@ -123,7 +123,7 @@ class LLM:
         self.weights: dict[str, torch.Tensor] = {}
         self.made.append(self)
 
-    def _load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
+    def load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
         for name, weight in weights:
             self.weights[name] = weight.detach().clone()
             self.calls.append(("load_weights", name))

@@ -82,5 +82,5 @@ def test_other_keys_change_what_they_should():
 
 
 def test_another_optimizer_is_refused():
-    with pytest.raises(UserError, match="optim = sgd: the estimate of memory knows AdamW only"):
+    with pytest.raises(UserError, match="optim = sgd: "):
         estimate_memory(load_recipe("tiny-pods", {"optim": "sgd"}))

@@ -1,40 +1,33 @@
 """The script that trains the shipped policy: what it shows the policy, and that it writes one that loads."""
 
 import doctest
-import re
-from itertools import islice
+import random
 
 import pytest
 import torch
 from tools import pretrain
-from tools.pretrain import IGNORED, LESSONS, RIGHT, Mixture, build_tokenizer, completion_batches, sum_of
+from tools.pretrain import IGNORED, LESSONS, RIGHT, build_tokenizer, completion_batches, sum_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-from pods_rl.tasks.generated import is_held_out
-
-
-def labelled(tokenizer, labels):
-    return tokenizer.decode([int(index) for index in labels if index != IGNORED])
 
 
 def test_its_examples_run():
     assert doctest.testmod(pretrain).failed == 0
 
 
-def test_right_chains_are_right_and_the_loss_counts_the_completion_only():
+def test_the_loss_counts_the_completion_and_its_end_only():
     tokenizer = build_tokenizer()
-    batch = next(completion_batches(tokenizer, RIGHT, 16, seed=0))
+    batch = next(completion_batches(tokenizer, RIGHT, 2, seed=0, draw=lambda rng: sum_of([8, 5])))
     for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
-        prompt = tokenizer.decode(ids).split("<think>")[0]
-        terms = [int(term) for term in re.findall(r"[+-]?\d+", prompt)]
-        assert labelled(tokenizer, labels) == sum_of(terms).write_completion() + tokenizer.eos_token
+        counted = labels != IGNORED
+        assert tokenizer.decode(labels[counted]) == "<think>8\n+5=13</think><answer>13</answer>" + tokenizer.eos_token
+        assert tokenizer.decode(ids).startswith("8+5=<think>")
 
 
-def test_no_held_out_prompt_is_shown():
-    tokenizer = build_tokenizer()
-    for batch in islice(completion_batches(tokenizer, Mixture(), 64, seed=0), 4):
-        for ids in batch["input_ids"]:
-            assert not is_held_out(tokenizer.decode(ids).split("=")[0] + "=")
+@pytest.mark.parametrize("policy", LESSONS)
+def test_no_lesson_draws_a_problem_of_the_test_side(policy):
+    rng = random.Random(0)
+    for draw in (LESSONS[policy].draw, *LESSONS[policy].easier):
+        assert {draw(rng).held_out for _ in range(64)} == {False}
 
 
 @pytest.mark.slow

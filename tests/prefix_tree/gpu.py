@@ -108,4 +108,4 @@ def put_gpu(
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)  # None: the import raises
     monkeypatch.setattr(attention, "hardware", lambda device: ("cuda", capability))
     monkeypatch.setattr("pods_rl.prefix_tree.packing.hardware", lambda device: ("cuda", capability))
-    monkeypatch.setattr(attention, "_failing", set())
+    monkeypatch.setattr(attention, "failing", set())

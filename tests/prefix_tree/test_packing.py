@@ -13,7 +13,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from pods_rl.prefix_tree import blocks
 from pods_rl.prefix_tree.attention import KEYWORD, TreeAttention, UnsupportedAttentionError, register_tree_attention
-from pods_rl.prefix_tree.packing import TreePass, _is_regular, why_rows
+from pods_rl.prefix_tree.packing import TreePass, is_regular, why_rows
 from pods_rl.prefix_tree.tree import prefix_tree
 from tests.numeric import FLOAT32, FLOAT64, assert_near
 
@@ -315,9 +315,9 @@ def test_a_batch_without_a_row_to_read_still_has_a_pass_and_a_gradient_of_zero(t
 def test_rows_with_holes_or_without_a_prompt_are_computed_as_rows_and_every_score_stays_in_its_column(hole):
     model = build("qwen2")
     ids, mask, labels, keep = batch([4, 4, 2], [5, 4, 5])
-    assert _is_regular(rows_of(ids, mask), ids.size(1) - keep)
+    assert is_regular(rows_of(ids, mask), ids.size(1) - keep)
     mask[hole] = 0
-    assert not _is_regular(rows_of(ids, mask), ids.size(1) - keep)
+    assert not is_regular(rows_of(ids, mask), ids.size(1) - keep)
     labels = labels.masked_fill(mask == 0, -100)
     expected = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -keep:]
     given = TreePass(model, keep, tree=True)

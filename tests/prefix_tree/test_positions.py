@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -50,11 +52,11 @@ def test_rows_beyond_a_table_are_an_error_and_beyond_rotary_positions_a_note() -
     for positions in (table, rotary):
         assert positions.check(30, 10, **names) is None
         assert positions.check(31, 10, trains=False, **names) is None  # the last token is not read
-    with pytest.raises(UserError, match="max_completion_length to at most 9, or shorten it") as refused:
+    with pytest.raises(UserError, match=r"max_completion_length .*\b9\b") as refused:
         table.check(31, 10, **names)
     assert "\n" not in str(refused.value)
-    assert "max_completion_length to at most 10," in str(_error(table, 31, 11, trains=False, **names))
-    assert "First shorten it" in str(_error(table, 40, 1, **names))
+    assert re.search(r"max_completion_length .*\b10\b", str(_error(table, 31, 11, trains=False, **names)))
+    assert "First" in str(_error(table, 40, 1, **names))
     assert "max_position_embeddings" in str(rotary.check(31, 10, **names))
 
 

@@ -216,7 +216,7 @@ def only_float64(monkeypatch):
 
     In these small trees a call would take longer than what it saves.
     """
-    monkeypatch.setattr(recurrence, "_call_tokens", lambda states, work: 8)
+    monkeypatch.setattr(recurrence, "call_tokens", lambda states, work: 8)
     for name in ("float32", "float"):
         monkeypatch.setattr(torch, name, torch.float64)
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
@@ -263,7 +263,7 @@ def test_gradients_with_checkpointing_and_lora_are_those_of_rows(name, reentrant
 @pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("name", KINDS)
 def test_gradients_in_16_bits_are_as_near_to_those_in_32_as_rows_are(monkeypatch, name, autocast):
-    monkeypatch.setattr(recurrence, "_call_tokens", lambda states, work: 8)
+    monkeypatch.setattr(recurrence, "call_tokens", lambda states, work: 8)
     model = build(name, TAKES_TREES[name] | {"initializer_range": 0.1})
     assert probe_trees(model, model).why_rows is None
     rows = random_tree(6)

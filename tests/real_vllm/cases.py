@@ -55,25 +55,25 @@ class Watched:
         self.initial = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
         self.asked: list[int] = []  # rollouts of each request since the last generation began
         self.steps: list[dict[str, Any]] = []
-        self._build = self.trainer._generate_and_score_completions
-        self.trainer._generate_and_score_completions = self._generation
+        self.build = self.trainer._generate_and_score_completions
+        self.trainer._generate_and_score_completions = self.generation
         if engine := getattr(self.trainer.vllm_generation, "llm", None):
-            self._generate, engine.generate = engine.generate, self._ask
+            self.generate, engine.generate = engine.generate, self.ask
             self.at_once = 0  # rollouts that the engine worked on in one of its steps, at most
-            self._schedule, Scheduler.schedule = Scheduler.schedule, partial_method(self._count)
+            self.schedule, Scheduler.schedule = Scheduler.schedule, partial_method(self.count)
 
-    def _ask(self, prompts: list[Any], sampling_params: Any, **how: Any) -> list[Any]:
+    def ask(self, prompts: list[Any], sampling_params: Any, **how: Any) -> list[Any]:
         self.asked.append(len(prompts) * sampling_params.n)
-        return self._generate(prompts, sampling_params=sampling_params, **how)
+        return self.generate(prompts, sampling_params=sampling_params, **how)
 
-    def _count(self, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        scheduled = self._schedule(scheduler, *args, **kwargs)
+    def count(self, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        scheduled = self.schedule(scheduler, *args, **kwargs)
         self.at_once = max(self.at_once, len(scheduled.num_scheduled_tokens))
         return scheduled
 
-    def _generation(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def generation(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self.asked.clear()
-        batch = self._build(inputs)
+        batch = self.build(inputs)
         mask, sampled = batch["completion_mask"].bool(), batch["sampling_per_token_logps"]
         record = self.trainer.rollouts
         self.steps.append(
@@ -85,13 +85,13 @@ class Watched:
                 "rows": len(mask),
                 "shapes": [list(batch[name].shape) for name in ("completion_ids", "sampling_per_token_logps")],
                 "to_trainer": (sampled - batch["old_per_token_logps"])[mask].abs().mean().item(),
-                "to_initial": (sampled - self._initial_logps(batch))[mask].abs().mean().item(),
+                "to_initial": (sampled - self.initial_logps(batch))[mask].abs().mean().item(),
             }
         )
         return batch
 
     @torch.no_grad()
-    def _initial_logps(self, batch: dict[str, Any]) -> torch.Tensor:
+    def initial_logps(self, batch: dict[str, Any]) -> torch.Tensor:
         ids, mask = (
             torch.cat([batch[f"prompt_{part}"], batch[f"completion_{part}"]], dim=1) for part in ("ids", "mask")
         )

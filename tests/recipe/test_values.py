@@ -40,18 +40,18 @@ def test_values_of_yaml(key, value, converted):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("learning_rate", "fast", "got the text 'fast', expected a number"),
-        ("learning_rate", float("inf"), "got inf, expected a number"),
-        ("max_steps", 1.5, r"got 1\.5, expected a whole number"),
-        ("max_steps", None, "got null, expected a whole number"),
-        ("prefix_tree", 1, "got 1, expected true or false"),
-        ("task_rewards", [1], r"got the list \[1\], expected a mapping or null"),
-        ("loss_type", "gropo", "Did you mean grpo"),
-        ("num_rollouts", 1e30, "expected a whole number"),
-        ("num_rollouts", 10**400, "got a whole number of 1329 bits, expected"),
-        ("generation_kwargs", {"a": [float("nan")]}, "expected finite numbers"),
-        ("generation_kwargs", {"a": date(2020, 1, 1)}, "expected finite numbers and text"),
-        ("generation_kwargs", LOOP, "expected finite numbers and text"),
+        ("learning_rate", "fast", "'fast'"),
+        ("learning_rate", float("inf"), "inf"),
+        ("max_steps", 1.5, r"1\.5"),
+        ("max_steps", None, "null"),
+        ("prefix_tree", 1, "got 1,"),
+        ("task_rewards", [1], r"\[1\]"),
+        ("loss_type", "gropo", r"grpo\?"),
+        ("num_rollouts", 1e30, r"1e\+30"),
+        ("num_rollouts", 10**400, "1329"),
+        ("generation_kwargs", {"a": [float("nan")]}, "finite"),
+        ("generation_kwargs", {"a": date(2020, 1, 1)}, "finite"),
+        ("generation_kwargs", LOOP, "finite"),
     ],
 )
 def test_values_of_another_type_are_refused(key, value, message):
@@ -84,27 +84,27 @@ def test_overrides():
     words = ["--a-b", "1", "--c=x=y", "--flag", "--d", "-1", "--a-b", "2"]
     assert parse_overrides(words) == {"a_b": "2", "c": "x=y", "flag": True, "d": "-1"}
     for words in (["stray"], ["-x", "1"], ["--"]):
-        with pytest.raises(UserError, match="expected --key value"):
+        with pytest.raises(UserError, match="--key"):
             parse_overrides(words)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("seed: 1\nbeta: 0\nseed: 2\n", r"r\.yaml:3: seed is a duplicate key \(first on line 1\): keep one"),
-        ("task_rewards: {a: 1, a: 2}\n", r"r\.yaml:1: a is a duplicate key"),
+        ("seed: 1\nbeta: 0\nseed: 2\n", r"r\.yaml:3: seed .*line 1\b"),
+        ("task_rewards: {a: 1, a: 2}\n", r"r\.yaml:1: a "),
         ("seed: [1\n", r"r\.yaml:2: "),
-        ("seed: 1\n\tbeta: 0\n", r"r\.yaml:2: found character '\\t'"),
-        ("", "holds nothing: expected"),
-        ("- seed\n", "holds a list: expected"),
-        ("1: 2\n", "the key 1 is not text"),
-        ("seed: 2020-99-99\n", "not valid YAML"),
-        ("seed: 1\n---\nseed: 2\n", r"r\.yaml:2: but found another document"),
-        ("a: !!bool maybe\n", "not valid YAML"),
-        ("a: &a [*a]\n", r"r\.yaml:1: an alias contains itself"),
-        pytest.param(bomb("[%s]"), "holds more than 10,000 keys and values", id="lists"),
-        pytest.param(bomb("{<<: [%s]}"), "holds more than 10,000 keys and values", id="merges"),
-        pytest.param("a: [" + "1," * 30_000 + "]\n", "holds more than 10,000 keys and values", id="a long list"),
+        ("seed: 1\n\tbeta: 0\n", r"r\.yaml:2: .*'\\t'"),
+        ("", "nothing"),
+        ("- seed\n", "list"),
+        ("1: 2\n", "key 1 "),
+        ("seed: 2020-99-99\n", "YAML"),
+        ("seed: 1\n---\nseed: 2\n", r"r\.yaml:2: "),
+        ("a: !!bool maybe\n", "YAML"),
+        ("a: &a [*a]\n", r"r\.yaml:1: .*alias"),
+        pytest.param(bomb("[%s]"), "10,000", id="lists"),
+        pytest.param(bomb("{<<: [%s]}"), "10,000", id="merges"),
+        pytest.param("a: [" + "1," * 30_000 + "]\n", "10,000", id="a long list"),
     ],
 )
 def test_yaml_that_is_no_recipe(text, message):

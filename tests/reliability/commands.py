@@ -75,14 +75,14 @@ class Command:
 
     pid: int
     log: Path
-    _server: Server
+    server: Server
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
 
     def wait(self) -> int:
         """Its exit code, negative for a signal that killed it."""
-        return self._server.ask(wait=self.pid)
+        return self.server.ask(wait=self.pid)
 
     def ended(self) -> bool:
         """Whether it is there no more (a zombie, until it is waited for)."""
@@ -113,7 +113,7 @@ class Server:
 
     def __init__(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -122,11 +122,11 @@ class Server:
         )
 
     def ask(self, **request: object) -> int:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return int(json.loads(self._process.stdout.readline()))
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return int(json.loads(self.process.stdout.readline()))
 
     def start(
         self, *words: object, cwd: Path, log: str = "log", environment: Mapping[str, str] | None = None, **streams: str

@@ -89,23 +89,23 @@ class Started:
 
     def __init__(self, folder: Path, words: list[str], processes: int = 1) -> None:
         self.log = folder / "log.txt"
-        self._forked = server().start(*words, cwd=folder, log="log.txt") if processes == 1 else None
-        if self._forked:
+        self.forked = server().start(*words, cwd=folder, log="log.txt") if processes == 1 else None
+        if self.forked:
             return
         with self.log.open("ab") as log:
-            self._launched = subprocess.Popen(
+            self.launched = subprocess.Popen(
                 [sys.executable, "-m", "pods_rl", *words, "--num_processes", str(processes)],
                 cwd=folder, stdout=log, stderr=log,
             )  # fmt: skip
 
     def kill(self) -> None:
         """SIGKILL to every process of the run at once."""
-        if self._forked:
-            self._forked.kill()
+        if self.forked:
+            self.forked.kill()
             self.wait()
             return
         with suppress(psutil.NoSuchProcess):  # it has ended
-            parent = psutil.Process(self._launched.pid)
+            parent = psutil.Process(self.launched.pid)
             everyone = [*parent.children(recursive=True), parent]
             for process in everyone:
                 with suppress(psutil.NoSuchProcess):
@@ -115,10 +115,10 @@ class Started:
 
     def wait(self) -> int | None:
         """The exit code."""
-        return self._forked.wait() if self._forked else self._launched.wait(DEADLINE)
+        return self.forked.wait() if self.forked else self.launched.wait(DEADLINE)
 
     def running(self) -> bool:
-        return not self._forked.ended() if self._forked else self._launched.poll() is None
+        return not self.forked.ended() if self.forked else self.launched.poll() is None
 
 
 def train(folder: Path, *words: str, processes: int = 1, code: int = 0) -> Run:

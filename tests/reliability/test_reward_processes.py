@@ -17,7 +17,7 @@ from pods_rl.rewards import accuracy_batch, get_reward, user_pool
 from pods_rl.training.rewards import trl_reward
 
 from .. import DEADLINE, until, with_time
-from ..engines.conftest import letter_reward
+from ..engines.conftest import letter_reward, texts_of
 from . import own_rewards
 from .own_rewards import columns_of, gone, running
 from .test_reward_functions import numbered, raise_for
@@ -143,14 +143,14 @@ def test_what_a_child_gives_logs_or_raises_reaches_the_trainer(make_trainer, num
     plain.train()
     assert torch.equal(trainer.rollouts.rewards, plain.rollouts.rewards)
     assert trainer.state.log_history[0]["letters"] == 16.0
-    assert list(trainer._logs["extra"]["length"]) == list(plain._logs["extra"]["length"])
-    with pytest.raises(UserError, match=r"reward function 'picky' raised ZeroDivisionError.*for row 8 of 16"):
+    assert list(texts_of(trainer)["extra"]["length"]) == list(texts_of(plain)["extra"]["length"])
+    with pytest.raises(UserError, match=r"'picky' .*ZeroDivisionError.*row 8 "):
         make_trainer(
             reward=killable(raise_for({1}), DEADLINE), num_rollouts=8, train_dataset=numbered, shuffle_dataset=False
         ).train()
-    with pytest.raises(UserError, match=r"'ends' ended its process for row 0"):
+    with pytest.raises(UserError, match=r"'ends' .*row 0"):
         make_trainer(reward=killable(ends, DEADLINE), num_rollouts=4).train()
-    with pytest.raises(UserError, match=r"'<lambda>' gave None; expected a list of 8 floats"):
+    with pytest.raises(UserError, match=r"'<lambda>' .*None; .*\b8 "):
         make_trainer(reward=killable(lambda completions, **_: None, DEADLINE), num_rollouts=4).train()
 
 

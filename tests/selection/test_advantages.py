@@ -115,10 +115,10 @@ def test_integers_are_computed_in_float64_and_half_precision_in_float32() -> Non
 @pytest.mark.parametrize(
     ("rewards", "indices", "change", "message"),
     [
-        (torch.zeros(1, 2), [[0, 1]], {"when": "during"}, "when must be one of after, before; got 'during'"),
-        (torch.zeros(1, 2), [[0, 1]], {"scale": "groups"}, "scale must be one of group, batch, none; got 'groups'"),
-        (torch.zeros(1, 2), [[0, 1]], {"baseline": "leave_one_out"}, "got 'group'"),
-        (torch.tensor([[0.0, math.inf, 0.0, 0.0]]), [[0, 3]], {}, "1 of 4 rewards are infinite, the first in group 0"),
+        (torch.zeros(1, 2), [[0, 1]], {"when": "during"}, "^when .*'during'"),
+        (torch.zeros(1, 2), [[0, 1]], {"scale": "groups"}, "^scale .*'groups'"),
+        (torch.zeros(1, 2), [[0, 1]], {"baseline": "leave_one_out"}, "'group'"),
+        (torch.tensor([[0.0, math.inf, 0.0, 0.0]]), [[0, 3]], {}, "rewards .*group 0"),
     ],
 )
 def test_impossible_arguments_are_refused(rewards: torch.Tensor, indices: list, change: dict, message: str) -> None:
@@ -133,19 +133,19 @@ def test_impossible_arguments_are_refused(rewards: torch.Tensor, indices: list, 
             torch.tensor([[0, 1]]),
             {},
             TypeError,
-            r"must be a Selection.*int64 tensor of shape \[1, 2\].*Selection\(indices",
+            r"Selection.*\[1, 2\].*Selection\(indices",
         ),
-        ([[0, 1]], {}, TypeError, "must be a Selection.*got a list"),
-        (None, {}, TypeError, "must be a Selection.*got None"),
+        ([[0, 1]], {}, TypeError, "Selection.*list"),
+        (None, {}, TypeError, "Selection.*None"),
         (
             Selection(torch.tensor([[0, 1]])),
             {"epsilon": -1},
             ValueError,
-            "epsilon must be a finite .* at least 0; got -1",
+            "^epsilon .*-1",
         ),
-        (Selection(torch.tensor([[0, 1]])), {"epsilon": NAN}, ValueError, "got nan"),
-        (Selection(torch.tensor([[0, 1]])), {"epsilon": None}, TypeError, "epsilon must be a number; got None"),
-        (Selection(torch.tensor([[0, 1]])), {"when": None}, ValueError, "when must be one of after, before; got None"),
+        (Selection(torch.tensor([[0, 1]])), {"epsilon": NAN}, ValueError, "^epsilon .*nan"),
+        (Selection(torch.tensor([[0, 1]])), {"epsilon": None}, TypeError, "^epsilon .*None"),
+        (Selection(torch.tensor([[0, 1]])), {"when": None}, ValueError, "^when .*None"),
     ],
 )
 def test_wrong_arguments_are_named(selection, change: dict, error: type[Exception], message: str) -> None:
@@ -157,7 +157,7 @@ def test_wrong_arguments_are_named(selection, change: dict, error: type[Exceptio
 def test_rewards_that_are_not_a_tensor_of_groups_are_refused(rewards) -> None:
     kept = Selection(torch.tensor([[0, 1]]))
     for call in (lambda: advantages(rewards, kept), lambda: is_constant(rewards), lambda: spread(rewards)):
-        with pytest.raises((TypeError, ValueError), match=r"rewards must .*; got .*(P|p)ass"):
+        with pytest.raises((TypeError, ValueError), match=r"^rewards "):
             call()
 
 

@@ -76,17 +76,17 @@ def test_values_outside_the_mask_are_ignored(junk: float) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"logps_PMT": torch.zeros(2, 3)}, r"logps must have shape \[P, M, T\]; got .* \[2, 3\]"),
-        ({"mask_PMT": torch.zeros(2, 3, 1)}, r"mask must .* got a torch.float32 tensor of shape \[2, 3, 1\]"),
-        ({"advantages_PM": torch.zeros(6)}, r"advantages must have shape \[P, M\] = \[2, 3\]; got .* \[6\]"),
-        ({"ref_logps": None, "beta": 0.04}, "beta = 0.04 needs ref_logps.*got None"),
-        ({"advantages_PM": torch.tensor([[0, 1, 0], [0, math.nan, 1]])}, "1 of 6 advantages .* at prompt 1, row 1"),
-        ({"advantages_PM": torch.full((2, 3), math.inf)}, "6 of 6 advantages are NaN or infinite"),
-        ({"epsilon_low": -1}, "epsilon_low must be a finite number of at least 0; got -1"),
-        ({"epsilon_high": -0.1}, "epsilon_high must be .*; got -0.1"),
-        ({"beta": math.nan}, "beta must be .*; got nan"),
-        ({"mask_PMT": torch.full((2, 3, 5), 0.5)}, "mask must be true or 1"),
-        ({"mask_PMT": torch.full((2, 3, 5), math.nan)}, "mask must be true or 1"),
+        ({"logps_PMT": torch.zeros(2, 3)}, r"^logps .*\[2, 3\]"),
+        ({"mask_PMT": torch.zeros(2, 3, 1)}, r"^mask .*\[2, 3, 1\]"),
+        ({"advantages_PM": torch.zeros(6)}, r"^advantages .*\[2, 3\].*\[6\]"),
+        ({"ref_logps": None, "beta": 0.04}, "^beta = 0.04 .*ref_logps.*None"),
+        ({"advantages_PM": torch.tensor([[0, 1, 0], [0, math.nan, 1]])}, "^1 of 6 advantages .*prompt 1, row 1"),
+        ({"advantages_PM": torch.full((2, 3), math.inf)}, "^6 of 6 advantages "),
+        ({"epsilon_low": -1}, "^epsilon_low .*-1"),
+        ({"epsilon_high": -0.1}, "^epsilon_high .*-0.1"),
+        ({"beta": math.nan}, "^beta .*nan"),
+        ({"mask_PMT": torch.full((2, 3, 5), 0.5)}, "^mask "),
+        ({"mask_PMT": torch.full((2, 3, 5), math.nan)}, "^mask "),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(change: dict, message: str) -> None:
@@ -97,21 +97,21 @@ def test_arguments_that_do_not_fit_are_named(change: dict, message: str) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"logps_PMT": [[[0.0]]]}, r"logps must be a tensor; got a list. Pass torch.tensor\(logps\)"),
-        ({"old_logps_PMT": None}, "old_logps must be a tensor; got None"),
-        ({"advantages_PM": [[1.0] * 3] * 2}, "advantages must be a tensor; got a list"),
-        ({"mask_PMT": "1"}, "mask must be a tensor; got a str"),
-        ({"ref_logps": 0.0}, "ref_logps must be a tensor; got a float"),
-        ({"epsilon_low": "0.2"}, r"epsilon_low must be a number; got '0.2' \(a str\)"),
-        ({"logps_PMT": torch.zeros(2, 3, 5).to_sparse()}, "logps must be a dense tensor; got a sparse_coo"),
-        ({"old_logps_PMT": torch.zeros(2, 3, 5, device="meta")}, "old_logps must have values"),
-        ({"ref_logps": torch.zeros(2, 3, 5).to_sparse()}, "ref_logps must be a dense tensor"),
-        ({"advantages_PM": torch.zeros(2, 3, device="meta")}, "advantages must have values"),
-        ({"mask_PMT": torch.ones(2, 3, 5).to_sparse()}, "mask must be a dense tensor"),
-        ({"logps_PMT": torch.zeros(2, 3, 5, dtype=torch.int64)}, "logps must be .* floating point"),
-        ({"old_logps_PMT": torch.zeros(2, 3, 5, dtype=torch.complex64)}, "old_logps must be .* floating point"),
-        ({"advantages_PM": torch.zeros(2, 3, dtype=torch.bool)}, "advantages must be real numbers"),
-        ({"advantages_PM": torch.zeros(2, 3, dtype=torch.complex64)}, "advantages must be real numbers"),
+        ({"logps_PMT": [[[0.0]]]}, "^logps .*list"),
+        ({"old_logps_PMT": None}, "^old_logps .*None"),
+        ({"advantages_PM": [[1.0] * 3] * 2}, "^advantages .*list"),
+        ({"mask_PMT": "1"}, "^mask .*str"),
+        ({"ref_logps": 0.0}, "^ref_logps .*float"),
+        ({"epsilon_low": "0.2"}, "^epsilon_low .*'0.2'"),
+        ({"logps_PMT": torch.zeros(2, 3, 5).to_sparse()}, "^logps .*sparse_coo"),
+        ({"old_logps_PMT": torch.zeros(2, 3, 5, device="meta")}, "^old_logps .*meta"),
+        ({"ref_logps": torch.zeros(2, 3, 5).to_sparse()}, "^ref_logps .*sparse"),
+        ({"advantages_PM": torch.zeros(2, 3, device="meta")}, "^advantages .*meta"),
+        ({"mask_PMT": torch.ones(2, 3, 5).to_sparse()}, "^mask .*sparse"),
+        ({"logps_PMT": torch.zeros(2, 3, 5, dtype=torch.int64)}, "^logps .*int64"),
+        ({"old_logps_PMT": torch.zeros(2, 3, 5, dtype=torch.complex64)}, "^old_logps .*complex64"),
+        ({"advantages_PM": torch.zeros(2, 3, dtype=torch.bool)}, "^advantages .*bool"),
+        ({"advantages_PM": torch.zeros(2, 3, dtype=torch.complex64)}, "^advantages .*complex64"),
     ],
 )
 def test_arguments_of_another_type_are_named(change: dict, message: str) -> None:
@@ -122,5 +122,5 @@ def test_arguments_of_another_type_are_named(change: dict, message: str) -> None
 @pytest.mark.parametrize("shape", [(0, 3, 5), (2, 0, 5)])
 def test_a_mean_over_no_completions_is_refused(shape: tuple[int, int, int]) -> None:
     nothing_PMT = torch.zeros(shape)
-    with pytest.raises(ValueError, match="logps must hold at least one completion"):
+    with pytest.raises(ValueError, match=r"^logps "):
         pods_objective(nothing_PMT, nothing_PMT, torch.zeros(shape[:2]), nothing_PMT)

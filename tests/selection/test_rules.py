@@ -64,14 +64,14 @@ def test_every_real_dtype_gives_the_same_indices(rule, dtype: torch.dtype) -> No
 @pytest.mark.parametrize(
     ("rewards", "m", "error", "message"),
     [
-        ([[0.0, 1.0]], 1, TypeError, "got a list"),
-        (torch.zeros(2, 2, dtype=torch.complex64), 1, TypeError, r"complex64 tensor of shape \[2, 2\]"),
-        (torch.zeros(6), 1, ValueError, r"float32 tensor of shape \[6\].*rewards\[None\]"),
+        ([[0.0, 1.0]], 1, TypeError, "list"),
+        (torch.zeros(2, 2, dtype=torch.complex64), 1, TypeError, r"complex64.*\[2, 2\]"),
+        (torch.zeros(6), 1, ValueError, r"float32.*\[6\].*rewards\[None\]"),
         (torch.zeros(2, 0), 1, ValueError, r"shape \[2, 0\]"),
-        (torch.zeros(2, 4), 5, ValueError, "between 1 and the 4 rollouts of each prompt; got m = 5"),
-        (torch.zeros(2, 4), 2.0, TypeError, r"must be an int; got 2.0 \(a float\)"),
-        (torch.zeros(2, 4), True, TypeError, "got True"),
-        (torch.tensor([[NAN], [-math.inf]]), 1, ValueError, "1 of 2 .* infinite, the first in group 1 at rollout 0"),
+        (torch.zeros(2, 4), 5, ValueError, "m = 5"),
+        (torch.zeros(2, 4), 2.0, TypeError, "2.0"),
+        (torch.zeros(2, 4), True, TypeError, "True"),
+        (torch.tensor([[NAN], [-math.inf]]), 1, ValueError, "1 of 2 .*group 1.*rollout 0"),
     ],
 )
 def test_bad_input_is_refused(rule, rewards, m, error: type[Exception], message: str) -> None:

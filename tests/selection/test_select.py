@@ -46,10 +46,10 @@ def test_a_users_rule_comes_by_its_import_path(my_module: str, separator: str) -
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("max_varience", "unknown rule 'max_varience'. Did you mean max_variance?"),
+        ("max_varience", "max_variance?"),
         ("pods_user_rules.mine:second", "AttributeError"),
-        ("pods_user_rules.broken:first", "No module named 'a_module_that_is_not_there'"),
-        ("pods_user_rules.mine:SETTING", "is a int, not a function"),
+        ("pods_user_rules.broken:first", "ModuleNotFoundError: "),
+        ("pods_user_rules.mine:SETTING", "pods_user_rules.mine:SETTING"),
     ],
 )
 def test_a_rule_that_is_not_there(my_module: str, name, message: str) -> None:
@@ -62,12 +62,12 @@ def test_a_rule_that_is_not_there(my_module: str, name, message: str) -> None:
 @pytest.mark.parametrize(
     ("returned", "error", "message"),
     [
-        ([[0, 1]], TypeError, r"int64 indices of shape \[2, 2\] on cpu; it returned a list"),
-        (torch.zeros(2, 2), TypeError, "it returned a torch.float32 tensor"),
-        (torch.tensor([[0, 1]]), ValueError, r"it returned a torch.int64 tensor of shape \[1, 2\]"),
-        (torch.tensor([[0, 1], [2, 4]]), ValueError, r"between 0 and 3 .* for group 1 it returned \[2, 4\]"),
-        (torch.tensor([[-1, 1], [2, 3]]), ValueError, r"for group 0 it returned \[-1, 1\]"),
-        (torch.tensor([[0, 1], [3, 3]]), ValueError, r"2 different .* for group 1 it returned \[3, 3\]"),
+        ([[0, 1]], TypeError, r"\[2, 2\].*list"),
+        (torch.zeros(2, 2), TypeError, "float32"),
+        (torch.tensor([[0, 1]]), ValueError, r"int64.*\[1, 2\]"),
+        (torch.tensor([[0, 1], [2, 4]]), ValueError, r"group 1 .*\[2, 4\]"),
+        (torch.tensor([[-1, 1], [2, 3]]), ValueError, r"group 0 .*\[-1, 1\]"),
+        (torch.tensor([[0, 1], [3, 3]]), ValueError, r"group 1 .*\[3, 3\]"),
     ],
 )
 def test_a_users_rule_is_checked(returned, error: type[Exception], message: str) -> None:
@@ -111,9 +111,9 @@ def test_a_rule_that_raises_is_named_in_one_line(rule, said: str) -> None:
     with pytest.raises(UserError) as caught:
         select(torch.zeros(2, 4), 2, rule=rule)
     message = str(caught.value)
-    assert message.startswith(f"the rule '{rule.__name__}' raised {said}")
-    assert "(test_select.py, line " in message
-    assert "for 2 groups of 4 rewards and m = 2" in message
+    assert f"'{rule.__name__}'" in message
+    assert said in message
+    assert "(test_select.py, " in message
     assert "\n" not in message
 
 
@@ -125,17 +125,17 @@ class Callable:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (None, "rule must be a rule's name or a function; got None. Choose one of max_variance, "),
-        (5, "got an int"),
-        (["max_variance"], "got a list"),
-        (Callable, r"the rule '.*test_select:Callable' is a class; .* an object of the class"),
-        ("pods_rl.selection:Selection", "the rule 'pods_rl.selection:Selection' is a class"),
-        ("pods_rl.selection:RULES", "is a dict, not a function"),
-        ("pods_rl.selection:rules", "is a module, not a function"),
-        ("pods_rl.selektion:max_reward", "could not be imported: ModuleNotFoundError"),
-        ("pods_rl.selection.rules:max_rewards", "could not be imported: AttributeError"),
-        ("", "unknown rule ''"),
-        (":", "could not be imported"),
+        (None, "^rule .*None.*max_variance"),
+        (5, "^rule .*int"),
+        (["max_variance"], "^rule .*list"),
+        (Callable, "test_select:Callable' .*class"),
+        ("pods_rl.selection:Selection", "'pods_rl.selection:Selection' .*class"),
+        ("pods_rl.selection:RULES", "dict"),
+        ("pods_rl.selection:rules", "module"),
+        ("pods_rl.selektion:max_reward", "ModuleNotFoundError"),
+        ("pods_rl.selection.rules:max_rewards", "AttributeError"),
+        ("", "rule ''"),
+        (":", "rule ':'"),
     ],
 )
 def test_a_value_that_is_not_a_rule_is_refused(rule, message: str) -> None:
@@ -148,7 +148,7 @@ def test_a_value_that_is_not_a_rule_is_refused(rule, message: str) -> None:
 
 @pytest.mark.parametrize("rule", ["random", "max_variance", Callable()])
 def test_a_seed_is_not_a_generator(rule) -> None:
-    with pytest.raises(TypeError, match=r"generator must be a torch.Generator or None; got 3. Pass .*manual_seed"):
+    with pytest.raises(TypeError, match=r"^generator .*manual_seed"):
         select(torch.zeros(1, 4), 2, rule=rule, generator=3)
 
 
@@ -157,21 +157,21 @@ def test_a_selection_marks_and_takes_its_rows() -> None:
     assert kept.mask(4).tolist() == [[True, False, True, False], [False, True, False, True]]
     assert kept.take(torch.arange(8).view(2, 4)).tolist() == [[2, 0], [5, 7]]
     for misfit in (kept.mask, lambda n: kept.take(torch.zeros(2, n))):
-        with pytest.raises(ValueError, match="between 0 and n - 1 = 2; got 0 to 3"):
+        with pytest.raises(ValueError, match="n - 1 = 2"):
             misfit(3)
-    with pytest.raises(ValueError, match=r"2 prompts needs values \[2, N\]; got .* shape \[3, 4\]"):
+    with pytest.raises(ValueError, match=r"\[2, N\].*\[3, 4\]"):
         kept.take(torch.zeros(3, 4))
     for rows in ([[1, 1]], [[0, 2], [3, 3]], [[0, -1]]):
-        with pytest.raises(ValueError, match=f"different rollouts of each prompt.* for group {len(rows) - 1}"):
+        with pytest.raises(ValueError, match=f"group {len(rows) - 1}"):
             Selection(torch.tensor(rows))
     for n in (True, 4.0, "4", None):
-        with pytest.raises(TypeError, match=r"n, .* must be an int"):
+        with pytest.raises(TypeError, match=r"^n, "):
             kept.mask(n)
     for values in ([[1.0, 2.0]], np.zeros((2, 4)), None):
-        with pytest.raises(TypeError, match=r"values must be a tensor; got .* Pass torch.tensor\(values\)"):
+        with pytest.raises(TypeError, match=r"^values .*torch.tensor\(values\)"):
             kept.take(values)
     for indices, error in (([[0]], TypeError), (torch.zeros(1, 2), TypeError), (torch.tensor([0, 1]), ValueError)):
-        with pytest.raises(error, match="indices must"):
+        with pytest.raises(error, match="indices"):
             Selection(indices)
 
 
@@ -213,7 +213,7 @@ def test_tensors_without_dense_values_are_refused_by_name(change) -> None:
 
 @pytest.mark.parametrize("change", [sparse, without_values])
 def test_a_rule_that_returns_a_tensor_without_dense_values_is_named(change) -> None:
-    with pytest.raises(UserError, match=r"the rule '<lambda>' must return int64 indices"):
+    with pytest.raises(UserError, match="'<lambda>'"):
         select(torch.zeros(1, 4), 2, lambda rewards_PN, m, *, generator: change(torch.tensor([[0, 1]])))
 
 
@@ -244,5 +244,5 @@ def test_m_is_from_1_to_n(m: int) -> None:
 @pytest.mark.parametrize("m", [True, 2.0, "2", None, torch.tensor(2)])
 def test_m_is_an_int(m) -> None:
     for rule in (*RULES, Callable()):
-        with pytest.raises(TypeError, match=r"^m, .* must be an int"):
+        with pytest.raises(TypeError, match=r"^m, "):
             select(torch.zeros(1, 4), m, rule)

@@ -64,7 +64,7 @@ class Scripted(GeneratorInterface):
             if self.turns is not None:
                 turns = self.turns(trajectory_id.instance_id, trajectory_id.repetition_id)
             for turn in range(turns):
-                rows.append(self._row(trajectory_id, turn, turns, place))
+                rows.append(self.row(trajectory_id, turn, turns, place))
         output = {name: [row[name] for row in rows] for name in rows[0]}
         output["rollout_metrics"] = get_rollout_metrics(output["response_ids"], output["rewards"])
         output["rollout_expert_indices"] = None
@@ -75,7 +75,7 @@ class Scripted(GeneratorInterface):
             output["trajectory_ids"] = None
         return output
 
-    def _row(self, trajectory_id: Any, turn: int, turns: int, place: int) -> dict[str, Any]:
+    def row(self, trajectory_id: Any, turn: int, turns: int, place: int) -> dict[str, Any]:
         number = trajectory_id.repetition_id
         tokens = 2 + (number + turn) % 3
         reward: Any = self.rewards(trajectory_id.instance_id, number)
@@ -109,7 +109,7 @@ class Engine:
     async def generate(self, input_batch: Any, model: str | None = None) -> dict[str, Any]:
         (prompt,) = input_batch["prompt_token_ids"]
         self.requests += 1
-        tokens, logps = self._sample(prompt, input_batch["sampling_params"]["max_tokens"])
+        tokens, logps = self.sample(prompt, input_batch["sampling_params"]["max_tokens"])
         stopped = tokens[-1] == self.tokenizer.eos_token_id
         return {
             "responses": [self.tokenizer.decode(tokens, skip_special_tokens=True)],
@@ -119,7 +119,7 @@ class Engine:
         }
 
     @torch.no_grad()
-    def _sample(self, prompt: list[int], limit: int) -> tuple[list[int], list[float]]:
+    def sample(self, prompt: list[int], limit: int) -> tuple[list[int], list[float]]:
         tokens: list[int] = []
         logps: list[float] = []
         cache = None
@@ -175,7 +175,7 @@ class Dispatch:
 
     def forward_from_staged(self, model: str, batch: Any) -> WorkerOutput:
         with torch.no_grad():
-            rows = self._logps(batch).tolist()
+            rows = self.logps(batch).tolist()
         return WorkerOutput(loss_fn_outputs=[{"logprobs": row} for row in rows])
 
     def stage_data(self, model: str, data: Any, boundaries: list[tuple[int, int]]) -> list[Any]:
@@ -184,7 +184,7 @@ class Dispatch:
     def forward_backward_from_staged(self, model: str, batch: Any) -> WorkerOutput:
         self.trained.append(batch)
         loss, _ = PolicyLossRegistry.get(self.config.trainer.algorithm.policy_loss_type)(
-            self._logps(batch),
+            self.logps(batch),
             batch["action_log_probs"],
             batch["advantages"],
             config=self.config.trainer.algorithm,
@@ -200,7 +200,7 @@ class Dispatch:
         self.optimizer.zero_grad()
         return float(norm)
 
-    def _logps(self, data: Any) -> torch.Tensor:
+    def logps(self, data: Any) -> torch.Tensor:
         """Return the log-probability of each response token, as SkyRL's model wrapper does, `[rows, T]`."""
         tokens = data.metadata["response_length"]
         mask = data["attention_mask"]

@@ -162,7 +162,7 @@ def test_step_wise_trajectories_are_kept_with_all_of_their_turns(make_config, ma
 def test_step_wise_turns_without_their_ends_are_refused(make_config):
     config = make_config("generator.step_wise_trajectories=true")
     generator = PODSGenerator(Scripted(lambda uid, number: 1.0), config, num_rollouts=8)
-    with pytest.raises(RuntimeError, match="returned no is_last_step"):
+    with pytest.raises(RuntimeError, match="is_last_step"):
         asyncio.run(generator.generate(batch(2)[0]))
 
 
@@ -208,15 +208,15 @@ def test_evaluation_is_passed_on_unchanged(make_config, rewards):
 def test_a_batch_that_does_not_say_what_it_is_for_is_refused(make_config, rewards):
     generator = PODSGenerator(Scripted(of_table(rewards)), make_config(), num_rollouts=N)
     unknown = {**batch(2)[0], "batch_metadata": None}
-    with pytest.raises(UserError, match="no batch_metadata"):
+    with pytest.raises(UserError, match="batch_metadata"):
         asyncio.run(generator.generate(unknown))
 
 
 def test_batches_of_other_than_m_rows_a_prompt_are_refused(make_config, rewards):
     generator = PODSGenerator(Scripted(of_table(rewards)), make_config(), num_rollouts=N)
-    with pytest.raises(UserError, match=r"expected a batch of 4 rows a prompt.*got 9 rows"):
+    with pytest.raises(UserError, match=r"\b4 rows .*\b9 rows"):
         asyncio.run(generator.generate(batch(3, m=3)[0]))
-    with pytest.raises(UserError, match="got rows of 2 prompts in the 4 from row 0"):
+    with pytest.raises(UserError, match=r"2 prompts .*row 0"):
         asyncio.run(generator.generate(batch(4, m=3)[0]))
     ids = [TrajectoryID("a", number) for number in range(4)]
     two = {**batch(1)[0], "trajectory_ids": ids, "batch_metadata": BatchMetadata(1, "train")}
@@ -234,7 +234,7 @@ def test_a_generator_that_loses_trajectories_is_refused(make_config, rewards):
             return {name: values[:-1] if isinstance(values, list) else values for name, values in output.items()}
 
     generator = PODSGenerator(Losing(of_table(rewards)), make_config(), num_rollouts=N)
-    with pytest.raises(RuntimeError, match="31 complete trajectories for a batch of 32"):
+    with pytest.raises(RuntimeError, match=r"\b31 .*\b32\b"):
         asyncio.run(generator.generate(batch(2)[0]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 import ray
@@ -64,13 +65,13 @@ def test_one_kept_trajectory_is_refused_where_kept_trajectories_are_compared(mak
         "generator.n_samples_per_prompt=1",
         f"trainer.algorithm.advantage_estimator={estimator}",
     )
-    assert f"is 1, and trainer.algorithm.advantage_estimator={estimator} compares the kept" in refusal(config)
+    assert f" trainer.algorithm.advantage_estimator={estimator} " in refusal(config)
     config.trainer.algorithm.advantage_estimator = "reinforce++"
     assert read_settings(config, config.pods).num_generations == 1
 
 
 def test_a_ledger_needs_the_tokenizer(make_config):
-    with pytest.raises(UserError, match="Pass tokenizer=tokenizer to PODSGenerator"):
+    with pytest.raises(UserError, match="tokenizer=tokenizer"):
         PODSGenerator(Scripted(lambda uid, number: 0.0), make_config(), num_rollouts=8, ledger="rollouts")
 
 
@@ -88,7 +89,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(monkeypatch, capsys):
         entry.main()
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("Error: pods must be a group of keys; got 16. ")
+    assert re.match("Error: pods .*16", line)
     remote = ray.exceptions.RayTaskError("train", "Traceback ...", UserError("the ledger")).as_instanceof_cause()
     assert isinstance(remote, UserError)
 
@@ -99,7 +100,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         entry.main()
     assert caught.value.code == 2
-    assert capsys.readouterr().err == "Error: the ledger\n"
+    assert capsys.readouterr().err.endswith(f"{remote.cause}\n")
 
 
 def test_skyrls_own_entry_point_leads_to_ours(monkeypatch):
@@ -125,7 +126,7 @@ def test_known_versions_of_skyrl_are_accepted_and_others_refused():
     for installed in (None, "0.3", "0.3.0", "0.3.1", "0.4.0", "0.4.0.dev0"):
         check_version("skyrl", installed, VERSIONS, example="0.4.0")
     for installed in ("0.2.0", "0.5.0", "0.30.0", "1.0"):
-        with pytest.raises(UserError, match=rf"^skyrl {installed} is installed, and PODS works with skyrl 0.3, 0.4:"):
+        with pytest.raises(UserError, match=rf"^skyrl {installed} .*0\.3, 0\.4"):
             check_version("skyrl", installed, VERSIONS, example="0.4.0")
 
 

@@ -8,9 +8,9 @@ import re
 import pytest
 
 from pods_rl.tasks import load_task
-from pods_rl.tasks.words import LEVELS, TIMES, _stories, draw_problem
+from pods_rl.tasks.words import LEVELS, TIMES, draw_problem, read_stories
 
-STORIES = _stories()
+STORIES = read_stories()
 SCENES, ENDS, DISTRACTORS = STORIES["scenes"], STORIES["ends"], STORIES["distractors"]
 GROWTHS, HALVINGS, HE, SHE = STORIES["growths"], STORIES["halvings"], STORIES["he"], STORIES["she"]
 

@@ -22,10 +22,10 @@ class ScriptedLoop:
         if turns == 0:
             raise RuntimeError(f"session {session} fails, as scripted")
         reward = script["rewards"][session % len(script["rewards"])]
-        return [self._trajectory(session, turn, reward, row["global_steps"]) for turn in range(turns)]
+        return [self.trajectory(session, turn, reward, row["global_steps"]) for turn in range(turns)]
 
     @staticmethod
-    def _trajectory(session: int, turn: int, reward: float, step: int) -> AgentLoopOutput:
+    def trajectory(session: int, turn: int, reward: float, step: int) -> AgentLoopOutput:
         tokens = 2 + (session + turn) % 3
         return AgentLoopOutput(
             prompt_ids=[5] * 3,

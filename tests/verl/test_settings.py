@@ -110,7 +110,7 @@ def test_plug_ins_derived_from_ours_are_accepted(make_config):
 @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
 def test_one_kept_session_is_refused_where_kept_sessions_are_compared(make_config, estimator):
     config = make_config("actor_rollout_ref.rollout.n=1", f"algorithm.adv_estimator={estimator}")
-    with pytest.raises(UserError, match=rf"is 1, and algorithm\.adv_estimator={estimator} compares the kept"):
+    with pytest.raises(UserError, match=rf" algorithm\.adv_estimator={estimator} "):
         read_settings(config)
 
 
@@ -149,7 +149,7 @@ def test_rows_that_our_reward_function_cannot_score_are_refused(make_config):
     assert (function.path, function.name) == ("pkg://pods_rl.tasks.scoring", "compute_score")
     read_settings(make_config())  # another reward function may know the rows
     for other in ("data.train_files=[elsewhere.parquet]", "data.val_files=[elsewhere.parquet]"):
-        with pytest.raises(UserError, match=r"train\.parquet: the column data_source is 'scripted'; expected the task"):
+        with pytest.raises(UserError, match=r"train\.parquet: .*data_source .*'scripted'"):
             read_settings(make_config(ours, other))
 
 
@@ -159,7 +159,7 @@ def test_the_reward_as_the_filters_metric_is_refused_where_verl_does_not_know_it
     filtered = make_config("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=reward")
     assert read_settings(filtered).filter_arguments["filter_groups_metric"] == "reward"
     monkeypatch.delattr(known)  # as in 0.9.0
-    with pytest.raises(UserError, match="filters only by numbers that the reward function returns"):
+    with pytest.raises(UserError, match="filter_groups"):
         read_settings(filtered)
     filtered.algorithm.filter_groups.metric = "acc"
     assert read_settings(filtered).filter_arguments["filter_groups_metric"] == "acc"

@@ -40,13 +40,13 @@ class Workers:
 
     def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
         self.log_prob_rows.append(list(batch.keys))
-        return self._write_log_probs(batch, -0.5)
+        return self.write_log_probs(batch, -0.5)
 
     def compute_ref_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
-        return self._write_log_probs(batch, -0.75)
+        return self.write_log_probs(batch, -0.75)
 
     @staticmethod
-    def _write_log_probs(batch: KVBatchMeta, value: float) -> KVBatchMeta:
+    def write_log_probs(batch: KVBatchMeta, value: float) -> KVBatchMeta:
         rows = [torch.full((tag["seq_len"],), value) for tag in batch.tags]
         nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
         tq.kv_batch_put(

@@ -11,6 +11,7 @@ import typer
 from typer import Argument, Option
 
 from ..errors import UserError
+from ..packages import brought
 from ..recipe import Origin, build_recipe, shipped_arms, shipped_recipes
 from ..recipe.catalog import accelerate_configs, read_arm
 from ..recipe.schema import parse_overrides
@@ -123,6 +124,9 @@ def tasks(context: typer.Context) -> None:
         rewards = ", ".join(f"{reward} {weight:g}" for reward, weight in entry.rewards.items())
         out.print(f"  rewards  {rewards}")
     out.print(f"[bold]reasoning_gym:NAME[/bold]\n  {GYM_TASKS.what}\n  from     {safe_text(GYM_TASKS.source)}")
+    for task in brought("task"):
+        out.print(f"[bold]{safe_text(task.name)}[/bold]\n  {safe_text(task.path)}")
+        out.print(f"  from     the package {safe_text(task.package)}")
 
 
 @tasks_app.command(
@@ -143,9 +147,9 @@ def check(words: Annotated[list[str], Argument(metavar="NAME", help="Names of ta
     """
     names: list[str] = []
     keys = {"model_name_or_path": "any/policy", **parse_overrides(words, names)}
-    recipes = []  # all of them before the first task loads, so that a wrong key is refused at once
-    for name in names:
-        recipes.append(build_recipe({"max_steps": 1}, Origin("pods tasks check"), {"task": name, **keys}))
+    origin = Origin("pods tasks check")
+    # all of them before the first task loads, so that a wrong key is refused at once
+    recipes = [build_recipe({"max_steps": 1}, origin, {"task": name, **keys}) for name in names]
     sound = [_check_task(recipe.task_settings(), console()) for recipe in recipes]
     if not all(sound):
         raise typer.Exit(1)

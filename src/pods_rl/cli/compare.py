@@ -77,7 +77,7 @@ def compare(
     if dry_run:
         with make_starters(experiment, 1) as starters:
             notes = _check_arms(experiment, starters, data=True)
-        _show(experiment)
+        show(experiment)
         show_notes(notes)
         return
     with outlive_output(output / LOG), make_starters(experiment, parallel) as starters:
@@ -120,7 +120,7 @@ def _check_arms(experiment: Experiment, starters: Starters, *, data: bool = Fals
         return starters.check(experiment, data=data)
 
 
-def _show(experiment: Experiment) -> None:
+def show(experiment: Experiment) -> None:
     """Print what each arm sets and does, and how many runs there are."""
     out = console()
     plan = experiment.plan()
@@ -219,10 +219,7 @@ def report(
         output = output or usual_folder(sources)
     if output is not None:
         _check_folder(output, csv, force)
-    kinds = []
-    for kind in (figures or "").split(","):
-        if kind.strip():
-            kinds.append(kind.strip().lower())
+    kinds = [kind.strip().lower() for kind in (figures or "").split(",") if kind.strip()]
     with working("writing the report", in_log=False):
         files = build_report(sources, output, baseline=baseline, metric=metric, figures=kinds, rollouts_mb=rollouts_mb)
     print_summary(files, console())

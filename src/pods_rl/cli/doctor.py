@@ -188,8 +188,5 @@ def _train_command(named: str, keys: Mapping[str, Any]) -> str:
     """
     words = ["pods", "train", named]
     for key, value in keys.items():
-        text = str(value)
-        if isinstance(value, bool):
-            text = text.lower()
-        words += [f"--{key}", text]
+        words += [f"--{key}", str(value).lower() if isinstance(value, bool) else str(value)]
     return shlex.join(words)

@@ -78,12 +78,9 @@ def select(
         rows = read_rollouts(rollouts, group_by, reward_key)
         kept = keep_best(rows, keep, rule, advantages, seed)
     if output is not None:
-        lines = []
-        for place, additions in kept.items():
-            # our keys come first, which marks the file as ours, and replace those of the same name in the row
-            line = additions | rows[place].values | additions
-            lines.append(to_json(line, ascii_only=output == "-") + "\n")
-        text = "".join(lines)
+        # our keys come first, which marks the file as ours, and replace those of the same name in the row
+        lines = [additions | rows[place].values | additions for place, additions in kept.items()]
+        text = "".join(to_json(line, ascii_only=output == "-") + "\n" for line in lines)
         if output == "-":
             sys.stdout.write(text)
         else:
@@ -94,9 +91,7 @@ def select(
 def read_rollouts(source: str, group_by: str, reward_key: str) -> list[Rollout]:
     """Return the rollouts of a file or a directory; raise UserError for the first bad line."""
     try:
-        rows = []
-        for file, place, item in _items(source):
-            rows.append(_rollout(item, file, place, group_by, reward_key))
+        rows = [_rollout(item, file, place, group_by, reward_key) for file, place, item in _items(source)]
     except (OSError, UnicodeEncodeError) as error:  # the second: a name that no file can have
         raise UserError(f"Cannot read {source}: {getattr(error, 'strerror', None) or error}. Give a file.") from error
     if not rows:
@@ -123,7 +118,7 @@ def _items(source: str) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
                         yield "", f"{file} line {number}", line
             continue
         try:
-            for number, row in enumerate(_parquet_rows(file), start=1):
+            for number, row in enumerate(parquet_rows(file), start=1):
                 yield file.name, f"{file} row {number}", row
         except UserError:
             raise
@@ -138,7 +133,7 @@ def _items(source: str) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
             ) from error
 
 
-def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
+def parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a Parquet file, with the memory of a batch."""
     import pyarrow.parquet as pq
 
@@ -166,9 +161,7 @@ def _rollout(item: bytes | dict[str, Any], file: str, place: str, group_by: str,
             )
     from ..selection import REWARD_LIMIT  # as in training
 
-    reward = values[reward_key]
-    if reward is None:
-        reward = math.nan
+    reward = math.nan if values[reward_key] is None else values[reward_key]
     if not isinstance(reward, bool | int | float) or abs(reward) > REWARD_LIMIT:
         raise UserError(
             f"{place}: {reward_key} is {short(repr(reward))}, expected a number up to {REWARD_LIMIT:g}, true, false or "

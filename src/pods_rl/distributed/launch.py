@@ -110,9 +110,7 @@ def first_failure(error: ChildFailedError) -> Failure:
     """
     report = _earliest_report(error)
     # A process that was killed later than this was killed by the agent, whose times are whole seconds.
-    latest = math.inf
-    if report is not None:
-        latest = float(report["time"]) + _SHUTDOWN - 1
+    latest = math.inf if report is None else float(report["time"]) + _SHUTDOWN - 1
     ends = sorted((failure.timestamp, rank, failure.exitcode) for rank, failure in error.failures.items())
     for ended, rank, code in ends:
         was_killed = code < 0 and code != -signal.SIGTERM

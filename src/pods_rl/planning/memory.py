@@ -192,9 +192,7 @@ def _weights(model: PreTrainedModel, values: Mapping[str, Any]) -> tuple[float, 
     """Return the bytes of all weights, the number of trained ones, and the bytes of each of these."""
     parameters = sum(weight.numel() for weight in model.parameters())
     linear = _linear_layers(model)
-    size = _FLOAT32
-    if values["dtype"] in ("bfloat16", "float16"):
-        size = _FLOAT16
+    size = _FLOAT16 if values["dtype"] in ("bfloat16", "float16") else _FLOAT32
     total = float(parameters * size)
     in_linear = sum(layer.weight.numel() for layer in linear)
     if values["load_in_4bit"] or values["load_in_8bit"]:
@@ -227,9 +225,7 @@ def _compute_bytes(values: Mapping[str, Any]) -> int:
 
 def _optimizer_bytes(values: Mapping[str, Any], weight_bytes: int) -> int:
     """Return the bytes of AdamW's two states of one weight."""
-    name = str(values["optim"])
-    if name == COMPUTED:
-        name = "adamw_torch_fused"
+    name = "adamw_torch_fused" if values["optim"] == COMPUTED else str(values["optim"])
     if "adamw" not in name:
         raise UserError(
             f"optim = {name}: the estimate of memory knows AdamW only. Use an optim with adamw in its name."

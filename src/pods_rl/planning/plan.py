@@ -57,8 +57,7 @@ class Plan:
             lines += _wrapped(text, f"{name:<12} ")
         lines += ["", "Modelled with these prices, only to choose what to time:"]
         lines.append(_row("n -> m", "prompts", "rollouts", "no signal", "signal", "s per step", "gain"))
-        for candidate in self.candidates:
-            lines.append(_row(*_modelled_cells(candidate, self.candidates[0])))
+        lines += (_row(*_modelled_cells(candidate, self.candidates[0])) for candidate in self.candidates)
         lines += ["", *self._timed_lines(), ""]
         if self.step_costs():
             lines += [*_wrapped(self.step_costs()), ""]
@@ -189,9 +188,7 @@ def _gains(grpo: Candidate, others: Sequence[Candidate], pool: Pool, simulated: 
         grpo_speed = _resampled_speed(grpo, simulated, prompts, seed, rng)
         for candidate in others:
             speed = _resampled_speed(candidate, simulated, prompts, seed, rng)
-            ratio = 1.0  # of prompts without a signal
-            if grpo_speed:
-                ratio = speed / grpo_speed
+            ratio = speed / grpo_speed if grpo_speed else 1.0  # prompts without a signal
             ratios[candidate.setting].append(ratio * errors[candidate.setting][number])
     gains = {}
     for setting, of_setting in ratios.items():

@@ -46,10 +46,7 @@ def settings_to_compare(recipe_setting: Setting, rows: int) -> list[Setting]:
     for size in (m // 2, m // 4, 2 * m):
         if size >= _FEWEST_ROWS and rows % size == 0:
             sizes.append(size)
-    settings = []
-    for size in sizes:
-        for times in _TIMES:
-            settings.append(Setting(size * times, size))
+    settings = [Setting(size * times, size) for size in sizes for times in _TIMES]
     if recipe_setting not in settings:
         settings.append(recipe_setting)
     return settings

@@ -63,9 +63,7 @@ class Pool:
 
     def draw(self, count: int, n: int, rng: np.random.Generator, among: Array | None = None) -> Tensor:
         """Return the rewards of n rollouts of random prompts, `[count, n]`; `among`: the prompts to draw from."""
-        prompts = among
-        if prompts is None:
-            prompts = np.arange(len(self.counts_P))
+        prompts = np.arange(len(self.counts_P)) if among is None else among
         prompts_G = rng.choice(prompts, size=count)
         counts_G1 = self.counts_P[prompts_G][:, None]
         starts_G1 = self._starts_P[prompts_G][:, None]

@@ -44,7 +44,7 @@ HARMLESS = {
     "prefix_tree_recurrence",  # the tree for the layers that are not attention
 }
 
-_failing: set[str] = set()  # types of devices on which a probe found that torch's variable-length call does not work
+failing: set[str] = set()  # types of devices on which a probe found that torch's variable-length call does not work
 
 
 class UnsupportedAttentionError(Exception):
@@ -197,7 +197,7 @@ def kernel_for(
     """Return the functions that compute an attention on a device with the installed torch: see `choose_kernel`."""
     kind, capability = hardware(device)
     kernel = choose_kernel(varlen_arguments(), kind, dtype, capability, head_size, value_size, special)
-    if kernel.why_blocks is None and kind in _failing:
+    if kernel.why_blocks is None and kind in failing:
         return Kernel("torch.nn.attention.varlen does not work on this device", True, by_products=special.sinks)
     return kernel
 
@@ -206,9 +206,9 @@ def avoid_variable_length(device: torch.device, avoid: bool) -> None:
     """Let this process compute blocks on all devices of this type, or, with `avoid` False, choose again."""
     kind, _ = hardware(device)
     if avoid:
-        _failing.add(kind)
+        failing.add(kind)
     else:
-        _failing.discard(kind)
+        failing.discard(kind)
 
 
 # -- the attention of a tree ---------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ DENSE = 512  # a tree of at most this many nodes is one call under a mask, if it
 LONG = 256  # nodes; longer rows are not padded, and what they share is computed apart from them
 SHARED = 32  # nodes that rows share, from which a call for them alone is quicker than to repeat them in each row
 
-Nodes = slice | Tensor  # numbers of nodes; those that stand side by side as a slice, which copies nothing
+NodeNumbers = slice | Tensor  # numbers of nodes; those that stand side by side as a slice, which copies nothing
 Numbers = NDArray[np.int64]
 
 
@@ -57,8 +57,8 @@ class Block:
         sees_row: whether a node sees its row. If not, it sees the trunk only.
     """
 
-    trunk: Nodes | None
-    rows: Nodes
+    trunk: NodeNumbers | None
+    rows: NodeNumbers
     count: int
     width: int
     key_count: int
@@ -111,7 +111,7 @@ class Layout:
 
     blocks: list[Block]
     spans: list[Block]
-    place: Nodes
+    place: NodeNumbers
     repeats: Tensor
     repeated: Tensor
 
@@ -243,7 +243,7 @@ def _fork(branch: Branch) -> int:
     return len(branch.path) - branch.new
 
 
-def _nodes(numbers: Numbers, device: torch.device) -> Nodes:
+def _nodes(numbers: Numbers, device: torch.device) -> NodeNumbers:
     if len(numbers) and (np.diff(numbers) == 1).all():
         return slice(int(numbers[0]), int(numbers[-1]) + 1)
     return torch.from_numpy(numbers).to(device)
@@ -304,14 +304,14 @@ def _first(row: Numbers) -> int:
 # -- nodes and heads -----------------------------------------------------------------------------------------------
 
 
-def take(states: Tensor, nodes: Nodes) -> Tensor:
+def take(states: Tensor, nodes: NodeNumbers) -> Tensor:
     """Select nodes, each of which receives a gradient from one place only."""
     if isinstance(nodes, slice):
         return states[nodes]
     return states.index_select(0, nodes)
 
 
-def take_shared(states: Tensor, nodes: Nodes) -> Tensor:
+def take_shared(states: Tensor, nodes: NodeNumbers) -> Tensor:
     """Select nodes that may be on many paths, and receive the sum of the gradients of all."""
     if isinstance(nodes, slice) or states.dtype.itemsize >= 4:
         return take(states, nodes)

@@ -287,7 +287,7 @@ class RowDraws(LogitsProcessor):
     ) -> None:
         draws = [np.random.default_rng(tuple(key)).random(length, dtype=np.float32) for key in keys]
         self._draws = torch.from_numpy(np.stack(draws, axis=1)).to(device)  # [length, rows]
-        self._prompt_width = prompt_width
+        self.prompt_width = prompt_width
         self._strict = strict
         self._zero = torch.zeros((), device=device)
         # The sum of all totals. It stays finite while each is, and reading it once saves a synchronisation a token.
@@ -323,5 +323,5 @@ class RowDraws(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return scores [rows, V] that allow one token."""
-        token = self.tokens(scores, input_ids.size(1) - self._prompt_width)
+        token = self.tokens(scores, input_ids.size(1) - self.prompt_width)
         return torch.full_like(scores, -torch.inf).scatter_(1, token.unsqueeze(1), 0.0)

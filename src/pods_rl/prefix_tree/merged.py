@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .blocks import Block, Layout, Nodes, for_each_head, take
+from .blocks import Block, Layout, NodeNumbers, for_each_head, take
 
 # Given a block, returns how many heads are folded, and the mask: None if a node sees all nodes before it.
 How = Callable[[Block], tuple[int, Tensor | None]]
@@ -122,7 +122,7 @@ class _Merged(torch.autograd.Function):
         gradient = gradient.contiguous()
         queries: list[Tensor] = []
         keys: list[Tensor] = []
-        of_trunks: list[tuple[Nodes, Tensor]] = []
+        of_trunks: list[tuple[NodeNumbers, Tensor]] = []
         for block in layout.blocks:
             of_query, *of_keys = _Call(block, q, k, v, scale, how).backward(gradient, output, log_sum)
             queries.append(of_query)
@@ -151,13 +151,13 @@ class _Merged(torch.autograd.Function):
         return of_q.to(q.dtype), of_k, of_v, of_sinks, None, None, None
 
 
-def _set(states: Tensor, nodes: Nodes, values: Tensor) -> None:
+def _set(states: Tensor, nodes: NodeNumbers, values: Tensor) -> None:
     """Replace what nodes have; `values` may be what `take` returned, changed in place."""
     if not (isinstance(nodes, slice) and values.data_ptr() == states[nodes].data_ptr()):
         states[nodes] = values
 
 
-def _add(states: Tensor, nodes: Nodes, values: Tensor) -> None:
+def _add(states: Tensor, nodes: NodeNumbers, values: Tensor) -> None:
     """Add to what nodes have; a node that is given more than once receives the sum."""
     if isinstance(nodes, slice):
         states[nodes].add_(values)

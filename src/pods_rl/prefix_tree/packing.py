@@ -84,7 +84,7 @@ class TreePass:
         counts_every_token = bool(options.get("output_router_logits"))
         read = rows if counts_every_token else rows[:, prompt_width:]
         chosen = np.flatnonzero((read >= 0).any(1))
-        if self.tree and len(chosen) and _is_regular(rows[chosen], prompt_width):
+        if self.tree and len(chosen) and is_regular(rows[chosen], prompt_width):
             return self._by_tree(rows, prompt_width, chosen, input_ids.device, options)
         return self._by_rows(rows, chosen, input_ids, attention_mask, labels, options)
 
@@ -146,9 +146,7 @@ class TreePass:
         """Gather the scores `[B, logits_to_keep]`; a node serves all its rows, and receives the gradients of all."""
         index = index.to(output.log_probs.device)  # a model over several devices may end on another one
         log_probs = _select(output.log_probs, index)
-        entropy = None
-        if output.entropy is not None:
-            entropy = _select(output.entropy, index)
+        entropy = None if output.entropy is None else _select(output.entropy, index)
         if self.unread is not None and self.live is not None:
             unread = self.unread[:, : index.shape[1]].to(log_probs.dtype)
             log_probs = torch.where(self.live.unsqueeze(1), log_probs, unread)
@@ -271,7 +269,7 @@ def call_on_tree(model: nn.Module, inputs: TreeInputs, **options: Any) -> Any:
         )
 
 
-def _is_regular(rows: NDArray[np.int64], prompt_width: int) -> bool:
+def is_regular(rows: NDArray[np.int64], prompt_width: int) -> bool:
     """Return whether each row has a prompt that ends, and a completion that begins, at the border between them."""
     if prompt_width == 0:
         return False

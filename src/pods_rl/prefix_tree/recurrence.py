@@ -376,7 +376,7 @@ def _scan_delta_rule(
             options["chunk_size"] = chunk
         return function(q, k, v, g=decay, beta=rate, initial_state=initial, output_final_state=has_children, **options)
 
-    outputs = tree.scan(scan, [query, key, value, g, beta], _call_tokens(query, work))
+    outputs = tree.scan(scan, [query, key, value, g, beta], call_tokens(query, work))
     return outputs, None
 
 
@@ -422,7 +422,7 @@ def _scan_state_space(
         )
         return result if has_children else (result, None)
 
-    return tree.scan(scan, [hidden_states, dt, B, C], _call_tokens(hidden_states, work))
+    return tree.scan(scan, [hidden_states, dt, B, C], call_tokens(hidden_states, work))
 
 
 def _decline(tree: TreeRecurrence, function: Any, *args: Any, **options: Any) -> None:
@@ -452,7 +452,7 @@ def _chunk(batch: Tensor) -> int | None:
     return -(-batch.size(1) // chunks)
 
 
-def _call_tokens(states: Tensor, work: int) -> int:
+def call_tokens(states: Tensor, work: int) -> int:
     """Return how many tokens take as long as one more call, as a power of 2.
 
     Args:

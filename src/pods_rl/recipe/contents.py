@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..packages import GROUPS, find_brought
 from ..policies import SHIPPED
 from ..text import module_of
 from .catalog import local_path
@@ -125,8 +126,9 @@ def _named_by(key: str, value: Any, task: str) -> Iterator[tuple[str, Path]]:
             yield from _files(value, folder, endings=DATA_FILES)
     elif key in _DATA_KEYS:
         yield from _files(value)
-    elif key in ("task", "rule"):
-        yield from _modules([value])
+    elif key in GROUPS:
+        of_package = find_brought(key, str(value))
+        yield from _modules([of_package.path if of_package else value])
     elif key == "task_rewards":
         yield from _modules(value or ())
     elif key not in FREE:
@@ -336,9 +338,8 @@ def _imports(spec: ModuleSpec, file: Path) -> list[str]:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):  # no Python source
         return []
-    package = spec.name.split(".")
-    if spec.submodule_search_locations is None:
-        package = package[:-1]
+    name = spec.name.split(".")
+    package = name[:-1] if spec.submodule_search_locations is None else name
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..engines.trl.batching import BatchPlan, batch_plan
 from ..errors import UserError
+from ..packages import brought
 from ..policies import SHIPPED
 from ..text import describe, short, suggest
 from ..yaml_files import Origin, dump_yaml
@@ -414,11 +415,14 @@ def _is_quantised(values: Mapping[str, Any]) -> bool:
 
 
 def _check_name(key: str, name: Any, shipped: tuple[str, ...]) -> None:
-    """Raise UserError unless a name is a shipped one or an import path."""
-    if name not in shipped and not _IMPORT_PATH.fullmatch(str(name)):
+    """Raise UserError unless a name is a shipped one, one of an installed package, or an import path."""
+    if name in shipped or _IMPORT_PATH.fullmatch(str(name)):
+        return
+    names = [*shipped, *(entry.name for entry in brought(key))]
+    if name not in names:
         raise UserError(
-            f"{key}: unknown name {name}.{suggest(str(name), shipped)} Expected one of {', '.join(shipped)}, or your "
-            "own as package.module:function."
+            f"{key}: unknown name {name}.{suggest(str(name), names)} Expected one of {', '.join(names)}, or your own "
+            "as package.module:function."
         )
 
 
@@ -498,9 +502,8 @@ def _check_hub(setting: str) -> int | None:
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, get_session
 
-    local_files = "name local files"
-    if setting.startswith("task"):
-        local_files = "set data_dir (--data_dir FOLDER) to a folder with its files"
+    with_folder = "set data_dir (--data_dir FOLDER) to a folder with its files"
+    local_files = with_folder if setting.startswith("task") else "name local files"
     if constants.HF_HUB_OFFLINE:
         raise UserError(f"{setting} needs the hub, and HF_HUB_OFFLINE is set: unset it, or {local_files}.")
     try:

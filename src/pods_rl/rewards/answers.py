@@ -41,11 +41,7 @@ def accuracy_batch(texts: Sequence[str], golds: Sequence[str]) -> list[float]:
     verified: dict[Pair, bool] = {}
     if pairs:
         verified = dict(zip(pairs, default_pool().verify(pairs), strict=True))
-    scores = []
-    for verdict in verdicts:
-        is_right = verified[verdict] if isinstance(verdict, tuple) else verdict
-        scores.append(float(is_right))
-    return scores
+    return [float(verified[verdict] if isinstance(verdict, tuple) else verdict) for verdict in verdicts]
 
 
 def _decide(text: str, gold: str) -> bool | Pair:

@@ -59,7 +59,7 @@ class WorkerPool:
         self.runs_user_code = runs_user_code
         self.name = name
         self.advice = advice
-        self._all: list[_Worker] = []  # one for each thread, made when the thread starts
+        self.workers: list[Worker] = []  # one for each thread, made when the thread starts
         self._of_thread = threading.local()
         self._threads = ThreadPoolExecutor(self.size, "pods-scorer", initializer=self._add_worker)
         atexit.register(self.close)
@@ -86,50 +86,50 @@ class WorkerPool:
         In a forked copy of this process it does nothing: the processes belong to the parent.
         """
         atexit.unregister(self.close)
-        for worker in self._all:
-            if worker._process:
-                end_leader(worker._process)  # so that no thread waits for it
+        for worker in self.workers:
+            if worker.process:
+                end_leader(worker.process)  # so that no thread waits for it
         self._threads.shutdown(cancel_futures=True)
-        for worker in self._all:
+        for worker in self.workers:
             worker.stop()
 
     def _add_worker(self) -> None:
-        self._of_thread.worker = _Worker(self)
-        self._all.append(self._of_thread.worker)
+        self._of_thread.worker = Worker(self)
+        self.workers.append(self._of_thread.worker)
 
 
-class _Worker:
+class Worker:
     """One process of a pool, started when first asked and again after it was killed."""
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
-        self._process: psutil.Process | None = None
-        self._channel: socket.socket | None = None
+        self.process: psutil.Process | None = None
+        self.channel: socket.socket | None = None
         self._answered = 0  # the number of the latest request
         _workers.add(self)
 
     def ask(self, question: Any, seconds: float) -> Reply:
         self.start()
         number = 1 + secrets.randbits(62)  # not to be guessed
-        reply = self._exchange(number, frame(number, question), seconds)
+        reply = self.exchange(number, frame(number, question), seconds)
         if reply.kind in ("timeout", "crash") and self._pool.runs_user_code:
             self.stop()
         return reply
 
     def start(self) -> None:
         """Ensure that the process runs and is ready. Raises UserError if it cannot start."""
-        if self._process:
+        if self.process:
             with suppress(psutil.TimeoutExpired):
-                self._process.wait(0)
+                self.process.wait(0)
                 self.stop()
-        if self._process:
+        if self.process:
             return
         with _starting, signals_held(HANDLED_BY_TRAINER):
-            self._channel, channel_of_process = socket.socketpair()
+            self.channel, channel_of_process = socket.socketpair()
             with channel_of_process:
-                self._process = self._launch(channel_of_process)
+                self.process = self._launch(channel_of_process)
         try:
-            reply = self._exchange(0, b"", START_LIMIT)
+            reply = self.exchange(0, b"", START_LIMIT)
             if reply.kind == "refused":
                 raise UserError(reply.value)
             if reply.kind != "gave":
@@ -144,16 +144,16 @@ class _Worker:
 
     def stop(self) -> None:
         """End and forget the process, its child and all processes of the child; only while no thread asks it."""
-        if self._process:
-            end_leader(self._process)
-            self._process.wait()
+        if self.process:
+            end_leader(self.process)
+            self.process.wait()
         self.forget()
 
     def forget(self) -> None:
-        if self._channel:
-            self._channel.close()
-        self._process = None
-        self._channel = None
+        if self.channel:
+            self.channel.close()
+        self.process = None
+        self.channel = None
 
     def _launch(self, channel: socket.socket) -> psutil.Process:
         work = self._pool.work
@@ -165,14 +165,14 @@ class _Worker:
         command = [sys.executable, "-c", _PROGRAM, json.dumps(paths), *work]
         return psutil.Popen(command, stdin=channel, stdout=output, stderr=output)
 
-    def _exchange(self, number: int, request: bytes, seconds: float) -> Reply:
+    def exchange(self, number: int, request: bytes, seconds: float) -> Reply:
         """Send a request and return the reply to it. A process that has not replied properly by then is ended."""
-        assert self._channel
+        assert self.channel
         line = bytearray()
         failure = "crash"
         try:
-            self._channel.settimeout(seconds)
-            self._receive(self._channel, request, line, time.monotonic() + seconds)
+            self.channel.settimeout(seconds)
+            self._receive(self.channel, request, line, time.monotonic() + seconds)
         except TimeoutError:
             failure = "timeout"
         except OSError:  # the process, or its channel, is gone
@@ -199,7 +199,7 @@ class _Worker:
                 line[:] = rest
 
 
-_workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 def _forget_all() -> None:

@@ -171,11 +171,10 @@ def _character_problem(character: str) -> str | None:
 def check_golds(golds: Sequence[str], places: Sequence[str], grader: str) -> None:
     """Raise UserError if the grader does not accept gold answers as right; `places` names the row of each."""
     marks = get_reward(grader).batch([f"<answer>{gold}</answer>" for gold in golds], golds)
-    problems: list[str] = []
-    for gold, place, mark in zip(golds, places, marks, strict=True):
-        if not mark >= 1:  # also true of NaN
-            problems.append(f"{place}: the grader does not accept {describe(gold)} as its own answer; fix the row")
-    raise_listed(problems)
+    marked = zip(golds, places, marks, strict=True)
+    refused = [(place, gold) for gold, place, mark in marked if not mark >= 1]  # also true of NaN
+    text = "{}: the grader does not accept {} as its own answer; fix the row"
+    raise_listed([text.format(place, describe(gold)) for place, gold in refused])
 
 
 def raise_listed(problems: Sequence[str]) -> None:
@@ -223,9 +222,8 @@ def _note_on_codes(golds: Sequence[str], source: str) -> tuple[str, ...]:
     if not codes:
         return ()
     row, gold = codes[0]
-    subject = "1 gold answer looks like a date, a range, a score or a code:"
-    if len(codes) > 1:
-        subject = f"{counted(len(codes), 'gold answer')} look like dates, ranges, scores or codes, such as"
+    several = f"{counted(len(codes), 'gold answer')} look like dates, ranges, scores or codes, such as"
+    subject = several if len(codes) > 1 else "1 gold answer looks like a date, a range, a score or a code:"
     return (
         f"{source}: {subject} row {row} (counted from 1), {short(gold)!r}. Integers joined by a hyphen or by two or "
         "more slashes are compared group by group, and a single slash is a fraction. If the value counts, write it.",

@@ -59,9 +59,7 @@ class PromptForm:
 
     def write(self, question: str | Messages) -> Prompt:
         """Write the prompt for a question: text, or chat messages, which keep a system message of their own."""
-        messages = question
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
+        messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
         has_system = any(message.get("role") == "system" for message in messages)
         if self.system and not has_system:
             messages = [{"role": "system", "content": self.system}, *messages]
@@ -210,9 +208,7 @@ def _plain_split(split: Dataset, version: str) -> Dataset:
 def _check_template(task: Task, render: Callable[[Prompt], str]) -> None:
     """Raise UserError if the template rejects the first prompt of a split: a template is a program."""
     for name, split in (("training", task.train), ("test", task.test)):
-        prompt = ""
-        if len(split):
-            prompt = split[0]["prompt"]
+        prompt = split[0]["prompt"] if len(split) else ""
         try:
             render(prompt)
         except Exception as error:  # it may raise anything
@@ -233,9 +229,7 @@ def mapped(rows: Dataset, change: Callable[..., dict[str, list[Any]]], *of: obje
     """
     fingerprint = Hasher.hash((rows._fingerprint, *of))
     in_memory = len(rows) <= _FEW_ROWS
-    cache_file = None
-    if not in_memory:
-        cache_file = str(Path(config.HF_DATASETS_CACHE) / f"pods-rl-{fingerprint}.arrow")
+    cache_file = None if in_memory else str(Path(config.HF_DATASETS_CACHE) / f"pods-rl-{fingerprint}.arrow")
     # `map` gives a new column the type of an old one with its name: rename the old ones.
     renamed = {name: f"original {name}" for name in rows.column_names}
 

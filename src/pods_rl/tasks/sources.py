@@ -64,9 +64,7 @@ class DataSource:
         """
         path = self.path
         if not path.exists() and _looks_local(self.name, path):
-            siblings = []
-            if path.parent.is_dir():
-                siblings = os.listdir(path.parent)
+            siblings = os.listdir(path.parent) if path.parent.is_dir() else []
             near = suggest(path.name, siblings)
             raise UserError(f"there is no file or folder {self.name!r} (looked in {Path.cwd()}).{near}")
         if path.is_file() and path.suffix.lower() not in READERS:
@@ -271,9 +269,7 @@ def question_hash(question: object) -> bytes:
 
 def _reason(error: Exception) -> str:
     """Return the first line of an error, or of what caused it."""
-    text = str(error.__cause__ or error).strip()
-    if not text:
-        text = type(error).__name__
+    text = str(error.__cause__ or error).strip() or type(error).__name__
     return text.splitlines()[0].rstrip(".")
 
 

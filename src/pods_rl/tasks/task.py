@@ -237,9 +237,7 @@ def _add_part(columns: dict[str, list[float]], name: str, scores: Sequence[float
     """Add the scores of a reward as a column, and with their weight to the column `reward`; 0 without a score."""
     part = []
     for row, score_of_row in enumerate(scores):
-        usable = 0.0
-        if score_of_row is not None and math.isfinite(score_of_row):
-            usable = score_of_row
+        usable = score_of_row if score_of_row is not None and math.isfinite(score_of_row) else 0.0
         part.append(usable)
         columns["reward"][row] += weight * usable
     columns[f"reward/{name}"] = part
@@ -314,10 +312,8 @@ def check_split(task: Task, split: str) -> SplitCheck:
             texts.append(f"<think>The answer is known.</think>\n<answer>{answer}</answer>")
     if not texts:
         return SplitCheck(len(golds), (), 0.0, unknown=len(golds))
-    refused: list[tuple[int, str]] = []
-    for row, gold, grade in zip(checked_rows, checked_golds, task.grade(texts, checked_golds), strict=True):
-        if not grade.both:
-            refused.append((row, gold))
+    graded = zip(checked_rows, checked_golds, task.grade(texts, checked_golds), strict=True)
+    refused = [(row, gold) for row, gold, grade in graded if not grade.both]
     total = 0.0
     for name, weight in task.rewards.items():
         if task.reward(name).reads == "text":
@@ -388,9 +384,7 @@ def _opening_of(content: str, prompt: str, raw: str) -> str:
     """Return the opening of a last turn without reasoning: that of its generation prompt, or of an empty thought."""
     text = raw.rstrip()
     ending = content.rstrip()
-    before = ""
-    if text.endswith(ending):
-        before = text[: len(text) - len(ending)]
+    before = text[: len(text) - len(ending)] if text.endswith(ending) else ""
     if opened_thought(prompt) and before.strip() == CLOSING:  # a response template dropped it
         return OPENING + CLOSING
     return opened_thought(prompt + before)

@@ -93,7 +93,7 @@ How many pumpkins does Tom have?
     """
     kinds = _draw_kinds(rng, rng.randint(*lengths))
     start, steps = draw_numbers(rng, kinds)
-    stories = _stories()
+    stories = read_stories()
     scene = rng.choice(stories["scenes"])
     numbers = [number for _, number in steps]
     written: list[tuple[str, int]] = []
@@ -131,7 +131,7 @@ def _draw(rng: random.Random, difficulty: str) -> Drawn:
 
 
 @cache
-def _stories() -> dict[str, Any]:
+def read_stories() -> dict[str, Any]:
     """Return the names and sentences of `stories.yaml`."""
     return read_yaml(_STORIES)[0]
 
@@ -143,8 +143,8 @@ def _sentences(scene: dict[str, list[str]], kind: str) -> list[str]:
     if kind in of_scene:
         return scene[of_scene[kind]]
     if kind in of_all_scenes:
-        return _stories()[of_all_scenes[kind]]
-    return _stories()["ends"][kind]
+        return read_stories()[of_all_scenes[kind]]
+    return read_stories()["ends"][kind]
 
 
 def _write_story(rng: random.Random, scene: dict[str, list[str]], written: list[tuple[str, int]], groups: int) -> str:
@@ -152,7 +152,7 @@ def _write_story(rng: random.Random, scene: dict[str, list[str]], written: list[
 
     `groups` is the number of groups, if the story opens with groups.
     """
-    stories = _stories()
+    stories = read_stories()
     # The friends have the other pronouns, so that a pronoun always means the person.
     if rng.random() < 0.5:
         gender = "she"
@@ -196,7 +196,7 @@ def _draw_kinds(rng: random.Random, steps: int) -> list[str]:
         if rng.random() < 0.35:
             head = ["group"]
         if rng.random() < 0.6:
-            ends = [end for end in _stories()["ends"] if end != "ask"]
+            ends = [end for end in read_stories()["ends"] if end != "ask"]
             tail = [rng.choice(ends)]
         between = steps - len(head) - len(tail)
         if between >= 0:

@@ -104,9 +104,8 @@ class PODSGenerator(GeneratorInterface):
 
     def _random(self, wide: Any, start: int) -> torch.Generator:
         """Return the generator of a rule that draws, which depends on seed, step and prompt alone."""
-        prompt = str(start)
-        if wide.get("trajectory_ids") is not None:
-            prompt = str(wide["trajectory_ids"][start].instance_id)
+        trajectory_ids = wide.get("trajectory_ids")
+        prompt = str(start if trajectory_ids is None else trajectory_ids[start].instance_id)
         step = wide["batch_metadata"].global_step
         return seeded_generator(self.pods.seed, step, prompt)
 

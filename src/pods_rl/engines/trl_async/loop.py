@@ -118,9 +118,8 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
         kept_M = selection.indices[0].tolist()
         advantages_M = pods_advantages(rewards_1N, selection, when=self.when)[0].tolist()
 
-        is_dropped = not any(rows_N[i] for i in kept_M)  # no kept rollout has a trained token
-        if self.dynamic_sampling and not any(advantages_M):
-            is_dropped = True
+        has_no_token = not any(rows_N[i] for i in kept_M)  # no kept rollout has a trained one
+        is_dropped = has_no_token or (self.dynamic_sampling and not any(advantages_M))
         kept_count = 0 if is_dropped else len(kept_M)
         self._counters["pods/groups_total"] += 1
         self._counters["pods/dropped_groups_total"] += int(is_dropped)

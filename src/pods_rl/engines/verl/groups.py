@@ -43,11 +43,8 @@ def group_keys(keys: Iterable[str]) -> list[Group]:
         sessions_of_uid.setdefault(int(session), []).append((int(index), key))
     groups: list[Group] = []
     for uid, sessions in rows.items():
-        ordered: list[tuple[str, ...]] = []
-        for number in sorted(sessions):
-            by_index = sorted(sessions[number])
-            ordered.append(tuple(key for _, key in by_index))
-        groups.append(Group(uid, tuple(ordered)))
+        ordered = tuple(tuple(key for _, key in sorted(sessions[number])) for number in sorted(sessions))
+        groups.append(Group(uid, ordered))
     return groups
 
 
@@ -57,11 +54,7 @@ def last_keys(groups: Iterable[Group]) -> list[str]:
     >>> last_keys([Group("a", (("a_0_0",), ("a_1_0", "a_1_1")))])
     ['a_0_0', 'a_1_1']
     """
-    keys: list[str] = []
-    for group in groups:
-        for session in group.sessions:
-            keys.append(session[-1])
-    return keys
+    return [session[-1] for group in groups for session in group.sessions]
 
 
 def kept_keys(groups: Iterable[Group], kept_PN: Tensor) -> set[str]:

@@ -159,9 +159,7 @@ def _check_data(config: DictConfig, path: str | None) -> None:
     if path is None:
         return
     check: Callable[..., Any] = find("data check", path, {})
-    files: list[Any] = []
-    for split in ("train", "val"):
-        files.append(_get(config, f"data.{split}_files"))
+    files = [_get(config, f"data.{split}_files") for split in ("train", "val")]
     check(files, _get(config, "data.reward_fn_key", "data_source"))
 
 
@@ -187,9 +185,8 @@ def _filter_arguments(config: DictConfig) -> dict[str, Any]:
         )
     refill = bool(_get(config, "trainer.v1.sampler.sync_refill_failed_groups"))
     train_batch = _get(config, "data.train_batch_size")
-    generation_batch = _get(config, "data.gen_batch_size") or train_batch
-    if metric or refill:  # as verl does
-        generation_batch = 1
+    # as verl does
+    generation_batch = 1 if metric or refill else _get(config, "data.gen_batch_size") or train_batch
     return {
         "filter_groups_metric": metric,
         "sync_refill_failed_groups": refill,

@@ -89,11 +89,9 @@ def _of_relation(node: Node) -> Any:
     sides = values_of(node.items)
     if sides is None or "in" in node.signs:
         return None
-    parts = []
-    for sign, (left, right) in zip(node.signs, pairwise(sides), strict=True):
-        relation = _RELATIONS[sign](left, right)
-        parts.append(relation.doit().as_set())
-    return sympy.Intersection(*parts)
+    pairs = zip(node.signs, pairwise(sides), strict=True)
+    relations = [_RELATIONS[sign](left, right) for sign, (left, right) in pairs]
+    return sympy.Intersection(*(relation.doit().as_set() for relation in relations))
 
 
 def _of_value(text: str) -> Any:

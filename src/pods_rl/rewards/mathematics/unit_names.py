@@ -140,8 +140,6 @@ def in_one_word(text: str) -> str:
 def _joined(words: re.Match[str]) -> str:
     if words["ton"]:
         return words["ton"].replace("ton", "tonne")
-    second = words["second"].rstrip(".")
-    if second == "oz":
-        second = "ounce"
     first = "fluid" if words["first"].startswith("fl") else words["first"]
-    return first + second
+    second = words["second"].rstrip(".")
+    return first + ("ounce" if second == "oz" else second)

@@ -162,9 +162,7 @@ def _in_one_spelling(units: str) -> str | None:
             next_power = 1
             for name, exponent in last.items():
                 powers[name] += exponent
-    names = []
-    for unit, power in sorted(powers.items()):
-        names.append(unit if power == 1 else f"{unit}{power}")
+    names = [unit if power == 1 else f"{unit}{power}" for unit, power in sorted(powers.items())]
     return " ".join(names) or None
 
 

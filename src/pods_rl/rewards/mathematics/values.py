@@ -26,11 +26,7 @@ _REPAIRS = NormalizationConfig(basic_latex=True, units=False, malformed_operator
 
 def _braced(parts: Iterable[str | None]) -> str:
     r"""Write parts as arguments of a command: `{1}{\pi}`."""
-    arguments = []
-    for part in parts:
-        if part:
-            arguments.append(part if part[0] == "{" else f"{{{part}}}")
-    return "".join(arguments)
+    return "".join(part if part[0] == "{" else f"{{{part}}}" for part in parts if part)
 
 
 def _primes(primed: re.Match[str]) -> str:
