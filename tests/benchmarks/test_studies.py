@@ -23,6 +23,9 @@ EXPERIMENTS = (
     "equal_memory_4_pilots",
     "equal_memory_16",
     "equal_memory_16_pilots",
+    "equal_rows_8",
+    "equal_rows_8_pilots",
+    "quickstart_pilots",
     "many_prompts",
     "many_prompts_pilots",
     "chat",
@@ -84,6 +87,7 @@ def scores_by_arm(path):
         ("equal_memory_4", "equal_memory_4/rates_90.csv"),
         ("equal_memory_16", "equal_memory_16/rates.csv"),
         ("equal_memory_16", "equal_memory_16/rates_90.csv"),
+        ("equal_rows_8", "equal_rows_8/rates.csv"),
         ("many_prompts", "many_prompts/rates.csv"),
     ],
 )
