@@ -1,8 +1,8 @@
 """Memory of the update by how much rollouts share: python benchmarks/sharing_memory.py [--csv FILE]
 
 Answers why one should select, if shared prefixes make 16 rows cheap: the peak of the tensors in one pass forward and
-backward for TRL's rows of GRPO 4, and for trees of 4 and of 16 rows, with the shipped policy and random completions, which
-share only their prompt. The share is that of the tokens of 16 rows which their tree does not compute.
+backward for TRL's rows of GRPO 4, and for trees of 4 and of 16 rows, with the shipped policy and random completions,
+which share only their prompt. The share is that of the tokens of 16 rows which their tree does not compute.
 """
 
 from __future__ import annotations
