@@ -88,11 +88,9 @@ def serve(request: Check | Rows | Train, connection: Connection) -> None:
         return
     connection.close()
     words = ["train", "--config", str(request.config), "--output", str(request.output)]
-    mode = "wb"
     if request.resume:
         words.append("--resume")
-        mode = "ab"
-    with open_own(request.output / LOG, mode) as log:
+    with open_own(request.output / LOG, "ab" if request.resume else "wb") as log:
         sys.stdout.flush()
         sys.stderr.flush()
         os.dup2(log.fileno(), 1)

@@ -193,9 +193,7 @@ class Starters:
 
     def __init__(self, parallel: int, *, trains: bool) -> None:
         self.trains = trains
-        if not trains:
-            parallel = 1
-        self._starters = [Starter() for _ in range(parallel)]
+        self._starters = [Starter() for _ in range(parallel if trains else 1)]
         self._free: SimpleQueue[Starter] = SimpleQueue()
 
     def __enter__(self) -> Starters:
