@@ -32,7 +32,7 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
 
 from ...errors import UserError
-from .compat import TRAINER_STATE_NAME, TRLTrainer, safe_globals, standing_in
+from .compat import TRAINER_STATE_NAME, TRLTrainer, safe_globals
 from .dynamic_sampling import DynamicSampling
 from .record import Rollouts, saved_table
 from .stability import is_out_of_memory
@@ -142,24 +142,6 @@ class ExactResume:
                 "DeepSpeed shards is not saved). Resume from another checkpoint, or start a new run without "
                 "sync_ref_model."
             )
-
-    @contextmanager
-    def explaining(self) -> Iterator[None]:
-        """Inside, an error about weights or an optimizer that transformers restores is one line that names the file."""
-        trainer = self._trainer
-        load_weights = trainer._load_from_checkpoint
-        load_optimizer = trainer._load_optimizer_and_scheduler
-
-        def weights(checkpoint: str, *args: Any) -> None:
-            with restoring(checkpoint, WEIGHTS):
-                load_weights(checkpoint, *args)
-
-        def optimizer(checkpoint: str | None) -> None:
-            with restoring(checkpoint, OPTIMIZER):
-                load_optimizer(checkpoint)
-
-        with standing_in(trainer, _load_from_checkpoint=weights, _load_optimizer_and_scheduler=optimizer):
-            yield
 
     def begins_finished(self, epoch: int, epochs_trained: int, dataloader: Any) -> bool:
         """At the start of an epoch: restore weights and the order of prompts; return whether the run was finished.

@@ -17,8 +17,9 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -214,8 +215,6 @@ class TRLTrainer:
     vllm_generation: Any  # with vLLM: what asks it
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any, Any]: ...
-    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None: ...
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None: ...
     def is_world_process_zero(self) -> bool: ...
 
 
@@ -316,13 +315,13 @@ def warn_of_lossy_cast(trainer: TRLTrainer) -> None:
         )
 
 
-# -- patches: each holds inside its context and is undone at the end ---------------------------------------------------
+# -- what is replaced for a time: by one of these context managers, and put back at its end ----------------------------
 
 
 @contextmanager
-def standing_in(instance: Any, **values: Any) -> Iterator[None]:
-    """Replace attributes and methods of the trainer, the policy (`generate`) or TRL's module."""
-    attributes = vars(instance)
+def _replacing(holder: Any, **values: Any) -> Iterator[None]:
+    """Put values in the place of attributes or methods of an object or a module."""
+    attributes = vars(holder)
     replaced = {name: attributes[name] for name in values if name in attributes}
     attributes.update(values)
     try:
@@ -333,9 +332,47 @@ def standing_in(instance: Any, **values: Any) -> Iterator[None]:
         attributes.update(replaced)
 
 
-@contextmanager
-def escaping_printed_table() -> Iterator[None]:
-    """Inside, TRL prints its table of completions escaped, since text of a policy can steer a terminal.
+def scoring_by(trainer: TRLTrainer, score: Callable[..., Tensor]) -> AbstractContextManager[None]:
+    """Let TRL's method ask `score` for rewards, which may call the `_calculate_rewards` of a subclass.
+
+    An override of that method would not do: a subclass's need not call ours, and its result has to be checked.
+    """
+    return _replacing(trainer, _calculate_rewards=score)
+
+
+def group_size_of(trainer: TRLTrainer, rollouts: int) -> AbstractContextManager[None]:
+    """Let `num_generations` be n, for a subclass that compares the rollouts of a prompt when it calculates rewards."""
+    return _replacing(trainer, num_generations=rollouts)
+
+
+def rewarding_by(trainer: TRLTrainer, functions: Sequence[Callable[..., Any]]) -> AbstractContextManager[None]:
+    """Let TRL call these reward functions; outside, `reward_funcs` holds the user's own objects."""
+    return _replacing(trainer, reward_funcs=functions)
+
+
+def generating_by(policy: Any, generate: Callable[..., Tensor]) -> AbstractContextManager[None]:
+    """Let TRL call this function instead of the policy's `generate`."""
+    return _replacing(policy, generate=generate)
+
+
+def rendering_by(processor: Any, render: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Let TRL call this function instead of the processor's `apply_chat_template`."""
+    return _replacing(processor, apply_chat_template=render)
+
+
+def saving_below(trainer: TRLTrainer, folder: Path) -> AbstractContextManager[None]:
+    """Let transformers write checkpoints in this folder instead of the output folder."""
+    return _replacing(trainer, _get_output_dir=lambda trial: str(folder))
+
+
+def caching_as_loaded(policy: Any) -> AbstractContextManager[None]:
+    """Save `use_cache` as the policy generates: transformers' trainer turns it off in the configuration to train."""
+    as_loaded = getattr(getattr(policy, "generation_config", None), "use_cache", True)
+    return _replacing(policy.config, use_cache=as_loaded)
+
+
+def printing_escaped() -> AbstractContextManager[None]:
+    """Let TRL print its table of completions escaped, since text of a policy can steer a terminal.
 
     What TRL writes to files and trackers stays as it is.
     """
@@ -350,30 +387,17 @@ def escaping_printed_table() -> Iterator[None]:
         columns = {plain_text(name): escaped(values) for name, values in extra.items()}
         show(escaped(prompts), escaped(completions), *numbers, extra=columns)
 
-    with standing_in(grpo_trainer, print_prompt_completions_sample=show_escaped):
-        yield
+    return _replacing(grpo_trainer, print_prompt_completions_sample=show_escaped)
 
 
-@contextmanager
-def building(trainer: TRLTrainer, at_once: int) -> Iterator[None]:
-    """While a trainer is built: shard as `use_fsdp2` says, and give colocated vLLM `at_once` as its `max_num_seqs`.
-
-    TRL would give vLLM the rows of the update.
-    """
+def room_in_vllm(at_once: int) -> AbstractContextManager[None]:
+    """Give colocated vLLM `at_once` as its `max_num_seqs`: TRL would give it the rows of the update."""
     build = grpo_trainer.VLLMGeneration
-
-    def create() -> None:
-        GRPOTrainer.create_accelerator_and_postprocess(trainer)
-        use_fsdp2(trainer)
 
     def with_room(**settings: Any) -> Any:
         return build(**settings | {"max_num_seqs": at_once})
 
-    with (
-        standing_in(trainer, create_accelerator_and_postprocess=create),
-        standing_in(grpo_trainer, VLLMGeneration=with_room),
-    ):
-        yield
+    return _replacing(grpo_trainer, VLLMGeneration=with_room)
 
 
 # -- sharded weights: FSDP2 and ZeRO-3 ---------------------------------------------------------------------------------

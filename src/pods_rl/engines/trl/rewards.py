@@ -24,7 +24,8 @@ from ...sandbox.worker import Work, no_copies
 from ...selection import REWARD_LIMIT
 from ...selection.types import describe
 from ...text import plain_text, short
-from .compat import TRLTrainer, get_callable_name, is_async_callable, standing_in
+from . import compat
+from .compat import TRLTrainer, get_callable_name, is_async_callable
 from .record import as_text
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class CheckedRewards:
         trainer = self._trainer
         pairs = zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
         functions = [watched(function, name, trainer.args.reward_errors, self._faults) for function, name in pairs]
-        with standing_in(trainer, reward_funcs=functions):
+        with compat.rewarding_by(trainer, functions):
             yield
 
     def clean(self, rewards: Tensor) -> Tensor:
