@@ -69,12 +69,12 @@ class BatchPlan:
     ``steps_per_generation`` exceeds ``gradient_accumulation_steps``.
     """
 
-    num_generations: int
-    num_rollouts: int
+    num_generations: int  # m
+    num_rollouts: int  # n
     processes: int
-    micro_batch_rows: int
-    micro_batches: int
-    steps_per_generation: int
+    micro_batch_rows: int  # of a process
+    micro_batches: int  # of an optimizer step
+    steps_per_generation: int  # micro-batches of a generation batch
 
     @property
     def rows_per_generation(self) -> int:
@@ -134,7 +134,7 @@ def batch_plan(settings: Mapping[str, Any], processes: int | None = None) -> Bat
         processes = get_world_size()
     m = _at_least("num_generations", settings.get("num_generations", 8), 2, "a single row has no advantage")
     n = settings.get("num_rollouts")
-    if n is None:
+    if n is None:  # plain GRPO
         n = m
     n = _at_least("num_rollouts", n, 1)
     if n < m:
@@ -158,7 +158,7 @@ def batch_plan(settings: Mapping[str, Any], processes: int | None = None) -> Bat
             f"({counted(prompts, 'prompt')} x num_rollouts {n:,}). Lower num_rollouts, num_generations or "
             "per_device_train_batch_size."
         )
-    if prompts * n % processes:
+    if prompts * n % processes:  # a process with fewer would wait for the others, and gathered lists would not fit
         low, high = _neighbours(n, processes // math.gcd(processes, prompts))
         advice = f"{low} or {high}" if low >= m else f"{high}"
         raise UserError(
@@ -185,7 +185,7 @@ def _steps_per_generation(
         key = "gradient_accumulation_steps"
         steps = accumulation
     steps = _at_least(key, steps, 1)
-    if rows * processes * steps % m:
+    if rows * processes * steps % m:  # the rest of a group would be of another policy
         low, high = _neighbours(rows, m // math.gcd(m, processes * steps))
         raise UserError(
             f"A generation batch must hold whole groups of num_generations = {m} rows, but it holds "
@@ -203,7 +203,7 @@ def _neighbours(value: int, step: int) -> tuple[int, int]:
 
 
 def _at_least(key: str, value: int | None, minimum: int, why: str = "") -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:  # True is an int
         reason = f" ({why})" if why else ""
         raise UserError(f"{key} = {value!r}: expected a whole number of at least {minimum}{reason}.")
     return value
@@ -255,6 +255,7 @@ def _check_timeout(value: Any) -> None:
 
 
 def _check_dynamic_sampling(value: Any) -> None:
+    # A switch that is quoted in YAML is no name.
     is_name = isinstance(value, str) and value.lower() not in ("", "true", "false", "yes", "no", "none", "null")
     if not isinstance(value, bool) and not is_name:
         raise UserError(

@@ -217,6 +217,7 @@ class ExactResume:
     def _open_generation(self, record: Rollouts | None) -> dict[str, Any] | None:
         """Return the latest generation if it is still trained; None if a new one comes next."""
         trainer = self._trainer
+        # TRL generates again when its counter reaches this multiple.
         if trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0:
             return None
         assert record is not None

@@ -346,6 +346,7 @@ def move_rows(columns: Columns, moves: Moves, accelerator: Accelerator) -> Colum
             index = moves.indices[row]
             rows_here[row] = {name: values[index] for name, values in columns.items()}
     if moves.changing():
+        # Only these: most rows stay, and rows with images are large.
         leaving = [(row, values) for row, values in rows_here.items() if moves.targets[row] != process]
         rows_here |= dict(gather_object(leaving))
     trained: list[Batch] = []

@@ -28,7 +28,7 @@ from . import compat
 from .advantages import drop_zero_counters, gather_advantages, log_generation, set_advantages
 from .batching import BatchPlan, Shares, batch_plan
 from .checkpoints import OPTIMIZER, WEIGHTS, ExactResume, load_renamed, restoring
-from .compat import Batch, Completions, Generated, Tokenized, TypedGRPOTrainer
+from .compat import Batch, Completions, Generated, LogProbs, Tokenized, TypedGRPOTrainer
 from .config import PAPER, PODSConfig, check_prompts, group_sizes
 from .dynamic_sampling import DynamicSampling
 from .generation import Built, Generation, Selected, copies, move_rows, named, output_of, record_of
@@ -37,7 +37,7 @@ from .record import Rollouts, make_table_storable, show_advantages, show_scores
 from .rewards import CheckedRewards
 from .stability import Stability
 from .turns import Tools, Turns, check_completions, over_prefix_tree, sequences_at_once
-from .update import LogProbs, StepCallback, Update
+from .update import StepCallback, Update
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel

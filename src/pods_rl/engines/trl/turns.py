@@ -115,7 +115,7 @@ class Turns:
         keys = [key.of_turn(self._number) for key in self.keys]
         count = len(prompt_ids)
         size = self._trainer.args.rollout_batch_size or count
-        if self._trainer.use_vllm or size >= count:
+        if self._trainer.use_vllm or size >= count:  # vLLM has a limit of its own
             completion_ids, logprobs = sample(slice(None), keys)
         elif images:
             raise UserError(
@@ -184,7 +184,7 @@ def tokenize_copies_once(tokenize: Callable[[list[Any]], Tokenized], prompts: li
             distinct_prompts.append(prompt)
             text_before = text
         distinct_of.append(len(distinct_prompts) - 1)
-    if len(distinct_prompts) == len(prompts):
+    if len(distinct_prompts) == len(prompts):  # TRL's own call, with its own list
         return tokenize(prompts)
     prompt_ids, images, fields = tokenize(distinct_prompts)
     if images is not None or fields:  # some processors return these for all prompts together, not one for each
@@ -268,6 +268,7 @@ class Tools:
         """Put limits on the tools of the rows that TRL has prepared."""
         if not self._trainer.tools:
             return
+        # In place, since TRL finds a row's tools in these dictionaries.
         for plain, asynchronous in zip(self._trainer._sync_tool_dicts, self._trainer._async_tool_dicts, strict=True):
             limited = self._limits.of_rollout({**plain, **asynchronous})
             for tools in (plain, asynchronous):
