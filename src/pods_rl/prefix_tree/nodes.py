@@ -148,9 +148,8 @@ class Nodes:
             # Without padding a mask would only cost an operation for each token.
             mask = None
         self._inputs.pop("attention_mask", None)
-        self._mask = None
-        if mask is not None:
-            self._mask = pad(mask, (0, self._ids.size(1) - mask.size(1)), value=1)  # [nodes, W + T]
+        # [nodes, W + T]: every token that follows is seen.
+        self._mask = None if mask is None else pad(mask, (0, self._ids.size(1) - mask.size(1)), value=1)
         self._types = {name: inputs[name][:, -1:] for name in TYPES if inputs.get(name) is not None}
         if "mm_token_type_ids" in self._types:
             # As `generate` does: what the model writes is text.

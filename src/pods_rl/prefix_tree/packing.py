@@ -146,9 +146,7 @@ class TreePass:
         """Gather the scores `[B, logits_to_keep]`; a node serves all its rows, and receives the gradients of all."""
         index = index.to(output.log_probs.device)  # a model over several devices may end on another one
         log_probs = _select(output.log_probs, index)
-        entropy = None
-        if output.entropy is not None:
-            entropy = _select(output.entropy, index)
+        entropy = None if output.entropy is None else _select(output.entropy, index)
         if self.unread_log_probs is not None and self.read is not None:
             unread = self.unread_log_probs[:, : index.shape[1]].to(log_probs.dtype)
             log_probs = torch.where(self.read.unsqueeze(1), log_probs, unread)

@@ -134,9 +134,7 @@ def batch_plan(settings: Mapping[str, Any], processes: int | None = None) -> Bat
         processes = get_world_size()
     m = _at_least("num_generations", settings.get("num_generations", 8), 2, "a single row has no advantage")
     n = settings.get("num_rollouts")
-    if n is None:  # plain GRPO
-        n = m
-    n = _at_least("num_rollouts", n, 1)
+    n = _at_least("num_rollouts", m if n is None else n, 1)  # None: plain GRPO
     if n < m:
         raise UserError(
             f"num_rollouts = {n} is less than num_generations = {m}: cannot keep {m} of {n} rollouts. "

@@ -77,9 +77,7 @@ class ExactResume:
         self._resumed = None
         if not wanted:
             return None
-        answer: Any = None
-        if self._trainer.is_world_process_zero():
-            answer = self._find(wanted)
+        answer: Any = self._find(wanted) if self._trainer.is_world_process_zero() else None
         # The first process decides: the others may not see its files yet.
         checkpoint, problem = broadcast_object_list([answer])[0]
         if problem:
@@ -117,9 +115,7 @@ class ExactResume:
             return f"there is no {TRAINER_STATE_NAME}: it is not a checkpoint, or its run was killed while it was saved"
         if folder == self.verified:
             return None
-        damages: list[str] = []
-        if (folder / MANIFEST).is_file():
-            damages = verify(folder)
+        damages = verify(folder) if (folder / MANIFEST).is_file() else []
         damages = damages or unrestorable(folder)
         return damages[0] if damages else None
 
@@ -427,12 +423,9 @@ def _refuse_missing(model: Any, saved_names: set[str], folder: str) -> None:
     """
     weights = model.state_dict()
     saved_places = {weights[name].data_ptr() for name in saved_names}
-    never_saved = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
-    missing = []
-    for name, weight in weights.items():
-        if name not in saved_names and name not in never_saved and weight.data_ptr() not in saved_places:
-            missing.append(name)
-    _raise_missing(model, missing, folder)
+    known = saved_names.union(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    others = [name for name in weights if name not in known]
+    _raise_missing(model, [name for name in others if weights[name].data_ptr() not in saved_places], folder)
 
 
 def _check_adapter(model: Any, folder: str) -> None:

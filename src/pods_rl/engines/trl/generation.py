@@ -285,11 +285,7 @@ def named(columns: Columns, kind: str) -> dict[str, Any]:
     >>> named({"prompt": [1], ("logged", "length"): [7]}, "logged")
     {'length': [7]}
     """
-    columns_of_kind = {}
-    for name, values in columns.items():
-        if isinstance(name, tuple) and name[0] == kind:
-            columns_of_kind[name[1]] = values
-    return columns_of_kind
+    return {name[1]: values for name, values in columns.items() if isinstance(name, tuple) and name[0] == kind}
 
 
 class Moves(NamedTuple):

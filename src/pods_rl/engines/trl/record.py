@@ -148,10 +148,7 @@ def gather_columns(record: Rollouts | None, write: Callable[[Any], str] | None =
 
 def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
     """Return the rows of a table of columns."""
-    rows = []
-    for values in zip(*columns.values(), strict=True):
-        rows.append(dict(zip(columns, values, strict=True)))
-    return rows
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def total_reward(

@@ -52,10 +52,7 @@ class Stability:
 
     def take_loss(self, loss: Tensor) -> Tensor:
         """Add a micro-batch's loss, and return a finite value: a NaN would stay in transformers' running sum."""
-        if self.step_loss is None:
-            self.step_loss = loss
-        else:
-            self.step_loss = self.step_loss + loss
+        self.step_loss = loss if self.step_loss is None else self.step_loss + loss
         return loss.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
     def skip_bad_step(self) -> bool:
