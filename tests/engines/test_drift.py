@@ -7,6 +7,7 @@ would stay n long where m rows are kept, and a new metric of the loss would depe
 from __future__ import annotations
 
 import ast
+from functools import partial
 
 import pytest
 from trl import GRPOTrainer
@@ -106,17 +107,20 @@ def test_counters_of_a_training_are_saved_by_us_or_trl_or_end_in_a_step():
     assert source.changed_attributes(LOSS) == STATE_OF_LOSS | {"entropy_coef", "_metrics"}
 
 
+metrics_in = partial(source.keys_of, dictionary="self._metrics[mode]")
+
+
 @pytest.mark.parametrize(
     ("line", "found"),
     [
         ("self.rubrics = [row['rubric'] for row in inputs]", source.changed_attributes),
         ("self.rubrics.extend(prompts)", source.changed_attributes),
         ("self.by_name['rubrics'].append(prompts)", source.changed_attributes),
-        ("self._metrics[mode]['rubrics'].append(1.0)", lambda tree: source.keys_of(tree, "self._metrics[mode]")),
-        ("self._metrics[mode][f'{name}/rubrics'].append(1.0)", lambda tree: source.keys_of(tree, "self._metrics[mode]")),
-        ("output['rubrics'] = prompts", lambda tree: source.keys_of(tree, "output")),
+        ("self._metrics[mode]['rubrics'].append(1.0)", metrics_in),
+        ("self._metrics[mode][f'{name}/rubrics'].append(1.0)", metrics_in),
+        ("output['rubrics'] = prompts", partial(source.keys_of, dictionary="output")),
         ("loss = loss + self.rubrics", source.read_attributes),
-        ("loss = inputs.get('rubrics')", lambda tree: source.keys_of(tree, "inputs")),
+        ("loss = inputs.get('rubrics')", partial(source.keys_of, dictionary="inputs")),
     ],
 )
 def test_a_new_name_in_the_source_is_found(line, found):

@@ -1,4 +1,4 @@
-"""The stubs that mypy reads instead of TRL and accelerate: names, parameters and fields are those of the installed versions."""
+"""The stubs that mypy reads instead of TRL and accelerate have names and parameters of the installed versions."""
 
 from __future__ import annotations
 

@@ -6,20 +6,20 @@
 - `TRLTrainer`: what else is read, written or called on the trainer, one line each; it types the rest of the engine.
 - `ENTROPY` to `IMAGE_INPUTS`: names in TRL's metrics and batches.
 - the imports below: names that are not public.
-- the context managers: what is replaced for a time in TRL, the policy and the processor. Two changes stay: `use_fsdp2`
-  sets accelerate's state, and `prefix_tree.attention` wraps the attention functions of transformers.
+- the context managers: what is replaced for a time in TRL, the policy and the processor. Two changes stay:
+  `use_fsdp2` sets accelerate's state, and `prefix_tree.attention` wraps the attention functions of transformers.
 
 TRL 1.17. pip refuses it (`trl<1.17`), and then this module does. Of TRL 1.0 to 1.16, in the order of how often they
 changed, with what a user reads where the trainer is built or first generates:
 
 1. The results of `_generate` (1.1 and 1.9): `Generated.of` names the number that it got, and those that it expects.
-2. Parameters of an overridden method (`_get_per_token_logps_and_entropies` in 1.1 and 1.7, which we pass on by name, and
-   `_generate_single_turn` since 1.9): `check_overrides` prints both lists.
+2. Parameters of an overridden method (`_generate_single_turn` since 1.9): `check_overrides` prints both lists. Those of
+   `_get_per_token_logps_and_entropies` that came in 1.1 and 1.7 are passed on by name, and most are in `IMAGE_INPUTS`.
 3. The lists of rows (all four came in 1.8): if one is gone `check_row_lists` names it. A new one has no error: it would
    stay n long, and m rows would read the first m of its entries.
 4. Metrics of the loss (1.7 and 1.8): no error. A new one would be a mean over micro-batches of grouped rows.
-5. Names in the batch (1.1 and 1.7) and terms of the loss (1.7 and 1.8): no error. A column would be padded with 0 on the
-   right where dynamic sampling joins batches, and a term could give a gradient to rows that are left out.
+5. Names in the batch (1.1 and 1.7) and terms of the loss (1.7 and 1.8): no error. A column would be padded with 0 on
+   the right where dynamic sampling joins batches, and a term could give a gradient to rows that are left out.
 
 Every error ends with the versions to install. What has none fails in `tests/engines/test_drift.py`, which compares
 these names with TRL's source both ways; `test_contract.py` and `test_stubs.py` find what we use and TRL no longer has.

@@ -123,19 +123,19 @@ class Update:
         if not trainer.model.training:
             return compute()
         self._micro_batches += 1
-        has_gradient = rows_with_gradient(batch)
+        with_gradient = rows_with_gradient(batch)
         leaves_out = self._may_leave_out_rows(batch)
-        signal = self._signal(batch, has_gradient, leaves_out)
+        signal = self._signal(batch, with_gradient, leaves_out)
         self._has_signal |= signal.has_gradient
         if leaves_out:
-            self.rows_left_out += int((~has_gradient).sum())
+            self.rows_left_out += int((~with_gradient).sum())
         if self._can_skip(signal):
             assert signal.counts is not None
             self._step_metrics.skip(signal.counts)
             return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
         self._passes += 1
         self._batch = batch
-        self._computed = has_gradient if leaves_out else None
+        self._computed = with_gradient if leaves_out else None
         metrics = trainer._metrics["train"]
         before = {name: len(values) for name, values in metrics.items()}
         try:
@@ -197,32 +197,36 @@ class Update:
             return False
         return trainer.top_entropy_quantile >= 1.0 and trainer.loss_type != "vespo"  # logs the weight of each row
 
-    def _signal(self, batch: Batch, rows: Tensor, leaves_out: bool) -> Signal:
-        """Return what has a gradient in a micro-batch, the same on every process; `rows` are those that have on this one.
+    def _signal(self, batch: Batch, with_gradient: Tensor, leaves_out: bool) -> Signal:
+        """Return what has a gradient in a micro-batch, the same on every process.
 
         With a user's loss every pass is computed, and the processes need not agree: its code may not reach this line on
         all of them.
+
+        Args:
+            with_gradient: `[B]`, which rows have one on this process.
+            leaves_out: whether this process may leave out the others.
         """
-        has_gradient = self._has_other_terms or bool(rows.any())
+        has_gradient = self._has_other_terms or bool(with_gradient.any())
         if self._has_user_loss:
             return Signal(has_gradient, has_later=True, leaves_out=False, counts=None)
         has_later = not has_gradient and self._has_later_signal()
         lengths = policy_tokens(batch)
-        computed = lengths * rows if leaves_out else lengths
+        computed = lengths * with_gradient if leaves_out else lengths
         # One message for all five: each is summed over the processes.
         local = [int(has_gradient), int(has_later), int(not leaves_out), int(computed.sum()), int(lengths.sum())]
         counts = torch.tensor(local, device=lengths.device)
         sums = self._trainer.accelerator.reduce(counts, reduction="sum").tolist()
         processes_with, processes_later, processes_needing_all, computed_tokens, all_tokens = sums
-        row_count = len(lengths) * self._trainer.accelerator.num_processes
+        rows = len(lengths) * self._trainer.accelerator.num_processes
         if batch["completion_mask"].shape[1] == 1:  # TRL's means are then over rows
-            computed_tokens = round(row_count * computed_tokens / all_tokens) if all_tokens else row_count
-            all_tokens = row_count
+            computed_tokens = round(rows * computed_tokens / all_tokens) if all_tokens else rows
+            all_tokens = rows
         return Signal(
             has_gradient=processes_with > 0,
             has_later=processes_later > 0,
             leaves_out=processes_needing_all == 0,
-            counts=Counts(all_tokens, computed_tokens, row_count),
+            counts=Counts(all_tokens, computed_tokens, rows),
         )
 
     def _has_later_signal(self) -> bool:
