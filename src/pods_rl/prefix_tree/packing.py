@@ -56,7 +56,7 @@ class TreePass:
         model: a causal language model with TRL's fused head, wrapped or not.
         logits_to_keep: columns of the completion.
         tree: whether the model computes trees; else the rows that are read are computed as rows.
-        read: `[B]`, the rows whose results are. If None, all.
+        read: `[B]`, whether the results of a row are. If None, all are.
         unread_log_probs: `[B, T]`, to return for the others; None: 0.
         tokens: grows by the tokens of each pass, as `computed`.
     """
