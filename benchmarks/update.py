@@ -142,7 +142,7 @@ def arms_of(model: PreTrainedModel) -> dict[str, Callable[[Rows], Forward]]:
     """Return what makes each arm's forward pass for a batch."""
     return {
         "rows": lambda rows: model,
-        "tree": lambda rows: TreePass(model, rows.completion_length, tree=True, live=rows.live),
+        "tree": lambda rows: TreePass(model, rows.completion_length, tree=True, read=rows.live),
     }
 
 

@@ -26,6 +26,7 @@ TESTS = {
     "vLLM": ["tests/real_vllm"],
     "TRL": [
         "tests/engines/test_contract.py",
+        "tests/engines/test_drift.py",
         "tests/engines/test_families.py",
         "tests/engines/test_parity.py",
         "tests/engines/test_vllm.py",

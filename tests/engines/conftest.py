@@ -19,6 +19,7 @@ from tools.pretrain import build_model, build_tokenizer
 from transformers import TrainerCallback, set_seed
 
 from pods_rl import PODSConfig, PODSTrainer
+from pods_rl.engines.trl.modes import Redrawing
 from tests import DEADLINE
 
 PROMPTS = ["1+2=", "37+4=", "5-1=", "60+60=", "9+9+9=", "8-3+1=", "77-1=", "2+2="]
@@ -81,7 +82,7 @@ def batches_of(trainer: Any) -> list[dict[str, Any]]:
 
     @around(trainer, "_generate_and_score_completions")
     def keep(build: Callable[..., Any], inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        is_round = getattr(trainer, "_drawn", None) is not None
+        is_round = isinstance(getattr(trainer, "_mode", None), Redrawing)
         batch = build(inputs)
         if not is_round:
             batches.append(batch)

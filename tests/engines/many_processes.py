@@ -26,6 +26,7 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from pods_rl import PODSConfig, PODSTrainer
+from pods_rl.engines.trl.modes import Redrawing
 from pods_rl.engines.trl.record import as_text
 from tests import DEADLINE, free_port
 
@@ -105,7 +106,7 @@ def numbered_rollouts(trainer: PODSTrainer) -> Any:
     done: dict[str, Any] = {"drawn": None, "rollouts": 0}
 
     def generate(prompt_ids: list[list[int]], images: Any, fields: Any, n: int, *_: Any) -> Any:
-        drawn, total = trainer._turns.keys, trainer.args.num_rollouts
+        drawn, total = trainer._mode.turns.keys, trainer.args.num_rollouts
         if done["drawn"] is not drawn:
             done.update(drawn=drawn, rollouts=0)
         asked = drawn[done["rollouts"] :][: len(prompt_ids)] or drawn[-1:]
@@ -216,7 +217,7 @@ def train_case(folder: Path, name: str, settings: dict[str, Any]) -> None:
 
     @around(trainer, "_generate_and_score_completions")
     def keep(score: Callable[..., Any], inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if trainer._drawn is not None:  # a round of dynamic sampling
+        if isinstance(trainer._mode, Redrawing):  # a round of dynamic sampling
             return score(inputs)
         seen.append({"asked": [row["prompt"] for row in inputs]})
         batch = score(inputs)

@@ -10,6 +10,7 @@ from datasets import Dataset, IterableDataset
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, set_seed
 from trl import GRPOTrainer
 
+from pods_rl.engines.trl.modes import Redrawing
 from pods_rl.errors import UserError
 from pods_rl.policies import tiny_policy_path
 
@@ -157,7 +158,7 @@ def test_groups_that_stay_dead_by_the_named_reward_train_nothing(make_trainer):
     @around(trainer, "_generate_and_score_completions")
     def built(build, inputs):
         batch = build(inputs)
-        if trainer._drawn is not None:  # new prompts pass through this override too, before they are joined
+        if isinstance(trainer._mode, Redrawing):  # new prompts pass through this override too, before they are joined
             return batch
         found = trainer.rollouts
         prompts = of_rollouts(found, found.prompts)

@@ -116,7 +116,7 @@ def test_every_column_follows_its_row_and_shared_values_stay():
                 "nothing": None,
             }
         )
-    first, second = regroup(batches, live=None)
+    first, second = regroup(batches, computed=None)
     assert first["prompt_ids"].tolist() == [[5, 6], [5, 6]]
     assert second["prompt_ids"].tolist() == [[8, 9], [8, 9]]
     assert first["completion_ids"].tolist() == [[1, 0], [1, 1]]
@@ -137,7 +137,7 @@ def test_a_column_that_is_not_understood_keeps_the_micro_batches(column):
 
     other = f"{column}!" if isinstance(column, str) else type(column)(column)
     batches = [batch(column), batch(other)]
-    assert regroup(batches, live=None) == batches
+    assert regroup(batches, computed=None) == batches
 
 
 def test_metrics_of_a_step_are_weighted_by_what_they_are_means_of():

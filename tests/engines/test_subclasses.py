@@ -11,6 +11,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from pods_rl import PODSTrainer
+from pods_rl.engines.trl.modes import Redrawing
 from pods_rl.errors import UserError
 from tests.numeric import FLOAT32, assert_near
 
@@ -484,7 +485,7 @@ def test_a_subclass_that_generates_nothing_for_drawn_prompts_is_refused(make_tra
         batch = None
 
         def _generate_and_score_completions(self, inputs):
-            if self._drawn is not None:
+            if isinstance(self._mode, Redrawing):
                 return {}
             return super()._generate_and_score_completions(inputs)
 

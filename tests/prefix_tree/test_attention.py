@@ -145,15 +145,15 @@ def test_parts_are_joined_in_float32(monkeypatch, dtype):
 
 
 def test_what_long_rows_share_is_in_one_place(monkeypatch):
-    """Each node has one place among the rows, and sees what is left out of its row once."""
+    """Each node has one slot among the rows, and sees what is left out of its row once."""
     take_layout(monkeypatch, "parts")
     for seed in range(5):
         tree = random_tree(seed)
         layout = blocks.lay_out(tree.branches, len(tree.tokens), torch.device("cpu"), spans=True)
         assert layout.spans
         numbers = torch.arange(len(tree.tokens))
-        of_place = torch.cat([blocks.take(numbers, block.rows) for block in layout.blocks])
-        assert torch.equal(blocks.take(of_place, layout.place), numbers)
+        of_slot = torch.cat([blocks.take(numbers, block.rows) for block in layout.blocks])
+        assert torch.equal(blocks.take(of_slot, layout.slot_of_node), numbers)
         after_spans = [[] for _ in numbers]  # what each node sees besides its row
         for span in layout.spans:
             for node in blocks.take(numbers, span.rows).tolist():

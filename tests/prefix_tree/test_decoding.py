@@ -28,7 +28,7 @@ from pods_rl.prefix_tree import nodes
 from pods_rl.prefix_tree.cache import NodeLayer, attend, decoding
 from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, decode
 from pods_rl.prefix_tree.images import Images
-from pods_rl.prefix_tree.nodes import stay
+from pods_rl.prefix_tree.nodes import order_of_children
 from pods_rl.prefix_tree.tree import distinct_share
 from tests.numeric import FLOAT32, assert_near
 from tests.operations import Operations
@@ -446,7 +446,7 @@ def test_the_distinct_share_counts_prefixes_of_each_prompt(trial):
 def test_children_take_free_places(trial):
     random = np.random.default_rng(trial)
     parents = np.sort(random.integers(0, 12, random.integers(1, 20)))
-    order = stay(parents)
+    order = order_of_children(parents)
     assert sorted(order) == list(range(len(parents)))
     moved = parents[order] != np.arange(len(parents))
     stayed = {parent for parent in parents if parent < len(parents)}

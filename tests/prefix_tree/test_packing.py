@@ -302,7 +302,7 @@ def test_a_batch_without_a_row_to_read_still_has_a_pass_and_a_gradient_of_zero(t
         lambda module, given, named: calls.append(len(named["input_ids"])), with_kwargs=True
     )
     unread = torch.full((3, keep), -2.0)
-    chosen = TreePass(model, keep, tree, live=torch.zeros(3, dtype=torch.bool), unread=unread)
+    chosen = TreePass(model, keep, tree, read=torch.zeros(3, dtype=torch.bool), unread_log_probs=unread)
     scores = chosen(ids, mask, labels, fused_lm_head=True)
     assert torch.equal(scores.log_probs, unread)
     scores.log_probs.sum().backward()

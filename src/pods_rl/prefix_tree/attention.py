@@ -413,7 +413,7 @@ class TreeAttention:
         """Return `[L, H, D]` by a call for each block; q is `[L, H, D]`, k and v `[L, K, D]`."""
         layout = self._layout(spans=False)
         outputs = [self._attend_in_block(block, q, k, v, sinks, rule) for block in layout.blocks]
-        return take(torch.cat(outputs), layout.place)
+        return take(torch.cat(outputs), layout.slot_of_node)
 
     def _layout(self, spans: bool) -> Layout:
         if spans not in self._layouts:
@@ -433,12 +433,12 @@ class TreeAttention:
             keys = for_each_head(keys, query.size(1))
             values = for_each_head(values, query.size(1))
         if not kernel.by_products:
-            return block.by_place(_attend(query, keys, values, mask, rule), fold)
+            return block.by_slot(_attend(query, keys, values, mask, rule), fold)
         if mask is None:
             mask = self._mask(block, rule.window, fold, q.dtype)
         if sinks is not None:
             sinks = sinks.view(-1, 1, fold).expand(-1, block.width, -1).flatten(1)  # [H / fold, width * fold]
-        return block.by_place(_attend_by_products(query, keys, values, mask, sinks, rule), fold)
+        return block.by_slot(_attend_by_products(query, keys, values, mask, sinks, rule), fold)
 
     def _how(self, window: int, sharing: int, dtype: torch.dtype, block: Block) -> tuple[int, Tensor | None]:
         """Return how many heads of queries are folded, and the mask; None if a node sees all nodes before it.
@@ -465,8 +465,8 @@ class TreeAttention:
         if kind not in self._masks:
             back = block.back
             if back is None:
-                places = torch.arange(block.key_count, device=self._device)
-                back = places[block.key_count - block.width :].unsqueeze(1) - places  # [width, keys]
+                columns = torch.arange(block.key_count, device=self._device)
+                back = columns[block.key_count - block.width :].unsqueeze(1) - columns  # [width, keys]
             hidden = back < 0
             if window:
                 hidden |= back >= window

@@ -22,7 +22,7 @@ DENSE = 512  # a tree of at most this many nodes is one call under a mask, if it
 LONG = 256  # nodes; longer rows are not padded, and what they share is computed apart from them
 SHARED = 32  # nodes that rows share, from which a call for them alone is quicker than to repeat them in each row
 
-NodeNumbers = slice | Tensor  # numbers of nodes; those that stand side by side as a slice, which copies nothing
+NodeIndex = slice | Tensor  # numbers of nodes; those that stand side by side as a slice, which copies nothing
 Numbers = NDArray[np.int64]
 
 
@@ -47,18 +47,18 @@ class Block:
 
     Args:
         trunk: its nodes. If None, the tree has no trunk.
-        rows: `[count * width]`, the node of each place; a shorter row repeats its last node at its end.
+        rows: `[count * width]`, the node of each slot; a shorter row repeats its last node at its end.
         count: the number of rows.
         width: the length of each row.
         key_count: how many nodes each row of queries is compared with: the trunk and the row.
         back: `[width, keys]`, how many nodes each key is before a node on its path, below 0 if it is not on it; None:
             each row is a path.
-        counted: `[count * width, 1, 1]`, whether a place counts for its node; None: each does.
+        counted: `[count * width, 1, 1]`, whether a slot counts for its node; None: each does.
         sees_row: whether a node sees its row. If not, it sees the trunk only.
     """
 
-    trunk: NodeNumbers | None
-    rows: NodeNumbers
+    trunk: NodeIndex | None
+    rows: NodeIndex
     count: int
     width: int
     key_count: int
@@ -76,7 +76,7 @@ class Block:
         return self.folded(take(q, self.rows), fold)
 
     def folded(self, rows: Tensor, fold: int) -> Tensor:
-        """Return `[count, H / fold, width * fold, D]` of what each place has, `[count * width, H, D]`."""
+        """Return `[count, H / fold, width * fold, D]` of what each slot has, `[count * width, H, D]`."""
         heads = rows.unflatten(0, (self.count, self.width)).unflatten(2, (-1, fold))
         return heads.transpose(1, 2).flatten(2, 3)
 
@@ -91,7 +91,7 @@ class Block:
         trunk = take(states, self.trunk).transpose(0, 1)  # [K, trunk, D]
         return torch.cat([trunk.expand(self.count, -1, -1, -1), rows], 2)
 
-    def by_place(self, outputs: Tensor, fold: int) -> Tensor:
+    def by_slot(self, outputs: Tensor, fold: int) -> Tensor:
         """Return the outputs `[count * width, H, D]` of those of the `queries`."""
         heads = outputs.unflatten(2, (-1, fold))  # [count, H / fold, width, fold, D]
         return heads.transpose(1, 2).flatten(2, 3).flatten(0, 1)
@@ -99,19 +99,19 @@ class Block:
 
 @dataclass(frozen=True)
 class Layout:
-    """Blocks in which each node of a tree has a place.
+    """Blocks in which each node of a tree has a slot.
 
     Args:
         blocks: in which each node sees its row.
         spans: blocks of what is left out of these rows; a node may be in several.
-        place: of each node among the rows of all blocks.
-        repeats: the places of nodes that have another place, which counts; without those that fill a row.
-        repeated: the nodes of these places.
+        slot_of_node: among the rows of all blocks.
+        repeats: the slots of nodes that have another slot, which counts; without those that fill a row.
+        repeated: the nodes of these slots.
     """
 
     blocks: list[Block]
     spans: list[Block]
-    place: NodeNumbers
+    slot_of_node: NodeIndex
     repeats: Tensor
     repeated: Tensor
 
@@ -170,41 +170,41 @@ def _leave_out(branches: list[Branch], rows: list[Numbers], shared: list[tuple[N
 
 def _as_blocks(parts: list[Part], shared: list[tuple[Numbers, Numbers]], nodes: int, device: torch.device) -> Layout:
     blocks: list[Block] = []
-    place = np.empty(nodes, np.int64)
-    of_block: list[tuple[Numbers, Numbers]] = []  # the node of each place, and whether the place fills a row
-    first_place = 0  # of the next row
+    slot_of_node = np.empty(nodes, np.int64)
+    of_block: list[tuple[Numbers, Numbers]] = []  # the node of each slot, and whether the slot fills a row
+    first_slot = 0  # of the next row
     for part in parts:
-        trunk = _nodes(part.trunk, device) if len(part.trunk) else None
+        trunk = _node_index(part.trunk, device) if len(part.trunk) else None
         for rows in _of_similar_length(part.rows):
             width = max(map(len, rows))
             padded = []
             fills = []
             for row in rows:
-                place[row] = np.arange(first_place, first_place + len(row))
-                first_place += width
+                slot_of_node[row] = np.arange(first_slot, first_slot + len(row))
+                first_slot += width
                 padded.append(row[np.minimum(np.arange(width), len(row) - 1)])
                 fills.append(np.arange(width) >= len(row))
             numbers = np.concatenate(padded)
             of_block.append((numbers, np.concatenate(fills)))
             key_count = len(part.trunk) + width
-            blocks.append(Block(trunk, _nodes(numbers, device), len(rows), width, key_count, part.back))
+            blocks.append(Block(trunk, _node_index(numbers, device), len(rows), width, key_count, part.back))
     repeats: list[Numbers] = []
     repeated: list[Numbers] = []
-    first_place = 0
+    first_slot = 0
     for i, (numbers, fill) in enumerate(of_block):
-        places = np.arange(first_place, first_place + len(numbers))
-        first_place += len(numbers)
-        counts = place[numbers] == places
+        slots = np.arange(first_slot, first_slot + len(numbers))
+        first_slot += len(numbers)
+        counts = slot_of_node[numbers] == slots
         if counts.all():
             continue
         counted = torch.from_numpy(counts).to(device).view(-1, 1, 1)
         blocks[i] = replace(blocks[i], counted=counted)
-        repeats.append(places[~counts & ~fill])
+        repeats.append(slots[~counts & ~fill])
         repeated.append(numbers[~counts & ~fill])
     return Layout(
         blocks,
         [_span(before, after, device) for before, after in shared],
-        _nodes(place, device),
+        _node_index(slot_of_node, device),
         torch.from_numpy(np.concatenate([_NONE, *repeats])).to(device),
         torch.from_numpy(np.concatenate([_NONE, *repeated])).to(device),
     )
@@ -212,7 +212,7 @@ def _as_blocks(parts: list[Part], shared: list[tuple[Numbers, Numbers]], nodes: 
 
 def _span(before: Numbers, after: Numbers, device: torch.device) -> Block:
     """Return the block of nodes that see what is left out of their rows."""
-    return Block(_nodes(before, device), _nodes(after, device), 1, len(after), len(before), sees_row=False)
+    return Block(_node_index(before, device), _node_index(after, device), 1, len(after), len(before), sees_row=False)
 
 
 def of_chunks(branches: list[Branch], chunk: int) -> list[Branch]:
@@ -243,7 +243,7 @@ def _fork(branch: Branch) -> int:
     return len(branch.path) - branch.new
 
 
-def _nodes(numbers: Numbers, device: torch.device) -> NodeNumbers:
+def _node_index(numbers: Numbers, device: torch.device) -> NodeIndex:
     if len(numbers) and (np.diff(numbers) == 1).all():
         return slice(int(numbers[0]), int(numbers[-1]) + 1)
     return torch.from_numpy(numbers).to(device)
@@ -264,6 +264,7 @@ def _is_dense(paths: list[Numbers], trunk: int, count: int) -> bool:
     """Return whether the `count` nodes of a prompt's paths, which share `trunk` nodes, are one row under a mask."""
     if len(paths) == 1 or count > DENSE:
         return False
+    # Twice as many pairs in one call still take less time than several calls.
     pairs_by_rows = trunk**2 + sum(len(path) * (len(path) - trunk) for path in paths)
     return count**2 <= 2 * pairs_by_rows
 
@@ -272,9 +273,9 @@ def _nodes_back(nodes: Numbers, paths: list[Numbers]) -> Numbers:
     """Return how many nodes each key is before a node on its path, -1 if it is not on it, `[nodes, nodes]`."""
     back = np.full((len(nodes), len(nodes)), -1)
     for path in paths:
-        places = np.searchsorted(nodes, path)
+        columns = np.searchsorted(nodes, path)
         depth = np.arange(len(path))
-        back[np.ix_(places, places)] = depth[:, None] - depth
+        back[np.ix_(columns, columns)] = depth[:, None] - depth
     return back
 
 
@@ -304,14 +305,14 @@ def _first(row: Numbers) -> int:
 # -- nodes and heads -----------------------------------------------------------------------------------------------
 
 
-def take(states: Tensor, nodes: NodeNumbers) -> Tensor:
-    """Select nodes, each of which receives a gradient from one place only."""
+def take(states: Tensor, nodes: NodeIndex) -> Tensor:
+    """Select nodes, each of which receives a gradient from one slot only."""
     if isinstance(nodes, slice):
         return states[nodes]
     return states.index_select(0, nodes)
 
 
-def take_shared(states: Tensor, nodes: NodeNumbers) -> Tensor:
+def take_shared(states: Tensor, nodes: NodeIndex) -> Tensor:
     """Select nodes that may be on many paths, and receive the sum of the gradients of all."""
     if isinstance(nodes, slice) or states.dtype.itemsize >= 4:
         return take(states, nodes)

@@ -41,7 +41,8 @@ class NodeLayer(DynamicLayer):
     """A cache layer with a row for each node of the tree, and spare rows and columns, so that few steps copy it.
 
     While nodes are few each has a copy of its prompt. After `share` there is one copy of each prompt for all its nodes,
-    and `attend`, to which the keys that `update` returns lead, reads both.
+    which the keys that `update` returns do not contain. They have a reference to this layer, by which the function
+    `attend` finds the method `attend`, and that reads the prompts and the keys.
 
     Args:
         layer: holds the prompts, a row each: the first nodes.
@@ -51,7 +52,7 @@ class NodeLayer(DynamicLayer):
     >>> prompts = DynamicLayer()
     >>> _ = prompts.update(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4))
     >>> layer = NodeLayer(prompts, rollouts=8, most=9)
-    >>> layer.arrange(torch.tensor([0, 1, 0]), torch.tensor([2]))  # prompt 0 has a second node
+    >>> layer.reorder(torch.tensor([0, 1, 0]), torch.tensor([2]))  # prompt 0 has a second node
     >>> layer.update(torch.ones(3, 1, 1, 4), torch.ones(3, 1, 1, 4))[0].shape
     torch.Size([3, 1, 4, 4])
     """
@@ -69,13 +70,13 @@ class NodeLayer(DynamicLayer):
         # Whether the model attends to the keys and values of its cache as they are, so that `attend` finds the layer.
         self.can_share = _reached_attention(layer.keys) and _reached_attention(layer.values)
         self.attended = True  # whether `attend` has seen the keys of the latest update
-        self.places: Places | None = None  # of the nodes, once their prompts are shared
+        self.slots: PromptSlots | None = None  # of the nodes, once their prompts are shared
         self._make_room(len(layer.keys))
 
     def get_seq_length(self) -> int:
         """Return the number of columns, the prompts' and the nodes' own."""
         columns: int = self.keys.shape[2]
-        if self.places is not None:
+        if self.slots is not None:
             columns += self.width
         return columns
 
@@ -91,19 +92,19 @@ class NodeLayer(DynamicLayer):
         values.narrow(2, start, count).copy_(value_states)
         self.keys = keys.narrow(2, 0, start + count)
         self.values = values.narrow(2, 0, start + count)
-        if self.places is not None:
+        if self.slots is not None:
             # They lead `attend` to this layer. A weak reference, since a cycle would keep the cache in memory.
             self.keys.layer = ref(self)
             self.values.layer = ref(self)
             self.attended = False
         return self.keys, self.values
 
-    def arrange(self, parents: Tensor, moved: Tensor) -> None:
-        """Let node `parents[i]` be at place i, for every i; only the places `moved` change.
+    def reorder(self, parents: Tensor, moved: Tensor) -> None:
+        """Let row i be that of node `parents[i]`, for every i; only the rows `moved` change.
 
         Args:
-            parents: a node may be at several places, where its children fork, and at none, where it ended.
-            moved: the places i where `parents[i]` is not i, ascending.
+            parents: a node may have several rows, where its children fork, and none, where it ended.
+            moved: the rows i where `parents[i]` is not i, ascending.
         """
         columns = self.keys.shape[2]
         if len(parents) > len(self._key_room):
@@ -126,15 +127,15 @@ class NodeLayer(DynamicLayer):
         self.keys = self._key_room[:count, :, :columns]
         self.values = self._value_room[:count, :, :columns]
 
-    def share(self, nodes: Tensor, prompts: Tensor, places: Places) -> None:
+    def share(self, nodes: Tensor, prompts: Tensor, slots: PromptSlots) -> None:
         """Keep one copy of each prompt, or drop those that are no longer needed.
 
         Args:
             nodes: one of each prompt that is needed.
             prompts: the numbers of these prompts.
-            places: of the nodes that there will be.
+            slots: of the nodes that there will be.
         """
-        if self.places is None:
+        if self.slots is None:
             self._prompt_keys = self.keys[nodes, :, : self.width]  # [prompts, K, width, D]
             self._prompt_values = self.values[nodes, :, : self.width]
             self.keys = self.keys[:, :, self.width :]
@@ -144,15 +145,15 @@ class NodeLayer(DynamicLayer):
         elif len(prompts) < len(self._prompt_keys):
             self._prompt_keys = self._prompt_keys[prompts]
             self._prompt_values = self._prompt_values[prompts]
-        self.places = places
+        self.slots = slots
 
     def attend(self, query: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return what single queries `[nodes, key heads, heads a key head, size]`, already scaled, read."""
-        places = self.places
-        assert places is not None
+        slots = self.slots
+        assert slots is not None
         group = query.shape[2]  # heads that share a key head
         # All nodes of a prompt are queries of one product with its keys.
-        prompt_scores = places.by_node(places.by_prompt(query) @ self._prompt_keys.transpose(2, 3), group)
+        prompt_scores = slots.by_node(slots.by_prompt(query) @ self._prompt_keys.transpose(2, 3), group)
         node_scores = query @ self.keys.transpose(2, 3)
         scores = torch.cat([prompt_scores, node_scores], dim=-1)  # [nodes, K, G, columns]
         if attention_mask is not None:
@@ -160,27 +161,27 @@ class NodeLayer(DynamicLayer):
         weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(self.values.dtype)
         prompt_weights = weights.narrow(3, 0, self.width)
         node_weights = weights.narrow(3, self.width, self.keys.shape[2])
-        from_prompts = places.by_node(places.by_prompt(prompt_weights) @ self._prompt_values, group)
+        from_prompts = slots.by_node(slots.by_prompt(prompt_weights) @ self._prompt_values, group)
         self.attended = True
         return node_weights @ self.values + from_prompts
 
 
 def _with_room(states: Tensor, rows: int, columns: int) -> Tensor:
-    """Copy states `[nodes, K, columns, D]` into a larger tensor, whose other places are not initialised."""
+    """Copy states `[nodes, K, columns, D]` into a larger tensor, of which the rest is not initialised."""
     count, heads, width, size = states.shape
     room = states.new_empty(rows, heads, columns, size)
     room[:count, :, :width] = states
     return room
 
 
-class Places:
-    """The order of nodes by prompt, in which each prompt has as many places as the one with the most nodes.
+class PromptSlots:
+    """Nodes in the order of their prompts, with as many slots for each prompt as the most nodes of one.
 
     Args:
         prompt_of: the number of each node's prompt; every prompt has a node.
 
-    >>> places = Places(torch.tensor([0, 1, 0]))
-    >>> places.by_prompt(torch.tensor([5, 6, 7]).view(3, 1, 1, 1))[:, 0, :, 0]
+    >>> slots = PromptSlots(torch.tensor([0, 1, 0]))
+    >>> slots.by_prompt(torch.tensor([5, 6, 7]).view(3, 1, 1, 1))[:, 0, :, 0]
     tensor([[5, 7],
             [6, 5]])
     """
@@ -188,19 +189,19 @@ class Places:
     def __init__(self, prompt_of: Tensor) -> None:
         counts = prompt_of.bincount()
         self._prompts = len(counts)
-        self._most = int(counts.max())  # places of each prompt
-        self._ordered = self._prompts == 1  # whether the places are the nodes in their order
+        self._most = int(counts.max())  # slots of each prompt
+        self._ordered = self._prompts == 1  # whether the slots are the nodes in their order
         if self._ordered:
             return
         nodes = torch.arange(len(prompt_of), device=prompt_of.device)
         nodes_so_far = torch.nn.functional.one_hot(prompt_of).cumsum(0)  # [nodes, prompts]
         nodes_before = nodes_so_far.gather(1, prompt_of.unsqueeze(1)).squeeze(1) - 1  # of the same prompt
-        self._place_of = prompt_of * self._most + nodes_before
-        self._node_at = nodes.new_zeros(self._prompts * self._most).index_copy_(0, self._place_of, nodes)
-        self._ordered = len(nodes) == len(self._node_at) and torch.equal(self._place_of, nodes)
+        self._slot_of = prompt_of * self._most + nodes_before
+        self._node_at = nodes.new_zeros(self._prompts * self._most).index_copy_(0, self._slot_of, nodes)
+        self._ordered = len(nodes) == len(self._node_at) and torch.equal(self._slot_of, nodes)
 
     def by_prompt(self, states: Tensor) -> Tensor:
-        """From `[nodes, K, G, x]` to `[prompts, K, places * G, x]`; empty places repeat a node."""
+        """From `[nodes, K, G, x]` to `[prompts, K, slots * G, x]`; empty slots repeat a node."""
         if not self._ordered:
             states = states.index_select(0, self._node_at)
         _, heads, group, size = states.shape
@@ -213,12 +214,12 @@ class Places:
         states = states.view(self._prompts, heads, self._most, group, size).transpose(1, 2)
         states = states.reshape(-1, heads, group, size)
         if not self._ordered:
-            states = states.index_select(0, self._place_of)
+            states = states.index_select(0, self._slot_of)
         return states
 
 
-def arrange(cache: Cache, parents: Tensor, prompt_of: Tensor) -> Tensor:
-    """Let node `parents[i]` of a cache be at place i, for every i: see `NodeLayer.arrange`.
+def move_nodes(cache: Cache, parents: Tensor, prompt_of: Tensor) -> Tensor:
+    """Let node i of a cache be one that goes on from node `parents[i]`, for every i: see `NodeLayer.reorder`.
 
     Once copies of the prompts would be large there is one copy for all nodes, if `attend` reads it.
 
@@ -226,11 +227,11 @@ def arrange(cache: Cache, parents: Tensor, prompt_of: Tensor) -> Tensor:
         prompt_of: the number of each parent's prompt.
 
     Returns:
-        The number of the prompt of each place; those without a node are no longer counted.
+        The number of the prompt of each node; those without a node are no longer counted.
     """
     moved = (parents != torch.arange(len(parents), device=parents.device)).nonzero().squeeze(1)
     prompts, prompt_of_node = torch.unique(prompt_of[parents], return_inverse=True)
-    places = None
+    slots = None
     for layer in cache.layers:
         if not isinstance(layer, NodeLayer):
             # States of a sliding window or of a recurrent layer do not grow, so they are simply copied.
@@ -238,12 +239,12 @@ def arrange(cache: Cache, parents: Tensor, prompt_of: Tensor) -> Tensor:
             continue
         copies = len(parents) - len(prompts)
         copied_bytes = layer.keys[0, :, :1].nbytes * layer.width * copies
-        if layer.can_share and (layer.places is not None or copied_bytes >= _SHARED_FROM):
-            if places is None:
-                places = Places(prompt_of_node)
+        if layer.can_share and (layer.slots is not None or copied_bytes >= _SHARED_FROM):
+            if slots is None:
+                slots = PromptSlots(prompt_of_node)
             node_of_prompt = (prompt_of == prompts.unsqueeze(1)).int().argmax(1)
-            layer.share(node_of_prompt, prompts, places)
-        layer.arrange(parents, moved)
+            layer.share(node_of_prompt, prompts, slots)
+        layer.reorder(parents, moved)
     return prompt_of_node
 
 

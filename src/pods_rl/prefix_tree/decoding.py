@@ -164,11 +164,12 @@ def decode(
         CannotServeError: see `refusal`.
         RuntimeError: strict draws, and probabilities that are not finite.
     """
+    # Draws are made by row below, and not by node.
     logits_processor = LogitsProcessorList(each for each in logits_processor if each is not draws)
     reason = refusal(model, generation_config, logits_processor, inputs)
     if reason is not None:
         raise CannotServeError(reason)
-    prompt_width = input_ids.size(1)
+    prompt_width = input_ids.size(1)  # draws count from the first token of the completions
     with decoding(model, inputs[cache_argument(inputs)]):
         nodes = Nodes(model, input_ids, generation_config, inputs)
         logits = nodes.prefill(logits_processor)

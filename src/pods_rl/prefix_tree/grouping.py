@@ -18,7 +18,7 @@ MOST_ADDED = 0.01
 """The share of nodes that exchanges of rows between micro-batches may add to make their trees more alike."""
 
 
-def group_rows(rows: NDArray[np.int64], size: int, live: Sequence[bool] | None = None) -> list[list[int]]:
+def group_rows(rows: NDArray[np.int64], size: int, computed: Sequence[bool] | None = None) -> list[list[int]]:
     """Return which rows form each micro-batch, so that all trees together have few nodes.
 
     Rows stand in the order of their tokens, in which those with a long common prefix are neighbours, and are cut into
@@ -31,7 +31,7 @@ def group_rows(rows: NDArray[np.int64], size: int, live: Sequence[bool] | None =
         rows: `[R, T]`, prompts on the left, completions on the right, -1 around them. As given, the first `size` rows
             are the first micro-batch, and so on.
         size: the rows of a micro-batch; R is a multiple of it.
-        live: which rows are computed. If None, all.
+        computed: which rows are; the others only fill micro-batches. If None, all.
 
     Returns:
         The numbers of the rows of each micro-batch, the smallest tree first: processes whose passes wait for each other
@@ -41,23 +41,23 @@ def group_rows(rows: NDArray[np.int64], size: int, live: Sequence[bool] | None =
     [[0, 2], [1, 3]]
     """
     given = [list(range(start, start + size)) for start in range(0, len(rows), size)]
-    if live is None:
-        live = [True] * len(rows)
+    if computed is None:
+        computed = [True] * len(rows)
     in_order = in_order_of_tokens(rows)
-    computed = [row for row in in_order if live[row]]
-    left_out = [row for row in in_order if not live[row]]
-    packed = computed + left_out
+    left_out = [row for row in in_order if not computed[row]]
+    packed = [row for row in in_order if computed[row]] + left_out
     grouped = [packed[start : start + size] for start in range(0, len(packed), size)]
     if len(rows) > MOST_ROWS_TO_BALANCE:
         return grouped[::-1]  # those that are not computed first
     trees = _Trees(rows, in_order)
-    live_members = [[row for row in members if live[row]] for members in grouped]
+    computed_members = [[row for row in members if computed[row]] for members in grouped]
     most_nodes = max(trees.nodes(members) for members in given)
-    _balance(live_members, most_nodes, trees)
-    nodes = [trees.nodes(members) for members in live_members]
-    if max(nodes) > most_nodes:
+    _balance(computed_members, most_nodes, trees)
+    nodes = [trees.nodes(members) for members in computed_members]
+    if max(nodes) > most_nodes:  # memory that was enough would no longer be
         return given
-    complete = _fill(live_members, left_out, size)
+    complete = _fill(computed_members, left_out, size)
+    # Stable, so that every process and every run finds one order.
     return [complete[number] for number in np.argsort(nodes, kind="stable")]
 
 
@@ -82,17 +82,17 @@ class _Trees:
             first_parting = np.minimum.accumulate(parting[number:])
             shared = np.clip(first_parting - 1 - first_columns[number], 0, self._lengths[number + 1 :])
             self._shared[number, number + 1 :] = shared
-        self._place = np.empty(len(rows), np.int64)
-        self._place[in_order] = np.arange(len(rows))
+        self._rank = np.empty(len(rows), np.int64)
+        self._rank[in_order] = np.arange(len(rows))
 
     def nodes(self, members: Sequence[int]) -> int:
         """Return the number of nodes of the tree of some rows."""
-        places = np.sort(self._place[list(members)])
-        return int(self._lengths[places].sum() - self._shared[places[:-1], places[1:]].sum())
+        ranks = np.sort(self._rank[list(members)])
+        return int(self._lengths[ranks].sum() - self._shared[ranks[:-1], ranks[1:]].sum())
 
     def length(self, row: int) -> int:
         """Return the number of nodes of a row alone."""
-        return int(self._lengths[self._place[row]])
+        return int(self._lengths[self._rank[row]])
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _balance(groups: list[list[int]], most_nodes: int, trees: _Trees) -> None:
     """
     nodes = [trees.nodes(members) for members in groups]
     most_in_all = (1 + MOST_ADDED) * sum(nodes)
-    for _ in range(4 * len(groups)):
+    for _ in range(4 * len(groups)):  # bounds the time
         largest = int(np.argmax(nodes))
         exchange = _best_exchange(groups, largest, trees)
         if exchange is None or exchange.worst >= nodes[largest]:

@@ -46,6 +46,7 @@ class Images:
         by_part = isinstance(parts, Tensor | list | tuple) and all(len(layer) == len(parts) for layer in deep)
         if not by_part:
             raise CannotServeError("the features of its images are not in one list")
+        # The features are in the order of the rows' placeholders: each row's must end where a part ends.
         ends = {end: part + 1 for part, end in enumerate(accumulate(len(part) for part in parts))}
         ends[0] = 0
         borders = [0, *accumulate(placeholders)]  # in tokens

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .blocks import Block, Layout, NodeNumbers, for_each_head, take
+from .blocks import Block, Layout, NodeIndex, for_each_head, take
 
 # Given a block, returns how many heads are folded, and the mask: None if a node sees all nodes before it.
 How = Callable[[Block], tuple[int, Tensor | None]]
@@ -55,15 +55,15 @@ class _Call:
         self._is_causal = mask is None and block.sees_row
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """Return output `[places, H, D]` and logarithm of the sum of weights `[places, H, 1]` of each place."""
+        """Return output `[slots, H, D]` and logarithm of the sum of weights `[slots, H, 1]` of each slot."""
         output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             *self._states, 0.0, self._is_causal, **self._options
         )
-        by_place = self._block.by_place
-        return by_place(output, self._fold), by_place(log_sum.unsqueeze(3), self._fold)
+        by_slot = self._block.by_slot
+        return by_slot(output, self._fold), by_slot(log_sum.unsqueeze(3), self._fold)
 
     def backward(self, gradient: Tensor, output: Tensor, log_sum: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of the queries `[places, H, D]`, and of keys and values `[count, K, key_count, D]`.
+        """Return the gradients of the queries `[slots, H, D]`, and of keys and values `[count, K, key_count, D]`.
 
         Args:
             gradient: of the complete output of all nodes, `[L, H, D]`.
@@ -72,7 +72,7 @@ class _Call:
         """
         block = self._block
         upstream = take(gradient, block.rows)
-        if block.counted is not None:
+        if block.counted is not None:  # a node with several slots has its gradient in one
             upstream = upstream * block.counted
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             block.folded(upstream, self._fold),
@@ -85,7 +85,7 @@ class _Call:
         )
         of_query, *of_keys = found
         keys, values = (x.unflatten(1, (self._of_keys, -1)).sum(2) for x in of_keys)
-        return block.by_place(of_query, self._fold), keys, values
+        return block.by_slot(of_query, self._fold), keys, values
 
 
 class _Merged(torch.autograd.Function):
@@ -95,10 +95,11 @@ class _Merged(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: Layout, scale: float, how: How
     ) -> Tensor:
-        of_places = [_Call(block, q, k, v, scale, how).forward() for block in layout.blocks]
-        output = take(torch.cat([x for x, _ in of_places]), layout.place)
-        log_sum = take(torch.cat([x for _, x in of_places]), layout.place)
+        of_slots = [_Call(block, q, k, v, scale, how).forward() for block in layout.blocks]
+        output = take(torch.cat([x for x, _ in of_slots]), layout.slot_of_node)
+        log_sum = take(torch.cat([x for _, x in of_slots]), layout.slot_of_node)
         output = output.to(log_sum.dtype)  # float32 for 16 bits
+        # Two parts of a softmax are joined by the share that each has of the weights.
         for span in layout.spans:
             more_output, more_sum = _Call(span, q, k, v, scale, how).forward()
             before = take(log_sum, span.rows)
@@ -122,7 +123,7 @@ class _Merged(torch.autograd.Function):
         gradient = gradient.contiguous()
         queries: list[Tensor] = []
         keys: list[Tensor] = []
-        of_trunks: list[tuple[NodeNumbers, Tensor]] = []
+        of_trunks: list[tuple[NodeIndex, Tensor]] = []
         for block in layout.blocks:
             of_query, *of_keys = _Call(block, q, k, v, scale, how).backward(gradient, output, log_sum)
             queries.append(of_query)
@@ -131,11 +132,11 @@ class _Merged(torch.autograd.Function):
             keys.append(both[:, :, before:].transpose(1, 2).flatten(0, 1))
             if block.trunk is not None:
                 of_trunks.append((block.trunk, both[:, :, :before].sum(0).transpose(0, 1)))
-        of_places = torch.cat(keys).to(log_sum.dtype)  # [places, K, 2, D]
-        of_q = take(torch.cat(queries).to(log_sum.dtype), layout.place)
-        of_k_v = take(of_places, layout.place)
+        of_slots = torch.cat(keys).to(log_sum.dtype)  # [slots, K, 2, D]
+        of_q = take(torch.cat(queries).to(log_sum.dtype), layout.slot_of_node)
+        of_k_v = take(of_slots, layout.slot_of_node)
         if len(layout.repeats):
-            _add(of_k_v, layout.repeated, of_places.index_select(0, layout.repeats))
+            _add(of_k_v, layout.repeated, of_slots.index_select(0, layout.repeats))
         for span in layout.spans:
             of_query, *of_keys = _Call(span, q, k, v, scale, how).backward(gradient, output, log_sum)
             _add(of_q, span.rows, of_query)
@@ -151,13 +152,13 @@ class _Merged(torch.autograd.Function):
         return of_q.to(q.dtype), of_k, of_v, of_sinks, None, None, None
 
 
-def _set(states: Tensor, nodes: NodeNumbers, values: Tensor) -> None:
+def _set(states: Tensor, nodes: NodeIndex, values: Tensor) -> None:
     """Replace what nodes have; `values` may be what `take` returned, changed in place."""
     if not (isinstance(nodes, slice) and values.data_ptr() == states[nodes].data_ptr()):
         states[nodes] = values
 
 
-def _add(states: Tensor, nodes: NodeNumbers, values: Tensor) -> None:
+def _add(states: Tensor, nodes: NodeIndex, values: Tensor) -> None:
     """Add to what nodes have; a node that is given more than once receives the sum."""
     if isinstance(nodes, slice):
         states[nodes].add_(values)

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from .cache import SINGLE_QUERY, CannotServeError, NodeLayer, arrange, check_attended, check_filled
+from .cache import SINGLE_QUERY, CannotServeError, NodeLayer, check_attended, check_filled, move_nodes
 from .images import ENCODED, Images, images_of
 from .plain_decoder import PlainDecoder, plain_decoder
 
@@ -148,9 +148,8 @@ class Nodes:
             # Without padding a mask would only cost an operation for each token.
             mask = None
         self._inputs.pop("attention_mask", None)
-        self._mask = None
-        if mask is not None:
-            self._mask = pad(mask, (0, self._ids.size(1) - mask.size(1)), value=1)  # [nodes, W + T]
+        # [nodes, W + T]: every token that follows is seen.
+        self._mask = None if mask is None else pad(mask, (0, self._ids.size(1) - mask.size(1)), value=1)
         self._types = {name: inputs[name][:, -1:] for name in TYPES if inputs.get(name) is not None}
         if "mm_token_type_ids" in self._types:
             # As `generate` does: what the model writes is text.
@@ -204,7 +203,7 @@ class Nodes:
         if self.columns == self._ids.size(1) or ended.all():
             return False
         if len(parents) > nodes_before or ended.any():
-            self._arrange(parents, ended, processors)
+            self._replace_by_children(parents, ended, processors)
         return True
 
     def _fork(self, row_tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -240,28 +239,30 @@ class Nodes:
             raise CannotServeError("the model computes other tokens than the latest")
         return prepared
 
-    def _arrange(self, parents: NDArray[np.int64], ended: NDArray[np.bool_], processors: LogitsProcessorList) -> None:
-        """Give each child that has not ended a place, and store the rows of those that have.
+    def _replace_by_children(
+        self, parents: NDArray[np.int64], ended: NDArray[np.bool_], processors: LogitsProcessorList
+    ) -> None:
+        """Make nodes of the children that have not ended, and store the rows of those that have.
 
         Args:
-            parents: the place of each child's parent, ascending.
+            parents: the number of each child's parent, ascending.
             ended: of each child.
         """
-        alive = np.flatnonzero(~ended)
+        unfinished = np.flatnonzero(~ended)
         row_goes_on = ~ended[self._node]
-        children = alive[stay(parents[alive])]  # by their new place
-        place_of_child = np.zeros_like(parents)
-        place_of_child[children] = np.arange(len(children))
+        children = unfinished[order_of_children(parents[unfinished])]  # by their new number
+        number_of_child = np.zeros_like(parents)
+        number_of_child[children] = np.arange(len(children))
         self._output[self._tensor(self._rows[~row_goes_on])] = self._ids[self._tensor(self._node[~row_goes_on])]
         self._ids = self._ids[self._tensor(children)]
-        self._point(self._rows[row_goes_on], place_of_child[self._node[row_goes_on]])
+        self._point(self._rows[row_goes_on], number_of_child[self._node[row_goes_on]])
         origin = self._tensor(parents[children])
         if self._mask is not None:
             self._mask = self._mask[origin]
         if self._positions is not None and self._positions.size(-2) > 1:
             self._positions = self._positions.index_select(-2, origin)
         self._types = {name: types[origin] for name, types in self._types.items()}
-        self._prompt_of = arrange(self._cache, origin, self._prompt_of)
+        self._prompt_of = move_nodes(self._cache, origin, self._prompt_of)
         _select_rows(processors, origin)
 
     def _point(self, rows: NDArray[np.int64], node: NDArray[np.int64]) -> None:
@@ -341,24 +342,24 @@ def shared_first(ids: Tensor, mask: Tensor | None) -> tuple[Tensor, int]:
     return torch.where(columns < common, starts + columns, after_common), common
 
 
-def stay(parents: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the child for each place, such that the first child of a node takes its place if there is still one.
+def order_of_children(parents: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the children in the order of their new numbers: the first child of a node keeps its number if it can.
 
     Args:
-        parents: the place of each child's parent, ascending.
+        parents: the number of each child's parent, ascending.
 
-    >>> stay(np.array([0, 0, 2, 4])).tolist()  # the second child of node 0 and the child of node 4 take free places
+    >>> order_of_children(np.array([0, 0, 2, 4])).tolist()  # two take free numbers
     [0, 1, 2, 3]
-    >>> stay(np.array([1, 1, 2])).tolist()
+    >>> order_of_children(np.array([1, 1, 2])).tolist()
     [1, 0, 2]
     """
     count = len(parents)
     is_first_child = np.diff(parents, prepend=-1) > 0
     stays = is_first_child & (parents < count)
-    child_of_place = np.full(count, -1)
-    child_of_place[parents[stays]] = np.flatnonzero(stays)
-    child_of_place[child_of_place < 0] = np.flatnonzero(~stays)
-    return child_of_place
+    child_of_number = np.full(count, -1)
+    child_of_number[parents[stays]] = np.flatnonzero(stays)
+    child_of_number[child_of_number < 0] = np.flatnonzero(~stays)
+    return child_of_number
 
 
 def _select_rows(processors: LogitsProcessorList, rows: Tensor) -> None:

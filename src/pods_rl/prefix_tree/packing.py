@@ -48,7 +48,7 @@ _END = 2**31  # a token of no vocabulary, which follows each row's last one wher
 
 @dataclass(frozen=True)
 class TreePass:
-    """Stand in for the model of TRL's `_get_per_token_logps_and_entropies`, which calls it once per batch.
+    """What TRL's `_get_per_token_logps_and_entropies` calls as its model, once per batch.
 
     The model is called exactly once in each call, so that processes that share its weights stay in step.
 
@@ -56,16 +56,16 @@ class TreePass:
         model: a causal language model with TRL's fused head, wrapped or not.
         logits_to_keep: columns of the completion.
         tree: whether the model computes trees; else the rows that are read are computed as rows.
-        live: `[B]`, the rows whose results are read. If None, all.
-        unread: `[B, T]` log-probabilities to return for the others; None: 0.
+        read: `[B]`, whether the results of a row are. If None, all are.
+        unread_log_probs: `[B, T]`, to return for the others; None: 0.
         tokens: grows by the tokens of each pass, as `computed`.
     """
 
     model: nn.Module
     logits_to_keep: int
     tree: bool
-    live: Tensor | None = None
-    unread: Tensor | None = None
+    read: Tensor | None = None
+    unread_log_probs: Tensor | None = None
     tokens: Counter[str] = field(default_factory=Counter)
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **options: Any) -> Any:
@@ -76,14 +76,14 @@ class TreePass:
         token of every row, `aux_loss` is that of the rows.
         """
         ignored = attention_mask == 0  # [B, T]
-        if self.live is not None:
-            ignored = ignored | ~self.live.unsqueeze(1)
+        if self.read is not None:
+            ignored = ignored | ~self.read.unsqueeze(1)
         # The layout of the tree is computed on the CPU. This copy is the only wait for the device.
         rows = input_ids.masked_fill(ignored, -1).cpu().numpy()
         prompt_width = rows.shape[1] - self.logits_to_keep
         counts_every_token = bool(options.get("output_router_logits"))
-        read = rows if counts_every_token else rows[:, prompt_width:]
-        chosen = np.flatnonzero((read >= 0).any(1))
+        counted = rows if counts_every_token else rows[:, prompt_width:]
+        chosen = np.flatnonzero((counted >= 0).any(1))
         if self.tree and len(chosen) and is_regular(rows[chosen], prompt_width):
             return self._by_tree(rows, prompt_width, chosen, input_ids.device, options)
         return self._by_rows(rows, chosen, input_ids, attention_mask, labels, options)
@@ -147,9 +147,9 @@ class TreePass:
         index = index.to(output.log_probs.device)  # a model over several devices may end on another one
         log_probs = _select(output.log_probs, index)
         entropy = None if output.entropy is None else _select(output.entropy, index)
-        if self.unread is not None and self.live is not None:
-            unread = self.unread[:, : index.shape[1]].to(log_probs.dtype)
-            log_probs = torch.where(self.live.unsqueeze(1), log_probs, unread)
+        if self.unread_log_probs is not None and self.read is not None:
+            unread = self.unread_log_probs[:, : index.shape[1]].to(log_probs.dtype)
+            log_probs = torch.where(self.read.unsqueeze(1), log_probs, unread)
         return type(output)(log_probs=log_probs, entropy=entropy, aux_loss=output.aux_loss)
 
 

@@ -71,7 +71,7 @@ def positions_of(model: PreTrainedModel) -> Positions | None:
     configured = getattr(config, "max_position_embeddings", None)
     rows = [_rows_of(name, module, configured or 1) for name, module in model.named_modules()]
     tables = [count for count in rows if count is not None]
-    if tables:
+    if tables:  # the shortest decides
         return Positions(min(tables), end=True)
     if isinstance(configured, int) and rope_types(config) == {"default"}:  # other kinds are made for longer rows
         return Positions(configured, end=False)
@@ -92,6 +92,7 @@ def _rows_of(name: str, module: nn.Module, least: int) -> int | None:
         if type(module) is nn.Embedding and module.padding_idx is not None:  # as RoBERTa: positions begin after it
             rows -= module.padding_idx + 1
             least -= module.padding_idx + 1
+    # Tables that are computed and not learned.
     for buffer_name, buffer in module.named_buffers(recurse=False):
         if _TABLE.fullmatch(buffer_name) and buffer.ndim == 2:
             rows = len(buffer)

@@ -37,7 +37,7 @@ class Wave:
     """Sequences of nodes that one call of a recurrence computes.
 
     Args:
-        nodes: `[count * width]`, the node of each place; the number of nodes of the tree stands for padding at an end.
+        nodes: `[count * width]`, the node of each slot; the number of nodes of the tree stands for padding at an end.
         count: the number of sequences.
         width: the length of each.
         parents: `[count]`, the sequence of an earlier call in whose last state each begins, counted from 1; 0 is an
@@ -58,11 +58,11 @@ class Plan:
 
     Args:
         waves: its calls, in order.
-        place: `[L]`, where each node is among the places of all waves.
+        slot_of_node: `[L]`, among the slots of all waves.
     """
 
     waves: list[Wave]
-    place: Tensor
+    slot_of_node: Tensor
 
 
 class TreeRecurrence:
@@ -129,7 +129,7 @@ class TreeRecurrence:
             outputs.append(output.flatten(0, 1))
             if final is not None:
                 states.append(final)
-        return torch.cat(outputs).index_select(0, plan.place).unsqueeze(0)
+        return torch.cat(outputs).index_select(0, plan.slot_of_node).unsqueeze(0)
 
     def _lay_out_windows(self, width: int) -> tuple[Tensor, Tensor]:
         """Return each branch's new nodes after the `width` - 1 nodes before them, end to end, and where new nodes are.
@@ -145,27 +145,27 @@ class TreeRecurrence:
             sequences += [missing, history, branch.path[-branch.new :]]
             kept.append(np.arange(count + width - 1, count + width - 1 + branch.new))
             count += width - 1 + branch.new
-        nodes, places = move_together([np.concatenate(sequences), np.concatenate(kept)], self._device)
-        return nodes, places
+        nodes, kept_rows = move_together([np.concatenate(sequences), np.concatenate(kept)], self._device)
+        return nodes, kept_rows
 
     def _plan(self, call_tokens: int) -> Plan:
         """Return the calls of a recurrence: see `plan_sequences`."""
         waves: list[Wave] = []
-        place = np.full(self._nodes, -1)
-        arrays: list[NDArray[np.int64]] = [place]
-        first_place = 0
+        slot_of_node = np.full(self._nodes, -1)
+        arrays: list[NDArray[np.int64]] = [slot_of_node]
+        first_slot = 0
         calls = list(plan_sequences(self._branches, call_tokens))
         for sequences in calls:
             width = max(len(sequence.nodes) for sequence in sequences)
             padded = np.full((len(sequences), width), self._nodes)
             for number, sequence in enumerate(sequences):
                 padded[number, : len(sequence.nodes)] = sequence.nodes
-                is_first = place[sequence.nodes] < 0  # nodes that several sequences compute have equal outputs
-                places = first_place + number * width + np.arange(len(sequence.nodes))
-                place[sequence.nodes[is_first]] = places[is_first]
-            first_place += padded.size
+                is_first = slot_of_node[sequence.nodes] < 0  # nodes that several sequences compute have equal outputs
+                slots = first_slot + number * width + np.arange(len(sequence.nodes))
+                slot_of_node[sequence.nodes[is_first]] = slots[is_first]
+            first_slot += padded.size
             arrays += [padded.ravel(), np.array([sequence.parent for sequence in sequences])]
-        place_tensor, *tensors = move_together(arrays, self._device)
+        slots_tensor, *tensors = move_together(arrays, self._device)
         last = max(max(sequence.parent for sequence in sequences) for sequences in calls)
         done = 0
         for number, sequences in enumerate(calls):
@@ -176,7 +176,7 @@ class TreeRecurrence:
             done += len(sequences)
             count = len(sequences)
             waves.append(Wave(nodes, count, len(nodes) // count, None if begins_empty else parents, has_children))
-        return Plan(waves, place_tensor)
+        return Plan(waves, slots_tensor)
 
 
 def _with_padding(states: Tensor) -> Tensor:
@@ -245,6 +245,7 @@ def plan_sequences(branches: list[Branch], call_tokens: int) -> Iterator[list[Se
         sequences = []
         for number in chosen:
             group = groups[number]
+            # Any row of the group has these nodes.
             nodes = branches[group.first].path[group.start : group.depth]
             sequences.append(Sequence(nodes, group.state))
             count += 1
@@ -260,6 +261,7 @@ def plan_sequences(branches: list[Branch], call_tokens: int) -> Iterator[list[Se
 def _of_similar_length(sequences: list[Sequence], call_tokens: int) -> list[list[Sequence]]:
     """Return the sequences of each call, longest first, split where this saves padding that is worth a call."""
     lengths = np.array([len(sequence.nodes) for sequence in sequences])
+    # All sequences of a call are padded to the first, so a split spares those after it the difference.
     saved = (lengths[0] - lengths) * np.arange(len(lengths), 0, -1)  # by a split before each sequence
     split = int(saved.argmax())
     if saved[split] < call_tokens:
@@ -272,9 +274,10 @@ def _groups(branches: list[Branch]) -> list[_Group]:
     """Return the groups of two rows or more, each after the groups that it contains."""
     groups: list[_Group] = []
     depths = [len(branch.path) - branch.new for branch in branches]  # what each row shares with the one before it
+    # A stack, each group inside the one below it: rows are in depth-first order.
     open_groups: list[_Group] = []
     for row in range(1, len(branches) + 1):
-        depth = depths[row] if row < len(branches) else 0
+        depth = depths[row] if row < len(branches) else 0  # after the last row every group ends
         first = row - 1
         while open_groups and open_groups[-1].depth > depth:
             group = open_groups.pop()
@@ -296,13 +299,14 @@ def _best_groups(groups: list[_Group]) -> tuple[list[int], int]:
     of_inner = [0] * len(groups)
     best = [0] * len(groups)
     for number, group in enumerate(groups):
+        # One row computes the common nodes, and the others do not.
         own = (group.end - group.first - 1) * (group.depth - group.start) if group.is_open else 0
         best[number] = max(own, of_inner[number])
         if group.parent is not None:
             of_inner[group.parent] += best[number]
     chosen: list[int] = []
     saved = 0
-    is_inside = [False] * len(groups)
+    is_inside = [False] * len(groups)  # whether the group, or one that contains it, is chosen
     for number in reversed(range(len(groups))):
         group = groups[number]
         if group.parent is not None and is_inside[group.parent]:
@@ -364,6 +368,7 @@ def _scan_delta_rule(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Stand in for the gated delta rule, in which padding with `g` and `beta` of 0 leaves the state as it is."""
+    # The states are those of the tree, and its sequences are rows of a batch and not parts of one.
     options.pop("initial_state", None)
     options.pop("output_final_state", None)
     options.pop("cu_seqlens", None)
@@ -461,6 +466,7 @@ def call_tokens(states: Tensor, work: int) -> int:
     """
     if states.device.type != "cpu":
         return 65536  # a call of a kernel takes milliseconds of its caller, and a token a fraction of a microsecond
+    # A call takes as long as about six million products. Powers of 2, so that few plans are made.
     return max(16, 1 << (6_000_000 // work).bit_length())
 
 

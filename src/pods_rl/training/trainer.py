@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +13,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from trl import ModelConfig, get_peft_config
 
 from ..engines.trl import PODSTrainer
-from ..engines.trl.compat import standing_in
+from ..engines.trl.compat import caching_as_loaded, saving_below
 from ..engines.trl.config import PODSConfig, check_prompts
 from ..loading.policy import load_options
 from ..loading.prepare import Prepared
@@ -145,10 +144,8 @@ class RunTrainer(PODSTrainer):
 
         def write(folder: Path) -> None:
             # TRL writes in the output folder, which is replaced by .saving/.
-            with (
-                standing_in(self, _get_output_dir=lambda trial: str(folder.parent)),
-                cache_on(self.accelerator.unwrap_model(self.model)),
-            ):
+            policy = self.accelerator.unwrap_model(self.model)
+            with saving_below(self, folder.parent), caching_as_loaded(policy):
                 save(model, trial)
             if self.args.should_save:  # a pickle, which nothing reads: config.yaml has the settings
                 (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
@@ -174,14 +171,6 @@ def save_policy(trainer: PODSTrainer, folder: Path) -> None:
         if weights:  # tied weights were gathered as separate tensors
             for tied in getattr(policy, "all_tied_weights_keys", ()):
                 weights.pop(tied, None)
-        with cache_on(policy):
+        with caching_as_loaded(policy):
             policy.save_pretrained(folder, state_dict=weights)
         trainer.processing_class.save_pretrained(folder)
-
-
-@contextmanager
-def cache_on(policy: Any) -> Iterator[None]:
-    """Save `use_cache` as the policy generates: transformers' trainer turns it off in the configuration to train."""
-    as_loaded = getattr(getattr(policy, "generation_config", None), "use_cache", True)
-    with standing_in(policy.config, use_cache=as_loaded):
-        yield

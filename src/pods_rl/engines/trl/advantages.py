@@ -12,54 +12,54 @@ from ...selection import Selection, advantages, is_constant, spread
 from ..measuring import mark_unusable
 from .compat import Batch, TRLTrainer, nanstd
 from .config import group_sizes
-from .generation import Generation
+from .generation import Built, Selected
 from .record import Rollouts, total_reward
 
 
-def set_advantages(batch: Batch, generation: Generation, trainer: TRLTrainer) -> None:
+def set_advantages(built: Built, trainer: TRLTrainer) -> None:
     """Put the advantages of this process's rows into TRL's batch, where TRL's own are not right.
 
     TRL's are right for the mean of the kept rows. They are not for other baselines, nor for a batch that dynamic
     sampling changed and that is scaled as one. Groups without a signal have advantages of exactly 0.
     """
-    record, _ = generation.result()
+    batch = built.batch
+    selected = built.selected
+    record = selected.record
     args = trainer.args
     m = record.kept.size(1)
-    rows_here = slice(generation.rows.start, generation.rows.stop)
+    rows_here = slice(built.generation.rows.start, built.generation.rows.stop)
     is_plain = args.num_rollouts == args.num_generations
     over_all_rollouts = args.advantages == "before" and not is_plain
     joined_and_scaled_as_one = len(record.rewards) != len(record.groups) and trainer.scale_rewards == "batch"
     advantages_B = batch["advantages"].clone()
-    silent_P = torch.zeros(len(record.groups), dtype=torch.bool)
+    # The named reward of dynamic sampling is equal for all of such a group; others may differ, and must not train it.
+    without_signal_P = selected.unreplaced.clone()
     if over_all_rollouts or joined_and_scaled_as_one or args.advantage_baseline != "mean":
         settings: dict[str, Any] = {
             "when": args.advantages,
             "baseline": args.advantage_baseline,
             "scale": trainer.scale_rewards,
         }
-        advantages_PM = advantages(_single_rewards(generation, trainer), Selection(record.kept), **settings)
+        advantages_PM = advantages(_single_rewards(selected, trainer), Selection(record.kept), **settings)
         advantages_B = advantages_PM.flatten()[rows_here].to(advantages_B.device)  # [P, M] -> [P * M] -> [B]
         if over_all_rollouts:
-            silent_P |= is_constant(record.scored_rewards()[record.groups])
+            without_signal_P |= is_constant(record.scored_rewards()[record.groups])
         else:
-            silent_P |= is_constant(record.kept_rewards())
+            without_signal_P |= is_constant(record.kept_rewards())
     elif not (is_plain and args.exact_trl):
         # The mean of equal float32 rewards can differ from them by rounding: TRL's advantages are then not zero.
-        silent_P |= has_constant_rows(generation, trainer)
-    if generation.dead is not None:
-        # The named reward is equal for all of the group; others may differ, and must not train it.
-        silent_P |= generation.dead
-    silent_B = silent_P.repeat_interleave(m)[rows_here].to(advantages_B.device)  # [P] -> [P * M] -> [B]
-    advantages_B[silent_B] = 0.0
+        without_signal_P |= has_constant_rows(selected, trainer)
+    without_signal_B = without_signal_P.repeat_interleave(m)[rows_here]  # [P] -> [P * M] -> [B]
+    advantages_B[without_signal_B.to(advantages_B.device)] = 0.0
     if not torch.equal(advantages_B, batch["advantages"]):
         batch["advantages"] = advantages_B
 
 
-def _single_rewards(generation: Generation, trainer: TRLTrainer) -> Tensor:
+def _single_rewards(selected: Selected, trainer: TRLTrainer) -> Tensor:
     """Return the rewards of each prompt's n rollouts in float32, as TRL adds them up, `[P, N]`."""
-    record, scores = generation.result()
+    record = selected.record
     totals_GN = total_reward(
-        scores.cpu(),
+        selected.scores.cpu(),
         trainer.reward_weights,
         record.rewards.size(1),
         trainer.multi_objective_aggregation,
@@ -69,15 +69,14 @@ def _single_rewards(generation: Generation, trainer: TRLTrainer) -> Tensor:
     return mark_unusable(totals_GN, trained_GN)[record.groups]
 
 
-def has_constant_rows(generation: Generation, trainer: TRLTrainer) -> Tensor:
+def has_constant_rows(selected: Selected, trainer: TRLTrainer) -> Tensor:
     """Return which prompts have kept rows of equal rewards, added up as TRL does for its advantages, bool `[P]`."""
-    record, _ = generation.result()
+    record = selected.record
     if trainer.multi_objective_aggregation == "sum_then_normalize":
         return is_constant(record.kept_rewards())
     # Each function is normalised over the kept rows. Dynamic sampling never joins such batches.
-    assert generation.kept_scores is not None
     totals_PM = total_reward(
-        generation.kept_scores.cpu(), trainer.reward_weights, record.kept.size(1), trainer.multi_objective_aggregation
+        selected.kept_scores.cpu(), trainer.reward_weights, record.kept.size(1), trainer.multi_objective_aggregation
     )
     return is_constant(totals_PM)
 

@@ -70,12 +70,12 @@ class BatchPlan:
     ``steps_per_generation`` exceeds ``gradient_accumulation_steps``.
     """
 
-    num_generations: int
-    num_rollouts: int
+    num_generations: int  # m
+    num_rollouts: int  # n
     processes: int
-    micro_batch_rows: int
-    micro_batches: int
-    steps_per_generation: int
+    micro_batch_rows: int  # of a process
+    micro_batches: int  # of an optimizer step
+    steps_per_generation: int  # micro-batches of a generation batch
 
     @property
     def rows_per_generation(self) -> int:
@@ -153,7 +153,7 @@ def batch_plan(settings: Mapping[str, Any], processes: int | None = None) -> Bat
             f"({counted(prompts, 'prompt')} x num_rollouts {n:,}). Lower num_rollouts, num_generations or "
             "per_device_train_batch_size."
         )
-    if prompts * n % processes:
+    if prompts * n % processes:  # a process with fewer would wait for the others, and gathered lists would not fit
         low, high = _neighbours(n, processes // math.gcd(processes, prompts))
         advice = f"{low} or {high}" if low >= m else f"{high}"
         raise UserError(
@@ -243,6 +243,7 @@ def _check_timeout(value: Any) -> None:
 
 
 def _check_dynamic_sampling(value: Any) -> None:
+    # A switch that is quoted in YAML is no name.
     is_name = isinstance(value, str) and value.lower() not in ("", "true", "false", "yes", "no", "none", "null")
     if not isinstance(value, bool) and not is_name:
         raise UserError(

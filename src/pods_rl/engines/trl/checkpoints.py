@@ -32,7 +32,7 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
 
 from ...errors import UserError
-from .compat import TRAINER_STATE_NAME, TRLTrainer, safe_globals, standing_in
+from .compat import TRAINER_STATE_NAME, TRLTrainer, safe_globals
 from .dynamic_sampling import DynamicSampling
 from .record import Rollouts, saved_table
 from .stability import is_out_of_memory
@@ -77,9 +77,7 @@ class ExactResume:
         self._resumed = None
         if not wanted:
             return None
-        answer: Any = None
-        if self._trainer.is_world_process_zero():
-            answer = self._find(wanted)
+        answer: Any = self._find(wanted) if self._trainer.is_world_process_zero() else None
         # The first process decides: the others may not see its files yet.
         checkpoint, problem = broadcast_object_list([answer])[0]
         if problem:
@@ -117,9 +115,7 @@ class ExactResume:
             return f"there is no {TRAINER_STATE_NAME}: it is not a checkpoint, or its run was killed while it was saved"
         if folder == self.verified:
             return None
-        damages: list[str] = []
-        if (folder / MANIFEST).is_file():
-            damages = verify(folder)
+        damages = verify(folder) if (folder / MANIFEST).is_file() else []
         damages = damages or unrestorable(folder)
         return damages[0] if damages else None
 
@@ -142,24 +138,6 @@ class ExactResume:
                 "DeepSpeed shards is not saved). Resume from another checkpoint, or start a new run without "
                 "sync_ref_model."
             )
-
-    @contextmanager
-    def explaining(self) -> Iterator[None]:
-        """Inside, an error about weights or an optimizer that transformers restores is one line that names the file."""
-        trainer = self._trainer
-        load_weights = trainer._load_from_checkpoint
-        load_optimizer = trainer._load_optimizer_and_scheduler
-
-        def weights(checkpoint: str, *args: Any) -> None:
-            with restoring(checkpoint, WEIGHTS):
-                load_weights(checkpoint, *args)
-
-        def optimizer(checkpoint: str | None) -> None:
-            with restoring(checkpoint, OPTIMIZER):
-                load_optimizer(checkpoint)
-
-        with standing_in(trainer, _load_from_checkpoint=weights, _load_optimizer_and_scheduler=optimizer):
-            yield
 
     def begins_finished(self, epoch: int, epochs_trained: int, dataloader: Any) -> bool:
         """At the start of an epoch: restore weights and the order of prompts; return whether the run was finished.
@@ -235,6 +213,7 @@ class ExactResume:
     def _open_generation(self, record: Rollouts | None) -> dict[str, Any] | None:
         """Return the latest generation if it is still trained; None if a new one comes next."""
         trainer = self._trainer
+        # TRL generates again when its counter reaches this multiple.
         if trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0:
             return None
         assert record is not None
@@ -444,12 +423,9 @@ def _refuse_missing(model: Any, saved_names: set[str], folder: str) -> None:
     """
     weights = model.state_dict()
     saved_places = {weights[name].data_ptr() for name in saved_names}
-    never_saved = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
-    missing = []
-    for name, weight in weights.items():
-        if name not in saved_names and name not in never_saved and weight.data_ptr() not in saved_places:
-            missing.append(name)
-    _raise_missing(model, missing, folder)
+    known = saved_names.union(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    others = [name for name in weights if name not in known]
+    _raise_missing(model, [name for name in others if weights[name].data_ptr() not in saved_places], folder)
 
 
 def _check_adapter(model: Any, folder: str) -> None:

@@ -6,8 +6,23 @@
 - `TRLTrainer`: what else is read, written or called on the trainer, one line each; it types the rest of the engine.
 - `ENTROPY` to `IMAGE_INPUTS`: names in TRL's metrics and batches.
 - the imports below: names that are not public.
-- the context managers: every patch of TRL and accelerate, undone at its end. Two changes stay: `use_fsdp2`
-  sets accelerate's state, and `prefix_tree.attention` wraps the attention functions of transformers.
+- the context managers: what is replaced for a time in TRL, the policy and the processor. Two changes stay:
+  `use_fsdp2` sets accelerate's state, and `prefix_tree.attention` wraps the attention functions of transformers.
+
+TRL 1.17. pip refuses it (`trl<1.17`), and then this module does. Of TRL 1.0 to 1.16, in the order of how often they
+changed, with what a user reads where the trainer is built or first generates:
+
+1. The results of `_generate` (1.1 and 1.9): `Generated.of` names the number that it got, and those that it expects.
+2. Parameters of an overridden method (`_generate_single_turn` since 1.9): `check_overrides` prints both lists. Those of
+   `_get_per_token_logps_and_entropies` that came in 1.1 and 1.7 are passed on by name, and most are in `IMAGE_INPUTS`.
+3. The lists of rows (all four came in 1.8): if one is gone `check_row_lists` names it. A new one has no error: it would
+   stay n long, and m rows would read the first m of its entries.
+4. Metrics of the loss (1.7 and 1.8): no error. A new one would be a mean over micro-batches of grouped rows.
+5. Names in the batch (1.1 and 1.7) and terms of the loss (1.7 and 1.8): no error. A column would be padded with 0 on
+   the right where dynamic sampling joins batches, and a term could give a gradient to rows that are left out.
+
+Every error ends with the versions to install. What has none fails in `tests/engines/test_drift.py`, which compares
+these names with TRL's source both ways; `test_contract.py` and `test_stubs.py` find what we use and TRL no longer has.
 """
 
 # mypy: disable-error-code="empty-body"
@@ -17,8 +32,9 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -26,7 +42,7 @@ import transformers
 import trl
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import TrainerControl, TrainerState
 from transformers.integrations import is_deepspeed_zero3_enabled
@@ -51,15 +67,20 @@ from .. import TESTED
 from .config import PODSConfig
 
 Batch = dict[str, Any]
+LogProbs = tuple[Tensor, Tensor | None, Tensor | None]  # log-probabilities, entropies, auxiliary loss
 Completions = tuple[list[list[int]], Any]  # token ids; log-probabilities, None if the sampler returns none
 Tokenized = tuple[list[list[int]], Any, dict[str, Any]]  # of prompts: token ids; images or None; a processor's fields
 
-# TRL's metrics of a micro-batch: its loss appends one entry to each.
+# TRL's metrics of a micro-batch: its loss appends one entry to each, and `StepMetrics` makes one value of a step's.
 ENTROPY = "entropy"
 KL = "kl"
 PHI = "vespo/phi_seq_mean"  # the weight of each row in VESPO's loss
 CLIP_RATIO = "clip_ratio"  # part of the name of each share of clipped tokens
 EXTREMES = {"clip_ratio/low_min": min, "clip_ratio/high_max": max}  # of the shares of each row
+LOSS_METRICS = {
+    ENTROPY, KL, PHI, *EXTREMES, "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean",
+    "cispo_clip_ratio",
+}  # fmt: skip
 
 # What TRL's batch has of images.
 IMAGE_INPUTS = (
@@ -69,7 +90,7 @@ IMAGE_INPUTS = (
 
 
 class Generated(NamedTuple):
-    """The results of TRL's `_generate`, in its order; TRL unpacks them by place.
+    """The results of TRL's `_generate`, in its order; TRL unpacks them.
 
     Each list has an entry for each row. A field of a rollout function is a list too, or one value for all rows.
     """
@@ -105,7 +126,7 @@ class Generated(NamedTuple):
 
 
 # Lists with an entry for each row, which TRL fills just before `_generate` and reads until the batch is built. Each is
-# shortened to the kept rows. By name, what a trainer needs for TRL to fill the list.
+# shortened to the kept rows. By name, the attribute without which TRL does not fill the list.
 ROW_LISTS = {
     "environments": "environment_factories",
     "_batch_environments": "environment_factories",  # their names
@@ -165,6 +186,7 @@ class TRLTrainer:
     accelerator: Accelerator
     state: TrainerState
     control: TrainerControl
+    callback_handler: CallbackHandler
     model: Any
     model_wrapped: Any  # DDP's, FSDP's or DeepSpeed's, whose gradients a skipped step clears
     ref_model: Any  # saved and loaded if sync_ref_model changes it
@@ -185,7 +207,7 @@ class TRLTrainer:
     reward_func_names: list[str]
     reward_weights: Tensor
     multi_objective_aggregation: str
-    scale_rewards: Any
+    scale_rewards: str
     num_generations: int
     num_iterations: int
     mask_truncated_completions: bool
@@ -202,7 +224,7 @@ class TRLTrainer:
     use_transformers_continuous_batching: bool
     is_fsdp_enabled: bool
     is_deepspeed_enabled: bool
-    _dist: Any  # how the weights are sharded
+    _dist: DistributedBackend  # how the weights are sharded
     _step: int  # micro-batches trained; decides what a checkpoint must keep
     _buffered_inputs: list[Batch] | None  # a generation's micro-batches: arranged, and kept in checkpoints
     _metrics: dict[str, dict[str, list[float]]]  # averaged into the next line of the log
@@ -213,22 +235,66 @@ class TRLTrainer:
     _last_loaded_step: int  # with vLLM: the step of the generator's weights
     vllm_generation: Any  # with vLLM: what asks it
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any, Any]: ...
-    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None: ...
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None: ...
+    # Methods that we call.
     def is_world_process_zero(self) -> bool: ...
+    def add_callback(self, callback: TrainerCallback) -> None: ...
+    def remove_callback(self, callback: type[TrainerCallback]) -> None: ...
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]: ...
+
+    # Methods that we override, and call with `super()`.
+    def create_accelerator_and_postprocess(self) -> None: ...
+    def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch: ...
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]: ...
+    def _tokenize_prompts(self, prompts: list[Any]) -> Tokenized: ...
+    def _generate_single_turn(
+        self,
+        prompt_ids: list[list[int]],
+        images: Any,
+        multimodal_fields: dict[str, Any],
+        num_generations: int,
+        has_tool_images: bool = False,
+    ) -> Completions: ...
+    def _calculate_rewards(
+        self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
+    ) -> Tensor: ...
+    def _prepare_inputs(self, generation_batch: Any) -> Batch: ...
+    def _compute_loss(self, model: nn.Module, inputs: Batch) -> Tensor: ...
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: nn.Module,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> LogProbs: ...
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor: ...
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any: ...
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any: ...
+    def _run_epoch(self, **kwargs: Any) -> None: ...
+    def _save_rng_state(self, output_dir: str) -> None: ...
+    def _load_rng_state(self, checkpoint: str | None) -> None: ...
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None: ...
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None: ...
+    # `training.trainer` overrides the first of these, and calls the second.
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None: ...
+    def _get_output_dir(self, trial: Any) -> str: ...
 
 
 if TYPE_CHECKING:
     import datasets
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, TrainerCallback
+    from transformers.trainer_callback import CallbackHandler
+    from trl.distributed import DistributedBackend
 
     Data: TypeAlias = datasets.Dataset | datasets.IterableDataset
     EvalData: TypeAlias = Data | datasets.DatasetDict | datasets.IterableDatasetDict | dict[str, Data]
     RewardFunc: TypeAlias = str | PreTrainedModel | Callable[..., list[float | None]]
 
     class TypedGRPOTrainer(GRPOTrainer, TRLTrainer):
-        """TRL's trainer with the types of this module."""
+        """TRL's trainer with the types of this module; for mypy, `GRPOTrainer` itself has none (`stubs/`)."""
 else:
     TypedGRPOTrainer = GRPOTrainer
 
@@ -316,13 +382,13 @@ def warn_of_lossy_cast(trainer: TRLTrainer) -> None:
         )
 
 
-# -- patches: each holds inside its context and is undone at the end ---------------------------------------------------
+# -- what is replaced for a time: by one of these context managers, and put back at its end ----------------------------
 
 
 @contextmanager
-def standing_in(instance: Any, **values: Any) -> Iterator[None]:
-    """Replace attributes and methods of the trainer, the policy (`generate`) or TRL's module."""
-    attributes = vars(instance)
+def _replacing(holder: Any, **values: Any) -> Iterator[None]:
+    """Put values in the place of attributes or methods of an object or a module."""
+    attributes = vars(holder)
     replaced = {name: attributes[name] for name in values if name in attributes}
     attributes.update(values)
     try:
@@ -333,9 +399,47 @@ def standing_in(instance: Any, **values: Any) -> Iterator[None]:
         attributes.update(replaced)
 
 
-@contextmanager
-def escaping_printed_table() -> Iterator[None]:
-    """Inside, TRL prints its table of completions escaped, since text of a policy can steer a terminal.
+def scoring_by(trainer: TRLTrainer, score: Callable[..., Tensor]) -> AbstractContextManager[None]:
+    """Let TRL's method ask `score` for rewards, which may call the `_calculate_rewards` of a subclass.
+
+    An override of that method would not do: a subclass's need not call ours, and its result has to be checked.
+    """
+    return _replacing(trainer, _calculate_rewards=score)
+
+
+def group_size_of(trainer: TRLTrainer, rollouts: int) -> AbstractContextManager[None]:
+    """Let `num_generations` be n, for a subclass that compares the rollouts of a prompt when it calculates rewards."""
+    return _replacing(trainer, num_generations=rollouts)
+
+
+def rewarding_by(trainer: TRLTrainer, functions: Sequence[Callable[..., Any]]) -> AbstractContextManager[None]:
+    """Let TRL call these reward functions; outside, `reward_funcs` holds the user's own objects."""
+    return _replacing(trainer, reward_funcs=functions)
+
+
+def generating_by(policy: Any, generate: Callable[..., Tensor]) -> AbstractContextManager[None]:
+    """Let TRL call this function instead of the policy's `generate`."""
+    return _replacing(policy, generate=generate)
+
+
+def rendering_by(processor: Any, render: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Let TRL call this function instead of the processor's `apply_chat_template`."""
+    return _replacing(processor, apply_chat_template=render)
+
+
+def saving_below(trainer: TRLTrainer, folder: Path) -> AbstractContextManager[None]:
+    """Let transformers write checkpoints in this folder instead of the output folder."""
+    return _replacing(trainer, _get_output_dir=lambda trial: str(folder))
+
+
+def caching_as_loaded(policy: Any) -> AbstractContextManager[None]:
+    """Save `use_cache` as the policy generates: transformers' trainer turns it off in the configuration to train."""
+    as_loaded = getattr(getattr(policy, "generation_config", None), "use_cache", True)
+    return _replacing(policy.config, use_cache=as_loaded)
+
+
+def printing_escaped() -> AbstractContextManager[None]:
+    """Let TRL print its table of completions escaped, since text of a policy can steer a terminal.
 
     What TRL writes to files and trackers stays as it is.
     """
@@ -350,30 +454,17 @@ def escaping_printed_table() -> Iterator[None]:
         columns = {plain_text(name): escaped(values) for name, values in extra.items()}
         show(escaped(prompts), escaped(completions), *numbers, extra=columns)
 
-    with standing_in(grpo_trainer, print_prompt_completions_sample=show_escaped):
-        yield
+    return _replacing(grpo_trainer, print_prompt_completions_sample=show_escaped)
 
 
-@contextmanager
-def building(trainer: TRLTrainer, at_once: int) -> Iterator[None]:
-    """While a trainer is built: shard as `use_fsdp2` says, and give colocated vLLM `at_once` as its `max_num_seqs`.
-
-    TRL would give vLLM the rows of the update.
-    """
+def room_in_vllm(at_once: int) -> AbstractContextManager[None]:
+    """Give colocated vLLM `at_once` as its `max_num_seqs`: TRL would give it the rows of the update."""
     build = grpo_trainer.VLLMGeneration
-
-    def create() -> None:
-        GRPOTrainer.create_accelerator_and_postprocess(trainer)
-        use_fsdp2(trainer)
 
     def with_room(**settings: Any) -> Any:
         return build(**settings | {"max_num_seqs": at_once})
 
-    with (
-        standing_in(trainer, create_accelerator_and_postprocess=create),
-        standing_in(grpo_trainer, VLLMGeneration=with_room),
-    ):
-        yield
+    return _replacing(grpo_trainer, VLLMGeneration=with_room)
 
 
 # -- sharded weights: FSDP2 and ZeRO-3 ---------------------------------------------------------------------------------

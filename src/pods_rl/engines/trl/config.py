@@ -94,17 +94,19 @@ class PODSConfig(GRPOConfig):
     dynamic_sampling_rounds: int = 3
 
     def __post_init__(self) -> None:
+        # Before TRL's own checks, which know nothing of n and name other keys.
         batch_plan(vars(self))
         check_values(vars(self))
         check_losses(vars(self))
         super().__post_init__()
+        # After it, since it starts the processes and chooses the device.
         if self.clock == "cpu" and (self.world_size > 1 or self.device.type != "cpu"):
             raise UserError(
                 f"clock = cpu counts the processor time of one process that trains on a CPU: got {self.world_size} "
                 f"process(es) on {self.device.type}. Set clock: wall."
             )
         if self.exact_trl:
-            for lever in LEVERS:
+            for lever in LEVERS:  # whatever they were set to
                 setattr(self, lever, False)
         if self.num_rollouts is None:
             self.num_rollouts = self.num_generations

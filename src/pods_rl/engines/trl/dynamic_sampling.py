@@ -23,7 +23,7 @@ from ..seeds import seeded_generator
 from .batching import Shares
 from .compat import IMAGE_INPUTS, Batch, TRLTrainer, disable_gradient_checkpointing, grpo_trainer, pad, use_adapter
 from .config import group_sizes
-from .generation import Generation, Moves, move_rows
+from .generation import Built, Generation, Moves, Selected, move_rows
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _ADVICE = (
     "dynamic_sampling_rounds."
 )
 
-Generate = Callable[[list[Batch]], tuple[Batch, Generation]]
+Generate = Callable[[list[Batch]], Built]
 
 # How TRL pads: prompts on the left, token types on both sides, all else on the right.
 _PROMPT = ("prompt_ids", "prompt_mask")
@@ -68,59 +68,51 @@ class DynamicSampling:
                 "a Dataset, or set dynamic_sampling: false."
             )
 
-    def fill(self, batch: Batch, generation: Generation, generate: Generate) -> Batch:
-        """Return the batch with dead groups replaced; its record then holds the rollouts of every round.
+    def fill(self, built: Built, generate: Generate) -> None:
+        """Replace dead groups of a batch; its record then holds the rollouts of every round.
 
         Args:
-            generation: whose record is completed; its `dead` then marks the groups that could not be replaced.
+            built: gets the joined batch, the record and scores of all rounds, and which groups were not replaced.
             generate: runs TRL's method on rows of new prompts.
         """
         if not self.rounds:
-            return batch
-        record, all_scores = generation.result()
-        dead = self._dead(generation)
-        places = dead.nonzero().flatten()
+            return
+        selected = built.selected
+        is_dead = self._is_dead(selected)
+        dead_groups = is_dead.nonzero().flatten()
         drawn = 0
         drawn_in_vain = 0  # since the last live group
-        joined = False
+        has_joined = False
         for number in range(1, self.rounds + 1):
-            if not len(places) or self._gives_up(drawn_in_vain):
+            if not len(dead_groups) or self._gives_up(drawn_in_vain):
                 break
-            new_batch, new_generation = generate(self.new_rows(len(places), generation.inputs[0]))
-            new_record, new_scores = new_generation.result()
-            live = (~self._dead(new_generation)).nonzero().flatten()[: len(places)]
-            filled = places[: len(live)]
-            if len(live):
-                moves = self._moves(generation.shares, filled, new_generation.shares, live)
-                batch = self._join(batch, generation, filled, new_batch, moves)
-                self._replace_inputs(generation, filled, new_generation.inputs, moves)
-                joined = True
-            record.replace_groups(filled, new_record, live)
-            all_scores = torch.cat([all_scores, new_scores])
-            places = places[len(live) :]
-            drawn += new_generation.shares.prompts
-            if len(live):
-                drawn_in_vain = 0
-            else:
-                drawn_in_vain += new_generation.shares.prompts
-            self._report(number, live_groups=len(live), dead_groups=len(places), groups=len(dead))
-        if joined:
-            self._compute_again(batch)
-        generation.scores = all_scores
-        generation.dead = torch.zeros_like(dead)
-        generation.dead[places] = True
+            new = generate(self.new_rows(len(dead_groups), built.generation.inputs[0]))
+            prompts = new.generation.shares.prompts
+            live_groups = (~self._is_dead(new.selected)).nonzero().flatten()[: len(dead_groups)]
+            replaced = dead_groups[: len(live_groups)]
+            if len(live_groups):
+                self._join(built, replaced, new, live_groups)
+                has_joined = True
+            selected.record.replace_groups(replaced, new.selected.record, live_groups)
+            selected.scores = torch.cat([selected.scores, new.selected.scores])
+            dead_groups = dead_groups[len(live_groups) :]
+            drawn += prompts
+            drawn_in_vain = 0 if len(live_groups) else drawn_in_vain + prompts
+            self._report(number, live_groups=len(live_groups), dead_groups=len(dead_groups), groups=len(is_dead))
+        if has_joined:
+            self._compute_again(built.batch)
+        selected.unreplaced[dead_groups] = True
         metrics = self._trainer._metrics["train"]
         metrics["pods/dynamic_sampling/prompts_drawn"].append(float(drawn))
-        metrics["pods/dynamic_sampling/live_share"].append(1 - len(places) / len(dead))
-        return batch
+        metrics["pods/dynamic_sampling/live_share"].append(1 - len(dead_groups) / len(is_dead))
 
-    def _dead(self, generation: Generation) -> Tensor:
+    def _is_dead(self, selected: Selected) -> Tensor:
         """Return which groups have equal rewards, in total or of the named function, bool `[G]`."""
-        record, scores = generation.result()
+        record = selected.record
         name = self._trainer.args.dynamic_sampling
         if not isinstance(name, str):
             return is_constant(record.scored_rewards())
-        named_GN = scores[:, record.reward_names.index(name)].cpu().view(record.rewards.shape)
+        named_GN = selected.scores[:, record.reward_names.index(name)].cpu().view(record.rewards.shape)
         if record.masked is not None:
             named_GN = named_GN.masked_fill(record.masked, torch.nan)
         return is_constant(named_GN)
@@ -210,6 +202,7 @@ class DynamicSampling:
         trainer = self._trainer
         accelerator = trainer.accelerator
         n, m = group_sizes(trainer.args)
+        # Of so many prompts every process trains and generates the same numbers of rows.
         unit = accelerator.num_processes // math.gcd(accelerator.num_processes, m, n)
         numbers = self.draw(math.ceil(count / unit) * unit)
         rows_here = Shares(len(numbers), n, m, accelerator.num_processes).rows(accelerator.process_index)
@@ -229,62 +222,53 @@ class DynamicSampling:
         numbers: list[int] = []
         size = len(self._trainer.train_dataset)
         while len(numbers) < count:
-            epoch, place = divmod(self.drawn, size)
+            epoch, start = divmod(self.drawn, size)
             # Seeded differently from the sampler of the training data, which takes the seed itself.
             generator = seeded_generator(self._trainer.args.seed, epoch)
             order = torch.randperm(size, generator=generator)
-            of_this_epoch = order[place : place + count - len(numbers)].tolist()
+            of_this_epoch = order[start : start + count - len(numbers)].tolist()
             numbers += of_this_epoch
             self.drawn += len(of_this_epoch)
         return numbers
 
-    def _moves(self, shares: Shares, places: Tensor, new_shares: Shares, groups: Tensor) -> Moves:
-        """Return how rows of new groups move to where the rows of dead groups are trained.
+    def _join(self, built: Built, replaced: Tensor, new: Built, groups: Tensor) -> None:
+        """Let rows of a new batch replace this process's rows of dead groups, in the batch and in TRL's rows.
+
+        A subclass that reads a column of its rows once the batch is complete reads that of the prompts in the batch.
 
         Args:
-            shares, new_shares: who trains the rows of the batch, and of the new one.
-            places, groups: int64 `[D]`, dead groups of the batch, and the new group for each.
-        """
-        m = shares.num_generations
-        return Moves.of(_rows_of_groups(groups, m), new_shares.rows_each, _rows_of_groups(places, m), shares.rows_each)
-
-    def _join(self, batch: Batch, generation: Generation, places: Tensor, new_batch: Batch, moves: Moves) -> Batch:
-        """Return a batch in which rows of `new_batch` take the places of this process's rows of dead groups.
-
-        Args:
-            generation: of `batch`.
-            places: int64 `[D]`, dead groups of `batch`.
-            moves: of the rows of `new_batch`.
+            replaced: int64 `[D]`, dead groups of the batch.
+            groups: int64 `[D]`, the group of the new batch for each.
         """
         accelerator = self._trainer.accelerator
+        generation = built.generation
+        shares = generation.shares
+        m = shares.num_generations
+        new_rows = _rows_of_groups(groups, m)
+        moves = Moves.of(new_rows, new.generation.shares.rows_each, _rows_of_groups(replaced, m), shares.rows_each)
+        rows_here = _rows_here(generation, replaced)
         # A row has its own memory: a pickled part of a tensor holds all of it.
-        columns: Batch = {name: _copied_rows(values) for name, values in _by_row(new_batch).items()}
+        columns: Batch = {name: _copied_rows(values) for name, values in _by_row(new.batch).items()}
         arrived = move_rows(columns, moves, accelerator)
-        replaced: dict[int, Batch] = {}
-        for i, row in enumerate(_rows_here(generation, places)):
+        values_of_row: dict[int, Batch] = {}
+        for i, row in enumerate(rows_here):
             # A row of another process lacks the columns that only this process has.
-            replaced[row] = {name: values[i] for name, values in arrived.items() if values[i] is not None}
-        joined = join_rows(batch, replaced, self._trainer._tokenizer.pad_token_id)
+            values_of_row[row] = {name: values[i] for name, values in arrived.items() if values[i] is not None}
+        joined = join_rows(built.batch, values_of_row, self._trainer._tokenizer.pad_token_id)
         tokens = joined["completion_mask"]
         if "tool_mask" in joined:
             tokens = tokens * joined["tool_mask"]
         joined["num_items_in_batch"] = accelerator.gather(tokens.sum()).sum()
-        return joined
-
-    def _replace_inputs(self, generation: Generation, places: Tensor, new_inputs: list[Batch], moves: Moves) -> None:
-        """Replace TRL's rows of dead groups by those of the new prompts, in place.
-
-        A subclass that reads a column of its rows once the batch is complete reads that of the prompts in the batch.
-        """
-        arrived = move_rows({"row": new_inputs}, moves, self._trainer.accelerator)
-        for row, values in zip(_rows_here(generation, places), arrived.get("row", []), strict=True):
+        built.batch = joined
+        arrived_inputs = move_rows({"row": new.generation.inputs}, moves, accelerator).get("row", [])
+        for row, values in zip(rows_here, arrived_inputs, strict=True):
             generation.inputs[row] = values
 
 
-def _rows_here(generation: Generation, places: Tensor) -> list[int]:
+def _rows_here(generation: Generation, groups: Tensor) -> list[int]:
     """Return the rows of some groups that this process trains, numbered in its batch."""
     rows_here = generation.rows
-    rows = _rows_of_groups(places, generation.shares.num_generations)
+    rows = _rows_of_groups(groups, generation.shares.num_generations)
     return [row - rows_here.start for row in rows if row in rows_here]
 
 

@@ -21,6 +21,7 @@ from ...tables import columns_of
 from .batching import Shares
 from .compat import Batch, Generated, TRLTrainer
 from .record import Rollouts, total_reward
+from .turns import RolloutKey
 
 Columns = dict[Any, Sequence[Any]]  # by name, a value for each rollout of this process
 
@@ -41,18 +42,16 @@ class Generation:
         process: this one.
         inputs: TRL's rows of this process, m of each prompt.
         key: of this generation's random draws; seed, step, and how many generations the step had before.
+        calculate_rewards: TRL's method, or a subclass's.
     """
 
     shares: Shares
     process: int
     inputs: list[Batch]
     key: tuple[int, int, int]
+    calculate_rewards: Callable[..., Tensor]
     rollouts: list[Batch] = field(init=False)  # the list that TRL's method runs on
-    calculate_rewards: Callable[..., Tensor] | None = None  # TRL's method, or a subclass's
-    scores: Tensor | None = None  # [P * n, F], as that method returned them
-    kept_scores: Tensor | None = None  # [P * m, F], once rows are selected
-    record: Rollouts | None = None
-    dead: Tensor | None = None  # [P] bool, groups that dynamic sampling could not replace
+    selected: Selected | None = None  # once `_generate` has scored and selected
 
     def __post_init__(self) -> None:
         # Each rollout has its own objects, as TRL's rows have: a tool or a reward may change its arguments.
@@ -74,9 +73,9 @@ class Generation:
         return [number // self.shares.num_rollouts for number in self.numbers]
 
     @property
-    def rollout_keys(self) -> list[tuple[int, ...]]:
+    def rollout_keys(self) -> list[RolloutKey]:
         """The key of each rollout's random draws: they do not depend on the process that generates it."""
-        return [(*self.key, *divmod(number, self.shares.num_rollouts)) for number in self.numbers]
+        return [RolloutKey(*self.key, *divmod(number, self.shares.num_rollouts)) for number in self.numbers]
 
     def data_rows(self) -> list[Batch]:
         """Return TRL's row of the prompt of each rollout of this process."""
@@ -89,10 +88,10 @@ class Generation:
         # The first rows of the group may be another process's.
         return self.inputs[max(first_row, self.rows.start) - self.rows.start]
 
-    def place(self, number: int) -> int:
-        """Return a rollout's place in the lists of this process.
+    def index_here(self, number: int) -> int:
+        """Return a rollout's index in the lists of this process.
 
-        A rollout of another process has the place of one of the same prompt.
+        A rollout of another process has the index of one of the same prompt.
         """
         numbers_here = self.numbers
         if number in numbers_here:
@@ -129,20 +128,6 @@ class Generation:
                 columns["logged", name] = values
         return columns
 
-    def score_kept_rows(self, kept: Sequence[int]) -> None:
-        """Set the scores of the kept rows for TRL.
-
-        A row that is masked out has none, so that it has advantage 0 and does not count in its group's mean.
-
-        Args:
-            kept: the numbers of the kept rollouts.
-        """
-        record, scores = self.result()
-        self.kept_scores = scores[kept]  # [P * n, F] -> [P * m, F]
-        if record.masked is not None:
-            masked = record.masked.flatten()[kept].to(scores.device)  # [P, N] -> [P * m]
-            self.kept_scores = self.kept_scores.masked_fill(masked.unsqueeze(1), torch.nan)
-
     def moves(self, kept: Sequence[int]) -> Moves:
         """Return how each kept rollout moves to the process that trains it.
 
@@ -151,27 +136,62 @@ class Generation:
         """
         return Moves.of(kept, self.shares.rollouts_each, range(len(kept)), self.shares.rows_each)
 
-    def result(self) -> tuple[Rollouts, Tensor]:
-        """Return the record of the rollouts and their scores, once they are selected."""
-        assert self.record is not None
-        assert self.scores is not None
-        return self.record, self.scores
-
     def scores_of_kept_rows(self, *columns: Sequence[Any]) -> Tensor:
-        """Stand in for `_calculate_rewards` where TRL calls it after `_generate`: the kept rows are scored already."""
-        assert self.calculate_rewards is not None
-        if self.kept_scores is None:  # a subclass's `_generate` that did not call ours: `check_rows` raises
+        """Return the scores where TRL calls `_calculate_rewards`, after `_generate`: the kept rows have theirs."""
+        if self.selected is None:  # a subclass's `_generate` that did not call ours: `result_of` raises
             return self.calculate_rewards(*columns)
-        return self.kept_scores
+        return self.selected.kept_scores
 
-    def check_rows(self, batch: Batch, name: str) -> None:
-        """Raise UserError unless TRL built its batch from the kept rows."""
-        if self.record is None or len(batch["completion_ids"]) != len(self.rows):
+    def result_of(self, batch: Batch, name: str) -> Selected:
+        """Return what was selected; raise UserError unless TRL built its batch from the kept rows.
+
+        Args:
+            name: of the trainer's class.
+        """
+        if self.selected is None or len(batch["completion_ids"]) != len(self.rows):
             raise UserError(
                 f"{name}._generate returned {len(batch['completion_ids'])} rows without a selection; PODSTrainer keeps "
                 f"{len(self.rows)} of them in its own `_generate`. Call super()._generate(prompts) with TRL's list of "
                 "prompts, or override `_generate_single_turn`."
             )
+        return self.selected
+
+
+@dataclass
+class Selected:
+    """What a generation holds once its rollouts are scored and selected.
+
+    Args:
+        record: of its rollouts, and of those that dynamic sampling adds.
+        scores: `[G * n, F]` of all processes, as the method that calculates rewards returned them.
+        kept_scores: `[P * m, F]`, from which TRL computes advantages; NaN for a row that is masked out, so that it has
+            advantage 0 and does not count in its group's mean.
+        unreplaced: bool `[P]`, groups that dynamic sampling found dead and could not replace.
+    """
+
+    record: Rollouts
+    scores: Tensor
+    kept_scores: Tensor
+    unreplaced: Tensor
+
+    @classmethod
+    def of(cls, record: Rollouts, scores: Tensor) -> Selected:
+        """Return it for a record whose rows are selected, before dynamic sampling."""
+        kept = record.kept_numbers()
+        kept_scores = scores[kept]  # [P * n, F] -> [P * m, F]
+        if record.masked is not None:
+            masked = record.masked.flatten()[kept].to(scores.device)  # [P, N] -> [P * m]
+            kept_scores = kept_scores.masked_fill(masked.unsqueeze(1), torch.nan)
+        return cls(record, scores, kept_scores, torch.zeros(len(record.groups), dtype=torch.bool))
+
+
+@dataclass
+class Built:
+    """A generation that is selected, and the batch that TRL built of the rows of this process."""
+
+    batch: Batch
+    generation: Generation
+    selected: Selected
 
 
 # -- the rollouts that TRL generated -----------------------------------------------------------------------------------
@@ -266,17 +286,13 @@ def named(columns: Columns, kind: str) -> dict[str, Any]:
     >>> named({"prompt": [1], ("logged", "length"): [7]}, "logged")
     {'length': [7]}
     """
-    columns_of_kind = {}
-    for name, values in columns.items():
-        if isinstance(name, tuple) and name[0] == kind:
-            columns_of_kind[name[1]] = values
-    return columns_of_kind
+    return {name[1]: values for name, values in columns.items() if isinstance(name, tuple) and name[0] == kind}
 
 
 class Moves(NamedTuple):
     """Where each row is and where it is trained, over all processes."""
 
-    places: list[int]  # in the lists of its source
+    indices: list[int]  # in the lists of its source
     sources: list[int]  # the process that has it
     targets: list[int]  # the process that trains it
 
@@ -291,10 +307,10 @@ class Moves(NamedTuple):
             rows_each: how many of these a process trains.
 
         >>> Moves.of([1, 6], 4, [0, 1], 1)
-        Moves(places=[1, 2], sources=[0, 1], targets=[0, 1])
+        Moves(indices=[1, 2], sources=[0, 1], targets=[0, 1])
         """
         return cls(
-            places=[number % numbers_each for number in numbers],
+            indices=[number % numbers_each for number in numbers],
             sources=[number // numbers_each for number in numbers],
             targets=[row // rows_each for row in rows],
         )
@@ -316,7 +332,7 @@ def move_rows(columns: Columns, moves: Moves, accelerator: Accelerator) -> Colum
 
     Example:
         >>> from accelerate import Accelerator
-        >>> moves = Moves(places=[2, 0], sources=[0, 0], targets=[0, 0])
+        >>> moves = Moves(indices=[2, 0], sources=[0, 0], targets=[0, 0])
         >>> move_rows({"text": ["a", "b", "c"]}, moves, Accelerator(cpu=True))
         {'text': ['c', 'a']}
     """
@@ -324,9 +340,10 @@ def move_rows(columns: Columns, moves: Moves, accelerator: Accelerator) -> Colum
     rows_here: dict[int, Batch] = {}
     for row, source in enumerate(moves.sources):
         if source == process:
-            place = moves.places[row]
-            rows_here[row] = {name: values[place] for name, values in columns.items()}
+            index = moves.indices[row]
+            rows_here[row] = {name: values[index] for name, values in columns.items()}
     if moves.changing():
+        # Only these: most rows stay, and rows with images are large.
         leaving = [(row, values) for row, values in rows_here.items() if moves.targets[row] != process]
         rows_here |= dict(gather_object(leaving))
     # another process may have columns of its own, logged for some rows only

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...prefix_tree.grouping import group_rows
-from .compat import CLIP_RATIO, ENTROPY, EXTREMES, KL, PHI, Batch
+from .compat import CLIP_RATIO, ENTROPY, EXTREMES, LOSS_METRICS, PHI, Batch
 
 
 def step_windows(steps_per_generation: int, accumulation_steps: int) -> list[range]:
@@ -23,11 +23,12 @@ def step_windows(steps_per_generation: int, accumulation_steps: int) -> list[ran
     >>> step_windows(steps_per_generation=6, accumulation_steps=4)  # one step takes 4 and 5, and 0 and 1 once more
     [range(0, 2), range(2, 4), range(4, 6)]
     """
+    # Every step takes whole windows of this size, at whichever one it begins.
     size = math.gcd(steps_per_generation, accumulation_steps)
     return [range(start, start + size) for start in range(0, steps_per_generation, size)]
 
 
-def regroup(batches: Sequence[Batch], live: Tensor | None) -> list[Batch]:
+def regroup(batches: Sequence[Batch], computed: Tensor | None) -> list[Batch]:
     """Return the micro-batches of a window with the rows of each prompt together.
 
     The gradient of the window is a sum over its rows, so it does not change. If a column has neither one value for each
@@ -35,16 +36,13 @@ def regroup(batches: Sequence[Batch], live: Tensor | None) -> list[Batch]:
 
     Args:
         batches: of TRL, with equal numbers of rows.
-        live: the rows that are computed, `[W * B]`. If None, all.
+        computed: which rows are, `[W * B]`. If None, all.
     """
     size = len(batches[0]["completion_ids"])
     columns = {name: _joined([batch[name] for batch in batches], size) for name in batches[0]}
     if any(column is _UNKNOWN for column in columns.values()):
         return list(batches)
-    is_computed = None
-    if live is not None:
-        is_computed = live.tolist()
-    numbers = group_rows(_rows(columns).cpu().numpy(), size, is_computed)
+    numbers = group_rows(_rows(columns).cpu().numpy(), size, None if computed is None else computed.tolist())
     # One copy to the device for all columns of all micro-batches.
     device = batches[0]["completion_ids"].device
     indices = torch.tensor(numbers, device=device)  # [W, B]
@@ -157,7 +155,7 @@ class StepMetrics:
         self._count(counts)
         for name in list(metrics):
             values = metrics[name]
-            if not _is_of_loss(name) or len(values) == before.get(name, 0):
+            if name not in LOSS_METRICS or len(values) == before.get(name, 0):
                 continue
             value = values.pop()
             if not values:
@@ -199,10 +197,6 @@ class StepMetrics:
             # Rows that are left out have entropy 0 in TRL's mean.
             return self._computed
         return self._rows if self._counts_rows(name) else self._tokens
-
-
-def _is_of_loss(name: str) -> bool:
-    return name in (ENTROPY, KL, PHI) or CLIP_RATIO in name
 
 
 def _extreme(name: str, values: list[float]) -> float:

@@ -87,13 +87,13 @@ class Rollouts:
         """Return the total reward of each kept rollout, `[P, M]`; NaN if it is unscored or masked out."""
         return self.scored_rewards()[self.groups].gather(1, self.kept)
 
-    def replace_groups(self, places: Tensor, added: Rollouts, groups: Tensor) -> None:
+    def replace_groups(self, replaced: Tensor, added: Rollouts, groups: Tensor) -> None:
         """Add another generation's groups, and train some of them instead of some of this one's.
 
         Args:
-            places: int64 `[D]`, which of the P groups are replaced.
+            replaced: int64 `[D]`, which of the P groups are no longer trained.
             added: the other generation, with as many rollouts a prompt.
-            groups: int64 `[D]`, the group of `added` for each place.
+            groups: int64 `[D]`, the group of `added` for each of these.
         """
         G, N = self.rewards.shape
         for name in ("inputs", "prompts", "completions", "completion_tokens"):
@@ -106,10 +106,10 @@ class Rollouts:
         self.rewards = torch.cat([self.rewards, added.rewards])
         if self.masked is not None and added.masked is not None:
             self.masked = torch.cat([self.masked, added.masked])
-        self.kept[places] = added.kept[groups]
-        self.groups[places] = G + added.groups[groups]
+        self.kept[replaced] = added.kept[groups]
+        self.groups[replaced] = G + added.groups[groups]
         if self.advantages is not None and added.advantages is not None:
-            self.advantages[places] = added.advantages[groups]
+            self.advantages[replaced] = added.advantages[groups]
 
     def saved(self) -> dict[str, Any]:
         """Return the record for a checkpoint, which `Rollouts(**saved)` restores: rows have their answer, no images."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -24,7 +24,8 @@ from ...sandbox.worker import Work, no_copies
 from ...selection import REWARD_LIMIT
 from ...selection.types import describe
 from ...text import plain_text, short
-from .compat import TRLTrainer, get_callable_name, is_async_callable, standing_in
+from . import compat
+from .compat import TRLTrainer, get_callable_name, is_async_callable
 from .record import as_text
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class CheckedRewards:
             UserError: it did not return such a tensor.
         """
         self._begin()
+        # Cleaned again: a subclass's method may have changed what ours returned, or have called none of ours.
         rows = len(columns[0]) * self._trainer.accelerator.num_processes
         rewards = self.clean(self._checked(calculate(*columns), rows))
         self._log(rewards)
@@ -79,7 +81,7 @@ class CheckedRewards:
         trainer = self._trainer
         pairs = zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
         functions = [watched(function, name, trainer.args.reward_errors, self._faults) for function, name in pairs]
-        with standing_in(trainer, reward_funcs=functions):
+        with compat.rewarding_by(trainer, functions):
             yield
 
     def clean(self, rewards: Tensor) -> Tensor:
@@ -192,53 +194,59 @@ def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
     if isinstance(function, nn.Module):
         return function
 
-    async def call(**columns: Any) -> list[float | None]:
-        rows = len(columns["completions"])
-        scores = await _attempt(function, columns, name, rows)
-        if isinstance(scores, BaseException):
-            if policy == "raise":
-                _raise(scores, name, rows)
-            # Row by row, so that only the rows that raise are without a score.
-            scores = []
-            for row in range(rows):
-                outcome = await _attempt(function, one_row(columns, row, rows), name, 1)
-                scores.append(_only_score(outcome))
+    def settled(scores: Scores, columns: Mapping[str, Any]) -> list[float | None]:
         return [_settled(score, row, columns, name, policy, faults) for row, score in enumerate(scores)]
 
-    def call_now(**columns: Any) -> list[float | None]:
-        return _run_now(call(**columns))
+    # If a batch raises, its rows are scored one by one, so that only those that raise are without a score.
+    def call(**columns: Any) -> list[float | None]:
+        rows = len(columns["completions"])
+        outcome = _attempt(function, columns, name, rows)
+        if isinstance(outcome, BaseException):
+            _raise_if_final(outcome, name, rows, policy)
+            outcome = [_only_score(_attempt(function, one_row(columns, row, rows), name, 1)) for row in range(rows)]
+        return settled(outcome, columns)
 
-    if is_async_callable(function):
-        return call
-    return call_now
+    async def call_async(**columns: Any) -> list[float | None]:
+        rows = len(columns["completions"])
+        outcome = await _attempt_async(function, columns, name, rows)
+        if isinstance(outcome, BaseException):
+            _raise_if_final(outcome, name, rows, policy)
+            outcome = [
+                _only_score(await _attempt_async(function, one_row(columns, row, rows), name, 1)) for row in range(rows)
+            ]
+        return settled(outcome, columns)
+
+    return call_async if is_async_callable(function) else call
 
 
-async def _attempt(function: Any, columns: Mapping[str, Any], name: str, rows: int) -> Scores | Exception | SystemExit:
+def _attempt(function: Any, columns: Mapping[str, Any], name: str, rows: int) -> Scores | Exception | SystemExit:
     """Return the checked scores of a call, or the exception that the function raised."""
     try:
         with no_copies():
-            returned = function(**columns)
-            if is_async_callable(function):
-                returned = await returned
-            return check_scores(returned, name, rows)
+            return check_scores(function(**columns), name, rows)
+    except UserError:  # of `check_scores`
+        raise
+    except (Exception, SystemExit) as error:  # SystemExit, which would end the run without a word
+        return error
+
+
+async def _attempt_async(
+    function: Any, columns: Mapping[str, Any], name: str, rows: int
+) -> Scores | Exception | SystemExit:
+    """Return as `_attempt` does, for an asynchronous function."""
+    try:
+        with no_copies():
+            return check_scores(await function(**columns), name, rows)
     except UserError:
         raise
     except (Exception, SystemExit) as error:
         return error
 
 
-def _run_now(call: Coroutine[Any, Any, list[float | None]]) -> list[float | None]:
-    """Run a coroutine that never waits to its end, without an event loop: a plain function is never awaited."""
-    try:
-        call.send(None)  # starts it; a coroutine that returns raises StopIteration, and one that waits does not
-    except StopIteration as done:
-        scores: list[float | None] = done.value
-        return scores
-    raise RuntimeError("the call of a reward function waited, although the function is not asynchronous")
-
-
-def _raise(error: BaseException, name: str, rows: int) -> NoReturn:
-    """Raise what a reward function raised, with a note that names it; SystemExit as a UserError."""
+def _raise_if_final(error: BaseException, name: str, rows: int, policy: str) -> None:
+    """Raise what a reward function raised for a batch if `reward_errors` is raise; SystemExit as a UserError."""
+    if policy != "raise":
+        return
     batch = f"for a batch of {rows} completions. {_ADVICE['raise']}"
     if isinstance(error, SystemExit):
         raise UserError(plain_text(f"reward function {name!r} raised {raised(error)} {batch}")) from error
@@ -281,6 +289,7 @@ def one_row(columns: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
     for key, values in columns.items():
         is_column = isinstance(values, list) and len(values) == rows
         arguments[key] = [values[row]] if is_column else values
+    # A column of one value is none of the batch's.
     arguments["log_extra"] = lambda *_: None
     arguments["log_metric"] = lambda *_: None
     return arguments
@@ -370,25 +379,26 @@ def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scor
         raise UserError(f"killable needs a limit above 0 seconds: got {seconds!r}")
 
     name = get_callable_name(function)
-    limit = seconds / 2
+    limit = seconds / 2  # for the batch, and again for single rows
 
     @functools.wraps(function)
     def killed(**columns: Any) -> Scores:
         from ...sandbox.pool import WorkerPool
 
+        # torch's threads are the parent's, and do not exist in a child that is forked.
         work = Work(functools.partial(_answer, function, name, columns), prepare=lambda: torch.set_num_threads(1))
         pool = WorkerPool(AT_ONCE, work, runs_user_code=True, name=name)
         try:
-            batch_reply = pool.ask([None], limit)[0]  # all completions at once
-            replies = [batch_reply]
-            if batch_reply.kind not in ("gave", "refused"):  # it hung or crashed: each completion by itself
+            replies = pool.ask([None], limit)  # None: all rows in one call
+            batch_reply = replies[0]
+            if batch_reply.kind not in ("gave", "refused"):
                 replies = pool.ask(range(len(columns["completions"])), limit)
         finally:
             pool.close()
         for reply in replies:
-            if reply.kind == "refused":
+            if reply.kind == "refused":  # a return value that no row can mend
                 raise UserError(reply.value)
-        if batch_reply.kind != "gave":
+        if batch_reply.kind != "gave":  # single rows log nothing, since a batch's columns are of all rows
             return [reply.value["scores"][0] if reply.kind == "gave" else failure(reply, limit) for reply in replies]
         for log in ("log_extra", "log_metric"):
             for arguments in batch_reply.value[log]:

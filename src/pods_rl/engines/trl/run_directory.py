@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .trainer import PODSTrainer
 
 _SUMMARY = "train_runtime"  # only in the log with which transformers ends
-_NO_SETTINGS = ("output_dir", "accelerator_config")  # a place, and what transformers always fills in
+_NO_SETTINGS = ("output_dir", "accelerator_config")  # a folder, and what transformers always fills in
 _ALWAYS = ("seed", "learning_rate", "num_train_epochs", "max_completion_length", "loss_type")  # in config.yaml
 
 
@@ -57,7 +57,7 @@ class RunDirectory(TrainerCallback):
     """
 
     def __init__(self, trainer: PODSTrainer, path: str | Path, *, rollouts_every: int = 10) -> None:
-        if not hasattr(trainer, "rollouts"):
+        if not hasattr(trainer, "rollouts"):  # its class would be loaded with this module
             raise TypeError(f"RunDirectory records a PODSTrainer: got {type(trainer).__name__}.")
         self.path = Path(path)
         self._trainer = trainer
@@ -80,10 +80,11 @@ class RunDirectory(TrainerCallback):
             )
         self._writer = RunWriter(self.path, resume=resumes)
         if resumes:
+            # What was written after the checkpoint comes again.
             self._writer.rewind(state.global_step, len(Run(self.path).evals))
             row = last_row(self.path / METRICS)
             self._seconds = number(row.get("seconds"))
-            self._started -= number(row.get("elapsed"))
+            self._started -= number(row.get("elapsed"))  # as if the run had never ended
         self._writer.write_config(dump_yaml(settings_of(self._trainer)))
         self._writer.write_environment(environment_of(self._trainer))
         self._write_status("running", state)
@@ -98,7 +99,7 @@ class RunDirectory(TrainerCallback):
         if record is None or not self._rollouts_every or (step > 1 and step % self._rollouts_every):
             return
         columns = gather_columns(record)  # on every process
-        if self._writer and columns:
+        if self._writer and columns:  # of the first process
             self._writer.write_rollouts(step, columns)
 
     def on_log(
@@ -112,7 +113,7 @@ class RunDirectory(TrainerCallback):
         if self._writer is None or logs is None or _SUMMARY in logs:
             return
         row = {"step": state.global_step, **self._clocks()}
-        if "eval_reward" in logs:
+        if "eval_reward" in logs:  # of an evaluation; others have the metrics of a step, or neither
             self._writer.append_eval({**row, "due": self._seconds, **_scores(logs)})
         elif "loss" in logs:
             self._writer.append_metrics({**row, **logs})

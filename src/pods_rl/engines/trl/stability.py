@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 LIMIT = 3  # bad steps in a row: one may be due to its batch, three are due to the policy
 _CANNOT_SAMPLE = "probability tensor contains"  # how torch.multinomial begins its message about inf and NaN
 _NO_MEMORY = ("not enough memory", "can't allocate memory", "error: out of memory")  # in torch's plain RuntimeErrors
-_LESS_MEMORY = {  # by phase: what it holds, and what lowers it
+_LESS_MEMORY = {  # by phase: what runs in it, and what lowers its memory
     "rollout": ("generation", "Lower rollout_batch_size, max_completion_length or num_rollouts."),
     "update": (
         "the update",
@@ -52,10 +52,7 @@ class Stability:
 
     def take_loss(self, loss: Tensor) -> Tensor:
         """Add a micro-batch's loss, and return a finite value: a NaN would stay in transformers' running sum."""
-        if self.step_loss is None:
-            self.step_loss = loss
-        else:
-            self.step_loss = self.step_loss + loss
+        self.step_loss = loss if self.step_loss is None else self.step_loss + loss
         return loss.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
     def skip_bad_step(self) -> bool:
@@ -142,9 +139,9 @@ class Stability:
                 raise
             lines = str(error).strip().splitlines()
             reason = lines[0] if lines else type(error).__name__
-            place, advice = _LESS_MEMORY.get(phase() or "", _OTHERS)
+            activity, advice = _LESS_MEMORY.get(phase() or "", _OTHERS)
             step = self._trainer.state.global_step + 1
-            raise UserError(f"Out of memory in {place} of step {step} ({reason}). {advice}") from error
+            raise UserError(f"Out of memory in {activity} of step {step} ({reason}). {advice}") from error
 
 
 def _number(norm: Any) -> float:

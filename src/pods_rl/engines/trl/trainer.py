@@ -27,16 +27,17 @@ from ..seeds import seeded_generator
 from . import compat
 from .advantages import drop_zero_counters, gather_advantages, log_generation, set_advantages
 from .batching import BatchPlan, Shares, batch_plan
-from .checkpoints import ExactResume, load_renamed
-from .compat import Batch, Completions, Generated, Tokenized, TypedGRPOTrainer
+from .checkpoints import OPTIMIZER, WEIGHTS, ExactResume, load_renamed, restoring
+from .compat import Batch, Completions, Generated, LogProbs, Tokenized, TypedGRPOTrainer
 from .config import PAPER, PODSConfig, check_prompts, group_sizes
 from .dynamic_sampling import DynamicSampling
-from .generation import Generation, copies, move_rows, named, output_of, record_of
+from .generation import Built, Generation, Selected, copies, move_rows, named, output_of, record_of
+from .modes import Generating, Measuring, Mode, Redrawing, Resting, Sampling
 from .record import Rollouts, make_table_storable, show_advantages, show_scores
 from .rewards import CheckedRewards
 from .stability import Stability
-from .turns import Key, Tools, Turns, check_completions, over_prefix_tree, sequences_at_once
-from .update import LogProbs, StepCallback, Update
+from .turns import Tools, Turns, check_completions, over_prefix_tree, sequences_at_once
+from .update import StepCallback, Update
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -64,11 +65,8 @@ class PODSTrainer(TypedGRPOTrainer):
     _tag_names = ["trl", "grpo", "pods"]  # noqa: RUF012  (TRL's own form)
     _name = "PODS"
     _paper = PAPER
-    _generation: Generation | None = None  # while TRL's method runs in training
-    _turns: Turns | None = None  # while rollouts are generated
-    _drawn: list[tuple[Batch, Generation]] | None = None  # while a subclass's method runs on new prompts
+    _mode: Mode = Resting()
     _last_key: tuple[int, int] = (-1, 0)  # the step of the latest generation, and the generations before it
-    _measured: BatchPlan | None = None  # of `measure`
     _positions: Positions | None = None  # of the policy, if it has a table of them
     rollouts: Rollouts | None = None  # of the latest generation
 
@@ -76,16 +74,19 @@ class PODSTrainer(TypedGRPOTrainer):
 
     @override
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        generation = self._generation
-        with self._generating(generation):
+        mode = self._mode
+        if not isinstance(mode, Generating):  # an evaluation
+            with self._ready_to_sample():
+                return super()._generate(prompts)
+        generation = mode.generation
+        with self._ready_to_sample(), self._in(Sampling(Turns(self, generation.rollout_keys))):
             results = super()._generate(prompts)  # n rollouts of each prompt
-        if generation is None:  # an evaluation
-            return results
         output = Generated.of(results)
-        generation.scores = self._score(generation, prompts, output)
-        generation.record = record_of(generation, self, prompts, output, generation.scores)
-        generation.record.kept = self._select(generation, generation.record.scored_rewards())
-        return self._shorten(generation, generation.record, prompts, output)
+        scores = self._score(generation, prompts, output)
+        record = record_of(generation, self, prompts, output, scores)
+        record.kept = self._select(generation, record.scored_rewards())
+        generation.selected = Selected.of(record, scores)
+        return self._shorten(generation, record, prompts, output)
 
     def _score(self, generation: Generation, prompts: list[Any], output: Generated) -> Tensor:
         """Return the scores of all n rollouts of all processes, `[P * n, F]`."""
@@ -101,9 +102,7 @@ class PODSTrainer(TypedGRPOTrainer):
             copies(output.completions),
             [list(ids) for ids in output.completion_ids],
         )
-        assert generation.calculate_rewards is not None
-        # A subclass that compares the rollouts of a prompt reads the size of the groups here.
-        with compat.standing_in(self, num_generations=generation.shares.num_rollouts):
+        with compat.group_size_of(self, generation.shares.num_rollouts):
             return self._rewards.score(generation.calculate_rewards, *columns)
 
     def _select(self, generation: Generation, rewards_PN: Tensor) -> Tensor:
@@ -127,12 +126,11 @@ class PODSTrainer(TypedGRPOTrainer):
         prompts[:] = columns["prompt"]
         self._pending_extra_logs.update(named(columns, "logged"))
         # A row received from another process replaces a rollout of the same prompt.
-        places = [generation.place(kept[row]) for row in generation.rows]
+        indices = [generation.index_here(kept[row]) for row in generation.rows]
         for values in lists:
-            values[:] = [values[place] for place in places]
+            values[:] = [values[index] for index in indices]
         if generation.shares.processes > 1:
             self._metrics["train"]["pods/rows_moved"].append(float(moves.changing()))
-        generation.score_kept_rows(kept)
         self._update.clock.enter("update")
         return output_of(columns)
 
@@ -148,121 +146,118 @@ class PODSTrainer(TypedGRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
         if not self.model.training:
             return self._evaluate_rows(inputs)
-        if self._drawn is not None:
-            return self._draw(inputs, self._drawn)
-        if self._measured is not None:
-            inputs = self._measured_rows(self._measured, inputs[0])
+        mode = self._mode
+        if isinstance(mode, Redrawing):
+            return self._redraw(inputs, mode)
+        if isinstance(mode, Measuring):
+            inputs = self._measured_rows(mode.plan, inputs[0])
         before = {name: len(values) for name, values in self._metrics["train"].items()}
-        batch, generation = self._one_generation(inputs)
-        batch = self._dynamic.fill(batch, generation, self._generation_of_new_prompts)
-        return self._finish(batch, generation, before)
+        built = self._one_generation(inputs)
+        self._dynamic.fill(built, self._generation_of_new_prompts)
+        return self._finish(built, before)
 
     def _evaluate_rows(self, inputs: list[Batch]) -> Batch:
         """Run TRL's method on rows of an evaluation, with checked rewards."""
-        score = partial(self._rewards.score, self._calculate_rewards)
-        with compat.standing_in(self, _calculate_rewards=score), self._tools.tokenizable():
-            return super()._generate_and_score_completions(inputs)
+        return self._run_trl(inputs, partial(self._rewards.score, self._calculate_rewards))
 
-    def _generation_of_new_prompts(self, rows: list[Batch]) -> tuple[Batch, Generation]:
+    def _run_trl(self, rows: list[Batch], score: Callable[..., Tensor]) -> Batch:
+        """Run TRL's method, which asks `score` for the rewards."""
+        with compat.scoring_by(self, score), self._tools.tokenizable():
+            return super()._generate_and_score_completions(rows)
+
+    @contextmanager
+    def _in(self, mode: Mode) -> Iterator[None]:
+        before = self._mode
+        self._mode = mode
+        try:
+            yield
+        finally:
+            self._mode = before
+
+    def _generation_of_new_prompts(self, rows: list[Batch]) -> Built:
         """Generate for rows that dynamic sampling drew, which pass through a subclass's method as all rows do.
 
         Only what that method does before it calls ours has an effect: it does the rest on the joined batch.
         """
         if not compat.is_overridden(self, PODSTrainer, ["_generate_and_score_completions"]):
             return self._one_generation(rows)
-        self._drawn = []
-        try:
+        redrawing = Redrawing()
+        with self._in(redrawing):
             self._generate_and_score_completions(rows)
-            drawn = self._drawn
-        finally:
-            self._drawn = None
-        if len(drawn) != 1:
+        if len(redrawing.results) != 1:
             raise UserError(
-                f"{type(self).__name__}._generate_and_score_completions called super() {len(drawn)} times for the rows "
-                "that dynamic_sampling drew: call it once, or set dynamic_sampling: false."
+                f"{type(self).__name__}._generate_and_score_completions called super() {len(redrawing.results)} times "
+                "for the rows that dynamic_sampling drew: call it once, or set dynamic_sampling: false."
             )
-        return drawn[0]
+        return redrawing.results[0]
 
-    def _draw(self, rows: list[Batch], drawn: list[tuple[Batch, Generation]]) -> Batch:
+    def _redraw(self, rows: list[Batch], redrawing: Redrawing) -> Batch:
         """Generate for rows of new prompts; return a copy of the batch for a subclass's method to change."""
-        batch, generation = self._one_generation(rows)
-        drawn.append((batch, generation))
-        record, _ = generation.result()
-        record.advantages = gather_advantages(batch, self)
-        self.rollouts = record
-        return {name: value.clone() if isinstance(value, Tensor) else value for name, value in batch.items()}
+        built = self._one_generation(rows)
+        redrawing.results.append(built)
+        self.rollouts = built.selected.record
+        self.rollouts.advantages = gather_advantages(built.batch, self)
+        # A copy, because the batch itself is joined with another, to which the subclass's method does the rest.
+        return {name: value.clone() if isinstance(value, Tensor) else value for name, value in built.batch.items()}
 
-    def _one_generation(self, inputs: list[Batch]) -> tuple[Batch, Generation]:
+    def _one_generation(self, inputs: list[Batch]) -> Built:
         """Run TRL's method on n rows of each prompt; return its batch of the m kept rows of each."""
         self._update.clock.enter("rollout")
         n, m = group_sizes(self.args)
         processes = self.accelerator.num_processes
         shares = Shares(len(inputs) * processes // m, n, m, processes)
-        generation = Generation(shares, self.accelerator.process_index, inputs, self._next_key())
-        generation.calculate_rewards = self._calculate_rewards
-        # TRL scores after `_generate`, which has scored and selected by then.
-        already_scored = compat.standing_in(self, _calculate_rewards=generation.scores_of_kept_rows)
-        self._generation = generation
-        try:
-            with already_scored, self._tools.tokenizable():
-                batch = super()._generate_and_score_completions(generation.rollouts)
-        finally:
-            self._generation = None
-        generation.check_rows(batch, type(self).__name__)
-        show_scores(self._logs["rewards"], *generation.result())
-        return batch, generation
+        key = self._next_key()
+        generation = Generation(shares, self.accelerator.process_index, inputs, key, self._calculate_rewards)
+        with self._in(Generating(generation)):
+            # TRL scores after `_generate`, which has scored and selected by then.
+            batch = self._run_trl(generation.rollouts, generation.scores_of_kept_rows)
+        selected = generation.result_of(batch, type(self).__name__)
+        show_scores(self._logs["rewards"], selected.record, selected.scores)
+        return Built(batch, generation, selected)
 
     def _next_key(self) -> tuple[int, int, int]:
         """Return the key of the next generation's draws: seed, step, and the step's generations before it."""
         step = self.state.global_step
         last_step, number = self._last_key
-        if step == last_step:
-            number += 1
-        else:
-            number = 0
+        number = number + 1 if step == last_step else 0
         self._last_key = (step, number)
         return (self.args.seed, step, number)
 
-    def _finish(self, batch: Batch, generation: Generation, before: Mapping[str, int]) -> Batch:
+    def _finish(self, built: Built, before: Mapping[str, int]) -> Batch:
         """Put our advantages into the batch, and log the statistics of all n rollouts.
 
         Args:
             before: the number of entries of each metric before the generation.
         """
-        record, scores = generation.result()
+        batch = built.batch
+        record = built.selected.record
         advantages_of_trl = batch["advantages"]
-        set_advantages(batch, generation, self)
+        set_advantages(built, self)
         record.advantages = gather_advantages(batch, self)
         if batch["advantages"] is not advantages_of_trl:
             show_advantages(self._logs["advantages"], record)
-        log_generation(self, record, scores, before)
+        log_generation(self, record, built.selected.scores, before)
         self.rollouts = record
         return batch
 
     @contextmanager
-    def _generating(self, generation: Generation | None) -> Iterator[None]:
-        """Inside, tools have limits, weights are gathered, and each rollout of a training generation has its draws."""
+    def _ready_to_sample(self) -> Iterator[None]:
+        """Inside, tools have limits and weights are gathered."""
         if not hasattr(self, "_tools"):  # a trainer without its constructor, as TRL's own tests make one
             yield
             return
         self._tools.limit()
-        if generation is not None:
-            self._turns = Turns(self, generation.rollout_keys)
         # FSDP2: gather the weights, so that no process waits for another's tokens. TRL gathers those of ZeRO-3.
         gathers = self._dist.is_fsdp and not self.use_vllm
-        try:
-            with self.whole_weights() if gathers else nullcontext():
-                yield
-        finally:
-            self._turns = None
+        with self.whole_weights() if gathers else nullcontext():
+            yield
 
     @override
     def _tokenize_prompts(self, prompts: list[Any]) -> Tokenized:
         # Tokenize the n copies of a prompt once.
         tokenize = super()._tokenize_prompts
-        if self._turns is None:  # an evaluation
-            return tokenize(prompts)
-        return self._turns.tokenize(tokenize, prompts)
+        mode = self._mode
+        return mode.turns.tokenize(tokenize, prompts) if isinstance(mode, Sampling) else tokenize(prompts)
 
     @override
     def _generate_single_turn(
@@ -271,15 +266,15 @@ class PODSTrainer(TypedGRPOTrainer):
     ) -> Completions:  # fmt: skip
         # Generate in parts of `rollout_batch_size` rows, each prefix once, and check that all have a completion.
         sample = super()._generate_single_turn
-        turns = self._turns
+        mode = self._mode
         self._check_length(max(map(len, prompt_ids), default=0))
         # Without pixels TRL would add token types of images, which few models take.
         has_pixels = "pixel_values" in multimodal_fields
         options = {"has_tool_images": True} if has_tool_images and has_pixels else {}
-        if turns is not None and num_generations == self.num_generations:
+        if isinstance(mode, Sampling) and num_generations == self.num_generations:
             num_generations = self.args.num_rollouts or num_generations  # vLLM returns this many for each prompt
 
-        def generate(rows: slice, keys: Sequence[Key] = ()) -> Completions:
+        def generate(rows: slice, keys: Sequence[tuple[int, ...]] = ()) -> Completions:
             ids = prompt_ids[rows]
             fields = {name: values[rows] for name, values in multimodal_fields.items()}
             with self._stability.explaining_sampling(), over_prefix_tree(self, keys):
@@ -287,9 +282,9 @@ class PODSTrainer(TypedGRPOTrainer):
             check_completions(len(ids), completion_ids)
             return completion_ids, logprobs
 
-        if turns is None:
-            return generate(slice(None))
-        return turns.generate(prompt_ids, has_pixels, generate)
+        if isinstance(mode, Sampling):
+            return mode.turns.generate(prompt_ids, has_pixels, generate)
+        return generate(slice(None))  # an evaluation
 
     # -- other group sizes, for `pods plan` ----------------------------------------------------------------------------
 
@@ -316,7 +311,7 @@ class PODSTrainer(TypedGRPOTrainer):
             "num_generations": num_generations,
             "generation_batch_size": None,  # TRL derives it from the steps
         }
-        self._measured = batch_plan(settings, self.accelerator.num_processes)
+        self._mode = Measuring(batch_plan(settings, self.accelerator.num_processes))
 
     def _measured_rows(self, plan: BatchPlan, example: Batch) -> list[Batch]:
         """Set the group sizes of `measure`, and return rows of new prompts instead of TRL's."""
@@ -353,7 +348,7 @@ class PODSTrainer(TypedGRPOTrainer):
             args = PODSConfig(f"{name.split('/')[-1]}-PODS")
             arguments["args"] = args
         compat.refuse_unsupported(arguments)
-        with compat.building(self, sequences_at_once(args)):
+        with compat.room_in_vllm(sequences_at_once(args)):
             super().__init__(**arguments)
         compat.warn_of_lossy_cast(self)
         self._check_positions()
@@ -391,6 +386,12 @@ class PODSTrainer(TypedGRPOTrainer):
                 which=which,
                 advice="remove the longest prompts",
             )
+
+    @override
+    def create_accelerator_and_postprocess(self) -> None:
+        # Here, since the constructors of transformers and TRL prepare models next.
+        super().create_accelerator_and_postprocess()
+        compat.use_fsdp2(self)
 
     # -- the update: without repeats, passes without a gradient, or steps that are not finite -------------------------
 
@@ -444,7 +445,7 @@ class PODSTrainer(TypedGRPOTrainer):
         drop_zero_counters(self._metrics["eval"])
         if self.log_completions:
             make_table_storable(self._logs)
-        with compat.escaping_printed_table():
+        with compat.printing_escaped():
             super().log(logs, start_time)
 
     # -- resume (checkpoints.py) and sharded weights (compat.py) -------------------------------------------------------
@@ -470,7 +471,7 @@ class PODSTrainer(TypedGRPOTrainer):
         self._stability.reset()
         checkpoint = self._resume.find(resume_from_checkpoint)
         explaining_memory = self._stability.explaining_memory(lambda: self._update.clock.phase)
-        with self._reporting_errors(), explaining_memory, self._tools.closing(), self._resume.explaining():
+        with self._reporting_errors(), explaining_memory, self._tools.closing():
             output = super().train(checkpoint, *args, **kwargs)
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
             load_renamed(self, self.state.best_model_checkpoint)
@@ -492,6 +493,16 @@ class PODSTrainer(TypedGRPOTrainer):
     def _run_epoch(self, **kwargs: Any) -> None:  # transformers calls it by keyword
         if not self._resume.begins_finished(kwargs["epoch"], kwargs["epochs_trained"], kwargs["train_dataloader"]):
             super()._run_epoch(**kwargs)
+
+    @override
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        with restoring(resume_from_checkpoint, WEIGHTS):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    @override
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with restoring(checkpoint, OPTIMIZER):
+            super()._load_optimizer_and_scheduler(checkpoint)
 
     @override
     def _save_rng_state(self, output_dir: str) -> None:

@@ -6,7 +6,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from transformers import GenerationConfig
@@ -14,17 +14,30 @@ from transformers import GenerationConfig
 from ...distributed.processes import version
 from ...errors import UserError
 from ...sandbox.limits import ToolLimits, close_environment, tokenizable
+from . import compat
 from .batching import Shares
-from .compat import Completions, Tokenized, TRLTrainer, standing_in
+from .compat import Completions, Tokenized, TRLTrainer
 from .config import PODSConfig
 
-Key = tuple[int, ...]  # of a turn's draws: seed, step, generation in it, prompt, number, and the turn after the first
-ROLLOUT = 5  # numbers of a key that are the rollout's
 CLOSE = "close"  # the method that ends an environment; TRL would offer it to the policy as a tool
 
 
+class RolloutKey(NamedTuple):
+    """What a rollout's random draws depend on: not on its process, nor on the rows that are generated with it."""
+
+    seed: int
+    step: int
+    generation: int  # of the step, from 0
+    prompt: int  # of the generation
+    rollout: int  # of the prompt
+
+    def of_turn(self, turn: int) -> tuple[int, ...]:
+        """Return the numbers that seed a turn, from 0: those of the first turn are the key itself."""
+        return (*self, turn) if turn else tuple(self)
+
+
 @contextmanager
-def over_prefix_tree(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]:
+def over_prefix_tree(trainer: TRLTrainer, keys: Sequence[tuple[int, ...]]) -> Iterator[None]:
     """Inside, `generate` of the policy computes each distinct prefix once, and row i draws by `keys[i]`.
 
     Nothing changes without keys, with another generator, with `prefix_tree` off, and where ZeRO-3 gathers
@@ -53,7 +66,7 @@ def over_prefix_tree(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]
             draws = RowDraws(keys, length, trainer.accelerator.device, strict=True)
         return complete(generate, inputs, draws)
 
-    with standing_in(model, generate=once):
+    with compat.generating_by(model, once):
         yield
 
 
@@ -63,9 +76,12 @@ class Turns:
     Args:
         trainer: the settings.
         keys: of the rows of the first turn.
+
+    Attributes:
+        keys: of the rows of the latest turn; empty once they are not known.
     """
 
-    def __init__(self, trainer: TRLTrainer, keys: list[Key]) -> None:
+    def __init__(self, trainer: TRLTrainer, keys: list[RolloutKey]) -> None:
         self._trainer = trainer
         self.keys = keys
         self._number = 0
@@ -87,17 +103,19 @@ class Turns:
         return tokenize_copies_once(tokenize, prompts)
 
     def generate(
-        self, prompt_ids: list[list[int]], images: bool, sample: Callable[[slice, list[Key]], Completions]
+        self, prompt_ids: list[list[int]], images: bool, sample: Callable[[slice, list[tuple[int, ...]]], Completions]
     ) -> Completions:
         """Call `sample` for the rows of a turn, part by part; for all at once if it is vLLM.
 
         Raises:
             UserError: rows with `images` would be split.
         """
-        keys = self._turn_keys(prompt_ids)
+        if self._number > 0:
+            self.keys = self._remaining_keys(prompt_ids)
+        keys = [key.of_turn(self._number) for key in self.keys]
         count = len(prompt_ids)
         size = self._trainer.args.rollout_batch_size or count
-        if self._trainer.use_vllm or size >= count:
+        if self._trainer.use_vllm or size >= count:  # vLLM has a limit of its own
             completion_ids, logprobs = sample(slice(None), keys)
         elif images:
             raise UserError(
@@ -113,18 +131,17 @@ class Turns:
             logprobs = None  # generators that work in parts return none
         self._rows = [[*ids, *new] for ids, new in zip(prompt_ids, completion_ids, strict=True)]
         self._number += 1
-        self.keys = keys
         return completion_ids, logprobs
 
-    def _turn_keys(self, prompt_ids: list[list[int]]) -> list[Key]:
-        """Return the keys of the rows of a turn; after the first turn they end with the turn's number.
+    def _remaining_keys(self, prompt_ids: list[list[int]]) -> list[RolloutKey]:
+        """Return the keys of the rows of a later turn; none if they are not known.
 
-        A row of a later turn begins with all tokens of its row of the turn before, and the order stays. Some rows have
-        ended in between.
+        Such a row begins with all tokens of its row of the turn before, and the order stays. Some rows have ended in
+        between.
         """
-        if self._number == 0 or not self.keys:
-            return self.keys
-        turn_keys: list[Key] = []
+        if not self.keys:
+            return []
+        remaining: list[RolloutKey] = []
         row_before = 0
         for ids in prompt_ids:
             while row_before < len(self._rows) and not _begins_with(ids, self._rows[row_before]):
@@ -137,9 +154,9 @@ class Turns:
                     stacklevel=3,
                 )
                 return []
-            turn_keys.append((*self.keys[row_before][:ROLLOUT], self._number))
+            remaining.append(self.keys[row_before])
             row_before += 1
-        return turn_keys
+        return remaining
 
 
 def tokenize_copies_once(tokenize: Callable[[list[Any]], Tokenized], prompts: list[Any]) -> Tokenized:
@@ -167,12 +184,12 @@ def tokenize_copies_once(tokenize: Callable[[list[Any]], Tokenized], prompts: li
             distinct_prompts.append(prompt)
             text_before = text
         distinct_of.append(len(distinct_prompts) - 1)
-    if len(distinct_prompts) == len(prompts):
+    if len(distinct_prompts) == len(prompts):  # TRL's own call, with its own list
         return tokenize(prompts)
     prompt_ids, images, fields = tokenize(distinct_prompts)
     if images is not None or fields:  # some processors return these for all prompts together, not one for each
         return tokenize(prompts)
-    return [list(prompt_ids[place]) for place in distinct_of], images, fields
+    return [list(prompt_ids[number]) for number in distinct_of], images, fields
 
 
 def _prompt_text(prompt: Any) -> str | None:
@@ -251,6 +268,7 @@ class Tools:
         """Put limits on the tools of the rows that TRL has prepared."""
         if not self._trainer.tools:
             return
+        # In place, since TRL finds a row's tools in these dictionaries.
         for plain, asynchronous in zip(self._trainer._sync_tool_dicts, self._trainer._async_tool_dicts, strict=True):
             limited = self._limits.of_rollout({**plain, **asynchronous})
             for tools in (plain, asynchronous):
@@ -267,7 +285,7 @@ class Tools:
         def rendered(*args: Any, **kwargs: Any) -> Any:
             return render(*tokenizable(list(args)), **tokenizable(kwargs))
 
-        with standing_in(processor, apply_chat_template=rendered):
+        with compat.rendering_by(processor, rendered):
             yield
 
     @contextmanager

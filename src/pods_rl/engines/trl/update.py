@@ -17,13 +17,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ...prefix_tree.packing import Probe, TreePass, probe_trees
 from ...prefix_tree.recurrence import unregister_tree_recurrence
 from .. import PHASES
-from .compat import IMAGE_INPUTS, Batch, TRLTrainer, is_overridden
+from .compat import IMAGE_INPUTS, Batch, LogProbs, TRLTrainer, is_overridden
 from .micro_batches import Counts, StepMetrics, regroup, step_windows
 from .stability import Stability
 
 logger = logging.getLogger(__name__)
-
-LogProbs = tuple[Tensor, Tensor | None, Tensor | None]  # TRL's result: log-probabilities, entropies, auxiliary loss
 
 # A subclass that replaces one of these may read every row, or add a term to the loss that we do not know.
 LOSS_METHODS = (
@@ -97,7 +95,7 @@ class Update:
         self._rows_because: str | None = None  # why TRL computed the latest rows of a loss, and no tree
         self._logged: set[str] = set()
         self._batch: Batch = {}  # whose loss is being computed
-        self._live: Tensor | None = None  # its rows that are computed, `[B]`. If None, all
+        self._computed: Tensor | None = None  # its rows that are, `[B]`. If None, all
         self._step_metrics = StepMetrics(by_row=trainer.importance_sampling_level == "sequence")
         now = time.process_time if trainer.args.clock == "cpu" else time.perf_counter
         self.clock = PhaseClock(trainer.accelerator.device, now)
@@ -125,26 +123,26 @@ class Update:
         if not trainer.model.training:
             return compute()
         self._micro_batches += 1
-        live = _live(batch)
+        with_gradient = rows_with_gradient(batch)
         leaves_out = self._may_leave_out_rows(batch)
-        signal = self._signal(batch, live, leaves_out)
+        signal = self._signal(batch, with_gradient, leaves_out)
         self._has_signal |= signal.has_gradient
         if leaves_out:
-            self.rows_left_out += int((~live).sum())
+            self.rows_left_out += int((~with_gradient).sum())
         if self._can_skip(signal):
             assert signal.counts is not None
             self._step_metrics.skip(signal.counts)
             return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
         self._passes += 1
         self._batch = batch
-        self._live = live if leaves_out else None
+        self._computed = with_gradient if leaves_out else None
         metrics = trainer._metrics["train"]
         before = {name: len(values) for name, values in metrics.items()}
         try:
             loss = compute()
         finally:
             self._batch = {}
-            self._live = None
+            self._computed = None
         if signal.counts is not None and not trainer.args.exact_trl:
             self._step_metrics.take(metrics, before, signal.counts)
         return loss
@@ -161,10 +159,9 @@ class Update:
         grouped: list[Batch] = []
         for window in step_windows(len(batches), accumulation_steps):
             of_step = [batches[number] for number in window]
-            live = None
-            if all(map(self._may_leave_out_rows, of_step)):
-                live = torch.cat([_live(batch) for batch in of_step])
-            grouped += regroup(of_step, live)
+            leaves_out = all(map(self._may_leave_out_rows, of_step))
+            computed = torch.cat([rows_with_gradient(batch) for batch in of_step]) if leaves_out else None
+            grouped += regroup(of_step, computed)
         return grouped
 
     def _may_group_rows(self, batch: Batch) -> bool:
@@ -200,18 +197,22 @@ class Update:
             return False
         return trainer.top_entropy_quantile >= 1.0 and trainer.loss_type != "vespo"  # logs the weight of each row
 
-    def _signal(self, batch: Batch, live: Tensor, leaves_out: bool) -> Signal:
+    def _signal(self, batch: Batch, with_gradient: Tensor, leaves_out: bool) -> Signal:
         """Return what has a gradient in a micro-batch, the same on every process.
 
         With a user's loss every pass is computed, and the processes need not agree: its code may not reach this line on
         all of them.
+
+        Args:
+            with_gradient: `[B]`, which rows have one on this process.
+            leaves_out: whether this process may leave out the others.
         """
-        has_gradient = self._has_other_terms or bool(live.any())
+        has_gradient = self._has_other_terms or bool(with_gradient.any())
         if self._has_user_loss:
             return Signal(has_gradient, has_later=True, leaves_out=False, counts=None)
         has_later = not has_gradient and self._has_later_signal()
         lengths = policy_tokens(batch)
-        computed = lengths * live if leaves_out else lengths
+        computed = lengths * with_gradient if leaves_out else lengths
         # One message for all five: each is summed over the processes.
         local = [int(has_gradient), int(has_later), int(not leaves_out), int(computed.sum()), int(lengths.sum())]
         counts = torch.tensor(local, device=lengths.device)
@@ -237,7 +238,7 @@ class Update:
         later = buffered[start : start + remaining]
         if len(later) < remaining:  # the rest of the step is not generated yet
             return True
-        return any(bool(_live(batch).any()) for batch in later)
+        return any(bool(rows_with_gradient(batch).any()) for batch in later)
 
     def _can_skip(self, signal: Signal) -> bool:
         """Return whether a micro-batch needs no pass."""
@@ -325,8 +326,8 @@ class Update:
                 model,
                 keep,
                 tree=self._takes_trees(model),
-                live=self._live,
-                unread=self._batch.get("old_per_token_logps"),
+                read=self._computed,
+                unread_log_probs=self._batch.get("old_per_token_logps"),
                 tokens=self.tokens if in_loss else Counter(),
             )
         elif in_loss:
@@ -406,8 +407,8 @@ def policy_tokens(batch: Batch) -> Tensor:
     return tokens.sum(dim=1)  # [B, T] -> [B]
 
 
-def _live(batch: Batch) -> Tensor:
-    """Return which rows have an advantage and a token of the policy, `[B]`."""
+def rows_with_gradient(batch: Batch) -> Tensor:
+    """Return which rows have a policy gradient, `[B]`: an advantage, and a token of the policy."""
     lengths = policy_tokens(batch)
     # An advantage for each row, `[B]`, or for each token, `[B, T]`.
     has_advantage = (batch["advantages"] != 0).view(len(lengths), -1).any(dim=1)

@@ -1,0 +1,2 @@
+from . import grpo_trainer as grpo_trainer
+from . import utils as utils

@@ -1,0 +1,129 @@
+"""What TRL's methods fill, log, read and return, compared with what we know: an upgrade that adds a name fails here.
+
+`test_contract` finds what we use and TRL no longer has. These sets are compared both ways, since a new list of rows
+would stay n long where m rows are kept, and a new metric of the loss would depend on which rows share a micro-batch.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import partial
+
+import pytest
+from trl import GRPOTrainer
+
+from pods_rl.engines.trl.compat import IMAGE_INPUTS, LOSS_METRICS, ROW_LISTS, Generated
+from pods_rl.engines.trl.update import LOSS_METHODS
+
+from . import trl_source as source
+
+SCORE = source.parsed(GRPOTrainer._generate_and_score_completions)
+LOSS = source.parsed(GRPOTrainer._compute_loss)
+SAMPLING = ("_generate", "_tokenize_prompts", "_generate_single_turn", "_tool_call_loop", "_get_tool_suffix_ids")
+
+# Logged with a term that is a mean over a micro-batch: its rows then stay where TRL put them.
+OF_UNGROUPED_ROWS = {"policy_loss", "entropy_coef", "aux_loss"}
+# `_log_all_rollouts` replaces these by those of all n rollouts.
+OF_ALL_ROLLOUTS = {"reward", "reward_std", "frac_reward_zero_std", "rewards/{}/mean", "rewards/{}/std"}
+OF_KEPT_ROWS = {
+    "sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max",
+    "sampling/importance_sampling_ratio/min", "sampling/importance_sampling_ratio/mean",
+    "sampling/importance_sampling_ratio/max",
+}  # fmt: skip
+OF_REWARD_FUNCTIONS = "{}"  # what they log themselves
+# How dynamic sampling pads these, and how they follow their rows: `_joined_column`, `micro_batches.regroup`.
+BATCH = {
+    "prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages", "num_items_in_batch",
+    "old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio",
+}  # fmt: skip
+# What a term of the loss can depend on; `Update` knows which of these give a row without advantage a gradient, or
+# compare the rows of a micro-batch.
+SETTINGS_OF_LOSS = {
+    "loss_type", "importance_sampling_level", "beta", "epsilon_low", "epsilon_high", "off_policy_mask_threshold",
+    "top_entropy_quantile", "_entropy_bonus_enabled", "use_adaptive_entropy", "entropy_coef", "aux_loss_enabled",
+    "router_aux_loss_coef", "use_vllm", "vllm_importance_sampling_correction", "max_completion_length",
+    "current_gradient_accumulation_steps",
+}  # fmt: skip
+STATE_OF_LOSS = {"_last_world_entropy", "_entropy_window_stats"}  # TRL saves the first, and ends the second in a step
+
+
+def test_every_list_of_rows_that_trl_fills_before_it_generates_is_shortened():
+    before, _ = source.cut_at_call(SCORE, "_generate")
+    assert source.changed_attributes(before) == set(ROW_LISTS)
+
+
+def test_nothing_else_of_all_rows_is_read_once_they_are_selected():
+    """`prompts` is shortened in place; `dataset_images` is not read, since our `_generate` always returns images."""
+    before, after = source.cut_at_call(SCORE, "_generate")
+    kept = source.names(before, ast.Store) & source.names(after, ast.Load) - source.names(after, ast.Store)
+    assert kept == {"device", "mode", "prompts", "dataset_images"}
+    logs = {"_logs", "_metrics", "_pending_extra_logs", "_pending_metrics"}
+    assert source.changed_attributes(after) == logs
+    changed_while_sampling = set()
+    for name in SAMPLING:
+        changed_while_sampling |= source.changed_attributes(source.parsed(getattr(GRPOTrainer, name)))
+    assert changed_while_sampling == {"_last_loaded_step", "_metrics", "state"}
+    assert source.changed_attributes(source.parsed(GRPOTrainer._calculate_rewards)) == set()
+
+
+def test_the_results_of_a_generation_are_those_that_are_shortened():
+    (returned,) = [node for node in ast.walk(source.parsed(GRPOTrainer._generate)) if isinstance(node, ast.Return)]
+    assert isinstance(returned.value, ast.Tuple)
+    assert tuple(ast.unparse(part) for part in returned.value.elts) == Generated._fields
+
+
+def test_metrics_of_the_loss_are_those_that_become_values_of_the_step():
+    assert source.keys_of(LOSS, "self._metrics[mode]") == LOSS_METRICS | OF_UNGROUPED_ROWS
+
+
+def test_metrics_of_a_generation_are_of_all_rollouts_or_of_the_kept_rows():
+    logged = source.keys_of(SCORE, "self._metrics[mode]")
+    assert logged == OF_ALL_ROLLOUTS | OF_KEPT_ROWS | {OF_REWARD_FUNCTIONS}
+
+
+def test_the_table_of_completions_has_the_columns_that_checkpoints_save():
+    assert source.keys_of(SCORE, "self._logs") == {"prompt", "completion", "rewards", "advantages", "extra", "images"}
+
+
+def test_the_batch_has_the_names_that_we_join_and_group():
+    assert source.keys_of(SCORE, "output") == BATCH | set(IMAGE_INPUTS)
+    assert source.keys_of(LOSS, "inputs") == BATCH | set(IMAGE_INPUTS)
+
+
+def test_the_loss_has_the_terms_that_decide_which_rows_have_a_gradient():
+    methods = source.called_methods(LOSS)
+    assert methods == set(LOSS_METHODS) - {"compute_loss", "_compute_loss"}
+    read = source.read_attributes(LOSS) - methods - STATE_OF_LOSS - {"accelerator", "args", "model", "_metrics"}
+    assert read == SETTINGS_OF_LOSS
+    losses = {"grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"}
+    assert source.compared_with(LOSS, "self.loss_type") == losses
+
+
+def test_counters_of_a_training_are_saved_by_us_or_trl_or_end_in_a_step():
+    """`_step` is in our checkpoints, and the buffer is while its rows are still trained."""
+    step = source.changed_attributes(source.parsed(GRPOTrainer.training_step))
+    assert step == {"_step", "_current_train_step_time", "_metrics"}
+    assert source.changed_attributes(source.parsed(GRPOTrainer._prepare_inputs)) == {"_buffered_inputs"}
+    assert source.changed_attributes(LOSS) == STATE_OF_LOSS | {"entropy_coef", "_metrics"}
+
+
+metrics_in = partial(source.keys_of, dictionary="self._metrics[mode]")
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("self.rubrics = [row['rubric'] for row in inputs]", source.changed_attributes),
+        ("self.rubrics.extend(prompts)", source.changed_attributes),
+        ("self.by_name['rubrics'].append(prompts)", source.changed_attributes),
+        ("self._metrics[mode]['rubrics'].append(1.0)", metrics_in),
+        ("self._metrics[mode][f'{name}/rubrics'].append(1.0)", metrics_in),
+        ("output['rubrics'] = prompts", partial(source.keys_of, dictionary="output")),
+        ("loss = loss + self.rubrics", source.read_attributes),
+        ("loss = inputs.get('rubrics')", partial(source.keys_of, dictionary="inputs")),
+    ],
+)
+def test_a_new_name_in_the_source_is_found(line, found):
+    changed = ast.parse(ast.unparse(SCORE).replace("device = ", f"{line}\n    device = ", 1))
+    (new,) = found(changed) - found(SCORE)
+    assert new in ("rubrics", "by_name", "{}/rubrics")
