@@ -14,11 +14,12 @@ class PartialState:
     local_process_index: int
     device: torch.device
     def __init__(self, cpu: bool = ..., **kwargs: Any) -> None: ...
+    def destroy_process_group(self, group: Any = ...) -> None: ...
 
 class AcceleratorState:
     distributed_type: DistributedType
     mixed_precision: str
-    fsdp_plugin: FullyShardedDataParallelPlugin | None
+    fsdp_plugin: FullyShardedDataParallelPlugin  # there only under FSDP
 
 class Accelerator:
     def __init__(self, **settings: Any) -> None: ...

@@ -7,14 +7,16 @@ from torch import Tensor
 _T = TypeVar("_T")
 
 class DistributedType(str, Enum):
-    MULTI_CPU: str
-    FSDP: str
+    MULTI_CPU = ...
+    FSDP = ...
 
 class DynamoBackend(str, Enum):
+    INDUCTOR = ...
     @classmethod
     def list(cls) -> list[str]: ...
 
 class TorchDynamoPlugin:
+    backend: DynamoBackend
     def __init__(self, **settings: Any) -> None: ...
 
 class FullyShardedDataParallelPlugin:

@@ -443,7 +443,7 @@ def printing_escaped() -> AbstractContextManager[None]:
 
     What TRL writes to files and trackers stays as it is.
     """
-    show = grpo_trainer.print_prompt_completions_sample
+    show: Callable[..., None] = grpo_trainer.print_prompt_completions_sample
 
     def escaped(values: Sequence[Any]) -> list[Any]:
         return [change_text(value, plain_text) for value in values]
