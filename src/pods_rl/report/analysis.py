@@ -15,10 +15,9 @@ from ..engines import PHASES
 from ..errors import UserError
 from ..runs import Run
 from ..text import suggest
-from .ablations import Ablation, find_ablations
 from .arms import ACCURACIES, EXACT, Arm, Curve, rollouts_of, same_seeds
 from .comparable import refusal
-from .contrasts import contrasts, things
+from .contrasts import Ablation, contrasts, find_ablations, things
 from .intervals import Z_95, Array, Difference, difference, error_of_mean, t_band
 from .statistics import Evaluations, Speedup, mean_curve, speedups
 from .text import finite, finite_numbers, plain
@@ -288,7 +287,7 @@ def _result_of(arm: Arm, reference: Arm | None, horizon: float) -> ArmResult:
 
 def _why_not(arm: Arm, rival: Arm) -> str:
     """Return why two arms that have scores are not compared; empty if they are."""
-    reason = refusal(arm, rival)
+    reason = refusal(arm.runs, rival.runs)
     if reason:
         return reason
     end = _shared_end(arm, rival)

@@ -13,10 +13,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .ablations import AXES, Ablation
 from .account import Account
 from .analysis import Analysis
 from .charts import Chart, Style, Styles
+from .contrasts import AXES, Ablation
 from .text import plain, words
 
 WIDTH = 3.25  # inches: a column of a paper with two columns

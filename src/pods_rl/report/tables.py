@@ -15,14 +15,14 @@ import numpy as np
 from ..engines import PHASES
 from ..runs import Run
 from ..text import counted
-from .ablations import AXES, Ablation
 from .analysis import Analysis, ArmResult, Cost, Final, Pair
 from .arms import HOUR, LENGTH, Arm, Curve, rollouts_of
+from .comparable import OWN_TO_A_RUN, task_of
+from .contrasts import AXES, Ablation
 from .intervals import SCORE_DIGITS
-from .pooling import OWN_TO_A_RUN, as_text, task_of
 from .progress import progress_of
 from .statistics import Speedup
-from .text import csv_text, duration, finite, finite_numbers, number, plain, tally, unit_for, words
+from .text import as_text, csv_text, duration, finite, finite_numbers, number, plain, tally, unit_for, words
 from .wording import (
     LEVEL_MARGIN,
     difference_text,
@@ -359,11 +359,7 @@ def _final_row(final: Final) -> Row:
 
 
 def _task_of(arm: Arm) -> str:
-    for run in arm.runs:
-        task = task_of(run)
-        if task:
-            return plain(task.get("name") or arm.config.get("task") or "")
-    return plain(arm.config.get("task") or "")
+    return plain(task_of(arm.runs).get("name") or arm.config.get("task") or "")
 
 
 def _other_scores(result: ArmResult) -> Row:
