@@ -43,8 +43,8 @@ def sentences(analysis: Analysis) -> list[str]:
 def verdicts(analysis: Analysis) -> dict[str, str]:
     """The last cell of each row of the table that opens a report."""
     table = result_table(analysis)
-    assert table.columns[-1].title == "verdict"
-    return {str(row["arm"]): cells[-1] for row, cells in zip(table.rows, table.cells, strict=True)}
+    assert table.titles[-1] == "verdict"
+    return dict(zip(table.arms, table.shown["verdict"], strict=True))
 
 
 def final_of(analysis: Analysis, arm: str) -> Final:
@@ -572,8 +572,8 @@ def test_the_table_that_opens_has_score_cost_time_and_a_verdict_in_a_word(tmp_pa
     final = final_of(analysis, "pods")
     speedup = analysis.result_of("pods").speedup
     assert speedup is not None
-    assert [column.title for column in table.columns][1:] == [
-        "final accuracy, 95 % interval", "seconds a step", f"time to {100 * speedup.threshold:.1f} %", "verdict",
+    assert table.titles[1:] == [
+        "final accuracy, 95 % interval", "seconds per step", f"time to {100 * speedup.threshold:.1f} %", "verdict",
     ]  # fmt: skip
     (cells,) = (cells for cells in table.cells if cells[0].startswith("pods"))
     score = f"{100 * final.final:.1f} % [{100 * final.low:.1f}, {100 * final.high:.1f}]"

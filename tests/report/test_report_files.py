@@ -105,7 +105,7 @@ def test_page_markdown_and_terminal_say_the_same_in_the_same_order(report: Repor
                 assert f">{cell}<" in page
     assert places_on_page == sorted(places_on_page)
     assert places_in_text == sorted(places_in_text)
-    for title in ("final [95 %]", "a step", "to 76.3 %", "verdict"):
+    for title in ("final [95 %]", "per step", "to 76.3 %", "verdict"):
         assert title in terminal
     for cells in account.tables["result"].cells:
         for cell in cells:

@@ -14,14 +14,15 @@ from ..errors import UserError
 from ..runs import find_runs, undeclared_runs, write_atomic
 from ..runs.files import EXPERIMENT, read_mapping
 from ..text import counted, safe_text
-from .account import Account, account_of
+from .analysis import analyse
 from .arms import Arm, arms_from_csv, arms_from_runs
-from .ledger import DATA_MB
-from .markdown import to_markdown
-from .page import to_html
-from .tables import CSV_NAMES
-from .terminal import print_account, print_opening
+from .charts import charts, styles_of
+from .ledger import DATA_MB, ledger_of
+from .notes import method, notes
+from .outputs import Account, print_account, print_opening, to_html, to_markdown
+from .tables import CSV_NAMES, tables
 from .text import finite, plain
+from .wording import details, opening
 
 PAGE = "report.html"
 MARKDOWN = "report.md"
@@ -102,10 +103,11 @@ def _write(report: ReportFiles, figures: Sequence[str]) -> None:
     """Make every file, then write them, so that an error leaves an old report as it is."""
     account = report.account
     pictures: dict[str, bytes] = {}
-    if figures:
+    if figures and account.analysis:
         from .figures import printed  # matplotlib, which a report without figures does not load
 
-        for name, picture in printed(account, figures):
+        scores = account.charts.get("scores", ())
+        for name, picture in printed(account.analysis, scores, account.styles, figures):
             pictures[f"figures/{name}"] = picture
     in_markdown = [name for name in pictures if name.endswith(".png")]
     contents: dict[str, str | bytes] = {
@@ -222,14 +224,21 @@ def read_account(
         baseline, note = _usual_baseline(paths, found)
         if note:
             first_notes.append(note)
-    return account_of(
-        found,
+    analysis = analyse(found, baseline=baseline, metric=metric, shows=_declared_things(paths))
+    styles = styles_of(analysis)
+    colours = {arm.label: styles[arm.name].colour for arm in analysis.arms}
+    ledger = ledger_of(analysis.arms, data_mb=rollouts_mb, colours=colours)
+    return Account(
         title=title,
-        baseline=baseline,
-        metric=metric,
-        rollouts_mb=rollouts_mb,
-        first_notes=first_notes,
-        shows=_declared_things(paths),
+        opening=opening(analysis),
+        details=details(analysis),
+        notes=(*first_notes, *notes(analysis, ledger)),
+        method=method(analysis),
+        tables=tables(analysis),
+        charts=charts(analysis, styles),
+        styles=styles,
+        ledger=ledger,
+        analysis=analysis,
     )
 
 

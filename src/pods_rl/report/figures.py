@@ -13,7 +13,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .account import Account
 from .analysis import Analysis
 from .charts import Chart, Style, Styles
 from .contrasts import AXES, Ablation
@@ -42,19 +41,18 @@ STYLE: dict[str, Any] = {
 }
 
 
-def printed(account: Account, kinds: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield a file name and its content for each figure that has data, in each format."""
-    analysis = account.analysis
-    if analysis is None:
-        return
+def printed(
+    analysis: Analysis, scores: Sequence[Chart], styles: Styles, kinds: Sequence[str]
+) -> Iterator[tuple[str, bytes]]:
+    """Yield a file name and its content for each chart of scores and each ablation, in each format."""
     figures = {}
-    for chart in account.charts.get("scores", ()):
+    for chart in scores:
         name = chart["metric"]
         if name == analysis.metric:
             name = "curves"
         figures[name] = curves_figure(chart)
     for ablation in analysis.ablations:
-        figures[f"ablation-{ablation.axis}"] = ablation_figure(analysis, ablation, account.styles)
+        figures[f"ablation-{ablation.axis}"] = ablation_figure(analysis, ablation, styles)
     for name, figure in figures.items():
         for kind in kinds:
             yield f"{name}.{kind}", to_bytes(figure, kind)
