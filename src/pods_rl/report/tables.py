@@ -18,7 +18,6 @@ from .analysis import Analysis, ArmResult, Pair
 from .arms import HOUR, LENGTH, Arm, rollouts_of
 from .comparable import OWN_TO_A_RUN, task_of
 from .contrasts import AXES
-from .intervals import SCORE_DIGITS
 from .progress import Progress, progress_of
 from .statistics import Speedup
 from .text import as_text, csv_text, duration, finite, finite_numbers, number, plain, tally, unit_for, words
@@ -245,10 +244,7 @@ def ablations_table(analysis: Analysis) -> Table:
         cells["s/step"] = [number(row.get("seconds_per_step")) for row in rows]
     keys = "axis value arm runs final low high peak speedup ci_low ci_high seconds_per_step"
     reference = analysis.ablations[0].reference.label if analysis.ablations else ""
-    note = (
-        f"Arms that differ in one setting from {reference}. Two batches are equally large if they have as many prompts; "
-        "each prompt has m rows."
-    )
+    note = f"Arms that differ in one setting from {reference}. Batches are counted in prompts, each of which has m rows."
     shown = _shown(cells, [result.arm.name for result in results])
     return Table("ablations", "Ablations", shown, _values(rows, keys.split()), note)
 
@@ -554,7 +550,8 @@ def config_table(analysis: Analysis) -> Table:
         return Table("config", title, values=_values([], ["arm"]))
     shown = _values(rows, differ).map(number)
     shown.index = pd.Index([arm.name for arm in arms], dtype=object)
-    shown.columns = pd.Index(map(plain, differ), dtype=object)  # two long keys may have one title
-    shown.insert(0, ARM, [arm.label for arm in arms])
+    shown.columns = pd.Index([plain(key) for key in differ], dtype=object)
+    # two keys that differ in what `plain` removes have one title
+    shown.insert(0, ARM, [arm.label for arm in arms], allow_duplicates=True)
     note = "From the recipe of each arm’s first run. The config.yaml of any run has what all arms share."
     return Table("config", title, shown, _values(rows, ["arm", *differ]), note, texts={*shown.columns})
