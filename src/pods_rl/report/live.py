@@ -111,7 +111,7 @@ class LivePage:
             page=encoded(to_html(account, live=True)),
             parts=encoded(to_html(account, parts=True)),
             rollouts=json.dumps(account.ledger.data).encode(),
-            points=json.dumps(account.charts).encode(),
+            points=json.dumps(account.points).encode(),
             version=self.served.version + 1,
             state=state,
             made=time.monotonic(),

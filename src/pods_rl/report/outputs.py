@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
@@ -20,7 +21,7 @@ from rich.table import Table as RichTable
 
 from ..text import safe_text
 from .analysis import Analysis
-from .charts import Chart, Styles
+from .charts import Panel, Styles
 from .ledger import Ledger
 from .tables import Table
 from .text import markdown, plain
@@ -48,10 +49,15 @@ class Account:
     notes: tuple[str, ...] = ()  # what limits the numbers
     method: tuple[str, ...] = ()  # how the numbers were computed
     tables: Mapping[str, Table] = field(default_factory=dict)  # by name, in the order of the page
-    charts: Mapping[str, Sequence[Chart]] = field(default_factory=dict)
+    charts: Mapping[str, Sequence[Panel]] = field(default_factory=dict)
     styles: Styles = field(default_factory=dict)  # of each arm in every figure
     ledger: Ledger = field(default_factory=Ledger)
     analysis: Analysis | None = None  # the numbers
+
+    @property
+    def points(self) -> dict[str, Any]:
+        """The figures as the page's script reads them."""
+        return {name: [panel.data() for panel in panels] for name, panels in self.charts.items()}
 
 
 # ------------------------------------------------------------------------------------------------ HTML

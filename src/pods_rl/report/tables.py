@@ -244,7 +244,7 @@ def ablations_table(analysis: Analysis) -> Table:
         cells["s/step"] = [number(row.get("seconds_per_step")) for row in rows]
     keys = "axis value arm runs final low high peak speedup ci_low ci_high seconds_per_step"
     reference = analysis.ablations[0].reference.label if analysis.ablations else ""
-    note = f"Arms that differ in one setting from {reference}. Batches are counted in prompts, each of which has m rows."
+    note = f"Arms that differ in one setting from {reference}. Batches are counted in prompts of m rows each."
     shown = _shown(cells, [result.arm.name for result in results])
     return Table("ablations", "Ablations", shown, _values(rows, keys.split()), note)
 
