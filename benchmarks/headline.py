@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from comparisons import RESULTS, Curves, read_curves
+from comparisons import RESULTS, curve, read_evaluations
 from measuring import command_line
+from pods_rl.report.arms import Curve
 from pods_rl.report.figures import styled
-from pods_rl.report.intervals import t_band
-from pods_rl.report.statistics import mean_curve
 
 STUDY = "equal_memory_4"
 # in the order of the lines' ends; PODS and the baseline have their colours of a report
@@ -26,18 +25,16 @@ ARMS = {
 
 
 @styled
-def draw(curves: dict[str, Curves]) -> Figure:
+def draw(curves: dict[str, Curve]) -> Figure:
     """Return the figure."""
     figure = Figure(figsize=(8.3, 4.1), dpi=200, layout="constrained")
     axes = figure.subplots()
     axes.tick_params(labelsize=12)
     for name, (label, colour) in ARMS.items():
         arm = curves[name]
-        seconds = mean_curve(arm.seconds)
-        accuracy = mean_curve(arm.accuracy)
-        low, high = t_band(arm.accuracy)
-        axes.plot(seconds, accuracy, color=colour, linewidth=2.6, label=label)
-        axes.fill_between(seconds, low, high, color=colour, alpha=0.14, linewidth=0)
+        low, high = arm.interval
+        axes.plot(arm.times, arm.mean, color=colour, linewidth=2.6, label=label)
+        axes.fill_between(arm.times, low, high, color=colour, alpha=0.14, linewidth=0)
     axes.set_xlabel("seconds of training on one CPU core", fontsize=13)
     axes.set_ylabel("accuracy", fontsize=13)
     axes.yaxis.set_major_formatter("{x:.0%}")
@@ -48,7 +45,9 @@ def draw(curves: dict[str, Curves]) -> Figure:
 
 def main() -> None:
     command_line(__doc__).parse_args()
-    draw(read_curves(RESULTS / STUDY / "curves.csv")).savefig(RESULTS / "headline.png", metadata={"Software": None})
+    arms = read_evaluations(RESULTS / STUDY / "curves.csv")
+    figure = draw({name: curve(evaluated) for name, evaluated in arms.items()})
+    figure.savefig(RESULTS / "headline.png", metadata={"Software": None})
 
 
 if __name__ == "__main__":

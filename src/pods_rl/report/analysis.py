@@ -231,14 +231,14 @@ def analyse(
     pairs = []
     for arm, rival in _pairs(compared, base, ablations):
         if not _why_not(arm, rival):
-            pairs.append(_compare(arm, rival))
+            pairs.append(compare(arm, rival))
     stated = []
     if pairs:
         assert base is not None
         for contrast in contrasts(compared, base, pairs[0].arm, shows or {}):
             if _why_not(contrast.arm, contrast.rival):
                 continue
-            pair = replace(_compare(contrast.arm, contrast.rival), shows=contrast.shows)
+            pair = replace(compare(contrast.arm, contrast.rival), shows=contrast.shows)
             stated.append(pair)
             _put(pair, pairs)
     return Analysis(
@@ -317,7 +317,7 @@ def _has_mean(curve: Curve, due: float) -> bool:
     return not np.isnan(mean_curve(scores[:, None])[0])
 
 
-def _compare(arm: Arm, rival: Arm) -> Pair:
+def compare(arm: Arm, rival: Arm) -> Pair:
     """Compare two arms at the last time at which both have scores."""
     due = _shared_end(arm, rival)
     assert due is not None  # checked by `_why_not`
