@@ -2,8 +2,8 @@
 
 Reads `curves.csv` in the study's folder of `docs/results/` and writes `comparisons.csv` beside it: for each pair of
 arms, on the seeds that both have, the difference in accuracy at the end and over time, the speedup to each target, in
-seconds and in steps, and what a step costs. All intervals are Student's t at 95 %, paired by seed: on differences of
-scores, on times as `pods_rl.report.statistics.speedups_to` describes, and on log ratios of costs.
+seconds and in steps, and what a step costs. Curves, differences, speedups and intervals are those of `pods report`:
+Student's t at 95 %, paired by seed. The interval of a cost is on log ratios.
 
 With `--runs`, first makes `curves.csv` and `runs.csv` from the finished runs of `pods compare` in that folder.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,17 +20,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from measuring import command_line
-from pods_rl.report.analysis import cost_of
-from pods_rl.report.intervals import Array, difference
-from pods_rl.report.statistics import Speedup, speedups_to
-from pods_rl.runs import find_runs
+from pods_rl.report.analysis import compare, cost_of
+from pods_rl.report.arms import Arm, Curve, arms_from_runs, curve_of
+from pods_rl.report.intervals import Array, Difference, difference
+from pods_rl.report.statistics import Evaluations, Speedup, score_over_time, speedups_to
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PHASES = ("rollout", "reward", "selection", "update")
 PILOT_SEEDS = (100, 101)  # of the studies whose file also has the runs that chose their learning rates
 OVER_TIME = "accuracy over time"
 AT_END = "final accuracy"
-COST = "seconds a step"
+COST = "seconds a step"  # a name in the committed files
 
 
 class Pair(NamedTuple):
@@ -112,113 +112,98 @@ STUDIES = {
 }
 
 
-class Curves(NamedTuple):
-    """The evaluations of an arm, each ``[R, C]``: R seeds, C checkpoints. NaN where a run has none."""
-
-    seeds: list[int]
-    due: list[float]  # nominal seconds of the checkpoints
-    accuracy: Array
-    seconds: Array
-    steps: Array
-
-    def of(self, seeds: Sequence[int]) -> Curves:
-        """Return those of some seeds, in that order."""
-        rows = [self.seeds.index(seed) for seed in seeds]
-        return Curves([*seeds], self.due, self.accuracy[rows], self.seconds[rows], self.steps[rows])
-
-    def scores_at(self, due: Sequence[float]) -> Array:
-        """Return the accuracy at some nominal seconds, ``[R, len(due)]``."""
-        return self.accuracy[:, [self.due.index(moment) for moment in due]]
-
-    def complete(self) -> set[float]:
-        """Return the nominal seconds at which every run has an evaluation."""
-        has_all = ~np.isnan(self.accuracy).any(axis=0)
-        return {moment for moment, every_run in zip(self.due, has_all, strict=True) if every_run}
-
-    @property
-    def step_seconds(self) -> Array:
-        return np.nanmax(self.seconds, axis=1) / np.nanmax(self.steps, axis=1)
+Evaluated = dict[int, list[dict[str, float]]]  # evaluations by seed
 
 
-def read_curves(path: Path) -> dict[str, Curves]:
-    """Return the curves of each arm; an arm at a learning rate is ARM@RATE if the file has rates."""
-    points: dict[str, dict[tuple[int, float], list[float]]] = {}
+def read_evaluations(path: Path) -> dict[str, Evaluated]:
+    """Return the evaluations of each arm; an arm at a learning rate is ARM@RATE if the file has rates."""
+    arms: dict[str, Evaluated] = {}
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             name = row["arm"]
             if "rate" in row:
                 name = f"{name}@{row['rate']}"
-            place = (int(row["seed"]), float(row["due"]))
-            points.setdefault(name, {})[place] = [float(row[key]) for key in ("accuracy", "seconds", "step")]
-    curves = {}
-    for name, of_arm in points.items():
-        seeds = sorted({seed for seed, _ in of_arm})
-        due = sorted({moment for _, moment in of_arm})
-        table = np.full((len(seeds), len(due), 3), math.nan)
-        for (seed, moment), values in of_arm.items():
-            table[seeds.index(seed), due.index(moment)] = values
-        curves[name] = Curves(seeds, due, table[:, :, 0], table[:, :, 1], table[:, :, 2])
-    return curves
+            point = {key: float(row[key]) for key in ("due", "accuracy", "seconds", "step")}
+            arms.setdefault(name, {}).setdefault(int(row["seed"]), []).append(point)
+    return arms
 
 
-def compare(pair: Pair, curves: dict[str, Curves], targets: Sequence[float]) -> list[dict[str, Any]]:
-    """Return a row for each measure of a pair, on the seeds that both arms have."""
-    seeds = sorted(set(curves[pair.arm].seeds) & set(curves[pair.rival].seeds) - set(PILOT_SEEDS))
-    arm = curves[pair.arm].of(seeds)
-    rival = curves[pair.rival].of(seeds)
-    due = sorted(arm.complete() & rival.complete())
-    arm_scores = arm.scores_at(due)
-    rival_scores = rival.scores_at(due)
-    rows = [
-        score_row(AT_END, arm_scores[:, -1], rival_scores[:, -1]),
-        # the mean over the evaluations after the start
-        score_row(OVER_TIME, arm_scores[:, 1:].mean(axis=1), rival_scores[:, 1:].mean(axis=1)),
-    ]
-    for unit, arm_clock, rival_clock in (("seconds", arm.seconds, rival.seconds), ("steps", arm.steps, rival.steps)):
-        for result in speedups_to((rival.accuracy, rival_clock), (arm.accuracy, arm_clock), targets, paired=True):
-            rows.append(time_row(unit, result))
-    rows.append(cost_row(arm.step_seconds, rival.step_seconds))
-    named = []
-    for row in rows:
-        named.append({"arm": pair.arm, "rival": pair.rival, "seeds": len(seeds), **row})
-    return named
-
-
-def compare_ends(pair: Pair, scores: dict[str, dict[int, float]]) -> list[dict[str, Any]]:
-    """Return the row of the last scores, where no more is left of a study."""
-    seeds = sorted(scores[pair.arm].keys() & scores[pair.rival].keys())
-    arm_R = np.array([scores[pair.arm][seed] for seed in seeds])
-    rival_R = np.array([scores[pair.rival][seed] for seed in seeds])
-    return [{"arm": pair.arm, "rival": pair.rival, "seeds": len(seeds), **score_row(AT_END, arm_R, rival_R)}]
-
-
-def read_last_scores(path: Path) -> dict[str, dict[int, float]]:
-    """Return the last score of each seed of each arm."""
-    scores: dict[str, dict[int, float]] = {}
+def read_last_scores(path: Path) -> dict[str, Evaluated]:
+    """Return the last score of each seed of each arm as its one evaluation, where no more is left of a study."""
+    arms: dict[str, Evaluated] = {}
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            scores.setdefault(row["arm"], {})[int(row["seed"])] = float(row["last_score"])
-    return scores
+            point = {"due": 1.0, "accuracy": float(row["last_score"])}
+            arms.setdefault(row["arm"], {})[int(row["seed"])] = [point]
+    return arms
+
+
+def curve(evaluated: Evaluated, clock: str = "seconds") -> Curve:
+    """Return the curve of an arm over seconds or steps."""
+    found = curve_of({str(seed): evaluated[seed] for seed in sorted(evaluated)}, "accuracy", clock)
+    assert found is not None
+    return found
+
+
+def compare_pair(pair: Pair, arms: Mapping[str, Evaluated], targets: Sequence[float]) -> list[dict[str, Any]]:
+    """Return a row for each measure of a pair, on the seeds that both arms have."""
+    seeds = arms[pair.arm].keys() & arms[pair.rival].keys() - {*PILOT_SEEDS}
+    ours = {seed: arms[pair.arm][seed] for seed in seeds}
+    theirs = {seed: arms[pair.rival][seed] for seed in seeds}
+    arm = curve(ours)
+    rival = curve(theirs)
+    at_end = compare(Arm(pair.arm, pair.arm, arm, {}), Arm(pair.rival, pair.rival, rival, {}))
+    rows = [score_row(AT_END, arm.at(at_end.due)[0], rival.at(at_end.due)[0], at_end.difference)]
+    due = sorted(complete(arm) & complete(rival))
+    if len(due) > 1:
+        arm_R, rival_R = (score_over_time(scores_at(found, due)) for found in (arm, rival))
+        rows.append(score_row(OVER_TIME, arm_R, rival_R, difference(arm_R, rival_R, paired=True)))
+    if targets:
+        arm_steps = curve(ours, "step")
+        rival_steps = curve(theirs, "step")
+        for unit, left, right in (("seconds", arm, rival), ("steps", arm_steps, rival_steps)):
+            for result in speedups_to(on_clock(right), on_clock(left), targets, paired=True):
+                rows.append(time_row(unit, result))
+        rows.append(cost_row(step_seconds(arm, arm_steps), step_seconds(rival, rival_steps)))
+    return [{"arm": pair.arm, "rival": pair.rival, "seeds": len(seeds), **row} for row in rows]
+
+
+def complete(found: Curve) -> set[float]:
+    """Return the nominal seconds at which every run has an evaluation."""
+    has_all = ~np.isnan(found.scores).any(axis=0)
+    return {*found.due[has_all].tolist()}
+
+
+def scores_at(found: Curve, due: Sequence[float]) -> Array:
+    """Return the accuracy at some checkpoints, ``[R, len(due)]``."""
+    return found.scores[:, np.isin(found.due, due)]
+
+
+def on_clock(found: Curve) -> Evaluations:
+    """Return a curve whose ends are compared on its own clock, which may count steps."""
+    return Evaluations(found.scores, found.seconds)
+
+
+def step_seconds(over_seconds: Curve, over_steps: Curve) -> Array:
+    """Return the seconds per step of each run."""
+    return np.nanmax(over_seconds.seconds, axis=1) / np.nanmax(over_steps.seconds, axis=1)
 
 
 def compare_study(name: str) -> list[dict[str, Any]]:
     """Return a row for each measure of each pair of a study."""
     study = STUDIES[name]
     curves_file = RESULTS / name / "curves.csv"
-    rows = []
     if curves_file.exists():
-        curves = read_curves(curves_file)
-        for pair in study.pairs:
-            rows += compare(pair, curves, study.targets)
+        arms = read_evaluations(curves_file)
     else:
-        scores = read_last_scores(RESULTS / name / "runs.csv")
-        for pair in study.pairs:
-            rows += compare_ends(pair, scores)
+        arms = read_last_scores(RESULTS / name / "runs.csv")
+    rows = []
+    for pair in study.pairs:
+        rows += compare_pair(pair, arms, study.targets)
     return rows
 
 
-def score_row(measure: str, arm_R: Array, rival_R: Array) -> dict[str, Any]:
-    gap = difference(arm_R, rival_R, paired=True)
+def score_row(measure: str, arm_R: Array, rival_R: Array, gap: Difference) -> dict[str, Any]:
     values = {"arm_value": arm_R.mean(), "rival_value": rival_R.mean(), "value": gap.mean}
     wins = f"{int((arm_R > rival_R).sum())}/{len(arm_R)}"
     return {"measure": measure, **values, "low": gap.low, "high": gap.high, "settled": gap.settled, "seeds_above": wins}
@@ -256,11 +241,11 @@ def collect(runs: Path, folder: Path) -> None:
     """Write the curves and the costs of the finished runs of `pods compare`."""
     points = []
     costs = []
-    for of_arm in find_runs(runs).values():
-        for run in of_arm:
+    for arm in arms_from_runs([runs], "accuracy"):
+        for run in arm.runs:
             if run.state != "finished":
                 continue
-            names = {"arm": run.arm, "seed": int(run.config["seed"])}
+            names = {"arm": arm.name, "seed": int(run.config["seed"])}
             for row in run.evals:
                 points.append(names | {name: row[name] for name in ("due", "seconds", "step", "accuracy")})
             cost = cost_of([run])

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from comparisons import RESULTS, Curves, read_curves
+from comparisons import RESULTS, curve, read_evaluations
 from measuring import command_line
+from pods_rl.report.arms import Curve
 from pods_rl.report.figures import styled
-from pods_rl.report.intervals import Array, t_band
-from pods_rl.report.statistics import mean_curve
 
 STUDY = "equal_memory_4"
 DASHED = ("grpo-16", "GRPO 16, which needs\n16 rows at once", "#80868b")
@@ -27,22 +26,22 @@ LABEL = 3  # seconds between the end of a line and its label
 
 
 @styled
-def draw(curves: dict[str, Curves]) -> Figure:
+def draw(curves: dict[str, Curve]) -> Figure:
     """Return the figure."""
     figure = Figure(figsize=(8.3, 4.1), dpi=200, layout="constrained")
     axes = figure.subplots()
     axes.tick_params(labelsize=12)
     name, label, colour = DASHED
-    seconds, accuracy = means(curves[name])
-    axes.plot(seconds, accuracy, color=colour, linewidth=1.6, linestyle=(0, (4, 3)))
-    axes.text(seconds[-1] + LABEL, accuracy[-1] + 0.01, label, color=colour, fontsize=12, va="bottom")
+    arm = curves[name]
+    axes.plot(arm.times, arm.mean, color=colour, linewidth=1.6, linestyle=(0, (4, 3)))
+    axes.text(arm.times[-1] + LABEL, arm.mean[-1] + 0.01, label, color=colour, fontsize=12, va="bottom")
     for name, label, colour in BOLD:
-        seconds, accuracy = means(curves[name])
-        low, high = t_band(curves[name].accuracy)
-        axes.plot(seconds, accuracy, color=colour, linewidth=3.4)
-        axes.vlines(seconds[-1], low[-1], high[-1], color=colour, linewidth=1.4)
-        text = f"{label}: {accuracy[-1]:.0%}"
-        axes.text(seconds[-1] + LABEL, accuracy[-1], text, color=colour, fontsize=14, weight="bold", va="center")
+        arm = curves[name]
+        low, high = arm.interval
+        axes.plot(arm.times, arm.mean, color=colour, linewidth=3.4)
+        axes.vlines(arm.times[-1], low[-1], high[-1], color=colour, linewidth=1.4)
+        text = f"{label}: {arm.mean[-1]:.0%}"
+        axes.text(arm.times[-1] + LABEL, arm.mean[-1], text, color=colour, fontsize=14, weight="bold", va="center")
     axes.set_xlabel("seconds of training on one CPU core", fontsize=13)
     axes.set_ylabel("accuracy", fontsize=13)
     axes.yaxis.set_major_formatter("{x:.0%}")
@@ -52,14 +51,11 @@ def draw(curves: dict[str, Curves]) -> Figure:
     return figure
 
 
-def means(arm: Curves) -> tuple[Array, Array]:
-    """Return the mean seconds and accuracies of an arm's evaluations."""
-    return mean_curve(arm.seconds), mean_curve(arm.accuracy)
-
-
 def main() -> None:
     command_line(__doc__).parse_args()
-    draw(read_curves(RESULTS / STUDY / "curves.csv")).savefig(RESULTS / "headline.png", metadata={"Software": None})
+    arms = read_evaluations(RESULTS / STUDY / "curves.csv")
+    figure = draw({name: curve(evaluated) for name, evaluated in arms.items()})
+    figure.savefig(RESULTS / "headline.png", metadata={"Software": None})
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ from typing import Any, NamedTuple
 from measuring import command_line
 from pods_rl.errors import UserError
 from pods_rl.experiment import Event, Experiment, build_experiment, load_experiment, run_experiment
+from pods_rl.report.analysis import cost_of
+from pods_rl.report.arms import Curve, curve_of
+from pods_rl.report.statistics import score_over_time
 from pods_rl.runs import Run, is_run
 from pods_rl.yaml_files import Origin
 
@@ -112,16 +115,23 @@ class Rates:
             writer.writerow(COLUMNS)
             for trial in sorted(self.trials):
                 for run in self.runs(trial):
-                    last = run.metrics[-1]
-                    values = [accuracy_over_time(run), run.evals[-1]["accuracy"], last["step"]]
-                    values.append(last["seconds"] / last["step"])
+                    cost = cost_of([run])
+                    final_accuracy = float(curve(run).scores[0, -1])
+                    values = [accuracy_over_time(run), final_accuracy, cost.steps, cost.seconds_per_step]
                     words = [f"{value:.6g}" for value in values]
                     writer.writerow([trial.arm, f"{self.rate(trial):g}", run.config["seed"], *words])
 
 
+def curve(run: Run) -> Curve:
+    """Return the curve of one run."""
+    found = curve_of({str(run.path): run.evals}, "accuracy")
+    assert found is not None
+    return found
+
+
 def accuracy_over_time(run: Run) -> float:
     """Return the mean accuracy of a run over its evaluations, without the one before training."""
-    return statistics.fmean(row["accuracy"] for row in run.evals[1:])
+    return float(score_over_time(curve(run).scores)[0])
 
 
 def on_event(event: Event) -> None:

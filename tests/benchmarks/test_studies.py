@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import statistics
 import sys
@@ -175,6 +176,25 @@ def test_pilots_try_the_rates_beyond_an_edge(monkeypatch, tmp_path):
     assert search.rate(search.best("a")) == 5.7e-4
     names = [*search.to_experiment({}).arms]
     assert "a-lr5.7e-04" in names
+
+
+def test_the_rates_csv_has_the_scores_and_costs_of_finished_runs(tmp_path):
+    """Two evaluations after the start; the second run still trains."""
+    origin = Origin("mine.yaml")
+    experiment = build_experiment({"arms": {"a": {}}, "base": {"learning_rate": 2e-4}}, origin)
+    search = rates.Rates(experiment, [201, 202], tmp_path)
+    for seed, state in ((201, "finished"), (202, "running")):
+        run = tmp_path / "a-lr2.0e-04" / f"seed-{seed}"
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text(f"seed: {seed}")
+        (run / "status.json").write_text(json.dumps({"state": state}))
+        (run / "metrics.jsonl").write_text('{"step": 1, "seconds": 0.2}\n{"step": 4, "seconds": 1.0}\n')
+        evals = [{"due": t, "seconds": t, "accuracy": score} for t, score in ((0, 0.1), (12, 0.3), (24, 0.5))]
+        (run / "evals.jsonl").write_text("\n".join(map(json.dumps, evals)))
+    search.write_csv()
+    (row,) = rows_of(tmp_path / "rates.csv")
+    expected = {"arm": "a", "rate": "0.0002", "seed": "201", "accuracy_over_time": "0.4", "final_accuracy": "0.5"}
+    assert row == expected | {"steps": "4", "seconds_a_step": "0.25"}
 
 
 def test_pilots_of_some_arms(monkeypatch, tmp_path):

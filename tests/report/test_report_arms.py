@@ -14,11 +14,10 @@ from conftest import write_run
 
 from pods_rl.errors import UserError
 from pods_rl.experiment import load_experiment
-from pods_rl.report.ablations import find_ablations, settings_of
 from pods_rl.report.analysis import Analysis, Final, analyse, cost_of
 from pods_rl.report.arms import Arm, arms_from_csv, arms_from_runs, curve_of
 from pods_rl.report.build import read_account
-from pods_rl.report.contrasts import things
+from pods_rl.report.contrasts import find_ablations, settings_of, things
 from pods_rl.report.intervals import Difference
 from pods_rl.report.ledger import Ledger
 from pods_rl.report.notes import notes as notes_of
@@ -44,8 +43,8 @@ def sentences(analysis: Analysis) -> list[str]:
 def verdicts(analysis: Analysis) -> dict[str, str]:
     """The last cell of each row of the table that opens a report."""
     table = result_table(analysis)
-    assert table.columns[-1].title == "verdict"
-    return {str(row["arm"]): cells[-1] for row, cells in zip(table.rows, table.cells, strict=True)}
+    assert table.titles[-1] == "verdict"
+    return dict(zip(table.arms, table.shown["verdict"], strict=True))
 
 
 def final_of(analysis: Analysis, arm: str) -> Final:
@@ -228,7 +227,7 @@ def test_run_directories_join_the_arms_they_are_named_after(experiment: Path) ->
         arms_from_runs([experiment / "pods" / "seed-0" / "rollouts"], "accuracy")
 
 
-def test_cost_is_seconds_a_step_by_phase(experiment: Path) -> None:
+def test_cost_is_seconds_per_step_by_phase(experiment: Path) -> None:
     cost = cost_of(arms_from_runs([experiment], "accuracy")[1].runs)
     assert cost.phases["rollout"] == pytest.approx(0.19)
     assert cost.seconds_per_step == pytest.approx(0.3062)
@@ -245,48 +244,68 @@ def names_of(*sources: Path) -> dict[str, int]:
     return {arm.name: arm.run_count for arm in arms_from_runs(sources, "accuracy")}
 
 
-def test_unrelated_runs_in_a_folder_are_shown_apart(tmp_path: Path) -> None:
+def test_a_run_that_is_called_no_seed_is_an_arm_of_its_own(tmp_path: Path) -> None:
     folder = tmp_path / "work" / "runs"
     write_run(folder / "words", "a", 1, config={"task": "words"})
     write_run(folder / "small", "b", 2, config={"num_rollouts": 32})
     write_run(folder / "failed", "c", 3, state="failed", config={"model_name_or_path": "other"})
     assert names_of(tmp_path / "work") == {"failed": 1, "small": 1, "words": 1}
+    assert names_of(folder) == {"failed": 1, "small": 1, "words": 1}
+
+
+def test_loose_runs_are_the_arms_that_the_caller_names(tmp_path: Path) -> None:
+    """A named run is in no other arm, and a named arm without runs is refused."""
+    for seed in (1, 2, 3):
+        write_run(tmp_path / f"run-{seed}", "pods", seed, rollouts=1)
+    experiment = write_run(tmp_path / "pods" / "seed-4", "pods", 4).parents[1] / "pods"
+    arms = arms_from_runs([experiment], "accuracy", {"x": [tmp_path / "run-1", tmp_path / "run-2"], "y": [experiment]})
+    assert {arm.name: arm.seeds for arm in arms} == {"x": ("1", "2"), "y": ("4",)}
+    with pytest.raises(UserError, match="--arm x"):
+        arms_from_runs([experiment], "accuracy", {"x": [tmp_path / "run-1" / "rollouts"]})
 
 
 def test_only_the_seeds_of_one_recipe_are_one_arm(tmp_path: Path) -> None:
-    """Names tell what differs; what is saved and where does not matter."""
+    """What is saved and where does not matter. Other recipes are refused, until the caller names their arms."""
+    folder = tmp_path / "work" / "pods"
     for seed in (1, 2):
-        write_run(tmp_path / "work" / "pods" / f"seed-{seed}", "pods", seed, config={"output_dir": f"{seed}"})
+        write_run(folder / f"seed-{seed}", "pods", seed, config={"output_dir": f"{seed}"})
     same = {"save_seconds": 60, "report_to": "wandb", "run_name": "x"}
-    write_run(tmp_path / "work" / "pods" / "seed-3", "pods", 3, config=same)
+    write_run(folder / "seed-3", "pods", 3, config=same)
     assert names_of(tmp_path / "work") == {"pods": 3}
     for seed in (4, 5):
-        write_run(tmp_path / "work" / "pods" / f"seed-{seed}", "pods", seed, config={"lr": 1e-4, "beta": 0.1})
-    assert names_of(tmp_path / "work") == {"pods [beta not set]": 3, "pods [beta 0.1]": 2}
-    with pytest.raises(UserError, match=r"'pods'.*pods \[beta 0.1\]"):
-        analysis_of(tmp_path / "work", baseline="pods")
+        write_run(folder / f"seed-{seed}", "pods", seed, config={"beta": 0.1})
+    with pytest.raises(UserError, match=r"pods.*beta is not set and 0\.1 .*pods/seed-4.*--arm"):
+        names_of(tmp_path / "work")
+    named = {"beta": [folder / "seed-4", folder / "seed-5"]}
+    arms = arms_from_runs([tmp_path / "work"], "accuracy", named)
+    assert {arm.name: arm.run_count for arm in arms} == {"beta": 2, "pods": 3}
 
 
 def test_seeds_of_two_versions_of_a_task_are_not_pooled(tmp_path: Path) -> None:
     for seed, version in ((1, "7-1"), (2, "8-1")):
         path = write_run(tmp_path / "pods" / f"seed-{seed}", "pods", seed)
         (path / "environment.json").write_text(json.dumps({"task": {"name": "sums", "version": version}}))
-    assert names_of(tmp_path) == {"pods [task version 7-1]": 1, "pods [task version 8-1]": 1}
+    with pytest.raises(UserError, match="versions 7 and 8 of the grader"):
+        names_of(tmp_path)
 
 
-def test_a_run_without_a_readable_recipe_is_not_pooled(tmp_path: Path) -> None:
+def test_a_run_without_a_readable_recipe_is_of_the_arm_of_its_folder(tmp_path: Path) -> None:
+    """Its recipe may not be written yet, and else a note names the file."""
     for seed in (1, 2, 3):
         path = write_run(tmp_path / "pods" / f"seed-{seed}", "pods", seed)
     (path / "config.yaml").write_text("[")
-    assert names_of(tmp_path) == {"pods": 2, "pods [recipe unreadable]": 1}
+    assert names_of(tmp_path) == {"pods": 3}
+    assert any("pods/seed-3/config.yaml (all of it)" in note for note in notes(analysis_of(tmp_path)))
 
 
-def test_a_run_counts_once_and_equal_names_stay_apart(tmp_path: Path) -> None:
-    for parent, rate in (("one", 1e-4), ("two", 1e-5)):
-        write_run(tmp_path / parent / "mine", "mine", 1, config={"lr": rate})
-    first, second = tmp_path / "one" / "mine", tmp_path / "two" / "mine"
+def test_a_run_counts_once_and_equal_names_are_one_arm(tmp_path: Path) -> None:
+    for parent in ("one", "two", "three"):
+        write_run(tmp_path / parent / "mine", "mine", 1, config={"lr": 1e-4 if parent == "three" else 1e-5})
+    first, second, third = (tmp_path / parent / "mine" for parent in ("one", "two", "three"))
     assert names_of(first, first) == {"mine": 1}
-    assert names_of(first, second, first) == {"one/mine": 1, "two/mine": 1}
+    assert names_of(first, second, first) == {"mine": 2}
+    with pytest.raises(UserError, match=r"mine.*lr is 1e-05 and 0\.0001"):
+        names_of(first, third)
 
 
 def test_two_runs_of_one_seed_are_noted(tmp_path: Path) -> None:
@@ -383,14 +402,15 @@ def test_arms_on_the_same_contents_or_of_other_recipes_are_compared(
 
 
 def test_seeds_on_different_contents_are_not_pooled(tmp_path: Path) -> None:
-    for seed, digest in ((1, "a"), (2, "b"), (3, "")):
+    """The first has just begun, or is of an earlier version."""
+    for seed, digest in ((1, ""), (2, "a"), (3, "b")):
         path = write_run(tmp_path / "pods" / f"seed-{seed}", "pods", seed)
-        if digest:  # else it has just begun, or is of an earlier version
+        if digest:
             about = {"contents": {"dataset_name": {"rows.jsonl": digest}, "prompts": {"train": digest}}}
             (path / "environment.json").write_text(json.dumps(about))
-    names = names_of(tmp_path)
-    assert sorted(names.values()) == [1, 2]
-    assert all(name.startswith("pods [contents of dataset_name ") for name in names)
+    assert names_of(*(tmp_path / "pods" / f"seed-{seed}" for seed in (1, 2))) == {"pods": 2}
+    with pytest.raises(UserError, match=r"pods.*contents of dataset_name differ \(rows.jsonl\)"):
+        names_of(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -552,8 +572,8 @@ def test_the_table_that_opens_has_score_cost_time_and_a_verdict_in_a_word(tmp_pa
     final = final_of(analysis, "pods")
     speedup = analysis.result_of("pods").speedup
     assert speedup is not None
-    assert [column.title for column in table.columns][1:] == [
-        "final accuracy, 95 % interval", "seconds a step", f"time to {100 * speedup.threshold:.1f} %", "verdict",
+    assert table.titles[1:] == [
+        "final accuracy, 95 % interval", "seconds per step", f"time to {100 * speedup.threshold:.1f} %", "verdict",
     ]  # fmt: skip
     (cells,) = (cells for cells in table.cells if cells[0].startswith("pods"))
     score = f"{100 * final.final:.1f} % [{100 * final.low:.1f}, {100 * final.high:.1f}]"
@@ -779,7 +799,7 @@ def test_the_study_s_arms_fall_into_the_paper_s_ablations() -> None:
     found = {a.axis: [f"{value}: {arm.name}" for value, arm in zip(a.values, a.arms, strict=True)]
              for a in find_ablations(arms)}  # fmt: skip
     assert found["n"] == ["16 (GRPO): grpo-16", "32: pods-32-16", "64: pods-64-16", "128: pods-128-16"]
-    # rows a step follow m: still one prompt a step
+    # one prompt per step, whose rows are m
     m = ["2: pods-64-2", "4: pods-64-4", "8: pods-64-8", "16: pods-64-16", "64 (GRPO): grpo-ga-64"]
     assert found["m"] == m
     assert [value.split(":")[0] for value in found["rule"]] == ["max_variance", "max_reward", "random", "percentile"]

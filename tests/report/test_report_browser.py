@@ -89,14 +89,14 @@ def test_the_slider_is_dragged_from_end_to_end(page: Browser) -> None:
 
 
 def test_arms_runs_and_axes_change_the_figure_and_survive_new_points(page: Browser, explored: ReportFiles) -> None:
-    labels = [arm["label"] for arm in explored.account.charts["scores"][0]["arms"]]
+    labels = [arm["label"] for arm in explored.account.points["scores"][0]["arms"]]
     assert page.run("texts('#scores .read b')") == labels
     page.run("document.querySelector('#scores .bar button[aria-pressed]:not(.bar > span button)').click()")
     page.run("""(() => {const pick = [...document.querySelectorAll('#scores select')].at(-1);
         pick.value = 'step'; pick.dispatchEvent(new Event('change'))})()""")
     shown = page.run("texts('#scores .read b')")
     assert shown == labels[1:]
-    grown = json.loads(json.dumps(explored.account.charts))
+    grown = json.loads(json.dumps(explored.account.points))
     for arm in grown["scores"][0]["arms"]:
         arm["lines"]["step"]["mean"][-1] = 98.7
     page.run(f"window.pods.figures({json.dumps(grown)})")
@@ -142,7 +142,7 @@ def test_an_arrow_key_moves_by_evaluation_and_the_values_are_read_out(page: Brow
 def test_a_figure_has_a_data_table_a_log_scale_and_a_reset(page: Browser, explored: ReportFiles) -> None:
     page.run("document.querySelector('#scores .data').open = true")
     page.until("document.querySelector('#scores .data table') !== null")
-    arms = explored.account.charts["scores"][0]["arms"]
+    arms = explored.account.points["scores"][0]["arms"]
     assert page.run("document.querySelectorAll('#scores .data tbody tr').length") == sum(
         len(arm["lines"]["time"]["x"]) for arm in arms
     )
@@ -208,7 +208,7 @@ def test_no_printed_page_is_blank(page: Browser) -> None:
 
 
 def test_every_logged_metric_can_be_drawn_over_steps_time_and_tokens(page: Browser, explored: ReportFiles) -> None:
-    panels = {panel["metric"]: panel for panel in explored.account.charts["steps"]}
+    panels = {panel["metric"]: panel for panel in explored.account.points["steps"]}
     values = "[...document.querySelectorAll('#steps select')].map((s) => [...s.options].map((o) => o.value))"
     assert page.run(values) == [[*panels], ["step", "time", "tokens"]]
     assert page.run("document.querySelector('#steps input[type=range]').value") == "0.6"
@@ -292,7 +292,7 @@ def test_an_arm_has_one_colour_everywhere(page: Browser, explored: ReportFiles) 
           add(group.querySelector(".where b").textContent, colour(bar));
         return found;
     })()""")
-    assert {*found} == {arm["label"] for arm in explored.account.charts["scores"][0]["arms"]}
+    assert {*found} == {arm["label"] for arm in explored.account.points["scores"][0]["arms"]}
     colours = []
     for of_arm in found.values():
         assert len(of_arm) > 5

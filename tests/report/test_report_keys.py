@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from pods_rl.errors import UserError
 from pods_rl.recipe.schema import fields
 from pods_rl.report import build_report
-from pods_rl.report.pooling import NO_MATTER, OWN_TO_A_RUN
+from pods_rl.report.comparable import NO_MATTER, OWN_TO_A_RUN
 from pods_rl.runs import Run
 
 # a run without tools, trackers or a resume writes no such values
@@ -121,15 +122,22 @@ def test_copies_of_a_real_run_are_pooled_if_they_are_seeds_of_one_recipe(
     if change == "version":
         version = Run(copy).environment["task"]["version"]
         environment.write_text(environment.read_text().replace(f'"{version}"', '"0-1"'))
-    report = build_report(root, tmp_path / "out", baseline="none")
-    assert report.account.analysis is not None
-    assert len(report.account.analysis.arms) == (1 if change == "seed" else 2)
+    if change == "seed":
+        analysis = build_report(root, tmp_path / "out", baseline="none").account.analysis
+        assert analysis is not None
+        assert [arm.run_count for arm in analysis.arms] == [2]
+    else:
+        with pytest.raises(UserError, match=f"pods.*{change}"):
+            build_report(root, tmp_path / "out", baseline="none")
 
 
 def test_no_table_has_two_columns_of_one_name(real_runs: Path, tmp_path: Path) -> None:
     for metric in ("accuracy", "both_accuracy", "pass@2", "mean_completion_tokens"):
         report = build_report(real_runs, tmp_path / metric, metric=metric)
         for table in report.account.tables.values():
-            titles = [column.title for column in table.columns]
-            assert len({*table.keys}) == len(table.keys), (metric, table.name)
-            assert len({*titles}) == len(titles), (metric, table.name)
+            for frame in (table.shown, table.values):
+                assert frame.columns.is_unique, (metric, table.name)
+        assert report.account.analysis is not None
+        other_metrics = report.account.analysis.metrics[1:]
+        # after the arm, its first, final and highest score, and before the number of its runs
+        assert len(report.account.tables["final"].titles) == 4 + len(other_metrics) + 1

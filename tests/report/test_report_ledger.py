@@ -21,8 +21,7 @@ from conftest import write_rollouts, write_run
 
 from pods_rl.report import ReportFiles, build_report
 from pods_rl.report.arms import arms_from_runs
-from pods_rl.report.ledger import TEXT_LIMIT, Ledger, conversation, ledger_of
-from pods_rl.report.questions import question_places
+from pods_rl.report.ledger import TEXT_LIMIT, Ledger, conversation, ledger_of, question_places
 
 
 def ledger(root: Path, **settings: Any) -> Ledger:

@@ -15,10 +15,9 @@ from ..engines import PHASES
 from ..errors import UserError
 from ..runs import Run
 from ..text import suggest
-from .ablations import Ablation, find_ablations
 from .arms import ACCURACIES, EXACT, Arm, Curve, rollouts_of, same_seeds
 from .comparable import refusal
-from .contrasts import contrasts, things
+from .contrasts import Ablation, contrasts, find_ablations, things
 from .intervals import Z_95, Array, Difference, difference, error_of_mean, t_band
 from .statistics import Evaluations, Speedup, mean_curve, speedups
 from .text import finite, finite_numbers, plain
@@ -232,14 +231,14 @@ def analyse(
     pairs = []
     for arm, rival in _pairs(compared, base, ablations):
         if not _why_not(arm, rival):
-            pairs.append(_compare(arm, rival))
+            pairs.append(compare(arm, rival))
     stated = []
     if pairs:
         assert base is not None
         for contrast in contrasts(compared, base, pairs[0].arm, shows or {}):
             if _why_not(contrast.arm, contrast.rival):
                 continue
-            pair = replace(_compare(contrast.arm, contrast.rival), shows=contrast.shows)
+            pair = replace(compare(contrast.arm, contrast.rival), shows=contrast.shows)
             stated.append(pair)
             _put(pair, pairs)
     return Analysis(
@@ -288,7 +287,7 @@ def _result_of(arm: Arm, reference: Arm | None, horizon: float) -> ArmResult:
 
 def _why_not(arm: Arm, rival: Arm) -> str:
     """Return why two arms that have scores are not compared; empty if they are."""
-    reason = refusal(arm, rival)
+    reason = refusal(arm.runs, rival.runs)
     if reason:
         return reason
     end = _shared_end(arm, rival)
@@ -318,7 +317,7 @@ def _has_mean(curve: Curve, due: float) -> bool:
     return not np.isnan(mean_curve(scores[:, None])[0])
 
 
-def _compare(arm: Arm, rival: Arm) -> Pair:
+def compare(arm: Arm, rival: Arm) -> Pair:
     """Compare two arms at the last time at which both have scores."""
     due = _shared_end(arm, rival)
     assert due is not None  # checked by `_why_not`

@@ -19,8 +19,8 @@ from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
 from ..errors import UserError
 from ..runs import Run, find_runs, is_run, undeclared_runs
 from ..runs.files import CONFIG, ENVIRONMENT, EVALS, EXPERIMENT, METRICS, STATUS
+from .comparable import config_of, recipe_difference
 from .intervals import Z_95, Array, t_band
-from .pooling import pools_of
 from .statistics import Evaluations, mean_curve
 from .text import finite, from_csv_text, plain, tally
 
@@ -384,15 +384,28 @@ def _interpolated(runs: Mapping[str, Points]) -> Curve | None:
 # ----------------------------------------------------------------------------------------------- arms
 
 
-def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
-    """Return the arms found in experiment directories and run directories, in the order given.
+def arms_from_runs(
+    sources: Sequence[str | Path], metric: str, named: Mapping[str, Sequence[str | Path]] | None = None
+) -> list[Arm]:
+    """Return the arms of experiment directories and run directories, in the order given.
 
-    A run directory called ``seed-<k>`` belongs to the arm its parent is named after, as in an experiment, whether the
-    experiment, the arm or the run was given. Only runs of
-    one recipe, which differ in the seed, become one arm: runs of several recipes under one name become several arms,
-    whose names tell what differs. A directory that is given twice counts once.
+    A run called ``seed-<k>`` belongs to the arm that its parent is named after, as in an experiment, whether the
+    experiment, the arm or the run was given. A run of any other name is an arm of its own. A run that is given twice
+    counts once.
+
+    Args:
+        sources: experiments, folders of an arm, and runs.
+        metric: the score.
+        named: further arms by name, each with the folders of its runs. They have their runs before any of ``sources``.
+
+    Raises:
+        UserError: if there is no run, or if the runs of an arm are not seeds of one recipe.
     """
-    folders = _runs_by_folder(sources)
+    named = named or {}
+    folders = _runs_by_arm(sources, named)
+    for name, paths in named.items():
+        if name not in folders:
+            raise UserError(f"--arm {plain(name)}: no run found in {', '.join(map(str, paths))}.")
     if not folders:
         where = ", ".join(str(source) for source in sources) or "an empty list"
         hint = "expected run directories, or a directory of them, as `pods compare` writes it"
@@ -400,44 +413,56 @@ def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
             hint = f"{EXPERIMENT} there declares other arms or seeds than it holds. Name the folder of an arm or a run"
         raise UserError(f"No run found in {where}: {hint}.")
     arms = []
-    for name, runs in pools_of(folders).items():
+    for name, runs in folders.items():
+        _check_one_recipe(name, runs)
         evals = {str(run.path): run.evals for run in runs}
-        arms.append(_arm(name, _config_of(runs), evals, metric, runs))
+        arms.append(_arm(name, config_of(runs), evals, metric, runs))
     return arms
 
 
-def _runs_by_folder(sources: Sequence[str | Path]) -> dict[str, list[Run]]:
-    """Return the runs by the name of their folder, each once."""
-    folders: dict[str, list[Run]] = {}
-    seen: set[str] = set()
+def _runs_by_arm(sources: Sequence[str | Path], named: Mapping[str, Sequence[str | Path]]) -> dict[str, list[Run]]:
+    """Return the runs by the name of their arm, each once."""
+    found: list[tuple[str, Run]] = []
+    for name, paths in named.items():
+        for path in paths:
+            for runs in find_runs(path).values():
+                found += [(name, run) for run in runs]
     for source in map(Path, sources):
         for folder, runs in find_runs(source).items():
-            name = folder
-            is_folder_itself = runs[0].path.name == folder
-            if is_run(source) or is_folder_itself:
-                name = runs[0].arm or folder
-            for run in runs:
-                place = os.path.realpath(run.path)
-                if place not in seen:
-                    seen.add(place)
-                    folders.setdefault(name, []).append(run)
-    for runs_of_folder in folders.values():
-        runs_of_folder.sort(key=_seed_of)  # those without a seed stay in the order given, at the end
-    return folders
+            found += [(_name_of(run, folder, source), run) for run in runs]
+    arms: dict[str, list[Run]] = {}
+    seen: set[str] = set()
+    for name, run in found:
+        place = os.path.realpath(run.path)
+        if place not in seen:
+            seen.add(place)
+            arms.setdefault(name, []).append(run)
+    for runs_of_arm in arms.values():
+        runs_of_arm.sort(key=_seed_of)  # those without a seed stay in the order given, at the end
+    return arms
+
+
+def _name_of(run: Run, folder: str, source: Path) -> str:
+    """Return the name of a run's arm: its folder's if it is called ``seed-<k>``, else its own."""
+    if is_run(source) or run.path.name == folder:
+        return run.arm or folder
+    return folder if re.fullmatch(r"seed-\d+", run.path.name) else run.path.name
+
+
+def _check_one_recipe(name: str, runs: Sequence[Run]) -> None:
+    """Raise UserError if some run of an arm is not another seed of the recipe of those before it."""
+    for place, run in enumerate(runs):
+        difference = recipe_difference(runs[:place], run)
+        if difference:
+            where = plain(f"{run.path.parent.name}/{run.path.name}")
+            raise UserError(
+                f"The runs of {plain(name)} are not seeds of one recipe: {difference} (the latter in {where}). Name "
+                "the runs of each arm with --arm NAME=FOLDER."
+            )
 
 
 def _seed_of(run: Run) -> float:
-    if run.seed is None:
-        return math.inf
-    return run.seed
-
-
-def _config_of(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the recipe of the first run that has a readable one; empty if none has."""
-    for run in runs:
-        if run.config:
-            return {str(key): value for key, value in run.config.items()}
-    return {}
+    return math.inf if run.seed is None else run.seed
 
 
 def _arm(name: str, config: Mapping[str, Any], evals: Evals, metric: str, runs: Sequence[Run] = ()) -> Arm:

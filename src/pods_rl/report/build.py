@@ -14,14 +14,15 @@ from ..errors import UserError
 from ..runs import find_runs, undeclared_runs, write_atomic
 from ..runs.files import EXPERIMENT, read_mapping
 from ..text import counted, safe_text
-from .account import Account, account_of
+from .analysis import analyse
 from .arms import Arm, arms_from_csv, arms_from_runs
-from .ledger import DATA_MB
-from .markdown import to_markdown
-from .page import to_html
-from .tables import CSV_NAMES
-from .terminal import print_account, print_opening
+from .charts import charts, styles_of
+from .ledger import DATA_MB, ledger_of
+from .notes import method, notes
+from .outputs import Account, print_account, print_opening, to_html, to_markdown
+from .tables import CSV_NAMES, tables
 from .text import finite, plain
+from .wording import details, opening
 
 PAGE = "report.html"
 MARKDOWN = "report.md"
@@ -58,6 +59,7 @@ def build_report(
     sources: str | Path | Sequence[str | Path],
     output: str | Path | None = None,
     *,
+    arms: Mapping[str, Sequence[str | Path]] | None = None,
     baseline: str | None = None,
     metric: str | None = None,
     figures: Sequence[str] = (),
@@ -69,6 +71,7 @@ def build_report(
         sources: an experiment directory, a run directory, several of either, or a CSV of evaluations (its columns:
             ``arms_from_csv``), whose report has neither phases nor rollouts.
         output: folder to write to; by default ``report`` inside the one directory, or next to the CSV or several.
+        arms: arms of runs that no experiment declares: folders by the name of the arm.
         baseline: the arm that the others are compared with. None: the one that the first experiment's file names, else
             ``grpo`` of one directory, else the first arm, which a note says. If it is ``none``, arms are not compared.
         metric: the field of ``evals.jsonl`` or the column to compare by. None: ``accuracy``, of a CSV
@@ -77,8 +80,8 @@ def build_report(
         rollouts_mb: approximate megabytes of rollouts on the page. It says how many groups did not fit.
 
     Raises:
-        UserError: if no run is found, if runs were evaluated but never on ``metric``, if none of
-            several arms is called ``baseline``, and if a format is unknown.
+        UserError: if no run is found, if the runs of an arm are not seeds of one recipe, if runs were evaluated but
+            never on ``metric``, if none of several arms is called ``baseline``, and if a format is unknown.
         OSError: if the folder cannot be written.
     """
     if isinstance(sources, (str, Path)):
@@ -87,8 +90,8 @@ def build_report(
     unknown = {*figures} - {*_KINDS}
     if unknown:
         raise UserError(f"--figures {plain(min(unknown))}: no such format. Choose among {', '.join(_KINDS)}.")
-    account = read_account(paths, baseline=baseline, metric=metric, rollouts_mb=rollouts_mb)
-    folder = usual_folder(paths)
+    account = read_account(paths, arms=arms, baseline=baseline, metric=metric, rollouts_mb=rollouts_mb)
+    folder = usual_folder([*paths, *_folders_of(arms)])
     if output is not None:
         folder = Path(output)
     report = ReportFiles(account, folder)
@@ -100,10 +103,11 @@ def _write(report: ReportFiles, figures: Sequence[str]) -> None:
     """Make every file, then write them, so that an error leaves an old report as it is."""
     account = report.account
     pictures: dict[str, bytes] = {}
-    if figures:
+    if figures and account.analysis:
         from .figures import printed  # matplotlib, which a report without figures does not load
 
-        for name, picture in printed(account, figures):
+        scores = account.charts.get("scores", ())
+        for name, picture in printed(account.analysis, scores, account.styles, figures):
             pictures[f"figures/{name}"] = picture
     in_markdown = [name for name in pictures if name.endswith(".png")]
     contents: dict[str, str | bytes] = {
@@ -127,6 +131,10 @@ def print_summary(report: ReportFiles, console: Console) -> None:
         console.print(safe_text(path), soft_wrap=True, highlight=False)
     console.print()
     print_opening(report.account, console)
+
+
+def _folders_of(arms: Mapping[str, Sequence[str | Path]] | None) -> list[Path]:
+    return [Path(folder) for folders in (arms or {}).values() for folder in folders]
 
 
 def usual_folder(paths: Sequence[Path]) -> Path:
@@ -155,11 +163,6 @@ def _usual_baseline(paths: Sequence[Path], arms: Sequence[Arm]) -> tuple[str, st
         declared = str(settings["baseline"])
         if declared in names:
             return declared, ""
-        parts = [name for name in names if name.startswith(f"{declared} [")]
-        if parts:
-            listed = ", ".join(map(plain, parts))
-            note = f"{plain(declared)}, the baseline, has runs that cannot be pooled: {listed}. Nothing is compared."
-            return "none", f"{note} Choose one with --baseline."
         arms_of_file = settings.get("arms")
         if isinstance(arms_of_file, Mapping) and declared in arms_of_file:
             return "none", f"No run of {plain(declared)}, the baseline, has begun."
@@ -193,36 +196,49 @@ def _ignored_notes(paths: Sequence[Path], arms: Sequence[Arm]) -> list[str]:
 
 
 def read_account(
-    paths: Sequence[Path], *, baseline: str | None = None, metric: str | None = None, rollouts_mb: float = DATA_MB
+    sources: Sequence[Path],
+    *,
+    arms: Mapping[str, Sequence[str | Path]] | None = None,
+    baseline: str | None = None,
+    metric: str | None = None,
+    rollouts_mb: float = DATA_MB,
 ) -> Account:
     """Return what a report says of runs, without writing it; arguments as of ``build_report``."""
     if not 0 <= rollouts_mb <= _MOST_MB:
         raise UserError(f"--rollouts_mb must be between 0 and {_MOST_MB:g}: got {rollouts_mb}.")
+    paths = [*sources, *_folders_of(arms)]
     title = f"{len(paths)} directories"
     if len(paths) == 1:
         title = os.path.basename(os.path.realpath(paths[0]))
     if _is_csv(paths):
         metric = metric or "answer_accuracy"
-        arms = arms_from_csv(paths[0], metric)
+        found = arms_from_csv(paths[0], metric)
     else:
         metric = metric or _usual_metric(paths)
-        arms = arms_from_runs(paths, metric)
-    _check_metric(arms, metric, is_csv=_is_csv(paths))
+        found = arms_from_runs(sources, metric, arms)
+    _check_metric(found, metric, is_csv=_is_csv(paths))
     first_notes = []
     if not _is_csv(paths):
-        first_notes += _ignored_notes(paths, arms)
+        first_notes += _ignored_notes(paths, found)
     if baseline is None:
-        baseline, note = _usual_baseline(paths, arms)
+        baseline, note = _usual_baseline(paths, found)
         if note:
             first_notes.append(note)
-    return account_of(
-        arms,
+    analysis = analyse(found, baseline=baseline, metric=metric, shows=_declared_things(paths))
+    styles = styles_of(analysis)
+    colours = {arm.label: styles[arm.name].colour for arm in analysis.arms}
+    ledger = ledger_of(analysis.arms, data_mb=rollouts_mb, colours=colours)
+    return Account(
         title=title,
-        baseline=baseline,
-        metric=metric,
-        rollouts_mb=rollouts_mb,
-        first_notes=first_notes,
-        shows=_declared_things(paths),
+        opening=opening(analysis),
+        details=details(analysis),
+        notes=(*first_notes, *notes(analysis, ledger)),
+        method=method(analysis),
+        tables=tables(analysis),
+        charts=charts(analysis, styles),
+        styles=styles,
+        ledger=ledger,
+        analysis=analysis,
     )
 
 

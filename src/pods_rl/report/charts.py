@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,15 +54,6 @@ _BASELINE = "#5f6368"
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES: tuple[tuple[int, ...], ...] = ((), (8, 5), (2, 4))
 
-Chart = dict[str, Any]
-"""One panel.
-
-``metric`` is its key in a run's files, ``y`` a name, ``x`` a list of [key, label], ``level`` [value, label] or None.
-``crowded`` says whether runs and bands are hidden at first, and ``bounds`` which values are possible, or None. Each of
-``arms`` has ``label``, ``colour``, ``dash``, by key of x ``lines``, and ``crossing``: time and score where its mean
-reaches the level, or None. The lines over an x after the first have only what differs from those over the first.
-"""
-
 
 class Style(NamedTuple):
     """A colour, and the lengths of dashes and gaps in points; none for a solid line."""
@@ -71,6 +63,50 @@ class Style(NamedTuple):
 
 
 Styles = Mapping[str, Style]  # by the arm's name
+Numbers = list[float | None]
+
+
+@dataclass(frozen=True)
+class Line:
+    """An arm over one axis. Over an axis after the first it may have only x: the rest is as over the first."""
+
+    x: Numbers
+    mean: Numbers | None = None
+    low: Numbers | None = None  # of the band
+    high: Numbers | None = None
+    seeds: list[tuple[str, Numbers, Numbers]] | None = None  # name, x and y of each run that is drawn
+
+
+@dataclass(frozen=True)
+class Series:
+    """An arm in a panel."""
+
+    label: str
+    colour: str
+    dash: tuple[int, ...]
+    lines: dict[str, Line]  # by the key of the axis
+    crossing: tuple[float | None, float | None] | None = None  # time and score where its mean reaches the level
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A metric of all arms, over each of its axes."""
+
+    metric: str  # its key in a run's files
+    y: str  # its name
+    x: list[tuple[str, str]]  # key and title of each axis
+    arms: list[Series]
+    bounds: tuple[float, float] | None = None  # of the values that are possible
+    level: tuple[float | None, str] | None = None  # that speedups are to, and its name
+    crowded: bool = False  # whether runs and bands are hidden at first
+
+    def data(self) -> dict[str, Any]:
+        """Return the panel for the page's script, without what is missing."""
+        return asdict(self, dict_factory=_without_missing)
+
+
+def _without_missing(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in pairs if value is not None}
 
 
 def line_styles(count: int) -> list[Style]:
@@ -98,82 +134,94 @@ def styles_of(analysis: Analysis) -> dict[str, Style]:
     return styles
 
 
-def charts(analysis: Analysis, styles: Styles) -> dict[str, list[Chart]]:
+def charts(analysis: Analysis, styles: Styles) -> dict[str, list[Panel]]:
     """Return the panels of the figures that have a line.
 
     They are ``scores`` of evaluations, the compared one first, and ``steps``, of every metric that was logged at steps.
     """
-    scores = []
-    for metric in analysis.metrics:
-        chart = _score_chart(analysis, styles, metric)
-        if chart["arms"]:
-            scores.append(chart)
-    steps = _metric_charts(analysis, styles)
-    figures = {}
-    if scores:
-        figures["scores"] = scores
-    if steps:
-        figures["steps"] = steps
-    return figures
+    figures = {
+        "scores": [_score_panel(analysis, styles, metric) for metric in analysis.metrics],
+        "steps": _metric_panels(analysis, styles),
+    }
+    with_lines = {name: [panel for panel in panels if panel.arms] for name, panels in figures.items()}
+    return {name: panels for name, panels in with_lines.items() if panels}
 
 
-def _score_chart(analysis: Analysis, styles: Styles, metric: str) -> Chart:
-    """Return a metric of evaluations over training time, and over steps if every arm logged them."""
+class _Axis(NamedTuple):
+    """What a panel is drawn over."""
+
+    key: str
+    title: str
+    scale: float  # of the clock's values
+
+
+_CLOCK_OF_AXIS = {"time": "seconds", "step": "step", "tokens": "num_tokens"}  # names in the files of a run
+
+
+def _axis(key: str, end: float, arms: Sequence[Arm]) -> _Axis:
+    """Return an axis, whose unit is by its last value."""
+    if key == "step":
+        return _Axis(key, "step", 1.0)
+    if key == "tokens":
+        unit, scale = ("million", 1e-6) if end >= 2e6 else ("thousand", 1e-3)
+        return _Axis(key, f"{unit} tokens, prompts included", scale)
+    unit = unit_for(end)
+    of_processor = " of processor time" if any(arm.config.get("clock") == "cpu" for arm in arms) else ""
+    return _Axis(key, f"training time ({unit}{of_processor})", 1 / UNITS[unit])
+
+
+def _panel(
+    metric: str,
+    y: str,
+    axes: Sequence[_Axis],
+    series: list[Series],
+    bounds: tuple[float, float] | None = None,
+    level: tuple[float | None, str] | None = None,
+) -> Panel:
+    titles = [(axis.key, axis.title) for axis in axes]
+    return Panel(metric, y, titles, series, bounds, level, crowded=len(series) > _CROWD)
+
+
+def _score_panel(analysis: Analysis, styles: Styles, metric: str) -> Panel:
+    """Return a metric of evaluations over training time, and over steps and tokens if every arm logged them."""
     arms = [arm for arm in analysis.arms if metric in arm.curves]
-    over_time = {}
-    last = 0.0
+    axes = []
+    curves: dict[str, dict[str, Curve]] = {}  # by the key of the axis and the arm
+    for key, clock in _CLOCK_OF_AXIS.items():
+        over_clock: dict[str, Curve] = {}
+        for arm in arms:
+            curve = arm.curves[metric] if key == "time" else _curve_over(arm, metric, clock)
+            if curve is not None:
+                over_clock[arm.name] = curve
+        if arms and len(over_clock) == len(arms):
+            end = max(float(np.nanmax(curve.seconds)) for curve in over_clock.values())
+            axes.append(_axis(key, end, arms))
+            curves[key] = over_clock
+    # figures have the unit of sentences and tables
+    is_share = analysis.is_share_of(metric)
+    scale = 100.0 if is_share else 1.0
+    bounds = (0.0, 100.0) if is_share else None
+    level = None
+    if metric == analysis.metric and analysis.level is not None and analysis.baseline is not None:
+        level = (rounded(analysis.level * scale), level_text(analysis.baseline))
+    series = []
     for arm in arms:
-        curve = arm.curves[metric]
-        over_time[arm.name] = curve
-        last = max(last, float(np.nanmax(curve.seconds)))
-    unit = unit_for(last)
-    axes = [_Axis("time", f"training time ({unit}{_of_processor(arms)})", 1 / UNITS[unit], over_time)]
-    over_steps = {}
-    for arm in arms:
-        curve_over_steps = _curve_over(arm, metric, "step")
-        if curve_over_steps is not None:
-            over_steps[arm.name] = curve_over_steps
-    if len(over_steps) == len(arms):
-        axes.append(_Axis("step", "step", 1.0, over_steps))
-    over_tokens = {}
-    most_tokens = 0.0
-    for arm in arms:
-        curve_over_tokens = _curve_over(arm, metric, "num_tokens")
-        if curve_over_tokens is not None:
-            over_tokens[arm.name] = curve_over_tokens
-            most_tokens = max(most_tokens, float(np.nanmax(curve_over_tokens.seconds)))
-    if len(over_tokens) == len(arms):
-        title, scale = _token_axis(most_tokens)
-        axes.append(_Axis("tokens", title, scale, over_tokens))
-    y = words(metric)
-    if analysis.is_share_of(metric):
-        y += " (%)"
-    chart = _panel(analysis, styles, metric, y, axes)
-    if metric == analysis.metric:
-        _add_level(chart, analysis, unit, arms)
-    return chart
+        lines = {axis.key: _line(curves[axis.key][arm.name], axis.scale, bounds, scale) for axis in axes}
+        crossing = _crossing(analysis, arm, axes[0].scale, scale) if level else None
+        series.append(Series(arm.label, *styles[arm.name], lines, crossing))
+    y = words(metric) + (" (%)" if is_share else "")
+    return _panel(metric, y, axes, series, bounds, level)
 
 
-def _of_processor(arms: Sequence[Arm]) -> str:
-    """Return what an axis of time adds if an arm's clock counts processor time."""
-    if any(arm.config.get("clock") == "cpu" for arm in arms):
-        return " of processor time"
-    return ""
-
-
-def _add_level(chart: Chart, analysis: Analysis, unit: str, arms: Sequence[Arm]) -> None:
-    """Add the level that speedups are to, and where the mean of each arm first reaches it."""
-    if analysis.baseline is None or analysis.level is None:
-        return
-    scale = _scale_of(analysis, analysis.metric)
-    chart["level"] = [rounded(analysis.level * scale), level_text(analysis.baseline)]
-    for drawn, arm in zip(chart["arms"], arms, strict=True):
-        speedup = analysis.result_of(arm.name).speedup
-        if speedup and math.isfinite(speedup.arm_time):
-            curve = arm.curves[analysis.metric]
-            known = ~np.isnan(curve.mean)
-            score = np.interp(speedup.arm_time, curve.times[known], curve.mean[known])
-            drawn["crossing"] = [rounded(speedup.arm_time / UNITS[unit]), rounded(float(score) * scale)]
+def _crossing(analysis: Analysis, arm: Arm, x_scale: float, y_scale: float) -> tuple[float | None, float | None] | None:
+    """Return where the mean of an arm first reaches the level, on its line; None if it does not."""
+    speedup = analysis.result_of(arm.name).speedup
+    if not speedup or not math.isfinite(speedup.arm_time):
+        return None
+    curve = arm.curves[analysis.metric]
+    known = ~np.isnan(curve.mean)
+    score = np.interp(speedup.arm_time, curve.times[known], curve.mean[known])
+    return rounded(speedup.arm_time * x_scale), rounded(float(score) * y_scale)
 
 
 def _curve_over(arm: Arm, metric: str, clock: str) -> Curve | None:
@@ -205,45 +253,6 @@ def _tokens_by_step(run: Run) -> Array:
     return np.array(points)
 
 
-def _token_axis(most: float) -> tuple[str, float]:
-    """Return the title and the scale of an axis of tokens."""
-    if most >= 2e6:
-        return "million tokens, prompts included", 1e-6
-    return "thousand tokens, prompts included", 1e-3
-
-
-class _Axis(NamedTuple):
-    """What a panel is drawn over."""
-
-    key: str
-    title: str
-    scale: float  # of the curves' seconds
-    curves: Mapping[str, Curve]  # by arm
-
-
-def _panel(analysis: Analysis, styles: Styles, metric: str, y: str, axes: Sequence[_Axis]) -> Chart:
-    """Return the lines of each arm that has a curve over every axis."""
-    scale = _scale_of(analysis, metric)
-    bounds = [0.0, scale] if analysis.is_share_of(metric) else None
-    drawn = []
-    for arm in analysis.arms:
-        lines = {}
-        for axis in axes:
-            if arm.name in axis.curves:
-                lines[axis.key] = _lines(axis.curves[arm.name], axis.scale, bounds, scale)
-        if len(lines) == len(axes):
-            drawn.append({"label": arm.label, **styles[arm.name]._asdict(), "crossing": None, "lines": lines})
-    titles = [[axis.key, axis.title] for axis in axes]
-    crowded = len(drawn) > _CROWD
-    chart = {"metric": metric, "y": y, "x": titles, "level": None, "crowded": crowded, "arms": drawn}
-    return {**chart, "bounds": bounds}
-
-
-def _scale_of(analysis: Analysis, metric: str) -> float:
-    """Return what scores are multiplied with: figures have the unit of sentences and tables."""
-    return 100.0 if analysis.is_share_of(metric) else 1.0
-
-
 # -------------------------------------------------------------------------------------- logged metrics
 
 
@@ -254,35 +263,27 @@ class _Logged(NamedTuple):
     metrics: Mapping[str, Curve]  # by name
 
 
-class _ClockAxis(NamedTuple):
-    """What logged metrics are drawn over."""
-
-    key: str
-    title: str
-    clock: str  # its name in metrics.jsonl
-    scale: float
-
-
-def _metric_charts(analysis: Analysis, styles: Styles) -> list[Chart]:
+def _metric_panels(analysis: Analysis, styles: Styles) -> list[Panel]:
     """Return a panel for every logged metric, over steps, time and tokens, without the lines of single runs."""
     logged: dict[str, _Logged] = {}
     for arm in analysis.arms:
         of_arm = _logged_of(arm)
         if of_arm is not None:
             logged[arm.name] = of_arm
-    axes = _metric_axes(analysis, logged)
+    axes = []
+    for key in ("step", "time", "tokens"):
+        clocks = [of_arm.clocks.get(_CLOCK_OF_AXIS[key]) for of_arm in logged.values()]
+        ends = [float(np.nanmax(clock)) for clock in clocks if clock is not None]
+        if len(ends) == len(logged):
+            axes.append(_axis(key, max(ends, default=0.0), analysis.arms))
     panels = []
     for metric in _metrics_in_order(logged.values()):
-        drawn = []
+        series = []
         for arm in analysis.arms:
             if arm.name in logged and metric in logged[arm.name].metrics:
                 lines = _metric_lines(logged[arm.name], metric, axes)
-                drawn.append({"label": arm.label, **styles[arm.name]._asdict(), "crossing": None, "lines": lines})
-        title = _TITLES.get(metric) or plain(metric)
-        titles = [[axis.key, axis.title] for axis in axes]
-        crowded = len(drawn) > _CROWD
-        panel = {"metric": metric, "y": title, "x": titles, "level": None, "crowded": crowded, "arms": drawn}
-        panels.append({**panel, "bounds": None})
+                series.append(Series(arm.label, *styles[arm.name], lines))
+        panels.append(_panel(metric, _TITLES.get(metric) or plain(metric), axes, series))
     return panels
 
 
@@ -296,41 +297,15 @@ def _metrics_in_order(logged: Iterable[_Logged]) -> list[str]:
     return [*first, *others][:_MOST_METRICS]
 
 
-def _metric_axes(analysis: Analysis, logged: Mapping[str, _Logged]) -> list[_ClockAxis]:
-    """Return key, title, clock and scale of each axis that every arm has."""
-    last = {}
-    for clock in _CLOCKS:
-        ends = []
-        for of_arm in logged.values():
-            if clock in of_arm.clocks:
-                ends.append(float(np.nanmax(of_arm.clocks[clock])))
-        if len(ends) == len(logged):
-            last[clock] = max(ends, default=0.0)
-    axes = [_ClockAxis("step", "step", "step", 1.0)]
-    if "seconds" in last:
-        unit = unit_for(last["seconds"])
-        title = f"training time ({unit}{_of_processor(analysis.arms)})"
-        axes.append(_ClockAxis("time", title, "seconds", 1 / UNITS[unit]))
-    if "num_tokens" in last:
-        title, scale = _token_axis(last["num_tokens"])
-        axes.append(_ClockAxis("tokens", title, "num_tokens", scale))
-    return axes
-
-
-def _metric_lines(logged: _Logged, metric: str, axes: Sequence[_ClockAxis]) -> dict[str, Any]:
+def _metric_lines(logged: _Logged, metric: str, axes: Sequence[_Axis]) -> dict[str, Line]:
     """Return the line of an arm over the first axis, and its x over the others."""
     curve = logged.metrics[metric]
     has_mean = np.flatnonzero(~np.isnan(curve.mean))
-    low, high = _band_of(curve)
-    lines: dict[str, Any] = {}
+    mean, low, high = (_numbers(values[has_mean], _METRIC_DIGITS) for values in (curve.mean, *_band_of(curve)))
+    lines = {}
     for axis in axes:
-        lines[axis.key] = {"x": _numbers(logged.clocks[axis.clock][has_mean] * axis.scale)}
-    lines[axes[0].key] |= {
-        "mean": _numbers(curve.mean[has_mean], _METRIC_DIGITS),
-        "low": _numbers(low[has_mean], _METRIC_DIGITS),
-        "high": _numbers(high[has_mean], _METRIC_DIGITS),
-        "seeds": [],
-    }
+        x = _numbers(logged.clocks[_CLOCK_OF_AXIS[axis.key]][has_mean] * axis.scale)
+        lines[axis.key] = Line(x) if lines else Line(x, mean, low, high, [])
     return lines
 
 
@@ -389,7 +364,7 @@ def _binned(run: Run, width: float, count: int) -> dict[str, Array]:
 # ---------------------------------------------------------------------------------------------- lines
 
 
-def _lines(curve: Curve, scale: float, bounds: Sequence[float] | None, y_scale: float) -> dict[str, Any]:
+def _line(curve: Curve, scale: float, bounds: tuple[float, float] | None, y_scale: float) -> Line:
     """Return one arm over one axis, thinned: runs, and the mean with its interval over runs (of one run: its own).
 
     Intervals are cut at the bounds: no share is below 0 or above 1.
@@ -397,21 +372,16 @@ def _lines(curve: Curve, scale: float, bounds: Sequence[float] | None, y_scale: 
     points = _even(len(curve.due), _MOST_POINTS)
     low, high = (edge * y_scale for edge in _band_of(curve))
     if bounds is not None:
-        low = np.clip(low, bounds[0], bounds[1])
-        high = np.clip(high, bounds[0], bounds[1])
+        low = np.clip(low, *bounds)
+        high = np.clip(high, *bounds)
     seeds = []
     if len(curve.runs) > 1:
         for run in _even(len(curve.runs), _MOST_RUNS):
             name = Path(curve.runs[run]).name.removeprefix("seed-")
             x = curve.seconds[run][points] * scale
-            seeds.append([name, _numbers(x), _numbers(curve.scores[run][points] * y_scale)])
-    return {
-        "x": _numbers(curve.times[points] * scale),
-        "mean": _numbers(curve.mean[points] * y_scale),
-        "low": _numbers(low[points]),
-        "high": _numbers(high[points]),
-        "seeds": seeds,
-    }
+            seeds.append((name, _numbers(x), _numbers(curve.scores[run][points] * y_scale)))
+    x = _numbers(curve.times[points] * scale)
+    return Line(x, _numbers(curve.mean[points] * y_scale), _numbers(low[points]), _numbers(high[points]), seeds)
 
 
 def _band_of(curve: Curve) -> tuple[Array, Array]:
@@ -428,5 +398,5 @@ def _even(count: int, most: int) -> list[int]:
     return indices
 
 
-def _numbers(values: Array, digits: int = 5) -> list[float | None]:
+def _numbers(values: Array, digits: int = 5) -> Numbers:
     return [rounded(value, digits) for value in values.tolist()]

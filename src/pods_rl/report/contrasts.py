@@ -1,13 +1,22 @@
-"""What two arms differ in, in the words of a reader, and which pairs of arms show one thing."""
+"""What two arms differ in, in the words of a reader, and which pairs and families of arms show one thing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from .ablations import Settings, differences, is_plain, settings_of
-from .arms import Arm
-from .text import plain
+from .arms import Arm, rollouts_of
+from .comparable import NO_MATTER, OWN_TO_A_RUN
+from .text import finite, in_order, plain
+
+AXES = {
+    "n": "rollouts generated (n)",
+    "m": "rollouts kept (m)",
+    "rule": "selection rule",
+    "advantages": "advantages",
+}
+"""What an ablation varies."""
 
 CHEAPER_STEP = "the cheaper step"
 SELECTION = "selection"
@@ -27,6 +36,11 @@ _NAMES = {
 }
 
 
+_ROWS = ("per_device_train_batch_size", "gradient_accumulation_steps")
+
+Settings = Mapping[str, Any]
+
+
 class Contrast(NamedTuple):
     """An arm, the arm that it is compared with, and what the comparison shows."""
 
@@ -39,7 +53,7 @@ def things(arm: Arm, rival: Arm) -> tuple[str, ...] | None:
     """Return what an arm has that its rival has not, each in words; None if the recipe of one is unknown.
 
     Settings that make one thing together have one name. The settings of the cheaper step are ``the cheaper step``. More
-    rollouts than are kept, against an arm that keeps all, are ``selection``. Rows follow m, as in ablations.
+    rollouts than are kept, against an arm that keeps all, are ``selection``. Batches count in prompts (`settings_of`).
 
     >>> grpo = Arm("grpo", "grpo", None, {"num_generations": 4, "exact_trl": True})
     >>> pods = Arm("pods", "pods", None, {"num_generations": 4, "num_rollouts": 16, "exact_trl": False})
@@ -132,3 +146,90 @@ def _first_of_one_thing(arm: Arm, rivals: Iterable[Arm], base: Arm, subject: Arm
             return [Contrast(subject, arm, names[0])]
         return [Contrast(arm, rival, names[0])]
     return []
+
+
+# ------------------------------------------------------------------------------------------ settings and families
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that decide what an arm learns; empty if n or m is unknown.
+
+    Args:
+        config: a resolved recipe, or the columns of a CSV.
+
+    >>> settings_of({"num_generations": 16, "rule": "random", "seed": 3})
+    {'n': 16, 'm': 16, 'rule': 'random', 'advantages': ''}
+    """
+    n, m = rollouts_of(config)
+    if not n or not m:
+        return {}
+    skipped = OWN_TO_A_RUN | NO_MATTER | {"num_rollouts", "num_generations", *AXES, *_ROWS}
+    settings: dict[str, Any] = {}
+    for key, value in config.items():
+        if key not in skipped and value is not None:
+            settings[str(key)] = in_order(value)
+    rows = finite(config.get("per_device_train_batch_size"))
+    micro_batches = finite(config.get("gradient_accumulation_steps")) or 1
+    if rows:
+        # A batch of as many prompts has more rows with a larger m, so batches are compared by their prompts.
+        settings["prompts"] = rows * micro_batches / m
+    settings["n"] = n
+    settings["m"] = m
+    settings["rule"] = str(config.get("rule") or "")
+    settings["advantages"] = str(config.get("advantages") or "")
+    return settings
+
+
+def is_plain(settings: Settings) -> bool:
+    """Whether an arm is plain GRPO: it keeps all it generates, so rule and advantages change nothing."""
+    return bool(settings["n"] == settings["m"])
+
+
+def differences(ours: Settings, theirs: Settings) -> set[str]:
+    """Return the settings in which two arms differ."""
+    keys = {*ours, *theirs}
+    if is_plain(ours) or is_plain(theirs):
+        keys -= {"rule", "advantages"}
+    return {key for key in keys if ours.get(key) != theirs.get(key)}
+
+
+@dataclass(frozen=True, eq=False)
+class Ablation:
+    """Arms that differ from the reference in one setting, with the value of each, in order of the values."""
+
+    axis: str
+    reference: Arm
+    arms: tuple[Arm, ...]
+    values: tuple[str, ...]
+
+
+def find_ablations(arms: Sequence[Arm]) -> tuple[Ablation, ...]:
+    """Return the ablations around one reference arm: the one from which most others differ in a single setting.
+
+    Of several such arms, the reference is one that drops rollouts if there is one, and the first of those. Two arms
+    alone are not an ablation, since the rest of the report compares them already.
+    """
+    all_settings = {arm: settings_of(arm.config) for arm in arms}
+    settings = {arm: of_arm for arm, of_arm in all_settings.items() if of_arm}
+    if not settings or len(arms) == 2:
+        return ()
+
+    def family(reference: Arm, axis: str) -> list[Arm]:
+        return [arm for arm in settings if differences(settings[reference], settings[arm]) == {axis}]
+
+    def rank(arm: Arm) -> tuple[int, bool]:
+        return sum(len(family(arm, axis)) for axis in AXES), not is_plain(settings[arm])
+
+    reference = max(settings, key=rank)
+    ablations = []
+    for axis in AXES:
+        members = [reference, *family(reference, axis)]
+        if axis in ("n", "m"):
+            members.sort(key=lambda arm: settings[arm][axis])
+        values = []
+        for arm in members:
+            value = plain(settings[arm][axis], limit=30)
+            values.append(f"{value} (GRPO)" if is_plain(settings[arm]) else value)
+        if len(members) > 1:
+            ablations.append(Ablation(axis, reference, tuple(members), tuple(values)))
+    return tuple(ablations)

@@ -13,10 +13,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .ablations import AXES, Ablation
-from .account import Account
 from .analysis import Analysis
-from .charts import Chart, Style, Styles
+from .charts import Panel, Style, Styles
+from .contrasts import AXES, Ablation
 from .text import plain, words
 
 WIDTH = 3.25  # inches: a column of a paper with two columns
@@ -42,19 +41,16 @@ STYLE: dict[str, Any] = {
 }
 
 
-def printed(account: Account, kinds: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield a file name and its content for each figure that has data, in each format."""
-    analysis = account.analysis
-    if analysis is None:
-        return
+def printed(
+    analysis: Analysis, scores: Sequence[Panel], styles: Styles, kinds: Sequence[str]
+) -> Iterator[tuple[str, bytes]]:
+    """Yield a file name and its content for each panel of scores and each ablation, in each format."""
     figures = {}
-    for chart in account.charts.get("scores", ()):
-        name = chart["metric"]
-        if name == analysis.metric:
-            name = "curves"
-        figures[name] = curves_figure(chart)
+    for panel in scores:
+        name = "curves" if panel.metric == analysis.metric else panel.metric
+        figures[name] = curves_figure(panel)
     for ablation in analysis.ablations:
-        figures[f"ablation-{ablation.axis}"] = ablation_figure(analysis, ablation, account.styles)
+        figures[f"ablation-{ablation.axis}"] = ablation_figure(analysis, ablation, styles)
     for name, figure in figures.items():
         for kind in kinds:
             yield f"{name}.{kind}", to_bytes(figure, kind)
@@ -100,41 +96,39 @@ def to_bytes(figure: Figure, kind: str) -> bytes:
 
 
 @styled
-def curves_figure(chart: Chart) -> Figure:
+def curves_figure(panel: Panel) -> Figure:
     """A metric over training time: runs thin, their mean thick with its band, and where means reach the level."""
     figure = new_figure()
     axes = figure.add_subplot()
     entries = []
     bands = []
-    for rank, arm in enumerate(chart["arms"]):
-        lines = arm["lines"]["time"]
-        colour = arm["colour"]
-        if not chart["crowded"]:
-            for _, times, scores in lines["seeds"]:
-                _plot(axes, times, scores, color=colour, linewidth=0.5, alpha=0.3, zorder=2.2)
-            x = np.array(lines["x"], dtype=float)
-            low = np.array(lines["low"], dtype=float)
-            high = np.array(lines["high"], dtype=float)
-            bands.append((x, low, high, colour))
-        handle = _plot(axes, lines["x"], lines["mean"], zorder=3, **look(Style(colour, arm["dash"]), rank))
-        entries.append((handle, arm["label"]))
-        if arm["crossing"]:
-            time, score = arm["crossing"]
-            axes.plot([time], [score], "o", color=colour, mec="white", ms=5, zorder=6)
-    if chart["level"]:
-        level, label = chart["level"]
+    for rank, arm in enumerate(panel.arms):
+        line = arm.lines["time"]
+        assert line.mean is not None  # over the first axis
+        if not panel.crowded:
+            for _, times, scores in line.seeds or ():
+                _plot(axes, times, scores, color=arm.colour, linewidth=0.5, alpha=0.3, zorder=2.2)
+            x, low, high = (np.array(values, dtype=float) for values in (line.x, line.low, line.high))
+            bands.append((x, low, high, arm.colour))
+        handle = _plot(axes, line.x, line.mean, zorder=3, **look(Style(arm.colour, arm.dash), rank))
+        entries.append((handle, arm.label))
+        if arm.crossing:
+            time, score = arm.crossing
+            axes.plot([time], [score], "o", color=arm.colour, mec="white", ms=5, zorder=6)
+    if panel.level:
+        level, label = panel.level
         handle = axes.axhline(level, color=_INK, linewidth=0.7, linestyle=(0, (4, 3)), zorder=2.5)
         entries.append((handle, label))
     bottom, top = axes.get_ylim()  # of the lines: a wide interval must not make them flat
     for x, low, high, colour in bands:
         axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2.4)
-    if chart["bounds"]:
-        bottom = max(bottom, chart["bounds"][0])
-        top = min(top, chart["bounds"][1])
+    if panel.bounds:
+        bottom = max(bottom, panel.bounds[0])
+        top = min(top, panel.bounds[1])
     axes.set_ylim(bottom, top)
     axes.set_xlim(left=0)
-    axes.set_xlabel(chart["x"][0][1])
-    axes.set_ylabel(chart["y"])
+    axes.set_xlabel(panel.x[0][1])
+    axes.set_ylabel(panel.y)
     add_legend(figure, entries)
     return figure
 

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 from ..errors import UserError
 from ..runs import count_not_begun, find_runs
 from ..runs.files import CONFIG, STATUS, encoded
-from .account import Account
 from .build import read_account
-from .page import to_html
+from .outputs import Account, to_html
 from .text import plain, tally
 
 LOOPBACK = "127.0.0.1"
@@ -112,7 +111,7 @@ class LivePage:
             page=encoded(to_html(account, live=True)),
             parts=encoded(to_html(account, parts=True)),
             rollouts=json.dumps(account.ledger.data).encode(),
-            points=json.dumps(account.charts).encode(),
+            points=json.dumps(account.points).encode(),
             version=self.served.version + 1,
             state=state,
             made=time.monotonic(),

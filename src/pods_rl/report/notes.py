@@ -33,7 +33,7 @@ def notes(analysis: Analysis, ledger: Ledger) -> tuple[str, ...]:
     if ledger.unreadable:
         names = plain(", ".join(ledger.unreadable), limit=_MOST_FILES)
         lines.append(f"{len(ledger.unreadable)} of {ledger.files} rollout files could not be read: {names}.")
-    lines += remarks(analysis.compared)
+    lines += remarks({arm.label: arm.runs for arm in analysis.compared})
     return tuple(lines)
 
 
@@ -125,7 +125,7 @@ def _mixed(analysis: Analysis) -> list[str]:
     """Return why scores next to each other cannot be compared by eye either."""
     scored = [result.arm for result in analysis.scored]
     for arm in scored[1:]:
-        reason = refusal(scored[0], arm)
+        reason = refusal(scored[0].runs, arm.runs)
         if reason:
             return [f"Scores of {scored[0].label} and {arm.label} cannot be compared: {reason}."]
     return []

@@ -54,6 +54,17 @@ def mean_curve(scores_RC: ArrayLike, drawn_BR: Array | None = None) -> Array:
     return np.where(2 * count > len(scores), total / np.maximum(count, 1), np.nan)
 
 
+def score_over_time(scores_RC: ArrayLike) -> Array:
+    """Return the mean score of each run after its first checkpoint, ``[R]``: how early and how high it learns.
+
+    A checkpoint that a run does not have is skipped.
+
+    >>> score_over_time([[0.1, 0.4, 0.6], [0.1, 0.2, np.nan]])
+    array([0.5, 0.2])
+    """
+    return np.nanmean(np.asarray(scores_RC, dtype=np.float64)[:, 1:], axis=1)
+
+
 def time_to(mean_C: ArrayLike, time_C: ArrayLike, target: ArrayLike, *, interpolated: bool = False) -> Array:
     """Return the time at which a mean curve first reaches a score, ``[...]``; inf if it never does.
 

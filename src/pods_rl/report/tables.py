@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ..engines import PHASES
 from ..runs import Run
 from ..text import counted
-from .ablations import AXES, Ablation
-from .analysis import Analysis, ArmResult, Cost, Final, Pair
-from .arms import HOUR, LENGTH, Arm, Curve, rollouts_of
-from .intervals import SCORE_DIGITS
-from .pooling import OWN_TO_A_RUN, as_text, task_of
-from .progress import progress_of
+from .analysis import Analysis, ArmResult, Pair
+from .arms import HOUR, LENGTH, Arm, rollouts_of
+from .comparable import OWN_TO_A_RUN, task_of
+from .contrasts import AXES
+from .progress import Progress, progress_of
 from .statistics import Speedup
-from .text import csv_text, duration, finite, finite_numbers, number, plain, tally, unit_for, words
+from .text import as_text, csv_text, duration, finite, finite_numbers, number, plain, tally, unit_for, words
 from .wording import (
     LEVEL_MARGIN,
     difference_text,
@@ -43,96 +41,77 @@ from .wording import (
 CSV_NAMES = ("final", "pairs", "speedup", "ablations", "curves", "runs", "config")
 """The tables that are files; the others are shown only, and final.csv and runs.csv have their values."""
 
-Row = dict[str, Any]
-"""The values of a CSV by key, and under ``result`` or ``pair`` what the displayed cells are made from."""
+ARM = "arm"
+"""The title of the column of arms, which the page marks with their colours."""
+
+_TEXTS = frozenset(
+    {ARM, "task", "verdict", "against", "differs in", "interval", "setting", "value", "run", "state", "reason"}
+)
+_SPEEDUP = "speedup, 95 % interval"
+_FINAL = "final, 95 % interval"
+_SHORT = {"both_accuracy": "both right", LENGTH: "tokens"}  # titles that a column has room for
+
+Cells = dict[str, list[str]]  # by the title of their column
+Row = dict[str, Any]  # values by the key of their column in a CSV
 
 
-@dataclass(frozen=True)
-class Column:
-    """A displayed column: a key of the row, or a function that makes a cell from a row."""
+def _shown(cells: Cells, arms: Sequence[str]) -> pd.DataFrame:
+    """Return cells by title, with the name of the arm of each row as the index."""
+    return pd.DataFrame(cells, index=pd.Index(arms, dtype=object), dtype=object)
 
-    title: str
-    show: str | Callable[[Row], str]
-    digits: int = SCORE_DIGITS
-    is_text: bool = False
-    terminal: str = ""  # title in the terminal, which shows only columns that have one
-    bar: str = ""  # key of a share that the page draws as a bar before the cell
 
-    def cell(self, row: Row) -> str:
-        if isinstance(self.show, str):
-            return number(row.get(self.show), self.digits)
-        return self.show(row)
+def _values(rows: Sequence[Row], keys: Sequence[str]) -> pd.DataFrame:
+    """Return values as they are. With a type of its own, a column would turn 16 into 16.0 where another is missing."""
+    return pd.DataFrame(rows, columns=pd.Index(keys, dtype=object), dtype=object)
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows of values, and the cells that are displayed of them."""
+    """The cells that are displayed, and the values of the CSV. One of the two may be without columns."""
 
     name: str
     title: str
-    keys: tuple[str, ...]  # of a row, in the order of the CSV; none in a table that is not a file
-    columns: tuple[Column, ...]  # none in a table that is a CSV only
-    rows: tuple[Row, ...]
+    shown: pd.DataFrame = field(default_factory=pd.DataFrame)  # text by title; the index has the arm of each row
+    values: pd.DataFrame = field(default_factory=pd.DataFrame)  # by key
     note: str = ""
+    texts: Collection[str] = _TEXTS  # titles of columns that are not numbers
+    terminal: Mapping[str, str] = field(default_factory=dict)  # titles in the terminal, which shows only these columns
+    shares: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by title, drawn by the page before the cells
+
+    @property
+    def titles(self) -> list[str]:
+        return [*self.shown.columns]
 
     @cached_property
     def cells(self) -> list[list[str]]:
-        """The displayed cells by row, the same in every output; none of a table that is a CSV only."""
-        cells = []
-        if self.columns:
-            for row in self.rows:
-                cells.append([column.cell(row) for column in self.columns])
-        return cells
+        """The displayed cells by row, the same in every output."""
+        rows: list[list[str]] = self.shown.to_numpy().tolist()
+        return rows if self.titles else []
+
+    @property
+    def arms(self) -> list[str]:
+        """The name of the arm of each displayed row."""
+        return [*self.shown.index]
 
     def to_csv(self) -> str:
         """Return raw values; a missing value is an empty field, a bool is true or false, a text is not a formula."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([csv_text(plain(key)) for key in self.keys])
-        for row in self.rows:
-            writer.writerow([_raw(row.get(key)) for key in self.keys])
-        return text.getvalue()
+        rows = [[_raw(value) for value in row] for row in self.values.itertuples(index=False, name=None)]
+        keys = [csv_text(plain(key)) for key in self.values.columns]
+        text: str = pd.DataFrame(rows, columns=keys, dtype=object).to_csv(index=False, lineterminator="\n")
+        return text
 
 
 def _raw(value: Any) -> Any:
     """Return a value as a CSV holds it."""
     if value is None:
         return ""
-    if isinstance(value, float) and math.isnan(value):
-        return ""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return f"{value:.10g}"
+        return "" if math.isnan(value) else f"{value:.10g}"
     if isinstance(value, str):
         return csv_text(value)
     return value
-
-
-def _speedup_cell(row: Row) -> str:
-    """Return the speedup of a pair, or of an arm against the baseline."""
-    if "pair" in row:
-        return speedup_text(row["pair"].speedup, row["pair"].arm)
-    return speedup_text(row["result"].speedup, row["result"].arm)
-
-
-_ARM = Column("arm", "label", is_text=True, terminal="arm")
-_SPEEDUP = Column("speedup, 95 % interval", _speedup_cell)
-_SHORT = {"both_accuracy": "both right", LENGTH: "tokens"}  # titles that a column has room for
-
-
-def _final_column(analysis: Analysis) -> Column:
-    return Column("final, 95 % interval", lambda row: result_text(analysis, row["result"]))
-
-
-def _score_column(analysis: Analysis, title: str, key: str, metric: str) -> Column:
-    """Return a column of scores by a metric."""
-
-    def cell(row: Row) -> str:
-        score = finite(row.get(key))
-        return "–" if score is None else score_text(analysis, metric, score)
-
-    return Column(title, cell)
 
 
 def tables(analysis: Analysis) -> dict[str, Table]:
@@ -156,114 +135,137 @@ def tables(analysis: Analysis) -> dict[str, Table]:
 
 
 def result_table(analysis: Analysis) -> Table:
-    """A row for each arm: final score, seconds of a step, time to the level, and a verdict. It opens every output."""
-    rows: tuple[Row, ...] = ()
-    if analysis.scored or not analysis.states["running"]:
-        rows = tuple(_arm_row(analysis, result) for result in analysis.results)
-    times = set()
-    end_of_last = 0.0
-    for result in analysis.scored:
-        assert result.final
-        times.add(result.final.final_due)
-        end_of_last = max(end_of_last, result.final.final_seconds)
-    unit = unit_for(end_of_last)
-    columns = [_ARM]
-    tasks = {row["task"] for row in rows}
-    if len(tasks - {""}) > 1:
-        columns.append(Column("task", "task", is_text=True, terminal="task"))
+    """A row for each arm: final score, seconds per step, time to the level, and a verdict. It opens every output."""
+    has_rows = analysis.scored or not analysis.states["running"]
+    results = analysis.results if has_rows else ()
     score = f"final {words(analysis.metric)}, 95 % interval"
-    columns.append(Column(score, lambda row: result_text(analysis, row["result"]), terminal="final [95 %]"))
-    if len(times) > 1:
-        columns.append(_at_column(unit))
-    columns.append(Column("seconds a step", lambda row: step_text(row["result"].cost), terminal="a step"))
+    terminal = {ARM: ARM, "task": "task", score: "final [95 %]", "at": "at", "seconds per step": "per step"}
+    cells = _names(results)
+    cells[score] = [result_text(analysis, result) for result in results]
+    if _has_several_ends(analysis):
+        cells["at"] = _ends(analysis, results)
+    cells["seconds per step"] = [step_text(result.cost) for result in results]
     notes = []
     if analysis.level is not None and analysis.baseline is not None:
         target = f"to {short_target_text(analysis, analysis.level)}"
-        columns.append(_time_column(f"time {target}", unit, target))
+        cells[f"time {target}"] = _times_to_level(analysis, results)
+        terminal[f"time {target}"] = target
         notes.append(
             f"Time {target}: when the mean curve first has {level_text(analysis.baseline)}, on straight lines between "
             "evaluations."
         )
     if analysis.baseline is not None and len(analysis.results) > 1:
-        columns.append(
-            Column("verdict", lambda row: verdict_text(analysis, row["result"]), is_text=True, terminal="verdict")
-        )
-    if analysis.pairs:
-        notes += _verdict_notes(analysis)
-    return Table("result", "Result", (), tuple(columns), rows, " ".join(notes))
-
-
-def _verdict_notes(analysis: Analysis) -> list[str]:
-    """Return what the verdicts of the result mean."""
-    assert analysis.baseline is not None
-    notes = [
-        f"Better or worse: the 95 % interval of the difference from {analysis.baseline.label} excludes 0.",
-        "Not settled: it does not, so the difference may be chance.",
-    ]
-    if analysis.is_share:
-        notes.append(f"Level: it does not, and it lies within {100 * LEVEL_MARGIN:g} points of 0.")
-    return notes
-
-
-def _time_column(title: str, unit: str, terminal: str = "") -> Column:
-    def cell(row: Row) -> str:
-        result = row["result"]
-        return time_to_level_text(result.speedup, result.arm, unit)
-
-    return Column(title, cell, terminal=terminal)
-
-
-def _at_column(unit: str) -> Column:
-    return Column("at", lambda row: duration(row.get("final_due", math.nan), unit), terminal="at")
+        cells["verdict"] = [verdict_text(analysis, result) for result in results]
+        terminal["verdict"] = "verdict"
+    if analysis.pairs and analysis.baseline:
+        notes += [
+            f"Better or worse: the 95 % interval of the difference from {analysis.baseline.label} excludes 0.",
+            "Not settled: it does not, so the difference may be chance.",
+        ]
+        if analysis.is_share:
+            notes.append(f"Level: it does not, and it lies within {100 * LEVEL_MARGIN:g} points of 0.")
+    shown = _shown(cells, [result.arm.name for result in results])
+    return Table("result", "Result", shown, note=" ".join(notes), terminal=terminal)
 
 
 def arms_table(analysis: Analysis) -> Table:
     """A row for each arm: its settings, first and final score, time to the level, and seconds per step."""
-    rows = tuple(_arm_row(analysis, result) for result in analysis.results)
-    end_of_last = 0.0
-    times = set()
-    has_margin = False
-    for result in analysis.scored:
-        assert result.final
-        end_of_last = max(end_of_last, result.final.final_seconds)
-        times.add(result.final.final_due)
-        has_margin = has_margin or not math.isnan(result.margin)
-    unit = unit_for(end_of_last)
-    columns = [_ARM]
-    notes = []
-    tasks = {row["task"] for row in rows}
-    if len(tasks - {""}) > 1:
-        columns.append(Column("task", "task", is_text=True))
-    columns.append(_score_column(analysis, "start", "start", analysis.metric))
-    columns += [_final_column(analysis), _score_column(analysis, "peak", "peak", analysis.metric)]
-    if len(times) > 1:
-        columns.append(_at_column(unit))
-        notes.append("Scores are at the time that “at” gives; peaks are the highest until then.")
-    else:
-        notes.append(f"Scores are at {duration(analysis.horizon)} of training; peaks are the highest until then.")
-    if has_margin:
-        notes.append("± is 1.96 standard errors of the evaluation of a single run.")
-    if analysis.baseline and _has_speedups(analysis):
-        level = "to\u00a099\u00a0%"
-        columns.append(_time_column(level, unit))
-        columns.append(_SPEEDUP)
-        notes.append(
-            f"“99 %” is {level_text(analysis.baseline)}: the mean curve crosses it on a straight line between two "
-            "evaluations."
-        )
+    results = analysis.results
     other_metrics = analysis.metrics[1:]
-    for metric in other_metrics:
-        columns.append(_score_column(analysis, _SHORT.get(metric, words(metric)), metric, metric))
-    columns.append(Column("runs", lambda row: runs_text(row["result"].arm)))
+    rows = [_arm_row(analysis, result) for result in results]
     keys = (
         "arm rule n m runs unfinished task start final final_hours final_runs final_low final_high peak "
         "peak_hours hours_to_p99 speedup ci_low ci_high never_reached problem steps seconds_per_step "
         "settled evaluation_se"
     )
-    names = (*keys.split(), *PHASES, "other", *other_metrics)
+    values = _values(rows, (*keys.split(), *PHASES, "other", *other_metrics))
+    title = f"All scores: {words(analysis.metric)}"
     if not analysis.scored:
-        columns = []  # a file only
-    return Table("final", f"All scores: {words(analysis.metric)}", names, tuple(columns), rows, " ".join(notes))
+        return Table("final", title, values=values)  # a file only
+    cells = _names(results)
+    cells["start"] = _scores(analysis, rows, "start")
+    cells[_FINAL] = [result_text(analysis, result) for result in results]
+    cells["peak"] = _scores(analysis, rows, "peak")
+    if _has_several_ends(analysis):
+        cells["at"] = _ends(analysis, results)
+        notes = ["Scores are at the time that “at” gives; peaks are the highest until then."]
+    else:
+        notes = [f"Scores are at {duration(analysis.horizon)} of training; peaks are the highest until then."]
+    if any(not math.isnan(result.margin) for result in analysis.scored):
+        notes.append("± is 1.96 standard errors of the evaluation of a single run.")
+    if analysis.baseline and _has_speedups(analysis):
+        cells["to\u00a099\u00a0%"] = _times_to_level(analysis, results)
+        cells[_SPEEDUP] = [speedup_text(result.speedup, result.arm) for result in results]
+        notes.append(
+            f"“99 %” is {level_text(analysis.baseline)}: the mean curve crosses it on a straight line between two "
+            "evaluations."
+        )
+    for metric in other_metrics:
+        cells[_SHORT.get(metric, words(metric))] = _scores(analysis, rows, metric, metric)
+    cells["runs"] = [runs_text(result.arm) for result in results]
+    shown = _shown(cells, [result.arm.name for result in results])
+    return Table("final", title, shown, values, " ".join(notes))
+
+
+def costs_table(analysis: Analysis) -> Table:
+    """A row for each arm: its steps, and the seconds of a step by phase. On the page only: final.csv has them."""
+    results = [result for result in analysis.results if result.cost]
+    rows = [_arm_row(analysis, result) for result in results]
+    cells = {
+        ARM: [result.arm.label for result in results],
+        "steps": [number(row["steps"], 0) for row in rows],
+        "s/step": [number(row["seconds_per_step"]) for row in rows],
+    }
+    for phase in (*PHASES, "other"):
+        cells[phase] = [number(row[phase], 4) for row in rows]
+    note = "Evaluation is not in the training clock; “other” is the time outside all phases."
+    return Table("costs", "Seconds per step", _shown(cells, [result.arm.name for result in results]), note=note)
+
+
+def ablations_table(analysis: Analysis) -> Table:
+    """A row for each value of each setting that was varied."""
+    results = []
+    rows: list[Row] = []
+    for ablation in analysis.ablations:
+        for arm, value in zip(ablation.arms, ablation.values, strict=True):
+            result = analysis.result_of(arm.name)
+            results.append(result)
+            rows.append(_arm_row(analysis, result) | {"axis": ablation.axis, "value": value})
+    cells = {
+        "setting": [AXES[row["axis"]] for row in rows],
+        "value": [number(row["value"]) for row in rows],
+        ARM: [result.arm.label for result in results],
+        _FINAL: [result_text(analysis, result) for result in results],
+        "peak": _scores(analysis, rows, "peak"),
+    }
+    if _has_speedups(analysis):
+        cells[_SPEEDUP] = [speedup_text(result.speedup, result.arm) for result in results]
+    if any(result.cost for result in analysis.results):
+        cells["s/step"] = [number(row.get("seconds_per_step")) for row in rows]
+    keys = "axis value arm runs final low high peak speedup ci_low ci_high seconds_per_step"
+    reference = analysis.ablations[0].reference.label if analysis.ablations else ""
+    note = f"Arms that differ in one setting from {reference}. Batches are counted in prompts of m rows each."
+    shown = _shown(cells, [result.arm.name for result in results])
+    return Table("ablations", "Ablations", shown, _values(rows, keys.split()), note)
+
+
+def _names(results: Sequence[ArmResult]) -> Cells:
+    """Return the columns with which a table of arms begins: their labels, and their tasks if there are several."""
+    cells = {ARM: [result.arm.label for result in results]}
+    tasks = [_task_of(result.arm) for result in results]
+    if len({*tasks} - {""}) > 1:
+        cells["task"] = [number(task) for task in tasks]
+    return cells
+
+
+def _task_of(arm: Arm) -> str:
+    return plain(task_of(arm.runs).get("name") or arm.config.get("task") or "")
+
+
+def _scores(analysis: Analysis, rows: Sequence[Row], key: str, metric: str = "") -> list[str]:
+    """Return the scores under a key as cells; by the compared metric if no other is given."""
+    scores = [finite(row.get(key)) for row in rows]
+    return ["–" if score is None else score_text(analysis, metric or analysis.metric, score) for score in scores]
 
 
 def _has_speedups(analysis: Analysis) -> bool:
@@ -271,52 +273,32 @@ def _has_speedups(analysis: Analysis) -> bool:
     return any(result.speedup for result in analysis.results)
 
 
-def costs_table(analysis: Analysis) -> Table:
-    """A row for each arm: its steps, and the seconds of a step by phase. On the page only: final.csv has them."""
-    rows = []
-    for result in analysis.results:
-        if result.cost:
-            rows.append(_arm_row(analysis, result))
-    phases = [Column(phase, phase, 4) for phase in (*PHASES, "other")]
-    columns = (_ARM, Column("steps", "steps", 0), Column("s/step", "seconds_per_step"), *phases)
-    note = "Evaluation is not in the training clock; “other” is the time outside all phases."
-    return Table("costs", "Seconds per step", (), columns, tuple(rows), note)
+def _has_several_ends(analysis: Analysis) -> bool:
+    """Whether the final scores are at different times."""
+    return len({result.final.final_due for result in analysis.scored if result.final}) > 1
 
 
-def ablations_table(analysis: Analysis) -> Table:
-    """A row for each value of each setting that was varied."""
-    rows: list[Row] = []
-    for ablation in analysis.ablations:
-        rows += _ablation_rows(analysis, ablation)
-    columns = [Column("setting", "setting", is_text=True), Column("value", "value", is_text=True), _ARM]
-    columns += [_final_column(analysis), _score_column(analysis, "peak", "peak", analysis.metric)]
-    if _has_speedups(analysis):
-        columns.append(_SPEEDUP)
-    if any(result.cost for result in analysis.results):
-        columns.append(Column("s/step", "seconds_per_step"))
-    keys = "axis value arm runs final low high peak speedup ci_low ci_high seconds_per_step"
-    reference = ""
-    if analysis.ablations:
-        reference = analysis.ablations[0].reference.label
-    note = f"Arms that differ in one setting from {reference}. Rows follow m: batches are compared in prompts."
-    return Table("ablations", "Ablations", tuple(keys.split()), tuple(columns), tuple(rows), note)
+def _unit(analysis: Analysis) -> str:
+    """Return the unit of the times of a table of arms."""
+    return unit_for(max((result.final.final_seconds for result in analysis.scored if result.final), default=0.0))
 
 
-def _ablation_rows(analysis: Analysis, ablation: Ablation) -> list[Row]:
-    rows = []
-    for arm, value in zip(ablation.arms, ablation.values, strict=True):
-        row = _arm_row(analysis, analysis.result_of(arm.name))
-        rows.append(row | {"setting": AXES[ablation.axis], "axis": ablation.axis, "value": value})
-    return rows
+def _ends(analysis: Analysis, results: Sequence[ArmResult]) -> list[str]:
+    """Return the times of the final scores as cells."""
+    unit = _unit(analysis)
+    return [duration(result.final.final_due if result.final else math.nan, unit) for result in results]
+
+
+def _times_to_level(analysis: Analysis, results: Sequence[ArmResult]) -> list[str]:
+    unit = _unit(analysis)
+    return [time_to_level_text(result.speedup, result.arm, unit) for result in results]
 
 
 def _arm_row(analysis: Analysis, result: ArmResult) -> Row:
     arm = result.arm
     n, m = rollouts_of(arm.config)
     row: Row = {
-        "result": result,
         "arm": arm.name,
-        "label": arm.label,
         "rule": arm.config.get("rule"),
         "n": n,
         "m": m,
@@ -325,10 +307,25 @@ def _arm_row(analysis: Analysis, result: ArmResult) -> Row:
         "unfinished": arm.unfinished,
     }
     row |= _other_scores(result)
-    if result.cost:
-        row |= _cost_row(result.cost)
-    if result.final:
-        row |= _final_row(result.final)
+    cost = result.cost
+    if cost:
+        row |= {"steps": cost.steps, "seconds_per_step": cost.seconds_per_step, "other": cost.other, **cost.phases}
+    final = result.final
+    if final:
+        row |= {
+            "start": final.start,
+            "final": final.final,
+            "final_hours": final.final_seconds / HOUR,
+            "final_runs": final.final_runs,
+            # ablations.csv has these two by their short names
+            "final_low": final.low,
+            "final_high": final.high,
+            "low": final.low,
+            "high": final.high,
+            "peak": final.peak,
+            "peak_hours": final.peak_seconds / HOUR,
+            "evaluation_se": final.error,
+        }
     if result.speedup:
         row |= _speedup_row(result.speedup) | {"hours_to_p99": _hours(result.speedup.arm_time)}
         if arm is not analysis.baseline:
@@ -336,50 +333,14 @@ def _arm_row(analysis: Analysis, result: ArmResult) -> Row:
     return row
 
 
-def _cost_row(cost: Cost) -> Row:
-    return {"steps": cost.steps, "seconds_per_step": cost.seconds_per_step, "other": cost.other, **cost.phases}
-
-
-def _final_row(final: Final) -> Row:
-    return {
-        "start": final.start,
-        "final": final.final,
-        "final_due": final.final_due,
-        "final_hours": final.final_seconds / HOUR,
-        "final_runs": final.final_runs,
-        # ablations.csv has these two by their short names
-        "final_low": final.low,
-        "final_high": final.high,
-        "low": final.low,
-        "high": final.high,
-        "peak": final.peak,
-        "peak_hours": final.peak_seconds / HOUR,
-        "evaluation_se": final.error,
-    }
-
-
-def _task_of(arm: Arm) -> str:
-    for run in arm.runs:
-        task = task_of(run)
-        if task:
-            return plain(task.get("name") or arm.config.get("task") or "")
-    return plain(arm.config.get("task") or "")
-
-
 def _other_scores(result: ArmResult) -> Row:
     """Return the score by each metric other than the compared one, where the final score is."""
-    horizon = math.inf
-    if result.final:
-        horizon = result.final.final_due
+    horizon = result.final.final_due if result.final else math.inf
     scores: Row = {}
     for metric, curve in result.arm.curves.items():
-        if curve is result.arm.curve:
-            continue
-        at = curve.last(horizon)
-        if at is None:
-            scores[metric] = math.nan
-        else:
-            scores[metric] = float(curve.mean[at])
+        if curve is not result.arm.curve:
+            at = curve.last(horizon)
+            scores[metric] = math.nan if at is None else float(curve.mean[at])
     return scores
 
 
@@ -388,37 +349,34 @@ def _other_scores(result: ArmResult) -> Row:
 
 def pairs_table(analysis: Analysis) -> Table:
     """A row for each pair of arms: the difference of their final scores, and the speedup to the rival's level."""
-    rows = tuple(_pair_row(pair) for pair in analysis.pairs)
-    last = max((pair.due for pair in analysis.pairs), default=0.0)
-    unit = unit_for(last)
-    columns = (
-        _ARM,
-        Column("against", "against", is_text=True),
-        Column("differs in", lambda row: differs_text(row["pair"]), is_text=True),
-        Column("at", lambda row: duration(row["pair"].due, unit)),
-        Column("difference, 95 % interval", lambda row: difference_text(analysis, row["pair"].difference)),
-        _SPEEDUP,
-        Column("settled", lambda row: settled_text(row["pair"])),
-        Column("interval", lambda row: pairing_text(row["pair"]), is_text=True),
-    )
+    pairs = analysis.pairs
+    unit = unit_for(max((pair.due for pair in pairs), default=0.0))
+    cells = {
+        ARM: [pair.arm.label for pair in pairs],
+        "against": [pair.rival.label for pair in pairs],
+        "differs in": [differs_text(pair) for pair in pairs],
+        "at": [duration(pair.due, unit) for pair in pairs],
+        "difference, 95 % interval": [difference_text(analysis, pair.difference) for pair in pairs],
+        _SPEEDUP: [speedup_text(pair.speedup, pair.arm) for pair in pairs],
+        "settled": [settled_text(pair) for pair in pairs],
+        "interval": [pairing_text(pair) for pair in pairs],
+    }
     keys = (
         "arm other hours score other_score runs other_runs difference low high paired settled "
         "speedup ci_low ci_high speedup_settled differs_in shows"
     )
+    values = _values([_pair_row(pair) for pair in pairs], keys.split())
     note = (
         "The difference is of the scores at the last time at which both arms have them. "
         "Of many pairs, some are settled by chance."
     )
-    return Table("pairs", "Pairs of arms", tuple(keys.split()), columns, rows, note)
+    return Table("pairs", "Pairs of arms", _shown(cells, [pair.arm.name for pair in pairs]), values, note)
 
 
 def _pair_row(pair: Pair) -> Row:
     return {
-        "pair": pair,
         "arm": pair.arm.name,
-        "label": pair.arm.label,
         "other": pair.rival.name,
-        "against": pair.rival.label,
         "hours": pair.due / HOUR,
         "score": pair.score,
         "other_score": pair.rival_score,
@@ -446,7 +404,7 @@ def speedup_table(analysis: Analysis) -> Table:
             row = {"arm": result.arm.name, "arm_hours": _hours(result.speedup.arm_time)}
             rows.append(row | _speedup_row(result.speedup))
     keys = "arm criterion interpolated threshold baseline_hours arm_hours speedup ci_low ci_high never_reached problem"
-    return Table("speedup", "Time to the baseline’s level", tuple(keys.split()), (), tuple(rows))
+    return Table("speedup", "Time to the baseline’s level", values=_values(rows, keys.split()))
 
 
 def _speedup_row(speedup: Speedup) -> Row:
@@ -464,39 +422,20 @@ def _speedup_row(speedup: Speedup) -> Row:
 
 
 def _hours(seconds: float) -> float | None:
-    if not math.isfinite(seconds):
-        return None
-    return seconds / HOUR
+    return seconds / HOUR if math.isfinite(seconds) else None
 
 
 def curves_table(analysis: Analysis) -> Table:
     """Every checkpoint of every arm. A CSV only."""
+    keys = ("arm", "metric", "due_hours", "hours", "runs", "mean", "low", "high")
     rows: list[Row] = []
     for arm in analysis.arms:
         for metric, curve in arm.curves.items():
-            for row in _curve_rows(curve):
-                rows.append({"arm": arm.name, "metric": metric, **row})
-    keys = ("arm", "metric", "due_hours", "hours", "runs", "mean", "low", "high")
-    return Table("curves", "Scores over time", keys, (), tuple(rows))
-
-
-def _curve_rows(curve: Curve) -> list[Row]:
-    """Return a row for each checkpoint."""
-    low, high = curve.interval
-    run_counts = (~np.isnan(curve.scores)).sum(axis=0)
-    rows = []
-    for at in range(len(curve.due)):
-        rows.append(
-            {
-                "due_hours": float(curve.due[at]) / HOUR,
-                "hours": float(curve.times[at]) / HOUR,
-                "runs": int(run_counts[at]),
-                "mean": float(curve.mean[at]),
-                "low": float(low[at]),
-                "high": float(high[at]),
-            }
-        )
-    return rows
+            run_counts = (~np.isnan(curve.scores)).sum(axis=0)
+            columns = (curve.due / HOUR, curve.times / HOUR, run_counts, curve.mean, *curve.interval)
+            for checkpoint in zip(*(column.tolist() for column in columns), strict=True):
+                rows.append(dict(zip(keys, (arm.name, metric, *checkpoint), strict=True)))
+    return Table("curves", "Scores over time", values=_values(rows, keys))
 
 
 # ------------------------------------------------------------------------------------- runs and settings
@@ -504,58 +443,48 @@ def _curve_rows(curve: Curve) -> list[Row]:
 
 def progress_table(analysis: Analysis) -> Table:
     """Every run that still trains, before its first evaluation too: how far it is, and its last reward and score."""
-    rows: list[Row] = []
-    for arm in analysis.arms:
-        for run in arm.runs:
-            if run.state == "running":
-                rows.append(_progress_row(arm, run, analysis.metric))
-    columns = (
-        _ARM,
-        Column("run", "run", is_text=True),
-        Column("done", _share_cell, bar="share"),
-        Column("step", lambda row: _of_budget(row["progress"].step, row["progress"].max_steps)),
-        Column("trained for", _time_cell),
-        Column("last reward", "reward"),
-        _score_column(analysis, f"last {words(analysis.metric)}", "last_score", analysis.metric),
-    )
-    note = "A run that was killed may still be listed here."
-    return Table("progress", "Runs in progress", (), columns, tuple(rows), note)
-
-
-def _progress_row(arm: Arm, run: Run, metric: str) -> Row:
-    progress = progress_of(run)
-    scores = finite_numbers(row.get(metric) for row in run.evals)
-    last_score = math.nan
-    if scores:
-        last_score = scores[-1]
-    return {
-        "arm": arm.name,
-        "label": arm.label,
-        "run": plain(run.path.name),
-        "progress": progress,
-        "share": progress.share,
-        "reward": progress.reward,
-        "last_score": last_score,
+    running = [(arm, run) for arm, run in _runs(analysis) if run.state == "running"]
+    progress = [progress_of(run) for _, run in running]
+    rows = [{"score": _last_score(run, analysis.metric)} for _, run in running]
+    cells = {
+        ARM: [arm.label for arm, _ in running],
+        "run": [plain(run.path.name) for _, run in running],
+        "done": [_share_cell(at) for at in progress],
+        "step": [_step_cell(at) for at in progress],
+        "trained for": [_time_cell(at) for at in progress],
+        "last reward": [number(at.reward) for at in progress],
+        f"last {words(analysis.metric)}": _scores(analysis, rows, "score"),
     }
+    shares = {"done": [at.share for at in progress]}
+    note = "A run that was killed may still be listed here."
+    shown = _shown(cells, [arm.name for arm, _ in running])
+    return Table("progress", "Runs in progress", shown, note=note, shares=shares)
 
 
-def _share_cell(row: Row) -> str:
-    share = row["share"]
-    if math.isnan(row["progress"].step):
+def _runs(analysis: Analysis) -> list[tuple[Arm, Run]]:
+    """Return every run with its arm, by arm and seed."""
+    return [(arm, run) for arm in analysis.arms for run in arm.runs]
+
+
+def _last_score(run: Run, metric: str) -> float:
+    scores = finite_numbers(row.get(metric) for row in run.evals)
+    return scores[-1] if scores else math.nan
+
+
+def _share_cell(progress: Progress) -> str:
+    if math.isnan(progress.step):
         return "loading"
-    if math.isnan(share):
+    if math.isnan(progress.share):
         return "–"
-    return f"{100 * share:.0f} %"
+    return f"{100 * progress.share:.0f} %"
 
 
-def _of_budget(value: float, budget: float) -> str:
-    if math.isnan(budget):
-        return number(value, 0)
-    return f"{number(value, 0)} of {budget:.0f}"
+def _step_cell(progress: Progress) -> str:
+    step = number(progress.step, 0)
+    return step if math.isnan(progress.max_steps) else f"{step} of {progress.max_steps:.0f}"
 
 
-def _time_cell(row: Row) -> str:
-    progress = row["progress"]
+def _time_cell(progress: Progress) -> str:
     if math.isnan(progress.max_seconds):
         return duration(progress.seconds)
     unit = unit_for(progress.max_seconds)
@@ -564,46 +493,38 @@ def _time_cell(row: Row) -> str:
 
 def runs_table(analysis: Analysis) -> Table:
     """Every run with its state, by arm and seed."""
-    rows: list[Row] = []
-    for arm in analysis.arms:
-        for run in arm.runs:
-            rows.append(_run_row(arm, run, analysis.metric))
+    runs = _runs(analysis)
+    rows = [_run_row(arm, run, analysis.metric) for arm, run in runs]
     unit = unit_for(max(finite_numbers(row["seconds"] for row in rows), default=0.0))
-    columns = (
-        _ARM,
-        Column("run", "run", is_text=True),
-        Column("state", "state", is_text=True),
-        Column("reason", "reason", is_text=True),
-        Column("steps", "steps", 0),
-        Column("trained for", lambda row: duration(row["seconds"], unit)),
-        Column("evaluations", "evaluations"),
-        _score_column(analysis, f"last {words(analysis.metric)}", "last_score", analysis.metric),
-    )
+    cells = {
+        ARM: [arm.label for arm, _ in runs],
+        "run": [row["run"] for row in rows],
+        "state": [number(row["state"]) for row in rows],
+        "reason": [number(row["reason"]) for row in rows],
+        "steps": [number(row["steps"], 0) for row in rows],
+        "trained for": [duration(row["seconds"], unit) for row in rows],
+        "evaluations": [number(row["evaluations"]) for row in rows],
+        f"last {words(analysis.metric)}": _scores(analysis, rows, "last_score"),
+    }
     keys = "arm run seed state reason steps seconds evaluations last_score device device_name processor dtype"
     note = f"{counted(len(rows), 'run')}: {tally(analysis.states.most_common()) or 'none'}. "
     note += "A run that was killed may still say running."
-    return Table("runs", "Runs", tuple(keys.split()), columns, tuple(rows), note)
+    shown = _shown(cells, [arm.name for arm, _ in runs])
+    return Table("runs", "Runs", shown, _values(rows, keys.split()), note)
 
 
 def _run_row(arm: Arm, run: Run, metric: str) -> Row:
-    scores = finite_numbers(row.get(metric) for row in run.evals)
-    last_score = math.nan
-    if scores:
-        last_score = scores[-1]
     seconds = finite(run.status.get("seconds"))
-    if seconds is None:
-        seconds = math.nan
     return {
         "arm": arm.name,
-        "label": arm.label,
         "run": plain(run.path.name),
         "seed": run.seed,
         "state": plain(run.state),
         "reason": plain(run.status.get("reason") or "", limit=200),
         "steps": finite(run.status.get("step")),
-        "seconds": seconds,
-        "evaluations": len(scores),
-        "last_score": last_score,
+        "seconds": math.nan if seconds is None else seconds,
+        "evaluations": len(finite_numbers(row.get(metric) for row in run.evals)),
+        "last_score": _last_score(run, metric),
         "device": plain(run.environment.get("device") or ""),
         "device_name": plain(run.environment.get("device_name") or ""),
         "processor": plain(run.environment.get("processor") or ""),
@@ -614,26 +535,23 @@ def _run_row(arm: Arm, run: Run, metric: str) -> Row:
 def config_table(analysis: Analysis) -> Table:
     """The settings in which the arms differ: a row for each arm."""
     arms = [arm for arm in analysis.arms if arm.config]
-    settings: set[str] = set()
+    keys: set[str] = set()
     for arm in arms:
-        settings |= arm.config.keys()
-    settings -= OWN_TO_A_RUN | {"arm", "label"}
-    differ = []
-    for key in sorted(settings, key=str):
-        values = {_setting(arm.config, key) for arm in arms}
-        if len(values) > 1:
-            differ.append(key)
+        keys |= arm.config.keys()
+    keys -= OWN_TO_A_RUN | {"arm", "label"}
     rows: list[Row] = []
-    if differ:
-        for arm in arms:
-            row: Row = {"arm": arm.name, "label": arm.label}
-            for key in differ:
-                row[key] = _setting(arm.config, key)
-            rows.append(row)
-    columns = (_ARM, *(Column(plain(key), key, is_text=True) for key in differ))
+    for arm in arms:
+        row = {key: plain(as_text(arm.config.get(key, "(not set)")), limit=120) for key in keys}
+        rows.append({"arm": arm.name, **row})
+    settings = _values(rows, sorted(keys))
+    differ = [key for key in settings.columns if settings[key].nunique() > 1]
+    title = "What differs between the arms"
+    if not differ:
+        return Table("config", title, values=_values([], ["arm"]))
+    shown = _values(rows, differ).map(number)
+    shown.index = pd.Index([arm.name for arm in arms], dtype=object)
+    shown.columns = pd.Index([plain(key) for key in differ], dtype=object)
+    # two keys that differ in what `plain` removes have one title
+    shown.insert(0, ARM, [arm.label for arm in arms], allow_duplicates=True)
     note = "From the recipe of each arm’s first run. The config.yaml of any run has what all arms share."
-    return Table("config", "What differs between the arms", ("arm", *differ), columns, tuple(rows), note)
-
-
-def _setting(config: Mapping[str, Any], key: str) -> str:
-    return plain(as_text(config.get(key, "(not set)")), limit=120)
+    return Table("config", title, shown, _values(rows, ["arm", *differ]), note, texts={*shown.columns})

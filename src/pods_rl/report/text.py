@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
+import json
 import math
 import re
 from collections.abc import Iterable
+from typing import Any
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -63,6 +65,19 @@ def markdown(text: object) -> str:
     'a\\\\|b &lt;i&gt;'
     """
     return _MARKDOWN.sub(r"\\\1", html.escape(plain(text, limit=1000), quote=False))
+
+
+def in_order(value: Any) -> str:
+    """Return a setting as JSON with sorted keys; a value that JSON cannot hold as Python writes it."""
+    try:
+        return json.dumps(value, sort_keys=True, default=str)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)
+
+
+def as_text(value: Any) -> str:
+    """Return a setting as text: a text as it is, anything else by `in_order`."""
+    return value if isinstance(value, str) else in_order(value)
 
 
 def words(metric: str) -> str:

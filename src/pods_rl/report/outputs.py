@@ -1,0 +1,195 @@
+"""The content of a report, and its three outputs: one HTML page, Markdown, and a summary in the terminal.
+
+None of them computes a number, chooses a reference, or decides whether a difference is settled.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
+from rich.console import Console, JustifyMethod
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from ..text import safe_text
+from .analysis import Analysis
+from .charts import Panel, Styles
+from .ledger import Ledger
+from .tables import Table
+from .text import markdown, plain
+from .wording import number_of
+
+_SCRIPTS = (
+    "vendor/uPlot.iife.min.js",
+    "templates/figures.js",
+    "templates/ledger.js",
+    "templates/sorting.js",
+    "templates/start.js",
+)
+_LIVE = "templates/watch.js"
+_FOLDED = 24  # rows of a table from which it is closed at first
+_WIDTH = 80  # columns of a terminal
+
+
+@dataclass(frozen=True, eq=False)
+class Account:
+    """The content of a report. If no run has begun, it has only a title and one sentence that opens it."""
+
+    title: str
+    opening: tuple[str, ...]  # plain sentences: of each pair of arms that shows one thing, the difference of scores
+    details: tuple[str, ...] = ()  # a pair that differs in more, how many times faster, and the cost of a step
+    notes: tuple[str, ...] = ()  # what limits the numbers
+    method: tuple[str, ...] = ()  # how the numbers were computed
+    tables: Mapping[str, Table] = field(default_factory=dict)  # by name, in the order of the page
+    charts: Mapping[str, Sequence[Panel]] = field(default_factory=dict)
+    styles: Styles = field(default_factory=dict)  # of each arm in every figure
+    ledger: Ledger = field(default_factory=Ledger)
+    analysis: Analysis | None = None  # the numbers
+
+    @property
+    def points(self) -> dict[str, Any]:
+        """The figures as the page's script reads them."""
+        return {name: [panel.data() for panel in panels] for name, panels in self.charts.items()}
+
+
+# ------------------------------------------------------------------------------------------------ HTML
+
+
+def to_html(account: Account, *, live: bool = False, parts: bool = False) -> str:
+    """Return the page. The template escapes names, logs and model output, and nothing but our own style and scripts.
+
+    Args:
+        account: what the page says.
+        live: with the script that `pods watch` serves, and permission to ask its server.
+        parts: without style, scripts and data: what `pods watch` exchanges in a page that is open.
+    """
+    scripts: list[Markup] = []
+    style = Markup("")
+    policy = ""
+    if not parts:
+        names = [*_SCRIPTS]
+        if live:
+            names.append(_LIVE)
+        scripts = [Markup(_asset(name)) for name in names]  # trusted: files of the package
+        style = Markup(_asset("vendor/uPlot.min.css") + _asset("templates/report.css"))
+        policy = content_security_policy(style, *scripts, live=live)
+    return _template().render(account=account, folded=_FOLDED, policy=policy, style=style, scripts=scripts)
+
+
+def content_security_policy(style: str, *scripts: str, live: bool = False) -> str:
+    """Allow data: images and, by their hashes, one style sheet and these scripts; style attributes for the bars.
+
+    >>> content_security_policy("")[:84]
+    "default-src 'none'; img-src data:; style-src-attr 'unsafe-inline'; style-src-elem 's"
+    """
+    rules = [
+        "default-src 'none'",
+        "img-src data:",
+        "style-src-attr 'unsafe-inline'",
+        f"style-src-elem {_hash(style)}",
+        f"script-src {' '.join(map(_hash, scripts))}",
+        "require-trusted-types-for 'script'",
+    ]
+    if live:
+        rules.append("connect-src 'self'")
+    rules += ["base-uri 'none'", "form-action 'none'"]
+    return "; ".join(rules)
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
+
+
+@cache
+def _asset(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"plain": plain, "number_of": number_of}
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
+    return environment.from_string(_asset("templates/report.html.j2"))
+
+
+# -------------------------------------------------------------------------------------------- Markdown
+
+
+def to_markdown(account: Account, pictures: Sequence[str] = ()) -> str:
+    """Return the sentences, every table that has rows, and pictures by their paths from the report.
+
+    The notes follow the table of the result.
+    """
+    parts = [f"# PODS report: {markdown(account.title)}", f"**{markdown(account.opening[0])}**"]
+    parts += [markdown(line) for line in account.opening[1:]]
+    for name, table in account.tables.items():
+        if table.cells:
+            parts += [f"## {markdown(table.title)}", _markdown_table(table), markdown(table.note)]
+        if name == "result":
+            parts += [_bullets(account.details), _bullets(account.notes)]
+    for path in pictures:
+        name = path.rpartition("/")[2]
+        parts.append(f"![{name}]({path})")
+    parts += ["## How these numbers were computed", _bullets(account.method)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {markdown(line)}" for line in lines)
+
+
+def _markdown_table(table: Table) -> str:
+    alignments = ["---" if title in table.texts else "---:" for title in table.titles]
+    lines = [_row(table.titles), f"|{'|'.join(alignments)}|", *map(_row, table.cells)]
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(markdown, cells))} |"
+
+
+# -------------------------------------------------------------------------------------------- terminal
+
+
+def print_account(account: Account, console: Console) -> None:
+    """Print the result in at most 80 columns: its table, how many times faster, and the notes."""
+    parts: list[RichTable | str] = []
+    if account.tables["result"].cells:
+        parts.append(_terminal_table(account.tables["result"]))
+    parts += map(safe_text, account.details)
+    for note in account.notes:
+        parts.append(f"[yellow]Note:[/yellow] {safe_text(note)}")
+    for part in parts:
+        _print(part, console)
+
+
+def print_opening(account: Account, console: Console) -> None:
+    """Print the sentences that open the report in the other outputs. A terminal shows its last lines."""
+    for line in account.opening:
+        _print(f"[bold]{safe_text(line)}[/bold]", console)
+
+
+def _print(part: RichTable | str, console: Console) -> None:
+    console.print(part, width=min(console.width, _WIDTH), highlight=False, soft_wrap=False)
+
+
+def _terminal_table(table: Table) -> RichTable:
+    """Return the columns of a table that have a title for the terminal."""
+    rich_table = RichTable(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    titles = [title for title in table.titles if title in table.terminal]
+    for title in titles:
+        justify: JustifyMethod = "left" if title in table.texts else "right"
+        rich_table.add_column(table.terminal[title], justify=justify, overflow="fold")
+    for cells in table.shown[titles].itertuples(index=False, name=None):
+        rich_table.add_row(*(escape(plain(cell)) for cell in cells))
+    return rich_table
