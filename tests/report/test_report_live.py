@@ -15,8 +15,8 @@ from conftest import grow, serving, write_run
 from tests import DEADLINE, until
 
 from pods_rl.report.live import LivePage, server
-from pods_rl.report.progress import Progress, progress_of
 from pods_rl.runs import Run
+from pods_rl.runs.progress import Progress, progress_of
 
 
 def ask(port: int, method: str = "GET", path: str = "/", **headers: str) -> tuple[int, str]:

@@ -13,12 +13,12 @@ import pandas as pd
 
 from ..engines import PHASES
 from ..runs import Run
+from ..runs.progress import Progress, progress_of
 from ..text import counted
 from .analysis import Analysis, ArmResult, Pair
 from .arms import HOUR, LENGTH, Arm, rollouts_of
 from .comparable import OWN_TO_A_RUN, task_of
 from .contrasts import AXES
-from .progress import Progress, progress_of
 from .statistics import Speedup
 from .text import as_text, csv_text, duration, finite, finite_numbers, number, plain, tally, unit_for, words
 from .wording import (

@@ -167,8 +167,15 @@ def rounded(value: object, digits: int = 5) -> float | None:
     (0.12346, None)
     """
     number = finite(value)
-    if number is None:
-        return None
+    return None if number is None else significant(number, digits)
+
+
+def significant(number: float, digits: int = 5) -> float:
+    """Return a number rounded to significant digits.
+
+    >>> significant(1234.5678)
+    1234.6
+    """
     return float(f"{number:.{digits}g}")
 
 
