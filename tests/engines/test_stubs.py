@@ -17,6 +17,8 @@ from pods_rl.engines.trl.compat import TRLTrainer
 
 STUBS = Path(__file__).parents[2] / "stubs"
 FILES = sorted(STUBS.rglob("*.pyi"))
+# Set when an object is built; the stub of `accelerate` types the state that an Accelerator has.
+INSTANCE_ONLY = {"GRPOConfig.fsdp_plugin_args", "AcceleratorState"}
 
 
 def module_of(path: Path) -> Any:
@@ -51,6 +53,8 @@ def found(module: Any, name: str) -> Any:
 def test_the_functions_and_classes_of_a_stub_exist_and_take_its_parameters(path):
     module = module_of(path)
     for name, node in members(ast.parse(path.read_text(encoding="utf-8"))):
+        if name in INSTANCE_ONLY:
+            continue
         real = found(module, name)
         if not isinstance(node, ast.FunctionDef) or isinstance(real, property) or name.endswith("__init__"):
             continue
