@@ -12,8 +12,6 @@ class DistributedType(str, Enum):
 
 class DynamoBackend(str, Enum):
     INDUCTOR = ...
-    @classmethod
-    def list(cls) -> list[str]: ...
 
 class TorchDynamoPlugin:
     backend: DynamoBackend

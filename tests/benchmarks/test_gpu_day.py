@@ -370,7 +370,7 @@ def test_the_plan_goes_on_after_a_wrong_check_if_asked(tmp_path, capsys, answer)
 
 def test_a_command_ends_before_a_cell_that_does_not_fit_and_the_next_continues(tmp_path, capsys):
     worker = Answers()
-    assert day(tmp_path, worker, seconds="44").run(CHECKS) == gpu_day.UNFINISHED
+    assert day(tmp_path, worker, seconds="29").run(CHECKS) == gpu_day.UNFINISHED
     assert worker.asked == []
     assert "Run the same command again" in capsys.readouterr().out
     assert day(tmp_path, worker).run(CHECKS) == 0

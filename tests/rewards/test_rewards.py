@@ -52,4 +52,4 @@ def test_rewards_load_neither_torch_nor_the_verifier():
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "rich", "sympy", "math_verify", "datasets", "transformers"} & set(loaded)
     ours = {name.split(".")[1] for name in loaded if name.startswith("pods_rl.")}
-    assert ours <= {"distributed", "errors", "rewards", "sandbox", "text"}
+    assert ours <= {"distributed", "errors", "packages", "rewards", "sandbox", "text"}

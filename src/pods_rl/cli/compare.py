@@ -214,7 +214,7 @@ def report(
       pods report runs/quickstart
       pods report runs/grpo runs/pods --output report
       pods report runs/quickstart --figures pdf
-      pods report --arm grpo=runs/plain --arm pods=runs/first --arm pods=runs/second
+      pods report --arm grpo=runs/plain --arm pods=runs/first
       pods report --csv evaluations.csv --metric answer_accuracy
     """
     arms = _named_arms(arm or [])
