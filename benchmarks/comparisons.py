@@ -190,10 +190,8 @@ def compare_study(name: str) -> list[dict[str, Any]]:
     """Return a row for each measure of each pair of a study."""
     study = STUDIES[name]
     curves_file = RESULTS / name / "curves.csv"
-    if curves_file.exists():
-        arms = read_evaluations(curves_file)
-    else:
-        arms = read_last_scores(RESULTS / name / "runs.csv")
+    has_curves = curves_file.exists()
+    arms = read_evaluations(curves_file) if has_curves else read_last_scores(RESULTS / name / "runs.csv")
     rows = []
     for pair in study.pairs:
         rows += compare_pair(pair, arms, study.targets)

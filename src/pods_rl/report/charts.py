@@ -85,7 +85,7 @@ class Series:
     colour: str
     dash: tuple[int, ...]
     lines: dict[str, Line]  # by the key of the axis
-    crossing: tuple[float | None, float | None] | None = None  # time and score where its mean reaches the level
+    crossing: tuple[float, float] | None = None  # time and score where its mean reaches the level
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Panel:
     x: list[tuple[str, str]]  # key and title of each axis
     arms: list[Series]
     bounds: tuple[float, float] | None = None  # of the values that are possible
-    level: tuple[float | None, str] | None = None  # that speedups are to, and its name
+    level: tuple[float, str] | None = None  # that speedups are to, and its name
     crowded: bool = False  # whether runs and bands are hidden at first
 
     def data(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _panel(
     axes: Sequence[_Axis],
     series: list[Series],
     bounds: tuple[float, float] | None = None,
-    level: tuple[float | None, str] | None = None,
+    level: tuple[float, str] | None = None,
 ) -> Panel:
     titles = [(axis.key, axis.title) for axis in axes]
     return Panel(metric, y, titles, series, bounds, level, crowded=len(series) > _CROWD)
@@ -203,7 +203,7 @@ def _score_panel(analysis: Analysis, styles: Styles, metric: str) -> Panel:
     bounds = (0.0, 100.0) if is_share else None
     level = None
     if metric == analysis.metric and analysis.level is not None and analysis.baseline is not None:
-        level = (rounded(analysis.level * scale), level_text(analysis.baseline))
+        level = (_five_digits(analysis.level * scale), level_text(analysis.baseline))
     series = []
     for arm in arms:
         lines = {axis.key: _line(curves[axis.key][arm.name], axis.scale, bounds, scale) for axis in axes}
@@ -213,9 +213,7 @@ def _score_panel(analysis: Analysis, styles: Styles, metric: str) -> Panel:
     return _panel(metric, y, axes, series, bounds, level)
 
 
-def _crossing(
-    analysis: Analysis, arm: Arm, x_scale: float, y_scale: float
-) -> tuple[float | None, float | None] | None:
+def _crossing(analysis: Analysis, arm: Arm, x_scale: float, y_scale: float) -> tuple[float, float] | None:
     """Return where the mean of an arm first reaches the level, on its line; None if it does not."""
     speedup = analysis.result_of(arm.name).speedup
     if not speedup or not math.isfinite(speedup.arm_time):
@@ -223,7 +221,7 @@ def _crossing(
     curve = arm.curves[analysis.metric]
     known = ~np.isnan(curve.mean)
     score = np.interp(speedup.arm_time, curve.times[known], curve.mean[known])
-    return rounded(speedup.arm_time * x_scale), rounded(float(score) * y_scale)
+    return _five_digits(speedup.arm_time * x_scale), _five_digits(float(score) * y_scale)
 
 
 def _curve_over(arm: Arm, metric: str, clock: str) -> Curve | None:
@@ -304,7 +302,7 @@ def _metric_lines(logged: _Logged, metric: str, axes: Sequence[_Axis]) -> dict[s
     curve = logged.metrics[metric]
     has_mean = np.flatnonzero(~np.isnan(curve.mean))
     mean, low, high = (_numbers(values[has_mean], _METRIC_DIGITS) for values in (curve.mean, *_band_of(curve)))
-    lines = {}
+    lines: dict[str, Line] = {}
     for axis in axes:
         x = _numbers(logged.clocks[_CLOCK_OF_AXIS[axis.key]][has_mean] * axis.scale)
         lines[axis.key] = Line(x) if lines else Line(x, mean, low, high, [])
@@ -398,6 +396,10 @@ def _even(count: int, most: int) -> list[int]:
     """Return at most this many of the first integers, evenly spread."""
     indices: list[int] = np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
     return indices
+
+
+def _five_digits(value: float) -> float:
+    return float(f"{value:.5g}")
 
 
 def _numbers(values: Array, digits: int = 5) -> Numbers:
