@@ -167,13 +167,17 @@ def scores_and_gradient(model: Any, call: Callable[..., Any], device: Device) ->
 
 def check_tree(device: Device) -> dict[str, Any]:
     checks: list[Check] = []
-    attention: list[str] = []
+    attention: dict[str, str] = {}
     for name, (dtype, autocast) in PRECISIONS.items():
-        model = small_model(dtype, device)
-        found, kernel = tree_against_rows(model, name, device, autocast=autocast)
+        found, attention[name] = tree_against_rows(small_model(dtype, device), name, device, autocast=autocast)
         checks += found
-        attention.append(f"{name}: {kernel}")
-    return {"checks": checks, "attention": "; ".join(attention)}
+    return {"checks": checks, **described(attention)}
+
+
+def described(attention: dict[str, str]) -> dict[str, Any]:
+    """Return what computed each model, and whether all were trees."""
+    text = "; ".join(f"{name}: {probe}" for name, probe in attention.items())
+    return {"attention": text, "trees": all(probe.startswith("prefix trees") for probe in attention.values())}
 
 
 def tree_against_rows(model: Any, name: str, device: Device, *, autocast: bool = False) -> tuple[list[Check], str]:
@@ -284,13 +288,13 @@ def check_families(device: Device) -> dict[str, Any]:
     ids, _ = ragged_rows()
     prompts = ids[:, : PROMPT + 5].tolist()
     checks: list[Check] = []
-    attention: list[str] = []
+    attention: dict[str, str] = {}
     for family, differs in FAMILIES.items():
         model_of = partial(small_model, device=device, initializer_range=0.1, **differs)  # so that tokens matter
         try:
             model = model_of(torch.bfloat16)
             probe = probe_trees(model, model, tolerance=0.1)
-            attention.append(f"{family}: {probe}")
+            attention[family] = str(probe)
             if probe.why_rows is not None:  # which is no mistake, and is said
                 continue
             exact = model_of(torch.float32)
@@ -301,7 +305,7 @@ def check_families(device: Device) -> dict[str, Any]:
             checks.append(same_completions(exact.eval(), prompts, 1, 0, family, device))
         except Exception as error:
             checks.append(check(f"{family}: {type(error).__name__}: {error}"[:300], float("nan"), 0.0))
-    return {"checks": checks, "attention": "; ".join(attention)}
+    return {"checks": checks, **described(attention)}
 
 
 CHECKS: dict[str, Callable[[Device], dict[str, Any]]] = {

@@ -153,8 +153,8 @@ def test_the_complete_plan_on_a_cpu(tmp_path):
             assert line["trees"] is (arm not in ("rows", "trl")), line
             assert ("prefix trees, with" in line["attention"]) is line["trees"]
         if arm is not None:
-            assert len(line["steps"]) == 3
-            assert line["warm_up"] == 2
+            assert len(line["steps"]) == 2
+            assert line["warm_up"] == 1
             assert all(line["steps"][-1][phase] > 0 for phase in ("rollout", "reward", "update"))
             assert (line["steps"][-1]["selection"] > 0) is (arm != "trl")
             assert line["peaks"]["update"]["resident"] > 50 * 2**20
@@ -169,13 +169,13 @@ def test_the_complete_plan_on_a_cpu(tmp_path):
 
 
 def stand_in_cells():
-    """Return the cells that choose by the device, each kind of them once: not the commands of parts 5 and 6."""
+    """Return the cells that choose by the device, each kind of them once: not the commands of parts 6 and 7."""
     cells = {}
     for cell in gpu_day.plan(gpu_day.MINIATURE):
         kind = (cell.part, cell.settings.get("arm"), cell.settings.get("weights"))
         if cell.name in ("attention", "tree"):
             cells[cell.name] = cell
-        elif kind in ((2, "trl", "bfloat16"), (3, "rows", "bfloat16")) or kind[1] == "tree":
+        elif kind in ((2, "trl", "bfloat16"), (4, "rows", "bfloat16")) or kind[1] == "tree":
             cells.setdefault(kind, cell)
     return list(cells.values())
 

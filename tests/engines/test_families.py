@@ -14,7 +14,9 @@ from tests.prefix_tree.newer import TREES_SINCE
 
 pytestmark = pytest.mark.slow
 IS_NEW = Version(transformers.__version__) >= Version(TREES_SINCE)  # older ones compute some families by rows
-FLOAT32 = 1e-4  # of a gradient: recurrences round more often than attention
+# Of a gradient: recurrences round more often than attention, up to 1.5e-4 on one of the processors seen. A tree whose
+# convolution or state begins one node late is apart by more than 1e-2.
+FLOAT32 = 5e-4
 ON_TEXT = [name for name, family in FAMILIES.items() if family.kind != IMAGES]
 
 
