@@ -72,11 +72,13 @@ docs: $(STAMP)
 # Many processes start, so compiled files are kept even if the shell's settings forbid it.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
+# The gate gives other marks, so that the slow tests are in the same session.
+MARKS ?= not slow and not reliability
 test: lint types
-	$(PYTEST) -m "not slow and not reliability"
+	$(PYTEST) -m "$(MARKS)"
 
-tests: lint types
-	$(PYTEST) -m "not reliability"
+tests:
+	$(MAKE) test MARKS="not reliability"
 
 # Which lines `make test` runs, for information. Lines that run in other processes only are not counted.
 coverage: $(STAMP)

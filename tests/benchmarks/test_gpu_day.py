@@ -128,7 +128,7 @@ def test_the_wheels_to_carry(tmp_path, capsys):
 # ------------------------------------------------------------------------------------------- in miniature
 
 
-@pytest.mark.slow
+@pytest.mark.reliability  # every night: a minute each
 def test_the_complete_plan_on_a_cpu(tmp_path):
     """Seven parts through the command; a second command finds nothing to do."""
     words = ["--miniature", "--device", "cpu", "--threads", "1", "--seconds", NO_LIMIT, "--output", str(tmp_path)]
@@ -180,7 +180,7 @@ def stand_in_cells():
     return list(cells.values())
 
 
-@pytest.mark.slow
+@pytest.mark.reliability  # every night: a minute each
 def test_the_cells_on_a_stand_in_for_a_gpu(tmp_path, stand_in):
     """Every line that only a GPU takes: precisions, torch's variable-length call, the memory of the device."""
     results = gpu_day.Results(tmp_path)
