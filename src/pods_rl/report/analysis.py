@@ -15,7 +15,7 @@ from ..engines import PHASES
 from ..errors import UserError
 from ..runs import Run
 from ..text import suggest
-from .arms import ACCURACIES, EXACT, Arm, Curve, rollouts_of, same_seeds
+from .arms import ACCURACIES, SAME_MOMENT, Arm, Curve, rollouts_of, same_seeds
 from .comparable import refusal
 from .contrasts import Ablation, contrasts, find_ablations, things
 from .intervals import Z_95, Array, Difference, difference, error_of_mean, t_band
@@ -303,7 +303,7 @@ def _shared_end(arm: Arm, rival: Arm) -> float | None:
     if arm.curve is None or rival.curve is None:
         return None
     end = min(arm.end, rival.end)
-    latest = end * EXACT
+    latest = end * SAME_MOMENT
     times = np.unique(np.concatenate([arm.curve.due, rival.curve.due]))
     for due in reversed(times.tolist()):
         if due <= latest and _has_mean(arm.curve, due) and _has_mean(rival.curve, due):
@@ -435,7 +435,7 @@ def _final_of(curve: Curve, horizon: float) -> Final:
     peak = int(within[np.argmax(curve.mean[within])])
     due = float(curve.due[at])
     seconds = float(curve.times[at])
-    if due * EXACT < horizon < curve.end and _has_mean(curve, horizon):
+    if due * SAME_MOMENT < horizon < curve.end and _has_mean(curve, horizon):
         due = horizon
         seconds = float(np.interp(horizon, curve.due[with_mean], curve.times[with_mean]))
     scores_R, errors_R = curve.at(due)

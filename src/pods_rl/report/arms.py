@@ -27,7 +27,7 @@ from .text import finite, from_csv_text, plain, tally
 ACCURACIES = ("accuracy", "answer_accuracy", "both_accuracy", "format_accuracy")
 LENGTH = "mean_completion_tokens"
 HOUR = 3600.0
-EXACT = 1 + 1e-9
+SAME_MOMENT = 1 + 1e-9
 """Times up to this factor later count as the same nominal second: read and computed ones differ in the last digit."""
 
 MOST_CHECKPOINTS = 1000  # of a curve; a longer one keeps this many, evenly spread
@@ -81,7 +81,7 @@ class Curve:
     def last(self, horizon: float = math.inf) -> int | None:
         """Return the last checkpoint with a mean, no later than ``horizon`` nominal seconds; None if there is none."""
         has_mean = ~np.isnan(self.mean)
-        usable = np.flatnonzero(has_mean & (self.due <= horizon * EXACT))
+        usable = np.flatnonzero(has_mean & (self.due <= horizon * SAME_MOMENT))
         if len(usable) == 0:
             return None
         return int(usable[-1])
@@ -171,7 +171,7 @@ class Arm:
 
     def ends_by(self, due: float) -> bool:
         """Whether the curve has no later score than a nominal second."""
-        return self.end <= due * EXACT
+        return self.end <= due * SAME_MOMENT
 
     @property
     def is_trained(self) -> bool:
@@ -272,7 +272,7 @@ def _interval(runs: Mapping[str, Points]) -> float:
     steps = np.concatenate([np.diff(sorted(points)) for points in runs.values()])
     if len(steps) == 0:
         return 0.0
-    return float(np.median(steps)) / EXACT  # so that evaluations on one clock are a full interval apart
+    return float(np.median(steps)) / SAME_MOMENT  # so that evaluations on one clock are a full interval apart
 
 
 def _point_at(points: Points, due: float) -> tuple[float, float, float]:

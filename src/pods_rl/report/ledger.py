@@ -129,7 +129,7 @@ class Ledger:
         self.rollouts += len(rollouts)
         return True
 
-    def arrange(self, arms: Sequence[str], runs: Sequence[str]) -> None:
+    def number_in_order(self, arms: Sequence[str], runs: Sequence[str]) -> None:
         """Number the arms and runs on the page in this order."""
         self._arms = self._renumber(self._arms, arms, place=0)
         self._runs = self._renumber(self._runs, runs, place=1)
@@ -205,7 +205,7 @@ def ledger_of(arms: Sequence[Arm], *, data_mb: float = DATA_MB, colours: Mapping
         except _UNREADABLE:
             ledger.unreadable.append(plain(f"{name}/{path.name}"))
     ledger.unreadable.sort()
-    ledger.arrange([arm.label for arm in arms], _run_names(arms))
+    ledger.number_in_order([arm.label for arm in arms], _run_names(arms))
     return ledger
 
 
