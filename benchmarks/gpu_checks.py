@@ -275,7 +275,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def rounding_check(model: Any, exact: Any, name: str, device: Device) -> Check:
     """Return the check that a tree in 16 bits is as close to float32 as its rows in 16 bits are.
 
-    Between tree and rows there is no limit for every model: rounding can choose other experts.
+    Tree and rows are not compared directly, because rounding can send a token to other experts.
     """
     expected = scores_and_gradient(exact, exact, device)[1]
     rows = scores_and_gradient(model, model, device)[1]
@@ -295,7 +295,7 @@ def check_families(device: Device) -> dict[str, Any]:
             model = model_of(torch.bfloat16)
             probe = probe_trees(model, model, tolerance=0.1)
             attention[family] = str(probe)
-            if probe.why_rows is not None:  # which is no mistake, and is said
+            if probe.why_rows is not None:  # the page shows the reason
                 continue
             exact = model_of(torch.float32)
             found, _ = tree_against_rows(exact, f"{family}, float32", device)

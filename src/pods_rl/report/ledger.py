@@ -392,12 +392,8 @@ def question_places(prompts: Sequence[str]) -> list[tuple[int, int]]:
     >>> [prompt[start:end] for prompt, (start, end) in zip(prompts, question_places(prompts))]
     ['1+1?', '1+2?']
     """
-    boundary = _LINE
-    if len(prompts) >= _MANY:
-        boundary = _SENTENCE
-    shared = 0
-    if len(prompts) > 1:
-        shared = _last_end(boundary, _common_start(prompts))
+    boundary = _SENTENCE if len(prompts) >= _MANY else _LINE
+    shared = _last_end(boundary, _common_start(prompts)) if len(prompts) > 1 else 0
     return [_place(prompt, shared) for prompt in prompts]
 
 

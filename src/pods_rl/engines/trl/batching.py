@@ -243,7 +243,7 @@ def _check_timeout(value: Any) -> None:
 
 
 def _check_dynamic_sampling(value: Any) -> None:
-    # A switch that is quoted in YAML is no name.
+    # Quoted in YAML, a switch is text too, but not the name of a reward function.
     is_name = isinstance(value, str) and value.lower() not in ("", "true", "false", "yes", "no", "none", "null")
     if not isinstance(value, bool) and not is_name:
         raise UserError(

@@ -202,7 +202,7 @@ class DynamicSampling:
         trainer = self._trainer
         accelerator = trainer.accelerator
         n, m = group_sizes(trainer.args)
-        # Of so many prompts every process trains and generates the same numbers of rows.
+        # With a multiple of `unit` prompts, all processes train equally many rows and generate equally many.
         unit = accelerator.num_processes // math.gcd(accelerator.num_processes, m, n)
         numbers = self.draw(math.ceil(count / unit) * unit)
         rows_here = Shares(len(numbers), n, m, accelerator.num_processes).rows(accelerator.process_index)
