@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import math
 import socket
 import threading
 from pathlib import Path
@@ -15,8 +14,6 @@ from conftest import grow, serving, write_run
 from tests import DEADLINE, until
 
 from pods_rl.report.live import LivePage, server
-from pods_rl.runs import Run
-from pods_rl.runs.progress import Progress, progress_of
 
 
 def ask(port: int, method: str = "GET", path: str = "/", **headers: str) -> tuple[int, str]:
@@ -74,25 +71,6 @@ def test_runs_of_an_experiment_that_have_not_begun_are_counted(tmp_path: Path) -
     (tmp_path / "experiment.yaml").write_text("arms: [torn")
     page.look()
     assert page.served.state == "1 finished"
-
-
-def test_the_share_of_a_budget_is_that_of_the_first_to_end(tmp_path: Path) -> None:
-    def progress(config: dict[str, object], row: str, status: str = "{}") -> Progress:
-        path = tmp_path / str(len(list(tmp_path.iterdir())))
-        path.mkdir()
-        (path / "config.yaml").write_text(json.dumps(config))
-        (path / "status.json").write_text(status)
-        (path / "metrics.jsonl").write_text(row)
-        return progress_of(Run(path))
-
-    row = '{"step": 30, "seconds": 150.0, "epoch": 0.6}'
-    assert progress({"max_seconds": 300, "max_steps": 40}, row).share == 0.75
-    assert progress({"max_seconds": 300, "max_steps": -1}, row).share == 0.5
-    assert progress({"max_steps": 20}, row).share == 1.0
-    assert progress({"num_train_epochs": 3}, row).share == pytest.approx(0.2)
-    assert math.isnan(progress({}, row).share)
-    assert progress({"max_steps": 40}, row, '{"step": 36, "seconds": 1}').step == 36
-    assert math.isnan(progress({"max_steps": "many"}, '{"step": "soon"}').share)
 
 
 def test_a_page_waits_for_runs_and_outlives_damage(tmp_path: Path) -> None:

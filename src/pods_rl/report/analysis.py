@@ -216,9 +216,7 @@ def analyse(
     """
     base = _find_baseline(arms, baseline)
     ordered = sorted(arms, key=lambda arm: arm is not base)
-    reference = base
-    if base is None or not base.has_scores:
-        reference = None
+    reference = base if base is not None and base.has_scores else None
     horizon = _horizon(ordered, reference)
     results = [_result_of(arm, reference, horizon) for arm in ordered]
     compared = [result.arm for result in results if result.speedup]
@@ -271,9 +269,7 @@ def _horizon(arms: Sequence[Arm], reference: Arm | None) -> float:
 
 def _result_of(arm: Arm, reference: Arm | None, horizon: float) -> ArmResult:
     """Return the numbers of an arm, and its speedups if it can be compared with the reference."""
-    cost = None
-    if arm.runs:
-        cost = cost_of(arm.runs)
+    cost = cost_of(arm.runs) if arm.runs else None
     if arm.curve is None or not arm.has_scores:
         return ArmResult(arm, cost=cost)
     refused = ""

@@ -91,9 +91,7 @@ def build_report(
     if unknown:
         raise UserError(f"--figures {plain(min(unknown))}: no such format. Choose among {', '.join(_KINDS)}.")
     account = read_account(paths, arms=arms, baseline=baseline, metric=metric, rollouts_mb=rollouts_mb)
-    folder = usual_folder([*paths, *_folders_of(arms)])
-    if output is not None:
-        folder = Path(output)
+    folder = usual_folder([*paths, *_folders_of(arms)]) if output is None else Path(output)
     report = ReportFiles(account, folder)
     _write(report, figures)
     return report
@@ -170,9 +168,7 @@ def _usual_baseline(paths: Sequence[Path], arms: Sequence[Arm]) -> tuple[str, st
             return declared, ""  # refused, with the names that there are
     if len(arms) == 1 or (len(paths) == 1 and "grpo" in names):
         return "grpo", ""
-    place = "the first arm"
-    if len(paths) > 1:
-        place = "the first one given"
+    place = "the first one given" if len(paths) > 1 else "the first arm"
     return names[0], f"The baseline is {arms[0].label}, {place}. Choose another with --baseline."
 
 
@@ -207,9 +203,7 @@ def read_account(
     if not 0 <= rollouts_mb <= _MOST_MB:
         raise UserError(f"--rollouts_mb must be between 0 and {_MOST_MB:g}: got {rollouts_mb}.")
     paths = [*sources, *_folders_of(arms)]
-    title = f"{len(paths)} directories"
-    if len(paths) == 1:
-        title = os.path.basename(os.path.realpath(paths[0]))
+    title = os.path.basename(os.path.realpath(paths[0])) if len(paths) == 1 else f"{len(paths)} directories"
     if _is_csv(paths):
         metric = metric or "answer_accuracy"
         found = arms_from_csv(paths[0], metric)

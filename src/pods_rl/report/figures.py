@@ -137,9 +137,7 @@ def _plot(axes: Axes, x: Sequence[float | None], y: Sequence[float | None], **ke
     """Draw a line through its known points; a lone point is a dot."""
     points = np.array([x, y], dtype=float)
     points = points[:, ~np.isnan(points).any(axis=0)]
-    marker = None
-    if points.shape[1] == 1:
-        marker = "."
+    marker = "." if points.shape[1] == 1 else None
     return axes.plot(*points, marker=marker, **keywords)[0]
 
 
@@ -157,9 +155,8 @@ def ablation_figure(analysis: Analysis, ablation: Ablation, styles: Styles) -> F
         colour = styles[arm.name].colour
         runs_x = np.full(len(final.scores), x - 0.2)
         axes.plot(runs_x, final.scores, "o", color=colour, alpha=0.45, markersize=3, mew=0)
-        error = None
-        if not math.isnan(final.low):
-            error = [[final.final - final.low], [final.high - final.final]]
+        has_interval = not math.isnan(final.low)
+        error = [[final.final - final.low], [final.high - final.final]] if has_interval else None
         axes.errorbar([x], [final.final], yerr=error, fmt="o", color=colour, capsize=3, markersize=5, zorder=3)
         labels.append(plain(value, 16).replace(" (", "\n("))
     axes.set_xticks(range(len(labels)), labels)

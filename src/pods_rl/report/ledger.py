@@ -85,9 +85,8 @@ class Ledger:
         if not path.is_file():  # opening a pipe would block
             raise OSError("not a regular file")
         parts: dict[int, list[dict[str, Any]]] = {}
-        columns = None
-        if self.left_out:  # the page is full: groups are only counted
-            columns = ["step", "group"]
+        # on a page that is full, groups are only counted
+        columns = ["step", "group"] if self.left_out else None
         check_size(path)
         with pq.ParquetFile(path) as file:
             rows = file.read(columns=columns).to_pylist()
@@ -153,9 +152,7 @@ class Ledger:
         lines = []
         for (reward, text, facts), fold in folds.items():
             kept = [rollout for rollout in fold if rollout.kept]
-            advantage = None
-            if kept:
-                advantage = kept[0].advantage
+            advantage = kept[0].advantage if kept else None
             numbers = [rollout.index for rollout in fold[:_MOST_NUMBERS]]
             lines.append([self._id(text), reward, len(fold), len(kept), advantage, self._id(facts), numbers])
         return lines
@@ -355,9 +352,7 @@ def _message(message: Mapping[str, Any]) -> str:
 
 def _middle_cut(value: Any, limit: int = TEXT_LIMIT) -> str:
     """Return a long text without its middle: instructions come first, a question and an answer last."""
-    text = ""
-    if value is not None:
-        text = str(value)
+    text = "" if value is None else str(value)
     cut = len(text) - limit
     if cut > 0:
         text = f"{text[: limit // 2]} … ({cut} characters) … {text[-limit // 2 :]}"

@@ -93,9 +93,7 @@ class LivePage:
             note = f"Waiting for the first run of {self._source} ({state})"
         except Exception as error:  # files of a run that begins, or damaged ones: another look may find better ones
             state = "waiting"
-            reason = repr(error)
-            if isinstance(error, UserError):
-                reason = str(error)
+            reason = str(error) if isinstance(error, UserError) else repr(error)
             note = f"No report: {reason}"
         if self._made:
             self.served = self.served._replace(note=plain(note, limit=200))

@@ -114,9 +114,7 @@ def _early_notes(analysis: Analysis, base: Arm) -> list[str]:
     lines = []
     for pair in analysis.pairs:
         if pair.rival is base and pair.is_early:
-            ends = "end at different times"
-            if pair.is_running:
-                ends = "have trained for different times so far"
+            ends = "have trained for different times so far" if pair.is_running else "end at different times"
             lines.append(f"{pair.arm.label} and {base.label} {ends}. They are compared at {duration(pair.due)}.")
     return lines
 

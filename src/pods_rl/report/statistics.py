@@ -45,9 +45,7 @@ def mean_curve(scores_RC: ArrayLike, drawn_BR: Array | None = None) -> Array:
     array([0.3, 0.5, nan])
     """
     scores = np.asarray(scores_RC, dtype=np.float64)
-    drawn = np.ones(len(scores))  # [R] or [B, R]
-    if drawn_BR is not None:
-        drawn = drawn_BR
+    drawn = np.ones(len(scores)) if drawn_BR is None else drawn_BR  # [R] or [B, R]
     present = ~np.isnan(scores)
     count = drawn @ present.astype(np.float64)  # [C] or [B, C]
     total = drawn @ np.where(present, scores, 0.0)

@@ -114,9 +114,7 @@ def duration(seconds: float, unit: str | None = None) -> str:
         return "–"
     if unit is None:
         unit = unit_for(seconds)
-    digits = 1
-    if unit == "h":
-        digits = 2
+    digits = 2 if unit == "h" else 1
     return f"{seconds / UNITS[unit]:.{digits}f} {unit}"
 
 

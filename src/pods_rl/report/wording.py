@@ -99,9 +99,7 @@ def pairing_text(pair: Pair) -> str:
 
 def runs_text(arm: Arm, noun: str = "") -> str:
     """Return the number of runs, with the noun if one is given, and how many of them did not finish."""
-    text = str(arm.run_count)
-    if noun:
-        text = counted(arm.run_count, noun)
+    text = counted(arm.run_count, noun) if noun else str(arm.run_count)
     if arm.unfinished:
         text += f" ({arm.unfinished})"
     return text
@@ -430,9 +428,10 @@ def _settled_range(speedup: Speedup) -> str:
     if speedup.speedup < 1:
         low = 1 / speedup.ci_high
         high = 1 / speedup.ci_low if speedup.ci_low > 0 else math.inf
-    ends = f"{number(low, SPEEDUP_DIGITS)} to {number(high, SPEEDUP_DIGITS)} times"
     if math.isinf(high):
         ends = f"at least {number(low, SPEEDUP_DIGITS)} times"
+    else:
+        ends = f"{number(low, SPEEDUP_DIGITS)} to {number(high, SPEEDUP_DIGITS)} times"
     return f" (95 % interval {ends}, settled)"
 
 

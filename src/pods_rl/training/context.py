@@ -74,9 +74,8 @@ class Context:
             self.stop.over()
             shown_error = self._plain_error(error)
             state = "stopped" if isinstance(shown_error, KeyboardInterrupt) else "failed"
-            reason = str(shown_error)
-            if not isinstance(shown_error, Interrupted):
-                reason = f"{type(shown_error).__name__}: {reason}"
+            says_all = isinstance(shown_error, Interrupted)
+            reason = str(shown_error) if says_all else f"{type(shown_error).__name__}: {shown_error}"
             if self.writer and self._begun:
                 with suppress(OSError):  # the disk is full, which the error itself reports
                     self.writer.write_status(state, reason=reason, **last_clocks(self.output))
@@ -89,9 +88,10 @@ class Context:
         full = write_failure(error)
         if full:
             checkpoint, _ = last_good(self.output / CHECKPOINTS, hashes=False)
-            advice = "start again"
             if checkpoint:
                 advice = f"resume from {checkpoint.name} with: pods train --output {self.output} --resume"
+            else:
+                advice = "start again"
             return UserError(f"Cannot write to {self.output}: {full}. Free some space, then {advice}")
         if isinstance(error, SystemExit):
             return UserError(exit_reason(error))

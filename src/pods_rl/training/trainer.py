@@ -163,9 +163,9 @@ def save_policy(trainer: PODSTrainer, folder: Path) -> None:
     Args:
         folder: made if missing; files of the same names are replaced.
     """
-    weights = None  # the model's own
-    if trainer._dist.is_fsdp or trainer._dist.is_zero3:
-        weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    is_divided = trainer._dist.is_fsdp or trainer._dist.is_zero3
+    # None: the model's own
+    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_divided else None
     if trainer.is_world_process_zero():
         policy = trainer.accelerator.unwrap_model(trainer.model)
         if weights:  # tied weights were gathered as separate tensors

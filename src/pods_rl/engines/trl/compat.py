@@ -9,20 +9,20 @@
 - the context managers: what is replaced for a time in TRL, the policy and the processor. Two changes stay:
   `use_fsdp2` sets accelerate's state, and `prefix_tree.attention` wraps the attention functions of transformers.
 
-TRL 1.17. pip refuses it (`trl<1.17`), and then this module does. Of TRL 1.0 to 1.16, in the order of how often they
-changed, with what a user reads where the trainer is built or first generates:
+TRL 1.17 is not supported: pip refuses it (`trl<1.17`), and this module does too. What breaks first, judged by how often
+it changed from TRL 1.0 to 1.16, and the error that a user gets:
 
-1. The results of `_generate` (1.1 and 1.9): `Generated.of` names the number that it got, and those that it expects.
-2. Parameters of an overridden method (`_generate_single_turn` since 1.9): `check_overrides` prints both lists. Those of
-   `_get_per_token_logps_and_entropies` that came in 1.1 and 1.7 are passed on by name, and most are in `IMAGE_INPUTS`.
-3. The lists of rows (all four came in 1.8): if one is gone `check_row_lists` names it. A new one has no error: it would
-   stay n long, and m rows would read the first m of its entries.
-4. Metrics of the loss (1.7 and 1.8): no error. A new one would be a mean over micro-batches of grouped rows.
-5. Names in the batch (1.1 and 1.7) and terms of the loss (1.7 and 1.8): no error. A column would be padded with 0 on
-   the right where dynamic sampling joins batches, and a term could give a gradient to rows that are left out.
+1. The results of `_generate` (changed in 1.1 and 1.9): `Generated.of` says how many it got and how many it expects.
+2. The parameters of a method that we override (`_generate_single_turn` in 1.9): `check_overrides` prints both lists.
+   `_get_per_token_logps_and_entropies` got new ones in 1.1 and 1.7. We pass them on by name (`IMAGE_INPUTS`).
+3. The lists of rows (all four are new in 1.8): `check_row_lists` names one that is missing. An added list gives no
+   error. It would keep n entries, and the m rows would get the first m of them.
+4. Metrics of the loss (added in 1.7 and 1.8): no error. A new one would be averaged over micro-batches of grouped rows.
+5. Columns of the batch (added in 1.1 and 1.7) and terms of the loss (1.7 and 1.8): no error. Dynamic sampling would pad
+   a new column with 0 on the right, and a new term could give a gradient to rows that are left out.
 
-Every error ends with the versions to install. What has none fails in `tests/engines/test_drift.py`, which compares
-these names with TRL's source both ways; `test_contract.py` and `test_stubs.py` find what we use and TRL no longer has.
+Every error ends with the versions to install. Changes without an error fail in `tests/engines/test_drift.py`, which
+compares these names with TRL's source both ways. `test_contract.py` and `test_stubs.py` find what TRL no longer has.
 """
 
 # mypy: disable-error-code="empty-body"
@@ -387,7 +387,7 @@ def warn_of_lossy_cast(trainer: TRLTrainer) -> None:
 
 @contextmanager
 def _replacing(holder: Any, **values: Any) -> Iterator[None]:
-    """Put values in the place of attributes or methods of an object or a module."""
+    """Replace attributes or methods of an object or a module while the context is open."""
     attributes = vars(holder)
     replaced = {name: attributes[name] for name in values if name in attributes}
     attributes.update(values)

@@ -107,7 +107,7 @@ class AsyncPODSTrainer(AsyncGRPOTrainer):
             self._replace_worker(args)
 
     def _replace_worker(self, args: AsyncPODSConfig) -> None:
-        """Put our worker in the place of TRL's, which was not started, with its settings."""
+        """Replace TRL's worker, which was not started, by ours with the same settings."""
         if type(self.rollout_worker) is not AsyncRolloutWorker:
             raise UserError("AsyncPODSTrainer has a rollout worker of its own: pass no rollout_worker.")
         settings = {
