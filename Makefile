@@ -18,7 +18,7 @@ REAL_VENV  ?= .venv-real
 REAL_STAMP := $(REAL_VENV)/.installed
 
 .PHONY: quickstart test tests test-slow test-numeric step test-all test-verl test-skyrl test-vllm verl-demo test-real-model test-trl test-oldest test-newest test-main \
-  test-reliability coverage packages dist docs lint types clean help
+  test-reliability coverage packages dist docs lint types lock clean help
 
 help:
 	@echo "make quickstart  train TRL's GRPO and PODS on sums, then write a report (3 to 5 minutes with the set-up)"
@@ -39,6 +39,7 @@ help:
 	@echo "make test-oldest   the oldest version of each library that pyproject.toml allows, in an environment of its own"
 	@echo "make test-newest   the newest TRL, transformers, torch, vLLM and verl, each in an environment of its own"
 	@echo "make test-main VERL_MAIN=path SKYRL_MAIN=path   checkouts of the main branches of verl and SkyRL"
+	@echo "make lock        write constraints*.txt again; ARGS=--upgrade for the newest versions that fit"
 	@echo "make coverage    which lines make test runs, for information"
 	@echo "make test-reliability   kills, full disks and bad rewards at full length (docs/reliability.md)"
 
@@ -64,6 +65,10 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+# The versions that are developed and tested with, resolved from pyproject.toml and requirements/.
+lock:
+	tools/lock.sh $(ARGS)
 
 # The documentation site, into site/; a broken link or a page without a place is an error.
 docs: $(STAMP)
