@@ -65,18 +65,19 @@ Runs = Sequence[Run]
 
 def config_of(runs: Iterable[Run]) -> dict[str, Any]:
     """Return the recipe of the first run that has a readable one; empty if none has."""
-    for run in runs:
-        if run.config:
-            return {str(key): value for key, value in run.config.items()}
-    return {}
+    return _first(run.config for run in runs)
 
 
-def task_of(runs: Iterable[Run]) -> Mapping[str, Any]:
+def task_of(runs: Iterable[Run]) -> dict[str, Any]:
     """Return the name, version and sizes of the task of the first run that has written them; empty if none has."""
-    for run in runs:
-        task = run.environment.get("task")
-        if isinstance(task, Mapping) and task:
-            return task
+    return _first(run.environment.get("task") for run in runs)
+
+
+def _first(values: Iterable[Any]) -> dict[str, Any]:
+    """Return the first mapping that is not empty, among values from files that may hold anything."""
+    for value in values:
+        if isinstance(value, Mapping) and value:
+            return {str(key): entry for key, entry in value.items()}
     return {}
 
 
@@ -129,11 +130,8 @@ Contents = Mapping[str, Mapping[str, Any]]  # hashes by key of the recipe and fi
 
 def _contents_of(runs: Runs) -> Contents:
     """Return the hashes of what a recipe names, from the first run that has written them; empty if none has."""
-    for run in runs:
-        contents = run.environment.get("contents")
-        if isinstance(contents, Mapping) and contents:
-            return {str(key): hashes for key, hashes in contents.items() if isinstance(hashes, Mapping)}
-    return {}
+    contents = _first(run.environment.get("contents") for run in runs)
+    return {key: hashes for key, hashes in contents.items() if isinstance(hashes, Mapping)}
 
 
 def _other_contents(our_config: Config, ours: Contents, their_config: Config, theirs: Contents) -> str:
