@@ -87,6 +87,12 @@ STUDIES = {
     "equal_rows_8": Study(
         (*against("grpo-8", "pods-16-4", "pods-8-2", "grpo-4"), *against("grpo-4", "pods-16-4")), (0.3, 0.4, 0.5)
     ),
+    "equal_rows_16": Study(
+        (*against("grpo-16", "pods-16-4", "pods-8-2", "grpo-4"), *against("grpo-4", "pods-16-4")), (0.5, 0.6, 0.7)
+    ),
+    "equal_rows_32": Study(
+        (*against("grpo-8", "pods-16-4", "grpo-4"), *against("grpo-4", "pods-16-4")), (0.5, 0.6, 0.7)
+    ),
     "many_prompts": Study(against("8x8-n8", "16x4-n8"), (0.3, 0.4, 0.5, 0.6)),
     "regimes": Study(REGIMES, (0.5, 0.6, 0.7, 0.8)),
     "regimes/first_processor": Study(against("1x16-n16@0.0002", "1x16-n64@0.0002"), (0.5, 0.6, 0.7, 0.8)),

@@ -26,6 +26,10 @@ EXPERIMENTS = (
     "equal_memory_16_pilots",
     "equal_rows_8",
     "equal_rows_8_pilots",
+    "equal_rows_16",
+    "equal_rows_16_pilots",
+    "equal_rows_32",
+    "equal_rows_32_pilots",
     "quickstart_pilots",
     "many_prompts",
     "many_prompts_pilots",
@@ -89,6 +93,8 @@ def scores_by_arm(path):
         ("equal_memory_16", "equal_memory_16/rates.csv"),
         ("equal_memory_16", "equal_memory_16/rates_90.csv"),
         ("equal_rows_8", "equal_rows_8/rates.csv"),
+        ("equal_rows_16", "equal_rows_16/rates.csv"),
+        ("equal_rows_32", "equal_rows_32/rates.csv"),
         ("many_prompts", "many_prompts/rates.csv"),
     ],
 )
@@ -135,7 +141,7 @@ def test_the_planner_recommends_pods_only_where_it_paid(measured):
             assert gain.low < comparison.faster_high, comparison
             assert comparison.faster_low < gain.high, comparison
             checked += 1
-    assert checked == 12
+    assert checked == 15
 
 
 @pytest.mark.numeric
