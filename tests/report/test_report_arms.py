@@ -470,7 +470,7 @@ def test_an_arm_that_ends_early_is_compared_where_both_have_data(tmp_path: Path)
     assert final_of(analysis, "pods").final < final_of(analysis, "grpo").final
     scores, speedup, _ = sentences(analysis)
     assert " after 30.0 s of training, where pods (64→16) ends (95 % interval " in scores
-    assert scores.endswith("5 runs each). Settled: this is hardly chance.")
+    assert "5 runs each). Settled: this is hardly chance. On average over the run: +10.2 points" in scores
     assert speedup.startswith("Cannot tell yet how much faster pods (64→16) is than grpo (16): pods (64→16) ends below")
 
 
@@ -539,11 +539,14 @@ def test_a_sentence_opens_with_the_difference_and_the_speedup_and_cost_follow(tm
     ours, theirs = (final_of(analysis, arm).final for arm in ("pods", "grpo"))
     gap = pair.difference
     assert gap.mean == pytest.approx(ours - theirs)
+    over_time = pair.over_time
+    assert over_time is not None
     (line,) = opening(analysis)
     assert line == (
         f"+{100 * gap.mean:.1f} points from selection: pods (64→16) has {100 * ours:.1f} % accuracy and grpo (16) "
         f"{100 * theirs:.1f} % after 150.0 s of training (95 % interval +{100 * gap.low:.1f} to +{100 * gap.high:.1f}, "
-        "5 runs each). Settled: this is hardly chance."
+        "5 runs each). Settled: this is hardly chance. On average over the run: "
+        f"+{100 * over_time.mean:.1f} points (+{100 * over_time.low:.1f} to +{100 * over_time.high:.1f}, settled)."
     )
     assert number_of(line) == f"+{100 * gap.mean:.1f} points"
     fast = pair.speedup
@@ -615,13 +618,38 @@ def test_a_difference_is_settled_if_the_printed_interval_excludes_0() -> None:
     assert not Difference(-0.05, -0.1, -0.0004).settled
 
 
+def test_the_difference_over_time_is_of_the_mean_scores_after_the_start(tmp_path: Path) -> None:
+    """Seeds are paired: PODS is 0.1 and 0.2 above GRPO in seed 1, 0.1 and 0.3 in seed 2, on average 0.15 and 0.2."""
+    scores = {"grpo": [(0.9, 0.2, 0.4), (0.1, 0.3, 0.3)], "pods": [(0.1, 0.3, 0.6), (0.1, 0.4, 0.6)]}
+    for arm, of_seeds in scores.items():
+        for seed, row in enumerate(of_seeds):
+            path = write_run(tmp_path / arm / f"seed-{seed}", arm, seed)
+            rows = [{"due": 10 * k, "seconds": 10.0 * k, "accuracy": score} for k, score in enumerate(row)]
+            (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (pair,) = analysis_of(tmp_path).pairs
+    assert pair.over_time is not None
+    assert pair.over_time.mean == pytest.approx(0.175)
+    half = 12.706 * 0.025  # Student's t of two pairs, and their standard error
+    assert (pair.over_time.low, pair.over_time.high) == pytest.approx((0.175 - half, 0.175 + half), abs=1e-3)
+    assert not pair.over_time.settled
+
+
+@pytest.mark.parametrize("row", [(0.1,), (0.1, 0.2)])
+def test_a_single_score_after_the_start_has_no_difference_over_time(tmp_path: Path, row: tuple[float, ...]) -> None:
+    for arm in ("grpo", "pods"):
+        path = write_run(tmp_path / arm / "seed-1", arm, 1)
+        rows = [{"due": 10 * k, "seconds": 10.0 * k, "accuracy": score} for k, score in enumerate(row)]
+        (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert [pair.over_time for pair in analysis_of(tmp_path).pairs] in ([], [None])
+
+
 def test_few_runs_settle_no_score_but_a_clear_order_of_all_runs_is_named(experiment: Path) -> None:
     """Two of three PODS runs reach the end, both above the three of GRPO; the interval of two runs is wide."""
     analysis = analysis_of(experiment)
     every = "Every run of pods (64→16) is above every run of grpo (16)."
     (line,) = opening(analysis)
-    assert line.startswith("Cannot tell yet what selection gives: pods (64→16) has ")
-    assert line.endswith(f", 2 and 3 runs). {every}")
+    assert line.startswith("Cannot tell yet what selection gives")
+    assert f", 2 and 3 runs). {every}" in line
     assert number_of(line) == "Cannot tell yet"
     assert verdicts(analysis)["pods"] == "not settled"
 
@@ -669,7 +697,7 @@ def test_the_quickstart_says_apart_what_the_cheaper_step_gives_and_what_selectio
     ]
     step, selection = opening(analysis)
     assert " from the cheaper step: grpo (4) has " in step
-    assert step.endswith("Settled: this is hardly chance.")
+    assert " Settled: this is hardly chance. On average over the run: +" in step
     assert selection.startswith("Level within 2 points with and without selection: pods (16→4) has ")
     assert " from the cheaper step and selection together: pods (16→4) has " in details(analysis)[0]
     column = [cells[2] for cells in pairs_table(analysis).cells]
@@ -715,7 +743,7 @@ def test_an_arm_that_declares_what_it_shows_is_stated_with_what_else_differs(tmp
     assert (pair.shows, pair.differs_in) == ("selection", ("selection", "the learning rate"))
     (line,) = opening(analysis)
     assert " from selection: " in line
-    assert line.endswith(" The two also differ in the learning rate.")
+    assert " The two also differ in the learning rate." in line
     (tmp_path / "experiment.yaml").unlink()
     undeclared = read_account([tmp_path], baseline="grpo").analysis
     assert undeclared is not None
@@ -733,7 +761,7 @@ def test_no_sentence_asserts_what_is_not_settled(tmp_path: Path, runs: int) -> N
     assert not pair.difference.settled
     assert not pair.speedup.settled
     scores, speedup, _ = sentences(analysis)
-    assert scores.startswith("Cannot tell yet what selection gives: ")
+    assert scores.startswith("Cannot tell yet what selection gives")
     assert speedup.startswith("Cannot tell yet how much faster pods (64→16) is than grpo (16)")
     for word in ("nan", "inf", "∞", "times faster", "times slower"):
         assert word not in scores + speedup
@@ -800,7 +828,7 @@ def test_the_study_s_arms_fall_into_the_paper_s_ablations() -> None:
              for a in find_ablations(arms)}  # fmt: skip
     assert found["n"] == ["16 (GRPO): grpo-16", "32: pods-32-16", "64: pods-64-16", "128: pods-128-16"]
     # one prompt per step, whose rows are m
-    m = ["2: pods-64-2", "4: pods-64-4", "8: pods-64-8", "16: pods-64-16", "64 (GRPO): grpo-ga-64"]
+    m = ["2: pods-64-2", "4: pods-64-4", "16: pods-64-16", "64 (GRPO): grpo-64"]
     assert found["m"] == m
     assert [value.split(":")[0] for value in found["rule"]] == ["max_variance", "max_reward", "random", "percentile"]
     assert found["advantages"] == ["after: pods-64-16", "before: before-64-16"]

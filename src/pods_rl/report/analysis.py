@@ -82,6 +82,7 @@ class Pair:
     runs: int  # of the arm that have a score there
     rival_runs: int
     difference: Difference
+    over_time: Difference | None  # of the means over the evaluations after the start; None for fewer than two
     speedup: Speedup
     differs_in: tuple[str, ...] | None  # in words; None if a recipe is unknown
     shows: str = ""  # what the pair shows, if it is stated first; else empty
@@ -322,6 +323,45 @@ def compare(arm: Arm, rival: Arm) -> Pair:
     scores, errors = arm.curve.at(due)
     rival_scores, rival_errors = rival.curve.at(due)
     order = same_seeds(arm, rival)
+    return Pair(
+        arm=arm,
+        rival=rival,
+        due=due,
+        score=float(np.nanmean(scores)),
+        rival_score=float(np.nanmean(rival_scores)),
+        runs=int((~np.isnan(scores)).sum()),
+        rival_runs=int((~np.isnan(rival_scores)).sum()),
+        difference=_gap(scores, errors, rival_scores, rival_errors, order),
+        over_time=_over_time(arm.curve, rival.curve, due, order),
+        speedup=_speedup(arm, rival),
+        differs_in=things(arm, rival),
+    )
+
+
+def _over_time(curve: Curve, rival: Curve, due: float, order: Sequence[int] | None) -> Difference | None:
+    """Return the difference of the mean scores after the start, up to a nominal second; None for fewer than two scores.
+
+    Args:
+        curve, rival: of the two arms.
+        due: nominal second of the last score.
+        order: of the rival's runs, by the seeds of the arm's; None if the seeds are not the same.
+    """
+    start = max(curve.due[0], rival.due[0])
+    times = np.unique(np.concatenate([curve.due, rival.due]))
+    times = times[(times > start) & (times <= due * SAME_MOMENT)]
+    if len(times) < 2:
+        return None
+    ours, errors = np.mean([curve.at(time) for time in times], axis=0)
+    theirs, rival_errors = np.mean([rival.at(time) for time in times], axis=0)
+    if np.isnan(ours).all() or np.isnan(theirs).all():
+        return None
+    return _gap(ours, errors, theirs, rival_errors, order)
+
+
+def _gap(
+    scores: Array, errors: Array, rival_scores: Array, rival_errors: Array, order: Sequence[int] | None
+) -> Difference:
+    """Return the difference of the mean scores of two arms; runs without a score, which have NaN, do not count."""
     paired = False
     if order is not None:
         rival_scores = rival_scores[order]
@@ -329,26 +369,12 @@ def compare(arm: Arm, rival: Arm) -> Pair:
         paired = bool((np.isnan(scores) == np.isnan(rival_scores)).all())
     has_score = ~np.isnan(scores)
     rival_has_score = ~np.isnan(rival_scores)
-    scores = scores[has_score]
-    rival_scores = rival_scores[rival_has_score]
-    gap = difference(
-        scores,
-        rival_scores,
+    return difference(
+        scores[has_score],
+        rival_scores[rival_has_score],
         float(error_of_mean(errors[has_score][:, None])[0]),
         float(error_of_mean(rival_errors[rival_has_score][:, None])[0]),
         paired=paired,
-    )
-    return Pair(
-        arm=arm,
-        rival=rival,
-        due=due,
-        score=float(scores.mean()),
-        rival_score=float(rival_scores.mean()),
-        runs=len(scores),
-        rival_runs=len(rival_scores),
-        difference=gap,
-        speedup=_speedup(arm, rival),
-        differs_in=things(arm, rival),
     )
 
 

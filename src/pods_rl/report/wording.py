@@ -298,8 +298,12 @@ def _cost_sentences(results: Sequence[ArmResult]) -> list[str]:
 def _pair_sentence(analysis: Analysis, pair: Pair) -> str:
     """Return what a pair shows: the difference, the scores of the two arms at one time, and whether it is settled.
 
-    What is not settled is not asserted: the sentence begins with that.
+    What is not settled is not asserted: the sentence begins with that. The difference over the run follows.
     """
+    return f"{_end_sentence(analysis, pair)}{_also(pair)}{_over_time(analysis, pair)}"
+
+
+def _end_sentence(analysis: Analysis, pair: Pair) -> str:
     gap = pair.difference
     arm = pair.arm.label
     rival = pair.rival.label
@@ -314,17 +318,32 @@ def _pair_sentence(analysis: Analysis, pair: Pair) -> str:
         size += " points"
     if gap.settled:
         source = f" from {cause}" if cause else ""
-        return f"{size}{source}: {scores} ({about}). Settled: this is hardly chance.{_also(pair)}"
+        return f"{size}{source}: {scores} ({about}). Settled: this is hardly chance."
     if is_level(analysis, gap):
         with_cause = f" with and without {cause}" if pair.shows else ""
-        return f"{_LEVEL}{with_cause}: {scores}, {size} ({about}).{_also(pair)}"
-    question = f"what {cause} gives" if cause else f"whether {arm} differs from {rival}"
+        return f"{_LEVEL}{with_cause}: {scores}, {size} ({about})."
+    at_end = " at the end" if _over_time(analysis, pair) and not pair.is_running else ""
+    question = f"what {cause} gives{at_end}" if cause else f"whether {arm} differs from {rival}{at_end}"
     why = ""
     if math.isnan(gap.low):
         why = " One run does not show how much seeds differ."
     elif gap.order:
         why = f" Every run of {arm} is {gap.order} every run of {rival}."
-    return f"{_UNSETTLED} {question}: {scores}, {size} ({about}).{why}{_also(pair)}"
+    return f"{_UNSETTLED} {question}: {scores}, {size} ({about}).{why}"
+
+
+def _over_time(analysis: Analysis, pair: Pair) -> str:
+    """Return the difference of the mean scores over the run, with its interval; empty if it has none."""
+    gap = pair.over_time
+    if gap is None or math.isnan(gap.low):
+        return ""
+    size = _signed(analysis, gap.mean)
+    if analysis.is_share:
+        size += " points"
+    verdict = "settled" if gap.settled else "not settled"
+    return (
+        f" On average over the run: {size} ({_signed(analysis, gap.low)} to {_signed(analysis, gap.high)}, {verdict})."
+    )
 
 
 def _cause(pair: Pair) -> str:
