@@ -96,15 +96,12 @@ STUDIES = {
     "many_prompts": Study(against("8x8-n8", "16x4-n8"), (0.3, 0.4, 0.5, 0.6)),
     "regimes": Study(REGIMES, (0.5, 0.6, 0.7, 0.8)),
     "regimes/first_processor": Study(against("1x16-n16@0.0002", "1x16-n64@0.0002"), (0.5, 0.6, 0.7, 0.8)),
-    # of an earlier version, which kept the last score of each run and no curves
     "study": Study(
         (
-            *against("grpo-16", "pods-64-16"),
-            *against("grpo-16-trl", "pods-64-16"),
-            *against("grpo-ga-64", "pods-64-16"),
+            *against("grpo-64", "pods-64-16", "pods-32-16"),
+            *against("grpo-16", "pods-64-16", "pods-32-16"),
             *against("pods-32-16", "pods-64-16"),
             *against("pods-128-16", "pods-64-16"),
-            *against("pods-64-8", "pods-64-16"),
             *against("pods-64-4", "pods-64-16"),
             *against("pods-64-2", "pods-64-16"),
             *against("max-reward-64-16", "pods-64-16"),
@@ -112,8 +109,9 @@ STUDIES = {
             *against("percentile-64-16", "pods-64-16"),
             *against("before-64-16", "pods-64-16"),
         ),
-        (),
+        (0.5, 0.6, 0.7, 0.8),
     ),
+    "quickstart": Study((*against("grpo-trl", "grpo"), *against("grpo", "pods")), (0.5, 0.6, 0.7)),
     "chat": Study((*against("grpo-8", "pods-32-8"), *against("grpo-8-trl", "pods-32-8", "grpo-8")), (0.5, 0.65, 0.8)),
 }
 
@@ -134,16 +132,6 @@ def read_evaluations(path: Path) -> dict[str, Evaluated]:
     return arms
 
 
-def read_last_scores(path: Path) -> dict[str, Evaluated]:
-    """Return the last score of each seed of each arm as its one evaluation, where no more is left of a study."""
-    arms: dict[str, Evaluated] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            point = {"due": 1.0, "accuracy": float(row["last_score"])}
-            arms.setdefault(row["arm"], {})[int(row["seed"])] = [point]
-    return arms
-
-
 def curve(evaluated: Evaluated, clock: str = "seconds") -> Curve:
     """Return the curve of an arm over seconds or steps."""
     found = curve_of({str(seed): evaluated[seed] for seed in sorted(evaluated)}, "accuracy", clock)
@@ -161,16 +149,14 @@ def compare_pair(pair: Pair, arms: Mapping[str, Evaluated], targets: Sequence[fl
     at_end = compare(Arm(pair.arm, pair.arm, arm, {}), Arm(pair.rival, pair.rival, rival, {}))
     rows = [score_row(AT_END, arm.at(at_end.due)[0], rival.at(at_end.due)[0], at_end.difference)]
     due = sorted(complete(arm) & complete(rival))
-    if len(due) > 1:
-        arm_R, rival_R = (score_over_time(scores_at(found, due)) for found in (arm, rival))
-        rows.append(score_row(OVER_TIME, arm_R, rival_R, difference(arm_R, rival_R, paired=True)))
-    if targets:
-        arm_steps = curve(ours, "step")
-        rival_steps = curve(theirs, "step")
-        for unit, left, right in (("seconds", arm, rival), ("steps", arm_steps, rival_steps)):
-            for result in speedups_to(on_clock(right), on_clock(left), targets, paired=True):
-                rows.append(time_row(unit, result))
-        rows.append(cost_row(step_seconds(arm, arm_steps), step_seconds(rival, rival_steps)))
+    arm_R, rival_R = (score_over_time(scores_at(found, due)) for found in (arm, rival))
+    rows.append(score_row(OVER_TIME, arm_R, rival_R, difference(arm_R, rival_R, paired=True)))
+    arm_steps = curve(ours, "step")
+    rival_steps = curve(theirs, "step")
+    for unit, left, right in (("seconds", arm, rival), ("steps", arm_steps, rival_steps)):
+        for result in speedups_to(on_clock(right), on_clock(left), targets, paired=True):
+            rows.append(time_row(unit, result))
+    rows.append(cost_row(step_seconds(arm, arm_steps), step_seconds(rival, rival_steps)))
     return [{"arm": pair.arm, "rival": pair.rival, "seeds": len(seeds), **row} for row in rows]
 
 
@@ -198,8 +184,7 @@ def step_seconds(over_seconds: Curve, over_steps: Curve) -> Array:
 def compare_study(name: str) -> list[dict[str, Any]]:
     """Return a row for each measure of each pair of a study."""
     study = STUDIES[name]
-    curves_file = RESULTS / name / "curves.csv"
-    arms = read_evaluations(curves_file) if curves_file.exists() else read_last_scores(RESULTS / name / "runs.csv")
+    arms = read_evaluations(RESULTS / name / "curves.csv")
     rows = []
     for pair in study.pairs:
         rows += compare_pair(pair, arms, study.targets)
