@@ -619,8 +619,8 @@ def test_a_difference_is_settled_if_the_printed_interval_excludes_0() -> None:
 
 
 def test_the_difference_over_time_is_of_the_mean_scores_after_the_start(tmp_path: Path) -> None:
-    """Seeds are paired: PODS is 0.1 and 0.2 above GRPO in seed 1, 0.1 and 0.3 in seed 2, on average 0.15 and 0.2."""
-    scores = {"grpo": [(0.9, 0.2, 0.4), (0.1, 0.3, 0.3)], "pods": [(0.1, 0.3, 0.6), (0.1, 0.4, 0.6)]}
+    """Seeds are paired: PODS is 0.1 and 0.2 above GRPO in seed 0, 0.1 and 0.3 in seed 1, on average 0.15 and 0.2."""
+    scores = {"grpo": [(0.9, 0.2, 0.4), (0.1, 0.5, 0.7)], "pods": [(0.1, 0.3, 0.6), (0.1, 0.6, 1.0)]}
     for arm, of_seeds in scores.items():
         for seed, row in enumerate(of_seeds):
             path = write_run(tmp_path / arm / f"seed-{seed}", arm, seed)
