@@ -397,3 +397,17 @@ def test_a_run_that_lost_the_request_to_end_is_asked_again(monkeypatch):
     monkeypatch.setattr(experiment, "_in_progress", {Deaf()})
     ended.set_running_or_notify_cancel()
     experiment._end([ended], Stop())
+
+
+def test_signals_are_ignored_by_a_handler_to_the_end():
+    """Python prints a traceback for a signal that has come and whose handler is then replaced by SIG_IGN."""
+    program = (
+        "import signal\n"
+        "from pods_rl.distributed.signals import SIGNALS, ignore_signals\n"
+        "ignore_signals()\n"
+        "for number in SIGNALS:\n"
+        "    signal.raise_signal(number)\n"
+        "    assert callable(signal.getsignal(number))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -271,6 +271,9 @@ def _watch_parent(parent: int) -> None:
 
 
 def ignore_signals() -> None:
-    """Ignore signals until this process ends. Call it in the main thread."""
+    """Ignore signals until this process ends. Call it in the main thread.
+
+    By a handler: for a signal that has come and whose handler is then replaced by SIG_IGN, Python prints a traceback.
+    """
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda *_: None)
