@@ -22,7 +22,7 @@ REAL_STAMP := $(REAL_VENV)/.installed
 
 help:
 	@echo "make quickstart  train TRL's GRPO and PODS on sums, then write a report (3 to 5 minutes with the set-up)"
-	@echo "make test        lint, type check, unit and contract tests and one complete run (3 to 4 minutes with the set-up)"
+	@echo "make test        lint, type check, unit and contract tests and one complete run (2 to 4 minutes with the set-up)"
 	@echo "make test-all    everything that the gate runs (16 to 29 minutes): tests, test-numeric, docs, test-verl, test-skyrl, test-vllm, dist, step"
 	@echo "make tests       test and test-slow, in one session"
 	@echo "make test-slow   complete runs and several processes"
