@@ -400,7 +400,7 @@ def test_a_run_that_lost_the_request_to_end_is_asked_again(monkeypatch):
 
 
 def test_signals_are_ignored_by_a_handler_to_the_end():
-    """Python prints a traceback for a signal that has come and whose handler is then replaced by SIG_IGN."""
+    """Python prints a traceback if a signal arrives just when SIG_IGN replaces its handler."""
     program = (
         "import signal\n"
         "from pods_rl.distributed.signals import SIGNALS, ignore_signals\n"

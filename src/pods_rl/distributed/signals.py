@@ -273,7 +273,8 @@ def _watch_parent(parent: int) -> None:
 def ignore_signals() -> None:
     """Ignore signals until this process ends. Call it in the main thread.
 
-    By a handler: for a signal that has come and whose handler is then replaced by SIG_IGN, Python prints a traceback.
+    Sets a handler that does nothing, and not SIG_IGN: if a signal arrives just when SIG_IGN replaces its handler,
+    Python prints a traceback.
     """
     for number in SIGNALS:
         signal.signal(number, lambda *_: None)

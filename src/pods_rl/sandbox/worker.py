@@ -165,8 +165,8 @@ def _send(channel: int, data: bytes) -> None:
 
 def _end(*_: object) -> None:
     """End a leader and its descendants, at SIGTERM or its parent's end."""
-    # Linux sends it for each thread of the parent. It is blocked and not ignored: for a signal that has come and whose
-    # handler is then replaced by SIG_IGN, Python prints a traceback.
+    # Linux sends SIGTERM for each thread of the parent. It is blocked, because Python prints a traceback if a signal
+    # arrives just when SIG_IGN replaces its handler.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     _end_family(psutil.Process())
     os._exit(1)
