@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import time
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -22,6 +24,7 @@ except ImportError:  # Windows has no fcntl: a second writer is not detected the
     fcntl = None  # type: ignore[assignment]
 
 _LOCK = ".lock"
+_DYING_SECONDS = 30.0  # that the last threads of a killed run may take to end, and to give its lock back
 
 
 class Run:
@@ -426,13 +429,26 @@ def _remove_record(path: Path) -> None:
 def end_run(path: str | Path, state: str, reason: str) -> bool:
     """Write the final status of a run that could not write it itself; return False if it has already ended.
 
-    Raises RunInUseError if the run is still being written.
+    Call it after the end of the process that the run was started with. That one may be a launcher, whose processes
+    end a moment later. Raises RunInUseError if the run is still being written after half a minute.
     """
     if Run(Path(path)).state in ("finished", "stopped", "failed"):
         return False
-    with RunWriter(path, resume=True) as writer:
+    with _writer_of_ended(path) as writer:
         writer.write_status(state, reason=reason, **last_clocks(path))
     return True
+
+
+def _writer_of_ended(path: str | Path) -> RunWriter:
+    """Return a writer of a run whose process has ended, as soon as what is left of it has given the lock back."""
+    deadline = time.monotonic() + _DYING_SECONDS
+    while True:
+        try:
+            return RunWriter(path, resume=True)
+        except RunInUseError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.02)
 
 
 def last_clocks(path: str | Path) -> dict[str, float]:
@@ -469,4 +485,19 @@ def _take_lock(path: Path) -> IO[str]:
     file.truncate(0)
     file.write(f"process {os.getpid()}")
     file.flush()
+    _held_locks.add(file)
     return file
+
+
+_held_locks: weakref.WeakSet[IO[str]] = weakref.WeakSet()
+
+
+def _leave_locks_to_parent() -> None:
+    """Close the locks in a forked process, as that of a reward. Otherwise it would hold them after the run's end."""
+    for lock in list(_held_locks):
+        lock.close()
+    _held_locks.clear()
+
+
+if fcntl is not None:
+    os.register_at_fork(after_in_child=_leave_locks_to_parent)
