@@ -27,7 +27,6 @@ from pods_rl.report.statistics import Evaluations, Speedup, score_over_time, spe
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PHASES = ("rollout", "reward", "selection", "update")
-PILOT_SEEDS = (100, 101)  # of the studies whose file also has the runs that chose their learning rates
 OVER_TIME = "accuracy over time"
 AT_END = "final accuracy"
 COST = "seconds a step"  # a name in the committed files
@@ -53,22 +52,6 @@ def against(rival: str, *arms: str) -> tuple[Pair, ...]:
     return tuple(Pair(arm, rival) for arm in arms)
 
 
-# The arms of `regimes` are PROMPTSxM-nN at a learning rate: 16x4-n8 generates 8 rollouts for each of 16 prompts and
-# trains on 4 of each.
-REGIMES = (
-    *against("4x16-n16@0.0002", "16x4-n8@0.0004", "16x4-n16@0.0004", "4x16-n32@0.0002", "4x16-n64@0.0004"),
-    *against("16x4-n4@0.0004", "16x4-n8@0.0004", "16x4-n16@0.0004"),
-    *against("4x16-n16-trl@0.0002", "4x16-n16@0.0002"),
-    *against("1x4-n4@0.0002", "1x4-n8@0.0002", "1x4-n16@0.0002"),
-    *against("1x16-n16@0.0002", "1x16-n32@0.0002", "1x16-n64@0.0002", "1x4-n16@0.0002"),
-    *against("1x16-n16-trl@0.0002", "1x16-n16@0.0002", "1x16-n64@0.0002"),
-    *against("16x4-n16-max-reward@0.0004", "16x4-n16@0.0004"),
-    *against("16x4-n16-random@0.0004", "16x4-n16@0.0004"),
-    *against("16x4-n16-percentile@0.0004", "16x4-n16@0.0004"),
-    *against("1x16-n64-max-reward@0.0002", "1x16-n64@0.0002"),
-    *against("1x16-n64-random@0.0002", "1x16-n64@0.0002"),
-    *against("1x16-n64-percentile@0.0002", "1x16-n64@0.0002"),
-)
 EQUAL_MEMORY_4 = (
     *against("grpo-4", "pods-16-4", "grpo-16-accumulated", "grpo-16"),
     *against("grpo-16-accumulated", "pods-16-4"),
@@ -94,8 +77,10 @@ STUDIES = {
         (*against("grpo-8", "pods-16-4", "grpo-4"), *against("grpo-4", "pods-16-4")), (0.5, 0.6, 0.7)
     ),
     "many_prompts": Study(against("8x8-n8", "16x4-n8"), (0.3, 0.4, 0.5, 0.6)),
-    "regimes": Study(REGIMES, (0.5, 0.6, 0.7, 0.8)),
-    "regimes/first_processor": Study(against("1x16-n16@0.0002", "1x16-n64@0.0002"), (0.5, 0.6, 0.7, 0.8)),
+    "many_prompts_trl": Study(against("grpo-trl", "grpo"), (0.3, 0.4, 0.5)),
+    "rules": Study(
+        tuple(Pair("max-variance", rival) for rival in ("max-reward", "random", "percentile")), (0.5, 0.6, 0.7)
+    ),
     "study": Study(
         (
             *against("grpo-64", "pods-64-16", "pods-32-16"),
@@ -120,15 +105,12 @@ Evaluated = dict[int, list[dict[str, float]]]  # evaluations by seed
 
 
 def read_evaluations(path: Path) -> dict[str, Evaluated]:
-    """Return the evaluations of each arm; an arm at a learning rate is ARM@RATE if the file has rates."""
+    """Return the evaluations of each arm."""
     arms: dict[str, Evaluated] = {}
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            name = row["arm"]
-            if "rate" in row:
-                name = f"{name}@{row['rate']}"
             point = {key: float(row[key]) for key in ("due", "accuracy", "seconds", "step")}
-            arms.setdefault(name, {}).setdefault(int(row["seed"]), []).append(point)
+            arms.setdefault(row["arm"], {}).setdefault(int(row["seed"]), []).append(point)
     return arms
 
 
@@ -141,7 +123,7 @@ def curve(evaluated: Evaluated, clock: str = "seconds") -> Curve:
 
 def compare_pair(pair: Pair, arms: Mapping[str, Evaluated], targets: Sequence[float]) -> list[dict[str, Any]]:
     """Return a row for each measure of a pair, on the seeds that both arms have."""
-    seeds = arms[pair.arm].keys() & arms[pair.rival].keys() - {*PILOT_SEEDS}
+    seeds = arms[pair.arm].keys() & arms[pair.rival].keys()
     ours = {seed: arms[pair.arm][seed] for seed in seeds}
     theirs = {seed: arms[pair.rival][seed] for seed in seeds}
     arm = curve(ours)

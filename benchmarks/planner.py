@@ -1,12 +1,13 @@
 """Compare what `pods plan` predicts with what the studies measured: python benchmarks/planner.py [--measure]
 
-For each comparison of the studies on word problems in which PODS and GRPO train equal rows, the signal of both arms is
-computed from the rewards in `docs/results/plan/rewards.csv`, as `pods plan` does. Writes all of them to
-`predictions.csv` beside it, and prints
+For each comparison of the studies on word problems whose arms train equal rows, the signal of both arms is computed
+from the rewards in `docs/results/plan/rewards.csv`, as `pods plan` does. Prints
 
-1. the constants of `pods_rl/planning/signal.py`, fitted to the studies before them: the exponent that predicts how many
-   times fewer steps an arm needs from its signal, and how far a study is from that;
-2. the table of `docs/results.md`: the predicted and the measured speed of the main comparisons.
+1. the constants of `pods_rl/planning/signal.py` (`Model`), fitted to all studies;
+2. the table of `docs/results.md`: the predicted and the measured speed of the main comparisons. A study is predicted
+   with constants that are fitted to the others.
+
+Writes all predictions to `predictions.csv` beside the rewards.
 
 With `--measure`, first generates `rewards.csv`: 64 rollouts of the shipped policy for each of 150 problems.
 """
@@ -18,19 +19,20 @@ import itertools
 import math
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
-from comparisons import PILOT_SEEDS, RESULTS
+from comparisons import RESULTS
 from measuring import command_line, set_up_torch
 from pods_rl.distributed.processes import quiet_libraries
 from pods_rl.experiment import load_experiment
 from pods_rl.planning.plan import Plan, decide
-from pods_rl.planning.prices import Prices, Setting
-from pods_rl.planning.signal import Candidate, Pool, simulate
+from pods_rl.planning.prices import Array, Prices, Setting
+from pods_rl.planning.signal import Candidate, Model, Pool, precisions, signal_of, simulate
 from pods_rl.recipe import load_recipe
 
 HERE = Path(__file__).parent
@@ -38,36 +40,26 @@ REWARDS = RESULTS / "plan" / "rewards.csv"
 PREDICTIONS = RESULTS / "plan" / "predictions.csv"
 PROMPTS = 150
 ROLLOUTS = 64
-# Folders of results, and the experiment that made each. Those of one experiment count as one study. The constants are
-# fitted to these.
-FITTED = {
-    "equal_memory_4": "equal_memory_4",
-    "equal_memory_16": "equal_memory_16",
-    "many_prompts": "many_prompts",
-    "regimes": "regimes",
-    "regimes/first_processor": "regimes",
-}
-# Studies that were made after the constants were fitted: they show how well these predict.
-LATER = {name: name for name in ("equal_rows_8", "equal_rows_16", "equal_rows_32")}
-STUDIES = FITTED | LATER
+# Folders of results, each with an experiment of the same name.
+STUDIES = ("equal_memory_4", "equal_memory_16", "equal_rows_8", "equal_rows_16", "equal_rows_32", "many_prompts")
 # The rows of the table: folder, arm, rival.
 MAIN = (
     ("equal_memory_4", "pods-16-4", "grpo-4"),
     ("equal_memory_16", "pods-64-16", "grpo-16"),
-    ("many_prompts", "16x4-n8", "8x8-n8"),
-    ("regimes", "1x4-n16@0.0002", "1x4-n4@0.0002"),
-    ("regimes", "1x16-n64@0.0002", "1x16-n16@0.0002"),
-    ("regimes/first_processor", "1x16-n64@0.0002", "1x16-n16@0.0002"),
-    ("regimes", "16x4-n8@0.0004", "4x16-n16@0.0002"),
     ("equal_rows_8", "pods-16-4", "grpo-4"),
     ("equal_rows_16", "pods-16-4", "grpo-4"),
     ("equal_rows_32", "pods-16-4", "grpo-4"),
     ("equal_rows_8", "pods-16-4", "grpo-8"),
     ("equal_rows_16", "pods-16-4", "grpo-16"),
     ("equal_rows_32", "pods-16-4", "grpo-8"),
+    ("many_prompts", "16x4-n8", "8x8-n8"),
+    ("equal_rows_8", "grpo-4", "grpo-8"),
+    ("equal_rows_16", "grpo-4", "grpo-16"),
+    ("equal_rows_32", "grpo-4", "grpo-8"),
 )
 TARGETS = ("0.5", "0.4", "0.3")  # accuracies: the first that both arms reach counts
 STEPS = 1000  # simulated
+BETWEEN = np.arange(0.0, 20.0, 0.25)  # the values that are tried
 ONE_SECOND = Prices(step=1.0)  # only the measured seconds count
 
 
@@ -81,22 +73,22 @@ class Arm:
 
 @dataclass(frozen=True)
 class Comparison:
-    """PODS against GRPO with equal rows: how many times fewer steps and seconds it needs to an accuracy.
+    """An arm against GRPO with equal rows: how many times fewer steps and seconds it needs to an accuracy.
 
     Args:
         folder: in `docs/results`.
         arm, rival: their names there.
-        pods, grpo: the two arms.
+        ours, theirs: the two arms.
         target: the accuracy.
-        fewer_steps: how many times fewer steps PODS needs.
+        fewer_steps: how many times fewer steps the arm needs.
         faster: how many times fewer seconds, with an interval from `faster_low` to `faster_high`.
     """
 
     folder: str
     arm: str
     rival: str
-    pods: Arm
-    grpo: Arm
+    ours: Arm
+    theirs: Arm
     target: str
     fewer_steps: float
     faster: float
@@ -127,26 +119,24 @@ def arms_of(experiment: str) -> dict[str, Arm]:
 
 
 def measured() -> list[Comparison]:
-    """Return every comparison of PODS with GRPO at equal rows, by the first of `TARGETS` that both reach."""
+    """Return every comparison with a GRPO of equal rows, by the first of `TARGETS` that both reach."""
     found = []
-    for folder, experiment in STUDIES.items():
-        arms = arms_of(experiment)
+    for folder in STUDIES:
+        arms = arms_of(folder)
         values = {}
         for row in rows_of(RESULTS / folder / "comparisons.csv"):
             values[row["arm"], row["rival"], row["measure"]] = row
         for arm, rival in dict.fromkeys((arm, rival) for arm, rival, _ in values):
-            pods = arms.get(arm.partition("@")[0])  # the rate is part of some names
-            grpo = arms.get(rival.partition("@")[0])
-            if pods is None or grpo is None or pods.rows != grpo.rows:
-                continue
-            if pods.setting.n == pods.setting.m or grpo.setting.n > grpo.setting.m:
+            ours = arms.get(arm)
+            theirs = arms.get(rival)
+            if ours is None or theirs is None or ours.rows != theirs.rows or theirs.setting.n > theirs.setting.m:
                 continue
             for target in TARGETS:
                 steps = values[arm, rival, f"steps to {target}"]
                 seconds = values[arm, rival, f"seconds to {target}"]
                 if math.isfinite(float(steps["value"])):
                     numbers = [float(seconds[name]) for name in ("value", "low", "high")]
-                    found.append(Comparison(folder, arm, rival, pods, grpo, target, float(steps["value"]), *numbers))
+                    found.append(Comparison(folder, arm, rival, ours, theirs, target, float(steps["value"]), *numbers))
                     break
     return found
 
@@ -164,50 +154,56 @@ def pool() -> Pool:
 
 
 @cache
-def signal(arm: Arm) -> float:
-    return simulate(arm.setting, pool(), ONE_SECOND, arm.rows, steps=STEPS).signal
+def precision(arm: Arm) -> Array:
+    return precisions(arm.setting, pool(), arm.rows, steps=STEPS)
 
 
-def calibrate(comparisons: list[Comparison]) -> tuple[float, float]:
-    """Return the exponent and the model's error, of the studies in `FITTED`.
-
-    The exponent is the slope through the origin of the logarithm of fewer steps over that of more signal, by least
-    squares in which each study has the same weight. The error is the standard deviation of the studies' mean residuals.
-    """
-    comparisons = [comparison for comparison in comparisons if comparison.folder in FITTED]
-    studies = [FITTED[comparison.folder] for comparison in comparisons]
+def calibrate(comparisons: Sequence[Comparison]) -> Model:
+    """Fit the model by least squares of the logarithm of fewer steps, in which each study has the same weight."""
+    studies = [comparison.folder for comparison in comparisons]
     weights = np.array([1 / studies.count(study) for study in studies])
-    more_signal = np.log([signal(comparison.pods) / signal(comparison.grpo) for comparison in comparisons])
     fewer_steps = np.log([comparison.fewer_steps for comparison in comparisons])
-    exponent = float((weights * more_signal * fewer_steps).sum() / (weights * more_signal**2).sum())
-    residuals = fewer_steps - exponent * more_signal
-    means = []
-    for study in dict.fromkeys(studies):
-        means.append(residuals[[each == study for each in studies]].mean())
-    error = float(np.sqrt(np.square(means).sum() / (len(means) - 1)))
-    return exponent, error
+    freedom = len(set(studies)) - 2  # studies, less the constants
+    best: tuple[float, Model] | None = None
+    for between in BETWEEN:
+        ratios = []
+        for comparison in comparisons:
+            ours = signal_of(precision(comparison.ours), between)
+            ratios.append(ours / signal_of(precision(comparison.theirs), between))
+        more_signal = np.log(ratios)
+        exponent = float((weights * more_signal * fewer_steps).sum() / (weights * more_signal**2).sum())
+        squares = float((weights * (fewer_steps - exponent * more_signal) ** 2).sum())
+        if best is None or squares < best[0]:
+            best = squares, Model(float(between), exponent, math.sqrt(squares / freedom))
+    assert best is not None
+    return best[1]
+
+
+@cache
+def model_without(study: str) -> Model:
+    """Return the model that is fitted to the other studies."""
+    return calibrate([comparison for comparison in measured() if comparison.folder != study])
 
 
 def seconds_a_step(folder: str, arm: str) -> tuple[float, ...]:
     """Return the mean seconds of a step in each run of an arm."""
-    name, _, rate = arm.partition("@")
-    seconds = []
-    for row in rows_of(RESULTS / folder / "runs.csv"):
-        is_pilot = int(row["seed"]) in PILOT_SEEDS
-        if row["arm"] == name and not is_pilot and (not rate or float(row["rate"]) == float(rate)):
-            seconds.append(float(row.get("seconds_a_step") or row["seconds_per_step"]))
-    return tuple(seconds)
+    rows = rows_of(RESULTS / folder / "runs.csv")
+    return tuple(float(row["seconds_a_step"]) for row in rows if row["arm"] == arm)
 
 
 @cache
 def predict(comparison: Comparison) -> Plan:
-    """Return what `pods plan` says of two arms with the rewards of the shipped policy and the study's seconds."""
-    simulated = partial(simulate, pool=pool(), prices=ONE_SECOND, rows=comparison.pods.rows)
+    """Return what `pods plan` says of two arms with the rewards of the shipped policy and the study's seconds.
+
+    The constants are fitted to the other studies.
+    """
+    model = model_without(comparison.folder)
+    simulated = partial(simulate, pool=pool(), prices=ONE_SECOND, rows=comparison.ours.rows, model=model)
     candidates: list[Candidate] = []
-    for arm, name in ((comparison.grpo, comparison.rival), (comparison.pods, comparison.arm)):
+    for arm, name in ((comparison.theirs, comparison.rival), (comparison.ours, comparison.arm)):
         times = seconds_a_step(comparison.folder, name)
         candidates.append(replace(simulated(arm.setting), times=times))
-    return decide(candidates, pool(), simulated, {})
+    return decide(candidates, pool(), simulated, {}, model)
 
 
 def predictions(comparisons: list[Comparison]) -> list[dict[str, str | float | bool]]:
@@ -215,7 +211,7 @@ def predictions(comparisons: list[Comparison]) -> list[dict[str, str | float | b
     rows: list[dict[str, str | float | bool]] = []
     for comparison in comparisons:
         plan = predict(comparison)
-        gain = plan.gains[comparison.pods.setting]
+        gain = plan.gains[comparison.ours.setting]
         rows.append(
             {
                 "study": comparison.folder,
@@ -226,7 +222,7 @@ def predictions(comparisons: list[Comparison]) -> list[dict[str, str | float | b
                 "low": round(gain.low, 4),
                 "high": round(gain.high, 4),
                 "measured": comparison.faster,
-                "recommended": plan.chosen.setting == comparison.pods.setting,
+                "recommended": plan.chosen.setting == comparison.ours.setting,
             }
         )
     return rows
@@ -239,19 +235,23 @@ def table(comparisons: list[Comparison]) -> list[str]:
     for name in MAIN:
         comparison = by_name[name]
         plan = predict(comparison)
-        gain = plan.gains[comparison.pods.setting]
-        prompts = comparison.pods.rows // comparison.pods.setting.m
-        grpo_prompts = comparison.grpo.rows // comparison.grpo.setting.m
+        gain = plan.gains[comparison.ours.setting]
         cells = [
             f"`{comparison.folder}`",
-            f"{comparison.pods.setting.label}, {prompts} a step",
-            f"GRPO {comparison.grpo.setting.m}, {grpo_prompts} a step",
+            described(comparison.ours),
+            described(comparison.theirs),
             f"{gain.median:.2f} [{gain.low:.2f}, {gain.high:.2f}]",
             f"{comparison.faster:.2f} [{comparison.faster_low:.2f}, {comparison.faster_high:.2f}]",
-            "PODS" if plan.chosen.setting == comparison.pods.setting else "GRPO",
+            "the first" if plan.chosen.setting == comparison.ours.setting else "the second",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def described(arm: Arm) -> str:
+    setting = arm.setting
+    method = f"GRPO {setting.m}" if setting.n == setting.m else setting.label
+    return f"{method}, {arm.rows // setting.m} per step"
 
 
 # ------------------------------------------------------------------------------------------- measuring
@@ -291,8 +291,7 @@ def main() -> None:
         writer = csv.DictWriter(file, [*rows[0]], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    exponent, error = calibrate(comparisons)
-    print(f"exponent {exponent:.2f}, error {error:.2f}")
+    print(calibrate(comparisons))
     print("\n".join(table(comparisons)))
 
 

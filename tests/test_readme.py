@@ -203,7 +203,6 @@ def test_every_interval_of_a_page_is_in_a_file(page, least):
         ("| 8 rows | prompts | step, s |", "equal_rows_8", 20),
         ("| 16 rows | prompts | step, s |", "equal_rows_16", 24),
         ("| 32 rows | prompts | step, s |", "equal_rows_32", 18),
-        ("| | rows trained | step, s |", "regimes", 21),
         ("| | GRPO 8, 8 prompts |", "many_prompts", 13),
     ],
 )

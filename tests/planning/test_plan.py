@@ -12,7 +12,7 @@ import pytest
 
 from pods_rl.planning.plan import NO_INFORMATION, decide
 from pods_rl.planning.prices import Prices, Setting, Step, StepWork, fit_prices
-from pods_rl.planning.signal import EXPONENT, MODEL_ERROR, Pool, simulate
+from pods_rl.planning.signal import MODEL, Model, Pool, simulate
 
 
 def pool_of(*rates: float, rollouts: int = 4000) -> Pool:
@@ -44,16 +44,31 @@ def test_signal_and_dead_groups_are_those_of_binomial_groups(n: int, m: int, rat
     chance = np.array([math.comb(n, k) * rate**k * (1 - rate) ** (n - k) for k in range(n + 1)])
     kept = right if n == m else np.clip(np.minimum(right, m // 2), m - (n - right), m)
     precision = kept * (m - kept) / m
-    found = simulate(Setting(n, m), pool_of(rate), Prices(), m, steps=4000)
-    assert found.signal == pytest.approx(float(chance @ np.sqrt(precision)), rel=0.05)
+    model = Model(between=2.0, exponent=1.5, error=0.0)
+    found = simulate(Setting(n, m), pool_of(rate), Prices(), m, steps=4000, model=model)
+    counted = 1 / (2 + 1 / np.maximum(precision, 1e-12))
+    assert found.signal == pytest.approx(float(chance @ np.sqrt(counted)), rel=0.05)
+    assert found.learning == pytest.approx(found.signal**1.5)
     assert found.dead == pytest.approx(float(chance @ (precision == 0)), abs=0.02)
     assert (found.work.prompts, found.work.rollouts) == (1, n)
     assert found.work.rows == pytest.approx(m * (1 - found.dead))
 
 
 def test_the_signal_of_graded_rewards_is_rows_times_their_variance() -> None:
-    found = simulate(Setting(8, 8), Pool([[0.0, 1.0, 3.0, 4.0] * 500]), Prices(), 800, steps=200)  # scaled to 0..1
+    alike = Model(between=0.0, exponent=1.0, error=0.0)
+    pool = Pool([[0.0, 1.0, 3.0, 4.0] * 500])  # scaled to 0..1
+    found = simulate(Setting(8, 8), pool, Prices(), 800, steps=200, model=alike)
     assert found.signal**2 == pytest.approx(100 * 7 * np.var([0.0, 0.25, 0.75, 1.0]), rel=0.05)
+
+
+def test_more_prompts_have_more_signal_than_as_many_rows_of_one() -> None:
+    few = simulate(Setting(16, 16), pool_of(0.5), Prices(), 16)
+    many = simulate(Setting(4, 4), pool_of(0.5), Prices(), 16)
+    assert many.dead > few.dead
+    assert many.signal > few.signal
+    alike = Model(between=0.0, exponent=1.0, error=0.0)
+    without = [simulate(Setting(m, m), pool_of(0.5), Prices(), 16, model=alike).signal for m in (16, 4)]
+    assert without[0] > without[1]
 
 
 CHEAP = Prices(step=0.07, rollout=0.0001, row=0.004)
@@ -122,7 +137,7 @@ def test_the_cost_of_a_step_is_a_number_and_no_second_verdict() -> None:
 def test_a_gain_is_the_power_of_more_signal_over_more_seconds() -> None:
     found = planned(pool_of(0.05, rollouts=4000), Prices(step=1.0, rollout=0.01), 0.0)
     grpo, pods, _ = found.candidates
-    expected = (pods.signal / grpo.signal) ** EXPONENT / (pods.seconds / grpo.seconds)
+    expected = (pods.signal / grpo.signal) ** MODEL.exponent / (pods.seconds / grpo.seconds)
     assert found.gains[pods.setting].median == pytest.approx(expected, rel=0.1)
     _, (more, *_) = tables(found.lines())
     assert float(more[3]) == pytest.approx(expected, rel=0.1)
@@ -132,8 +147,8 @@ def test_the_interval_of_a_gain_has_the_error_of_the_model_even_if_all_else_is_c
     """As many prompts as there are all have one pass rate, and every step takes a second."""
     found = planned(pool_of(*[0.05] * 200), Prices(step=1.0), 0.0)
     gain = found.gains[Setting(64, 16)]
-    assert math.log(gain.high / gain.low) == pytest.approx(2 * 1.645 * MODEL_ERROR, rel=0.35)
-    assert math.log(gain.high / gain.low) > 2 * 1.5 * MODEL_ERROR
+    assert math.log(gain.high / gain.low) == pytest.approx(2 * 1.645 * MODEL.error, rel=0.35)
+    assert math.log(gain.high / gain.low) > 2 * 1.5 * MODEL.error
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,15 @@ from statistics import NormalDist
 import numpy as np
 
 from .prices import Array, Prices, Setting
-from .signal import MODEL_ERROR, Candidate, Pool, Simulated
+from .signal import MODEL, Candidate, Model, Pool, Simulated
 
 LEGEND = """\
 n -> m: of each prompt n rollouts are generated and m are trained. No signal:
 prompts whose m rewards are equal, which teach nothing. Signal: what a step can
-learn from, by the spread of its rewards. Gain: how many times as fast as GRPO
-it would learn, by its signal and its seconds. From, to: a 90 % interval, which
-includes how far our own studies were from such predictions (docs/results.md).
+learn from, by its prompts and the spread of their rewards. Gain: how many times
+as fast as GRPO it would learn, by its signal and its seconds. From, to: a 90 %
+interval, which includes how far our own studies were from such predictions
+(docs/results.md).
 Limits: rewards are those of the policy now, and seconds those of this machine.
 All settings train equally many rows per step, at one learning rate. Check the
 choice with: pods compare."""
@@ -144,7 +145,13 @@ def _wrapped(text: str, first: str = "") -> list[str]:
     return [line.replace("\xa0", " ") for line in lines]
 
 
-def decide(candidates: Sequence[Candidate], pool: Pool, simulated: Simulated, facts: Mapping[str, str]) -> Plan:
+def decide(
+    candidates: Sequence[Candidate],
+    pool: Pool,
+    simulated: Simulated,
+    facts: Mapping[str, str],
+    model: Model = MODEL,
+) -> Plan:
     """Recommend the timed setting whose gain over plain GRPO is surely highest, if it is above 1. Else keep GRPO.
 
     Surely: the 5th percentile of the gain over resampled prompts, timed seconds and errors of the model.
@@ -153,7 +160,7 @@ def decide(candidates: Sequence[Candidate], pool: Pool, simulated: Simulated, fa
     if not pool.live:
         return Plan(candidates, grpo, NO_INFORMATION, facts)
     others = [candidate for candidate in candidates if candidate.times and candidate is not grpo]
-    gains = _gains(grpo, others, pool, simulated)
+    gains = _gains(grpo, others, pool, simulated, model.error)
     kept = f"GRPO {grpo.setting.label}"
     if not others:
         return Plan(candidates, grpo, f"Nothing but {kept} was timed.", facts)
@@ -174,12 +181,14 @@ def decide(candidates: Sequence[Candidate], pool: Pool, simulated: Simulated, fa
     return Plan(candidates, grpo, reason, facts, gains)
 
 
-def _gains(grpo: Candidate, others: Sequence[Candidate], pool: Pool, simulated: Simulated) -> dict[Setting, Gain]:
+def _gains(
+    grpo: Candidate, others: Sequence[Candidate], pool: Pool, simulated: Simulated, error: float
+) -> dict[Setting, Gain]:
     """Return the gain over plain GRPO of each timed setting, over resampled prompts, timed seconds and model errors."""
     rng = np.random.default_rng(0)
     ratios: dict[Setting, list[float]] = {candidate.setting: [] for candidate in others}
     # Quantiles in random order, not draws: the interval then varies less with so few resamples.
-    normal = NormalDist(0, MODEL_ERROR)
+    normal = NormalDist(0, error)
     quantiles = [normal.inv_cdf((number + 0.5) / _RESAMPLES) for number in range(_RESAMPLES)]
     errors = {candidate.setting: np.exp(rng.permutation(quantiles)) for candidate in others}
     for number in range(_RESAMPLES):

@@ -1,19 +1,23 @@
 """The signal of n and m, simulated with the rewards that were observed.
 
-E, the sum over prompts of k (m - k) / m with k of the m kept rows right, is the precision of the difference between the
-mean gradients of right and wrong rows. The signal of a step is the square root of its E: the ratio of signal to noise
-by which Adam moves at a fixed learning rate. For graded rewards, E is m times the variance of the kept rewards, scaled
-to [0, 1]. Axes: P observed prompts, G groups of all simulated steps, N rollouts.
+E = k (m - k) / m, with k of the m kept rows of a prompt right, is the precision of the difference between the mean
+gradients of its right and wrong rows. For graded rewards, E is m times the variance of the kept rewards, scaled to
+[0, 1].
 
-How much a step learns is predicted by a power of its signal. `EXPONENT` and `MODEL_ERROR` come from our studies of word
-problems: `benchmarks/planner.py` computes them, and docs/results.md compares what they predict with what was measured.
+Prompts also differ in what they teach, so that one prompt is a poor sample of the task however exact its gradient is.
+With a variance b between prompts, in the unit of 1 / E, a prompt counts 1 / (b + 1 / E). The signal of a step is the
+square root of the sum over its prompts: the ratio of signal to noise by which Adam moves at a fixed learning rate. How
+much a step learns is predicted by a power of it.
+
+The constants come from our studies of word problems: `benchmarks/planner.py` computes them, and docs/results.md
+compares predictions with what was measured. Axes: P observed prompts, G groups of all simulated steps, N rollouts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,11 +26,24 @@ from torch import Tensor
 from ..selection import Rule, select
 from .prices import Array, Prices, Setting, StepWork
 
-EXPONENT = 0.9
-"""The power of the signal that predicts how much a step learns: twice the signal saves less than half of the steps."""
 
-MODEL_ERROR = 0.22
-"""How far a study was from that prediction: the standard deviation of the logarithm of the steps that it saved."""
+class Model(NamedTuple):
+    """How much a step learns by the rewards of its kept rows.
+
+    Args:
+        between: the variance between prompts of what they teach, in the unit of 1 / E.
+        exponent: the power of the signal that predicts how much a step learns.
+        error: how far a comparison in our studies was from the prediction: the standard deviation of the logarithm of
+            the steps that an arm saved.
+    """
+
+    between: float
+    exponent: float
+    error: float
+
+
+MODEL = Model(between=6.0, exponent=1.22, error=0.15)
+"""Fitted to our studies."""
 
 _STEPS = 300  # simulated for each setting
 _LEAST_PRECISION = 1e-12  # of a group with a signal; below it is rounding
@@ -75,11 +92,21 @@ class Pool:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A setting, the work and the signal of a mean step of it, and the step's seconds: modelled, and timed ones."""
+    """A setting and a mean step of it.
+
+    Args:
+        setting: n and m.
+        work: what the step computes.
+        signal: what it can learn from.
+        learning: how much it is predicted to learn, in a unit that all settings share.
+        modelled: its seconds by the prices.
+        times: the seconds of steps that were timed.
+    """
 
     setting: Setting
     work: StepWork
     signal: float
+    learning: float
     modelled: float
     times: tuple[float, ...] = ()
 
@@ -96,11 +123,6 @@ class Candidate:
         return self.modelled
 
     @property
-    def learning(self) -> float:
-        """Return how much a step is predicted to learn, in a unit that all settings share."""
-        return self.signal**EXPONENT
-
-    @property
     def speed(self) -> float:
         """What is predicted to be learned in a second."""
         return self.learning / max(self.seconds, 1e-9)
@@ -114,11 +136,14 @@ class Simulated(Protocol):
     ) -> Candidate: ...
 
 
-def simulate(
-    setting: Setting, pool: Pool, prices: Prices, rows: int, rule: str | Rule = "max_variance", *,
+def precisions(
+    setting: Setting, pool: Pool, rows: int, rule: str | Rule = "max_variance", *,
     steps: int = _STEPS, seed: int = 0, among: Array | None = None,
-) -> Candidate:  # fmt: skip
-    """Simulate steps of `rows` rows with the rule that training uses; `among`: the prompts to draw from."""
+) -> Array:  # fmt: skip
+    """Return E of each prompt of simulated steps of `rows` rows, ``[steps, prompts]``.
+
+    The rule is the one that training uses. `among`: the prompts of the pool to draw from.
+    """
     prompts = rows // setting.m
     rng = np.random.default_rng(seed)
     rewards_GN = pool.draw(steps * prompts, setting.n, rng, among)
@@ -128,7 +153,27 @@ def simulate(
         rewards_GN = rewards_GN.gather(1, kept.indices)
     spread = np.ptp(pool.rewards) or 1.0
     precision_G = rewards_GN.var(dim=1, correction=0) * setting.m / spread**2
-    live_share = float((precision_G > _LEAST_PRECISION).double().mean())
-    signal = float(precision_G.view(steps, prompts).sum(dim=1).sqrt().mean())
+    return precision_G.view(steps, prompts).numpy()
+
+
+def signal_of(precision: Array, between: float) -> float:
+    """Return the mean signal of steps, from E of their prompts, ``[steps, prompts]``.
+
+    >>> signal_of(np.array([[1.0, 1.0]]), between=0.0), signal_of(np.array([[1.0, 0.0]]), between=3.0)
+    (1.4142135623730951, 0.5)
+    """
+    counted = precision / (1 + between * precision)  # 1 / (b + 1 / E), also for E = 0
+    return float(np.sqrt(counted.sum(axis=1)).mean())
+
+
+def simulate(
+    setting: Setting, pool: Pool, prices: Prices, rows: int, rule: str | Rule = "max_variance", *,
+    steps: int = _STEPS, seed: int = 0, among: Array | None = None, model: Model = MODEL,
+) -> Candidate:  # fmt: skip
+    """Simulate steps of `rows` rows, as `precisions` does."""
+    precision = precisions(setting, pool, rows, rule, steps=steps, seed=seed, among=among)
+    signal = signal_of(precision, model.between)
+    live_share = float((precision > _LEAST_PRECISION).mean())
+    prompts = rows // setting.m
     work = StepWork(prompts, prompts * setting.n, rows * live_share)
-    return Candidate(setting, work, signal, prices.seconds(work))
+    return Candidate(setting, work, signal, signal**model.exponent, prices.seconds(work))
