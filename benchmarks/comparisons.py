@@ -64,6 +64,9 @@ EQUAL_MEMORY_16 = (
     *against("grpo-64", "pods-64-16"),
     *against("grpo-16-trl", "grpo-16", "pods-64-16"),
 )
+EQUAL_ROWS_32 = Study(
+    (*against("grpo-8", "pods-16-4", "grpo-4"), *against("grpo-4", "pods-16-4")), (0.5, 0.6, 0.7)
+)
 STUDIES = {
     "equal_memory_4": Study(EQUAL_MEMORY_4, (0.3, 0.4, 0.5, 0.6)),
     "equal_memory_16": Study(EQUAL_MEMORY_16, (0.3, 0.4, 0.5, 0.6)),
@@ -73,11 +76,10 @@ STUDIES = {
     "equal_rows_16": Study(
         (*against("grpo-16", "pods-16-4", "pods-8-2", "grpo-4"), *against("grpo-4", "pods-16-4")), (0.5, 0.6, 0.7)
     ),
-    "equal_rows_32": Study(
-        (*against("grpo-8", "pods-16-4", "grpo-4"), *against("grpo-4", "pods-16-4")), (0.5, 0.6, 0.7)
-    ),
+    "equal_rows_32": EQUAL_ROWS_32,
+    "equal_rows_32/first": EQUAL_ROWS_32,
     "many_prompts": Study(against("8x8-n8", "16x4-n8"), (0.3, 0.4, 0.5, 0.6)),
-    "many_prompts_trl": Study(against("grpo-trl", "grpo"), (0.3, 0.4, 0.5)),
+    "many_prompts_trl": Study(against("grpo-trl", "grpo"), (0.3, 0.5, 0.7)),
     "rules": Study(
         tuple(Pair("max-variance", rival) for rival in ("max-reward", "random", "percentile")), (0.5, 0.6, 0.7)
     ),
