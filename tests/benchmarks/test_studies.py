@@ -99,6 +99,7 @@ def scores_by_arm(path):
         ("equal_rows_16", "equal_rows_16/rates.csv"),
         ("equal_rows_32", "equal_rows_32/rates.csv"),
         ("many_prompts", "many_prompts/rates.csv"),
+        ("many_prompts_trl", "many_prompts_trl/rates.csv"),
         ("rules", "rules/rates.csv"),
     ],
 )
