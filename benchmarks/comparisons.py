@@ -64,9 +64,7 @@ EQUAL_MEMORY_16 = (
     *against("grpo-64", "pods-64-16"),
     *against("grpo-16-trl", "grpo-16", "pods-64-16"),
 )
-EQUAL_ROWS_32 = Study(
-    (*against("grpo-8", "pods-16-4", "grpo-4"), *against("grpo-4", "pods-16-4")), (0.5, 0.6, 0.7)
-)
+EQUAL_ROWS_32 = Study((*against("grpo-8", "pods-16-4", "grpo-4"), *against("grpo-4", "pods-16-4")), (0.5, 0.6, 0.7))
 STUDIES = {
     "equal_memory_4": Study(EQUAL_MEMORY_4, (0.3, 0.4, 0.5, 0.6)),
     "equal_memory_16": Study(EQUAL_MEMORY_16, (0.3, 0.4, 0.5, 0.6)),

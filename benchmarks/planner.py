@@ -159,24 +159,43 @@ def precision(arm: Arm) -> Array:
 
 
 def calibrate(comparisons: Sequence[Comparison]) -> Model:
-    """Fit the model by least squares of the logarithm of fewer steps, in which each study has the same weight."""
+    """Return the model that is fitted to studies; its error is how far each study is from a fit to the others."""
+    squares = []
+    for study in dict.fromkeys(comparison.folder for comparison in comparisons):
+        of_others = fit([comparison for comparison in comparisons if comparison.folder != study])
+        mine = [comparison for comparison in comparisons if comparison.folder == study]
+        residuals = fewer_steps(mine) - of_others.exponent * more_signal(mine, of_others.between)
+        squares.append(np.square(residuals).mean())
+    return fit(comparisons)._replace(error=float(np.sqrt(np.mean(squares))))
+
+
+def fit(comparisons: Sequence[Comparison]) -> Model:
+    """Return the model, without an error, by least squares of fewer steps. Each study has the same weight."""
     studies = [comparison.folder for comparison in comparisons]
     weights = np.array([1 / studies.count(study) for study in studies])
-    fewer_steps = np.log([comparison.fewer_steps for comparison in comparisons])
-    freedom = len(set(studies)) - 2  # studies, less the constants
-    best: tuple[float, Model] | None = None
+    steps = fewer_steps(comparisons)
+    fits = {}  # by their sum of squares
     for between in BETWEEN:
-        ratios = []
-        for comparison in comparisons:
-            ours = signal_of(precision(comparison.ours), between)
-            ratios.append(ours / signal_of(precision(comparison.theirs), between))
-        more_signal = np.log(ratios)
-        exponent = float((weights * more_signal * fewer_steps).sum() / (weights * more_signal**2).sum())
-        squares = float((weights * (fewer_steps - exponent * more_signal) ** 2).sum())
-        if best is None or squares < best[0]:
-            best = squares, Model(float(between), exponent, math.sqrt(squares / freedom))
-    assert best is not None
-    return best[1]
+        signals = more_signal(comparisons, between)
+        exponent = (weights * signals * steps).sum() / (weights * signals**2).sum()
+        squares = (weights * (steps - exponent * signals) ** 2).sum()
+        fits[float(squares)] = Model(float(between), float(exponent), error=0.0)
+    return fits[min(fits)]
+
+
+def fewer_steps(comparisons: Sequence[Comparison]) -> Array:
+    """Return the logarithm of how many times fewer steps each arm needed."""
+    return np.log([comparison.fewer_steps for comparison in comparisons])
+
+
+def more_signal(comparisons: Sequence[Comparison], between: float) -> Array:
+    """Return the logarithm of how many times more signal each arm has."""
+    return np.log(
+        [
+            signal_of(precision(comparison.ours), between) / signal_of(precision(comparison.theirs), between)
+            for comparison in comparisons
+        ]
+    )
 
 
 @cache
