@@ -204,7 +204,8 @@ def test_every_interval_of_a_page_is_in_a_file(page, least):
         ("| 16 rows | prompts | step, s |", "equal_rows_16", 24),
         ("| 32 rows | prompts | step, s |", "equal_rows_32", 18),
         ("| | GRPO 8, 8 prompts |", "many_prompts", 13),
-        ("| | rate | step, s |", "rules", 21),
+        ("| | rate | step, s | seconds to 30 %", "many_prompts_trl", 9),
+        ("| | rate | step, s | seconds to 50 %", "rules", 21),
     ],
 )
 def test_every_number_of_a_table_is_in_its_study_s_file(head, study, least):
