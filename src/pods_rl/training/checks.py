@@ -321,11 +321,12 @@ def _check_schedule(config: PODSConfig) -> None:
     function = TYPE_TO_SCHEDULER_FUNCTION[name]
     if name == SchedulerType.REDUCE_ON_PLATEAU:  # passes all on
         function = torch.optim.lr_scheduler.ReduceLROnPlateau
-    entries = [entry for entry in inspect.signature(function).parameters if entry not in _SCHEDULE_ARGUMENTS]
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return  # the greedy schedule, which older versions of transformers do not have
+    entries = [entry for entry in parameters if entry not in _SCHEDULE_ARGUMENTS]
     if name in (SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP):  # transformers passes them nothing
         entries = []
-    if name == SchedulerType.GREEDY:  # takes any keyword
-        return
     for entry in config.lr_scheduler_kwargs or {}:
         if entry not in entries:
             raise UserError(
