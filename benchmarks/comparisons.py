@@ -78,6 +78,7 @@ STUDIES = {
     "equal_rows_32/first": EQUAL_ROWS_32,
     "many_prompts": Study(against("8x8-n8", "16x4-n8"), (0.3, 0.4, 0.5, 0.6)),
     "many_prompts_trl": Study(against("grpo-trl", "grpo"), (0.3, 0.5, 0.7)),
+    "plan_sums": Study((*against("grpo-16", "pods-8-4", "grpo-4"), *against("grpo-4", "pods-8-4")), (0.5, 0.6, 0.7)),
     "rules": Study(
         tuple(Pair("max-variance", rival) for rival in ("max-reward", "random", "percentile")), (0.5, 0.6, 0.7)
     ),

@@ -37,6 +37,7 @@ EXPERIMENTS = (
     "many_prompts_trl_pilots",
     "chat",
     "chat_pilots",
+    "plan_sums",
     "rules",
     "rules_pilots",
     "study",
@@ -128,7 +129,8 @@ def test_the_planner_is_calibrated_on_the_studies(measured):
     found = planner.calibrate(measured)
     assert found.between == MODEL.between
     assert found.exponent == pytest.approx(MODEL.exponent, abs=0.01)
-    assert found.error == pytest.approx(MODEL.error, abs=0.01)
+    assert found.error == pytest.approx(0.12, abs=0.01)
+    assert found.error < MODEL.error  # that of another task
     assert {comparison.folder for comparison in measured} == {*planner.STUDIES}
 
 

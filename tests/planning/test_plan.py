@@ -71,6 +71,7 @@ def test_more_prompts_have_more_signal_than_as_many_rows_of_one() -> None:
     assert without[0] > without[1]
 
 
+SURE = MODEL._replace(error=0.12)
 CHEAP = Prices(step=0.07, rollout=0.0001, row=0.004)
 HARD = (0.02, 0.05, 0.1, 0.02, 0.05, 0.1)
 
@@ -80,7 +81,7 @@ def planned(pool: Pool, prices: Prices, spread: float = 0.0):
     found = [simulated(Setting(n, 16)) for n in (16, 64, 32)]
     times = [(one.modelled * (1 - spread), one.modelled * (1 + spread)) for one in found]
     found = [replace(one, times=time) for one, time in zip(found, times, strict=True)]
-    return decide(found, pool, simulated, {"plan": "a test"})
+    return decide(found, pool, simulated, {"plan": "a test"}, SURE)
 
 
 def tables(lines: list[str]) -> tuple[list[list[str]], list[list[str]]]:
@@ -147,8 +148,15 @@ def test_the_interval_of_a_gain_has_the_error_of_the_model_even_if_all_else_is_c
     """As many prompts as there are all have one pass rate, and every step takes a second."""
     found = planned(pool_of(*[0.05] * 200), Prices(step=1.0), 0.0)
     gain = found.gains[Setting(64, 16)]
-    assert math.log(gain.high / gain.low) == pytest.approx(2 * 1.645 * MODEL.error, rel=0.35)
-    assert math.log(gain.high / gain.low) > 2 * 1.5 * MODEL.error
+    assert math.log(gain.high / gain.low) == pytest.approx(2 * 1.645 * SURE.error, rel=0.35)
+    assert math.log(gain.high / gain.low) > 2 * 1.5 * SURE.error
+
+
+def test_a_larger_error_of_the_model_keeps_grpo() -> None:
+    found = planned(pool_of(*HARD, rollouts=400), CHEAP)
+    simulated = partial(simulate, pool=pool_of(*HARD, rollouts=400), prices=CHEAP, rows=16)
+    unsure = decide(found.candidates, pool_of(*HARD, rollouts=400), simulated, {}, MODEL._replace(error=1.0))
+    assert (found.chosen.setting, unsure.chosen.setting) == (Setting(64, 16), Setting(16, 16))
 
 
 @pytest.mark.parametrize(

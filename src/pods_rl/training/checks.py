@@ -318,15 +318,16 @@ def _check_optimizer(config: PODSConfig) -> None:
 def _check_schedule(config: PODSConfig) -> None:
     """Raise UserError for entries of `lr_scheduler_kwargs` that the schedule does not have."""
     name = SchedulerType(config.lr_scheduler_type)
-    function = TYPE_TO_SCHEDULER_FUNCTION[name]
-    if name == SchedulerType.REDUCE_ON_PLATEAU:  # passes all on
-        function = torch.optim.lr_scheduler.ReduceLROnPlateau
+    passes_all_on = name == SchedulerType.REDUCE_ON_PLATEAU
+    function = torch.optim.lr_scheduler.ReduceLROnPlateau if passes_all_on else TYPE_TO_SCHEDULER_FUNCTION[name]
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return  # the greedy schedule, which older versions of transformers do not have
-    entries = [entry for entry in parameters if entry not in _SCHEDULE_ARGUMENTS]
-    if name in (SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP):  # transformers passes them nothing
-        entries = []
+    is_constant = name in (
+        SchedulerType.CONSTANT,
+        SchedulerType.CONSTANT_WITH_WARMUP,
+    )  # transformers passes them nothing
+    entries = [] if is_constant else [entry for entry in parameters if entry not in _SCHEDULE_ARGUMENTS]
     for entry in config.lr_scheduler_kwargs or {}:
         if entry not in entries:
             raise UserError(
