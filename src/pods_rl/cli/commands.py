@@ -18,6 +18,7 @@ from .. import __version__
 from ..distributed import is_launched
 from ..distributed.signals import end_with_parent, ignore_signals, stop_on_signals
 from ..errors import Interrupted, UserError, code_reason, exit_reason
+from ..masking import mask_secrets
 from ..runs.files import write_failure
 from ..streams import drop_pending_output, lost_output, settle_streams
 from ..text import console, plain_text, safe_text
@@ -127,7 +128,7 @@ def run(app: Callable[..., Any]) -> None:
         if message and is_launched() and _reported(shown_error, int(code or 1)):
             os._exit(int(code or 1))  # an orderly exit would wait for the other processes
         with suppress(OSError):  # the exit code is right even if the message cannot be printed
-            console(stderr=True).print(message, end="")
+            console(stderr=True).print(mask_secrets(message), end="")  # it may be in a log.txt
     drop_pending_output()
     if code:
         sys.exit(code)

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..engines.trl.batching import BatchPlan, batch_plan
 from ..errors import UserError
+from ..masking import mask_secrets
 from ..packages import brought
 from ..policies import SHIPPED
 from ..text import describe, short, suggest
@@ -275,6 +276,10 @@ def build_recipe(
         if user_values.pop(key) != fields()[key].default:
             where = "command line: " if key in overrides else origin.where(key)
             raise UserError(f"{where}{key} cannot be set in a recipe: {UNSUPPORTED[key]}.")
+    for key, value in user_values.items():
+        if mask_secrets({key: value}) != {key: value}:
+            where = "command line: " if key in overrides else origin.where(key)
+            raise UserError(f"{where}{key} holds a password or a token: {UNSUPPORTED['hub_token']}, or use ~/.netrc.")
     resolved = defaults() | user_values
     _resolve(resolved, user_values)
     try:

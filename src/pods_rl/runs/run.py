@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import UserError
+from ..masking import mask_secrets
 from . import files
 from .checkpoints import find_checkpoints
 from .files import number, open_own, read_jsonl, read_mapping, step_of, to_json, write_atomic, write_parquet
@@ -359,13 +360,13 @@ class RunWriter:
 
         Args:
             state: running, finished, stopped or failed.
-            reason: why the run is in this state.
+            reason: why the run is in this state. Passwords and tokens in it are masked.
             clocks: the number of steps made (`step`), the training clock (`seconds`) and the wall clock (`elapsed`).
                 One that is not given stays as the last status has it.
         """
         run = Run(self.path)
         last = {"step": run.step, "seconds": run.seconds, "elapsed": run.elapsed}
-        self._write_json(files.STATUS, {"state": state, "reason": reason, **last, **clocks})
+        self._write_json(files.STATUS, {"state": state, "reason": mask_secrets(reason), **last, **clocks})
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         self._append(files.METRICS, row)

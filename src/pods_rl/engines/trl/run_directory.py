@@ -16,6 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ...distributed.processes import versions
 from ...errors import UserError
+from ...masking import mask_secrets
 from ...runs import Run, RunWriter, is_run
 from ...runs.environment import git_commit, processor_name
 from ...runs.files import METRICS, last_row, number
@@ -166,7 +167,7 @@ def settings_of(trainer: PODSTrainer) -> dict[str, Any]:
         if field.name in _ALWAYS or (is_set and field.name not in _NO_SETTINGS):
             settings[field.name] = value
     shown = ("num_rollouts", "num_generations", "rule", "advantages")
-    return settings | {name: values[name] for name in shown}
+    return dict(mask_secrets(settings)) | {name: values[name] for name in shown}
 
 
 def environment_of(trainer: PODSTrainer) -> dict[str, Any]:
@@ -187,7 +188,7 @@ def environment_of(trainer: PODSTrainer) -> dict[str, Any]:
         "trained_parameters": sum(parameter.numel() for parameter in trained_parameters),
         "seed": trainer.args.seed,
         "git_commit": git_commit(),
-        "command": sys.argv,
+        "command": mask_secrets(sys.argv),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 
