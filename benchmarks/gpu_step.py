@@ -36,8 +36,8 @@ from trl import GRPOConfig, GRPOTrainer
 from gpu_device import Device
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines import PHASES
-from pods_rl.engines.trl.stability import is_out_of_memory
-from pods_rl.engines.trl.update import PhaseClock
+from pods_rl.engines.trl.guarded.stability import is_out_of_memory
+from pods_rl.engines.trl.step.update import PhaseClock
 from pods_rl.policies import tiny_policy_path
 
 QWEN_3B = {

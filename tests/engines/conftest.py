@@ -19,7 +19,7 @@ from tools.pretrain import build_model, build_tokenizer
 from transformers import TrainerCallback, set_seed
 
 from pods_rl import PODSConfig, PODSTrainer
-from pods_rl.engines.trl.modes import Redrawing
+from pods_rl.engines.trl.selecting.modes import Redrawing
 from tests import DEADLINE
 
 PROMPTS = ["1+2=", "37+4=", "5-1=", "60+60=", "9+9+9=", "8-3+1=", "77-1=", "2+2="]

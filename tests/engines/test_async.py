@@ -26,8 +26,8 @@ from trl.experimental.async_grpo import async_grpo_trainer, async_rollout_worker
 
 import pods_rl
 from pods_rl.engines import measuring, trl_async
-from pods_rl.engines.trl.record import total_reward
-from pods_rl.engines.trl.rewards import refuse_unusable
+from pods_rl.engines.trl.guarded.rewards import refuse_unusable
+from pods_rl.engines.trl.selecting.record import total_reward
 from pods_rl.engines.trl_async import AsyncPODSConfig, loop, worker
 from pods_rl.errors import UserError
 from pods_rl.selection import RULES, advantages, select

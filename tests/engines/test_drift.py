@@ -13,7 +13,7 @@ import pytest
 from trl import GRPOTrainer
 
 from pods_rl.engines.trl.compat import IMAGE_INPUTS, LOSS_METRICS, ROW_LISTS, Generated
-from pods_rl.engines.trl.update import LOSS_METHODS
+from pods_rl.engines.trl.step.update import LOSS_METHODS
 
 from . import trl_source as source
 

@@ -10,7 +10,7 @@ from datasets import Dataset, IterableDataset
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, set_seed
 from trl import GRPOTrainer
 
-from pods_rl.engines.trl.modes import Redrawing
+from pods_rl.engines.trl.selecting.modes import Redrawing
 from pods_rl.errors import UserError
 from pods_rl.policies import tiny_policy_path
 

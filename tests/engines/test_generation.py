@@ -7,7 +7,7 @@ import inspect
 import pytest
 from trl import GRPOTrainer
 
-from pods_rl.engines.trl.turns import over_prefix_tree
+from pods_rl.engines.trl.step.turns import over_prefix_tree
 
 from .conftest import around
 

@@ -14,7 +14,7 @@ from tests.prefix_tree.gpu import TORCHES, put_gpu
 
 from .conftest import Gradients, around, letter_reward, update_of
 
-LOGGER = "pods_rl.engines.trl.update"
+LOGGER = "pods_rl.engines.trl.step.update"
 
 
 def train(trainer):

@@ -18,7 +18,7 @@ from trl.data_utils import prepare_multimodal_messages
 from trl.trainer import grpo_trainer
 
 from pods_rl import PODSConfig, PODSTrainer
-from pods_rl.engines.trl.checkpoints import load_renamed
+from pods_rl.engines.trl.guarded.checkpoints import load_renamed
 from pods_rl.errors import UserError
 from pods_rl.prefix_tree.decoding import RowDraws, decode
 from tests.numeric import FLOAT32, assert_near

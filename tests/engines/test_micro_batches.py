@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pods_rl import PODSTrainer
-from pods_rl.engines.trl.micro_batches import Counts, StepMetrics, regroup
+from pods_rl.engines.trl.step.micro_batches import Counts, StepMetrics, regroup
 
 from .conftest import around, half_dead, update_of
 

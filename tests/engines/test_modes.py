@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pods_rl import PODSTrainer
-from pods_rl.engines.trl.modes import Generating, Measuring, Redrawing, Resting, Sampling
+from pods_rl.engines.trl.selecting.modes import Generating, Measuring, Redrawing, Resting, Sampling
 
 from .conftest import half_dead
 

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from pods_rl.engines.trl.checkpoints import read_state, write_state
+from pods_rl.engines.trl.guarded.checkpoints import read_state, write_state
 from pods_rl.errors import UserError
 
 

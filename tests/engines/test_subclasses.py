@@ -11,7 +11,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from pods_rl import PODSTrainer
-from pods_rl.engines.trl.modes import Redrawing
+from pods_rl.engines.trl.selecting.modes import Redrawing
 from pods_rl.errors import UserError
 from tests.numeric import FLOAT32, assert_near
 

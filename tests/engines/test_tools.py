@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM,
 from trl import GRPOConfig, GRPOTrainer
 
 from pods_rl import PODSConfig, PODSTrainer
-from pods_rl.engines.trl.turns import RolloutKey, Turns, tokenize_copies_once
+from pods_rl.engines.trl.step.turns import RolloutKey, Turns, tokenize_copies_once
 from pods_rl.errors import UserError
 from pods_rl.sandbox.limits import time_limit
 from tests import DEADLINE

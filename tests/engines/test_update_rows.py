@@ -14,7 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import utils
 
 from pods_rl import PODSTrainer
-from pods_rl.engines.trl.update import Update
+from pods_rl.engines.trl.step.update import Update
 from tests.numeric import FLOAT64, assert_near
 
 from .conftest import PROMPTS, Gradients, around, constant, half_dead, letter_reward, update_of

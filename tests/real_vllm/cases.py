@@ -24,7 +24,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from pods_rl import PODSTrainer
 from pods_rl.cli import main as pods
-from pods_rl.engines.trl.turns import describe_vllm
+from pods_rl.engines.trl.step.turns import describe_vllm
 from pods_rl.loading.prepare import prepare
 from pods_rl.recipe import build_recipe
 from pods_rl.training import trainer as build

@@ -16,7 +16,7 @@ import torch
 from datasets import Dataset
 
 from pods_rl.engines.trl import killable
-from pods_rl.engines.trl.rewards import check_scores
+from pods_rl.engines.trl.guarded.rewards import check_scores
 from pods_rl.errors import UserError
 from pods_rl.rewards import get_reward
 from pods_rl.training.rewards import trl_reward

@@ -24,8 +24,8 @@ from trl import ModelConfig, get_peft_config
 from ..distributed.processes import quiet_libraries, version
 from ..engines import TESTED
 from ..engines.trl.config import PODSConfig, check_prompts
-from ..engines.trl.run_directory import precision
-from ..engines.trl.stability import is_out_of_memory
+from ..engines.trl.guarded.run_directory import precision
+from ..engines.trl.guarded.stability import is_out_of_memory
 from ..errors import UserError, raised
 from ..loading.prepare import prepare, training_task
 from ..recipe import Recipe

@@ -98,7 +98,7 @@ def train(
         shown = Watcher("the progress display", display)
         shown.begin("importing TRL")
         quiet_libraries()
-        from ..engines.trl.checkpoints import unrestorable
+        from ..engines.trl.guarded.checkpoints import unrestorable
         from .recorder import trackers_inside
 
         if writer:
@@ -159,7 +159,7 @@ def _load(context: Context) -> tuple[Prepared, RunTrainer]:
 
 def device_line(trainer: PODSTrainer) -> str:
     """Return device, precision and method as one line to display."""
-    from ..engines.trl.run_directory import device_name, precision_of
+    from ..engines.trl.guarded.run_directory import device_name, precision_of
 
     n = trainer.args.num_rollouts or 0
     m = trainer.args.num_generations
@@ -175,8 +175,8 @@ def describe(trainer: RunTrainer, prepared: Prepared, start: Start | None) -> di
         prepared: its task.
         start: where it resumes. If None, it is a new run.
     """
-    from ..engines.trl.run_directory import environment_of
-    from ..engines.trl.turns import describe_vllm
+    from ..engines.trl.guarded.run_directory import environment_of
+    from ..engines.trl.step.turns import describe_vllm
 
     task = prepared.task
     task_facts: dict[str, Any] = {
@@ -226,7 +226,7 @@ def _add_recorder(
     context: Context, prepared: Prepared, trainer: RunTrainer, environment: Mapping[str, Any]
 ) -> Recorder:
     """Add a `Recorder` that writes the run directory."""
-    from ..engines.trl.record import gather_columns
+    from ..engines.trl.selecting.record import gather_columns
     from .recorder import Recorder, add_trackers
 
     evaluates = context.recipe.run_settings()["eval_prompts"] != 0

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import PODSConfig
-    from .rewards import killable
-    from .run_directory import RunDirectory
-    from .stability import UnstableTrainingError
+    from .guarded.rewards import killable
+    from .guarded.run_directory import RunDirectory
+    from .guarded.stability import UnstableTrainingError
     from .trainer import PODSTrainer
 
 _HOME = {
     "PODSConfig": "config",
     "PODSTrainer": "trainer",
-    "RunDirectory": "run_directory",
-    "UnstableTrainingError": "stability",
-    "killable": "rewards",
+    "RunDirectory": "guarded.run_directory",
+    "UnstableTrainingError": "guarded.stability",
+    "killable": "guarded.rewards",
 }
 
 __all__ = ["PODSConfig", "PODSTrainer", "RunDirectory", "UnstableTrainingError", "killable"]

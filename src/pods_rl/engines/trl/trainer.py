@@ -25,19 +25,19 @@ from ...selection import select
 from ..arguments import check_arguments
 from ..seeds import seeded_generator
 from . import compat
-from .advantages import drop_zero_counters, gather_advantages, log_generation, set_advantages
 from .batching import BatchPlan, Shares, batch_plan
-from .checkpoints import OPTIMIZER, WEIGHTS, ExactResume, load_renamed, restoring
 from .compat import Batch, Completions, Generated, LogProbs, Tokenized, TypedGRPOTrainer
 from .config import PAPER, PODSConfig, check_prompts, group_sizes
-from .dynamic_sampling import DynamicSampling
-from .generation import Built, Generation, Selected, copies, move_rows, named, output_of, record_of
-from .modes import Generating, Measuring, Mode, Redrawing, Resting, Sampling
-from .record import Rollouts, make_table_storable, show_advantages, show_scores
-from .rewards import CheckedRewards
-from .stability import Stability
-from .turns import Tools, Turns, check_completions, over_prefix_tree, sequences_at_once
-from .update import StepCallback, Update
+from .guarded.checkpoints import OPTIMIZER, WEIGHTS, ExactResume, load_renamed, restoring
+from .guarded.rewards import CheckedRewards
+from .guarded.stability import Stability
+from .selecting.advantages import drop_zero_counters, gather_advantages, log_generation, set_advantages
+from .selecting.dynamic_sampling import DynamicSampling
+from .selecting.generation import Built, Generation, Selected, copies, move_rows, named, output_of, record_of
+from .selecting.modes import Generating, Measuring, Mode, Redrawing, Resting, Sampling
+from .selecting.record import Rollouts, make_table_storable, show_advantages, show_scores
+from .step.turns import Tools, Turns, check_completions, over_prefix_tree, sequences_at_once
+from .step.update import StepCallback, Update
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel

@@ -18,15 +18,15 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from ...errors import UserError, raised
-from ...sandbox import RewardFailure, as_score, failure
-from ...sandbox.worker import Work, no_copies
-from ...selection import REWARD_LIMIT
-from ...selection.types import describe
-from ...text import plain_text, short
-from . import compat
-from .compat import TRLTrainer, get_callable_name, is_async_callable
-from .record import as_text
+from ....errors import UserError, raised
+from ....sandbox import RewardFailure, as_score, failure
+from ....sandbox.worker import Work, no_copies
+from ....selection import REWARD_LIMIT
+from ....selection.types import describe
+from ....text import plain_text, short
+from .. import compat
+from ..compat import TRLTrainer, get_callable_name, is_async_callable
+from ..selecting.record import as_text
 
 logger = logging.getLogger(__name__)
 Scores = list[float | RewardFailure | None]
@@ -383,7 +383,7 @@ def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scor
 
     @functools.wraps(function)
     def killed(**columns: Any) -> Scores:
-        from ...sandbox.pool import WorkerPool
+        from ....sandbox.pool import WorkerPool
 
         # torch's threads are the parent's, and do not exist in a child that is forked.
         work = Work(functools.partial(_answer, function, name, columns), prepare=lambda: torch.set_num_threads(1))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import TrainerControl
 
-from ...errors import UserError
-from .compat import TRLTrainer
+from ....errors import UserError
+from ..compat import TRLTrainer
 
 logger = logging.getLogger(__name__)
 

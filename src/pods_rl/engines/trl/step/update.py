@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ...prefix_tree.packing import Probe, TreePass, probe_trees
-from ...prefix_tree.recurrence import unregister_tree_recurrence
-from .. import PHASES
-from .compat import IMAGE_INPUTS, Batch, LogProbs, TRLTrainer, is_overridden
+from ....prefix_tree.packing import Probe, TreePass, probe_trees
+from ....prefix_tree.recurrence import unregister_tree_recurrence
+from ... import PHASES
+from ..compat import IMAGE_INPUTS, Batch, LogProbs, TRLTrainer, is_overridden
+from ..guarded.stability import Stability
 from .micro_batches import Counts, StepMetrics, regroup, step_windows
-from .stability import Stability
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...distributed.processes import gather
-from ...selection import is_constant
-from ...tables import columns_of, rows_of
-from ...text import DEEPEST, TOO_DEEP, call_text, change_text, content_text, depth, utf8_text
-from ..measuring import mark_unusable
+from ....distributed.processes import gather
+from ....selection import is_constant
+from ....tables import columns_of, rows_of
+from ....text import DEEPEST, TOO_DEEP, call_text, change_text, content_text, depth, utf8_text
+from ...measuring import mark_unusable
 
 
 @dataclass
@@ -234,7 +234,7 @@ def _has_turns(completion: Any) -> bool:
 
 def _messages_json(completion: Any) -> str | None:
     """Return the messages of a completion that has turns; None for one that has none."""
-    from ...runs import to_json
+    from ....runs import to_json
 
     if not _has_turns(completion):
         return None

@@ -31,10 +31,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
 
-from ...errors import UserError
-from .compat import TRAINER_STATE_NAME, TRLTrainer, safe_globals
-from .dynamic_sampling import DynamicSampling
-from .record import Rollouts, saved_table
+from ....errors import UserError
+from ..compat import TRAINER_STATE_NAME, TRLTrainer, safe_globals
+from ..selecting.dynamic_sampling import DynamicSampling
+from ..selecting.record import Rollouts, saved_table
 from .stability import is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class ExactResume:
 
     def _find(self, wanted: str | bool) -> tuple[Path | None, str | None]:
         """Return the checkpoint, or the problem with it."""
-        from ...runs.checkpoints import find_checkpoints
+        from ....runs.checkpoints import find_checkpoints
 
         if wanted is True:
             where = Path(self._trainer.args.output_dir)
@@ -109,7 +109,7 @@ class ExactResume:
 
     def _problem(self, folder: Path) -> str | None:
         """Return why a checkpoint is not complete; TRL writes `trainer_state.json` last."""
-        from ...runs.checkpoints import MANIFEST, verify
+        from ....runs.checkpoints import MANIFEST, verify
 
         if not (folder / TRAINER_STATE_NAME).is_file():
             return f"there is no {TRAINER_STATE_NAME}: it is not a checkpoint, or its run was killed while it was saved"
@@ -238,8 +238,8 @@ def unrestorable(folder: Path) -> list[str]:
     A manifest that was written after the damage agrees with them. A file that belongs to another run, or to a model of
     another shape, is found only when it is restored.
     """
-    from ...runs.checkpoints import MANIFEST, unreadable
-    from ...runs.files import read_mapping
+    from ....runs.checkpoints import MANIFEST, unreadable
+    from ....runs.files import read_mapping
 
     problems = unreadable(folder)
     if problems:

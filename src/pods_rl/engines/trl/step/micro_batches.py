@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...prefix_tree.grouping import group_rows
-from .compat import CLIP_RATIO, ENTROPY, EXTREMES, LOSS_METRICS, PHI, Batch
+from ....prefix_tree.grouping import group_rows
+from ..compat import CLIP_RATIO, ENTROPY, EXTREMES, LOSS_METRICS, PHI, Batch
 
 
 def step_windows(steps_per_generation: int, accumulation_steps: int) -> list[range]:

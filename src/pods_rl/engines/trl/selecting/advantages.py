@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...selection import Selection, advantages, is_constant, spread
-from ..measuring import mark_unusable
-from .compat import Batch, TRLTrainer, nanstd
-from .config import group_sizes
+from ....selection import Selection, advantages, is_constant, spread
+from ...measuring import mark_unusable
+from ..compat import Batch, TRLTrainer, nanstd
+from ..config import group_sizes
 from .generation import Built, Selected
 from .record import Rollouts, total_reward
 

@@ -16,12 +16,12 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from ...errors import UserError
-from ...tables import columns_of
-from .batching import Shares
-from .compat import Batch, Generated, TRLTrainer
+from ....errors import UserError
+from ....tables import columns_of
+from ..batching import Shares
+from ..compat import Batch, Generated, TRLTrainer
+from ..step.turns import RolloutKey
 from .record import Rollouts, total_reward
-from .turns import RolloutKey
 
 Columns = dict[Any, Sequence[Any]]  # by name, a value for each rollout of this process
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from .batching import BatchPlan
+from ..batching import BatchPlan
+from ..step.turns import Turns
 from .generation import Built, Generation
-from .turns import Turns
 
 
 @dataclass(frozen=True)

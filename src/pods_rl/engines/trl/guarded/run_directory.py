@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ...distributed.processes import versions
-from ...errors import UserError
-from ...masking import mask_secrets
-from ...runs import Run, RunWriter, is_run
-from ...runs.environment import git_commit, processor_name
-from ...runs.files import METRICS, last_row, number
-from ...text import counted
-from ...yaml_files import dump_yaml
-from .record import gather_columns
+from ....distributed.processes import versions
+from ....errors import UserError
+from ....masking import mask_secrets
+from ....runs import Run, RunWriter, is_run
+from ....runs.environment import git_commit, processor_name
+from ....runs.files import METRICS, last_row, number
+from ....text import counted
+from ....yaml_files import dump_yaml
+from ..selecting.record import gather_columns
 
 if TYPE_CHECKING:
-    from .config import PODSConfig
-    from .trainer import PODSTrainer
+    from ..config import PODSConfig
+    from ..trainer import PODSTrainer
 
 _SUMMARY = "train_runtime"  # only in the log with which transformers ends
 _NO_SETTINGS = ("output_dir", "accelerator_config")  # a folder, and what transformers always fills in

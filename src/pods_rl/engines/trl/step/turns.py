@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from transformers import GenerationConfig
 
-from ...distributed.processes import version
-from ...errors import UserError
-from ...sandbox.limits import ToolLimits, close_environment, tokenizable
-from . import compat
-from .batching import Shares
-from .compat import Completions, Tokenized, TRLTrainer
-from .config import PODSConfig
+from ....distributed.processes import version
+from ....errors import UserError
+from ....sandbox.limits import ToolLimits, close_environment, tokenizable
+from .. import compat
+from ..batching import Shares
+from ..compat import Completions, Tokenized, TRLTrainer
+from ..config import PODSConfig
 
 CLOSE = "close"  # the method that ends an environment; TRL would offer it to the policy as a tool
 
@@ -50,7 +50,7 @@ def over_prefix_tree(trainer: TRLTrainer, keys: Sequence[tuple[int, ...]]) -> It
         yield
         return
     # Here, since a trainer that generates with vLLM never needs it.
-    from ...prefix_tree.decoding import RowDraws, complete
+    from ....prefix_tree.decoding import RowDraws, complete
 
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)  # as TRL unwraps it
     generate = model.generate

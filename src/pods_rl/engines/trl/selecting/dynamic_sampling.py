@@ -16,13 +16,13 @@ import torch
 from datasets import IterableDataset
 from torch import Tensor
 
-from ...errors import UserError
-from ...selection import is_constant
-from ..measuring import gives_up
-from ..seeds import seeded_generator
-from .batching import Shares
-from .compat import IMAGE_INPUTS, Batch, TRLTrainer, disable_gradient_checkpointing, grpo_trainer, pad, use_adapter
-from .config import group_sizes
+from ....errors import UserError
+from ....selection import is_constant
+from ...measuring import gives_up
+from ...seeds import seeded_generator
+from ..batching import Shares
+from ..compat import IMAGE_INPUTS, Batch, TRLTrainer, disable_gradient_checkpointing, grpo_trainer, pad, use_adapter
+from ..config import group_sizes
 from .generation import Built, Generation, Moves, Selected, move_rows
 
 logger = logging.getLogger(__name__)

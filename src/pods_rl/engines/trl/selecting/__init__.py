@@ -1,0 +1,1 @@
+"""Generate n rollouts of each prompt and keep m of them: PODS itself."""
