@@ -13,7 +13,17 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .engines.trl import PODSConfig, PODSTrainer, RunDirectory
     from .engines.trl_async import AsyncPODSConfig, AsyncPODSTrainer
-    from .selection import RULES, Selection, advantages, pods_objective, select
+    from .selection import (
+        BATCH_RULES,
+        RULES,
+        BatchSelection,
+        RolloutBatch,
+        Selection,
+        advantages,
+        pods_objective,
+        select,
+        select_batch,
+    )
 
 _HOME = {
     "AsyncPODSConfig": ".engines.trl_async",
@@ -21,24 +31,32 @@ _HOME = {
     "PODSConfig": ".engines.trl",
     "PODSTrainer": ".engines.trl",
     "RunDirectory": ".engines.trl",
+    "BATCH_RULES": ".selection",
+    "BatchSelection": ".selection",
     "RULES": ".selection",
+    "RolloutBatch": ".selection",
     "Selection": ".selection",
     "advantages": ".selection",
     "pods_objective": ".selection",
     "select": ".selection",
+    "select_batch": ".selection",
 }
 
 __all__ = [
+    "BATCH_RULES",
     "RULES",
     "AsyncPODSConfig",
     "AsyncPODSTrainer",
+    "BatchSelection",
     "PODSConfig",
     "PODSTrainer",
+    "RolloutBatch",
     "RunDirectory",
     "Selection",
     "advantages",
     "pods_objective",
     "select",
+    "select_batch",
 ]
 
 

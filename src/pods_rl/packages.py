@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .errors import UserError
 
-GROUPS = {"rule": "pods_rl.rules", "task": "pods_rl.tasks"}
+GROUPS = {"rule": "pods_rl.rules", "batch rule": "pods_rl.batch_rules", "task": "pods_rl.tasks"}
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ def brought(kind: str) -> list[Brought]:
     """Return the rules or the tasks of installed packages; nothing of them is imported.
 
     Args:
-        kind: rule or task; other kinds have no entry points.
+        kind: rule, batch rule or task; other kinds have no entry points.
 
     >>> brought("reward")
     []

@@ -1,4 +1,4 @@
-"""The types `Rule` and `Selection`, and shared checks of rewards."""
+"""What rules take and return, and shared checks of rewards."""
 
 from __future__ import annotations
 
@@ -23,13 +23,150 @@ class Rule(Protocol):
 
 
 class RuleError(UserError, TypeError):
-    """A rule that cannot be called, raises, or does not return m different rollouts of each prompt."""
+    """A rule that cannot be called, raises, or does not return different rollouts, as many as it may."""
 
 
 if TYPE_CHECKING:
     RuleOrName = str | Rule
 else:
     RuleOrName = str  # the type of a configuration's field: a command line can give a name alone
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutBatch:
+    """What a rule over the batch chooses from: the rollouts of all prompts of an optimizer step.
+
+    Args:
+        rewards: `[P, N]`, float32 or float64, finite or NaN (unscored).
+        rows: R, the number of rollouts to keep.
+        generator: source of random draws. If None, PyTorch's global one.
+        completion_tokens: int64 `[P, N]`, the number of tokens of each completion. If None, it is not known.
+    """
+
+    rewards: Tensor
+    rows: int
+    generator: torch.Generator | None = None
+    completion_tokens: Tensor | None = None
+
+
+class BatchRule(Protocol):
+    """Which rollouts of a batch to keep: a `BatchSelection`, or the flat numbers p * N + i, int64 `[R]`."""
+
+    def __call__(self, batch: RolloutBatch, /) -> BatchSelection | Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class BatchSelection:
+    """The rollouts kept of a batch, where prompts may keep different numbers of rollouts.
+
+    Args:
+        indices: int64 `[R]`, ascending: the flat number p * N + i of each kept rollout i of prompt p. A prompt keeps
+            none or at least two, because a single rollout has nothing to be compared with.
+        num_prompts: P.
+        num_rollouts: N, generated of each prompt.
+        weights: `[R]`, finite and at least 0: a factor of each kept rollout's advantage. If None, all are 1.
+
+    Raises:
+        TypeError: indices that are not a dense int64 tensor, weights that are not real numbers, or sizes that are not
+            ints.
+        ValueError: another shape, indices that do not ascend or are out of range, a prompt with one rollout, or a
+            weight that is negative, NaN or infinite.
+
+    >>> kept = BatchSelection(torch.tensor([0, 3, 8, 9, 11]), num_prompts=3, num_rollouts=4)
+    >>> kept.sizes, kept.groups
+    (tensor([2, 0, 3]), tensor([0, 0, 2, 2, 2]))
+    """
+
+    indices: Tensor
+    num_prompts: int
+    num_rollouts: int
+    weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check_tensor("BatchSelection.indices", self.indices)
+        if self.indices.dtype != torch.int64:
+            raise TypeError(f"BatchSelection.indices must be an int64 tensor [R]; got {describe(self.indices)}.")
+        if self.indices.ndim != 1:
+            raise ValueError(f"BatchSelection.indices must have shape [R]; got {describe(self.indices)}.")
+        for name in ("num_prompts", "num_rollouts"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"BatchSelection.{name} must be an int; got {value!r} ({describe(value)}).")
+            if value < 0:
+                raise ValueError(f"BatchSelection.{name} must be at least 0; got {value}.")
+        self._check_indices()
+        if self.weights is not None:
+            self._check_weights(self.weights)
+
+    def _check_indices(self) -> None:
+        count = self.num_prompts * self.num_rollouts
+        # One comparison for all: ascending numbers between two ends.
+        ends = self.indices.new_tensor([-1, count])
+        if (torch.cat([ends[:1], self.indices, ends[1:]]).diff() <= 0).any():
+            raise ValueError(
+                f"BatchSelection.indices must be different numbers p * {self.num_rollouts} + i from 0 to {count - 1}, "
+                f"ascending; got {self.indices.tolist()[:20]}{'...' if len(self.indices) > 20 else ''}."
+            )
+        alone_P = self.sizes == 1
+        if alone_P.any():
+            raise ValueError(
+                f"BatchSelection.indices keep a single rollout of prompt {int(alone_P.nonzero()[0])}; keep none of a "
+                "prompt, or at least two."
+            )
+
+    def _check_weights(self, weights_R: Tensor) -> None:
+        check_tensor("BatchSelection.weights", weights_R)
+        check_device("BatchSelection.weights", weights_R, "the indices", self.indices)
+        if weights_R.is_complex() or weights_R.dtype == torch.bool:
+            raise TypeError(f"BatchSelection.weights must be real numbers; got {describe(weights_R)}.")
+        if weights_R.shape != self.indices.shape:
+            raise ValueError(
+                f"BatchSelection.weights must have the shape of the indices, {list(self.indices.shape)}; got "
+                f"{describe(weights_R)}."
+            )
+        if not (weights_R.isfinite() & (weights_R >= 0)).all():
+            raise ValueError("BatchSelection.weights must be finite and at least 0; some are not.")
+
+    @property
+    def groups(self) -> Tensor:
+        """The prompt of each kept rollout, int64 `[R]`."""
+        return self.indices // max(self.num_rollouts, 1)
+
+    @property
+    def sizes(self) -> Tensor:
+        """The number of rollouts kept of each prompt, int64 `[P]`: 0, or at least 2."""
+        return self.mask().sum(dim=1)
+
+    @property
+    def slots(self) -> Tensor:
+        """The position of each kept rollout among those of its prompt, from 0, int64 `[R]`."""
+        sizes_P = self.sizes
+        first_P = sizes_P.cumsum(0) - sizes_P
+        return torch.arange(len(self.indices), device=self.indices.device) - first_P[self.groups]
+
+    def mask(self) -> Tensor:
+        """Return bool `[P, N]`, true where a rollout is kept."""
+        mask = torch.zeros(self.num_prompts * self.num_rollouts, dtype=torch.bool, device=self.indices.device)
+        mask[self.indices] = True
+        return mask.view(self.num_prompts, self.num_rollouts)
+
+    def take(self, values_PN: Tensor) -> Tensor:
+        """Return the kept rollouts' values, `[R]`, of any values `[P, N]`.
+
+        Raises:
+            TypeError: values that are not a dense tensor with values.
+            ValueError: values of another shape or on another device.
+
+        >>> BatchSelection(torch.tensor([0, 2]), 1, 3).take(torch.tensor([[5.0, 6.0, 7.0]]))
+        tensor([5., 7.])
+        """
+        check_tensor("values", values_PN)
+        if values_PN.shape != (self.num_prompts, self.num_rollouts):
+            raise ValueError(
+                f"this selection needs values {[self.num_prompts, self.num_rollouts]}; got {describe(values_PN)}."
+            )
+        check_device("values", values_PN, "the selection", self.indices)
+        return values_PN.reshape(-1)[self.indices]
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,6 +355,22 @@ def check_rewards(rewards_PN: Tensor) -> tuple[Tensor, bool]:
             f"{rollout}. Rewards must be finite: clamp them, or return NaN for a rollout that cannot be scored."
         )
     return rewards_PN, not bool(rewards_PN.isnan().any())
+
+
+def check_rows(rows: int, prompts: int, n: int) -> None:
+    """Raise unless the rows to keep of a batch are an int from 2 to P * N.
+
+    >>> check_rows(9, 2, 4)
+    Traceback (most recent call last):
+    ValueError: rows must be between 2 and the 8 rollouts of the batch (2 prompts x 4); got rows = 9. ...
+    """
+    if isinstance(rows, bool) or not isinstance(rows, int):
+        raise TypeError(f"rows, the rollouts to keep of the batch, must be an int; got {rows!r} ({describe(rows)}).")
+    if not 2 <= rows <= prompts * n:
+        raise ValueError(
+            f"rows must be between 2 and the {prompts * n} rollouts of the batch ({prompts} prompts x {n}); got rows = "
+            f"{rows}. Keep another number or generate more."
+        )
 
 
 def check_size(m: int, n: int) -> None:
