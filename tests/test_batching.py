@@ -66,12 +66,6 @@ def test_what_does_not_fit_is_refused_with_its_unit(settings, message):
         ("prefix_tree", "no", "True or False"),
         ("prefix_tree", None, "True or False"),
         ("skip_zero_advantage_steps", "no", "True, False or None"),
-        ("tool_timeout", -1, "above 0.* None "),
-        ("tool_timeout", 0, "above 0"),
-        ("tool_timeout", "5", "tool_timeout = '5'"),
-        ("tool_timeout", True, "above 0"),
-        ("tool_timeout", math.nan, "above 0"),
-        ("tool_timeout", math.inf, "up to 1e9"),
         ("dynamic_sampling", 5, r"True \(.*\), False"),
         ("dynamic_sampling", None, "True"),
         ("dynamic_sampling", "false", "dynamic_sampling = 'false': "),
@@ -110,8 +104,8 @@ def test_values_of_the_configuration_are_checked(key, value, message):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"tool_timeout": None, "skip_zero_advantage_steps": None, "dynamic_sampling": "accuracy"},
-        {"tool_timeout": 5, "exact_trl": True, "dynamic_sampling": True, "dynamic_sampling_rounds": 1000},
+        {"skip_zero_advantage_steps": None, "dynamic_sampling": "accuracy"},
+        {"exact_trl": True, "dynamic_sampling": True, "dynamic_sampling_rounds": 1000},
         {"max_steps": 10, "num_train_epochs": 0, "reward_weights": [0.0, 1]},
         {"max_steps": -5, "num_train_epochs": 0.5, "reward_weights": []},
     ],

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..engines.bounds import CHOICES, INTERVALS, inside
 from ..errors import UserError
 from ..text import describe, documented_arguments, short, suggest
 from ..yaml_files import YAMLError, parse_value
@@ -99,7 +100,7 @@ class Field:
             raise ValueError(f"got {describe(value)}, expected {self.expected}.") from None
         if self.choices and isinstance(converted, str) and converted not in self.choices:
             raise ValueError(f"got {describe(value)}.{suggest(converted, self.choices)} Expected {self.expected}.")
-        if self.within and isinstance(converted, (int, float)) and not _inside(converted, self.within):
+        if self.within and isinstance(converted, (int, float)) and not inside(converted, self.within):
             raise ValueError(f"got {converted}, expected a number in {self.within}.")
         return converted
 
@@ -159,16 +160,6 @@ def _is_plain(value: Any) -> bool:
         return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
     except (TypeError, ValueError, RecursionError):  # a date, infinity, a list that contains itself
         return False
-
-
-def _inside(value: float, interval: str) -> bool:
-    """Return whether a number lies in an interval; a bracket includes its end, a parenthesis does not."""
-    low, high = map(float, interval[1:-1].split(","))
-    if value == low:
-        return interval.startswith("[")
-    if value == high:
-        return interval.endswith("]")
-    return low < value < high
 
 
 def parse_overrides(words: list[str], stray: list[str] | None = None) -> dict[str, str | bool]:
@@ -386,37 +377,16 @@ _DEFAULTS: dict[str, tuple[Any, str]] = {
     "logging_steps": (1.0, "a line of metrics.jsonl per step (TRL: 10)"),
 }
 
-# ranges that no library checks before a policy is loaded: for each interval, its keys
-_UNCHECKED_RANGES = {
-    "[1, 1e9]": "ref_model_sync_steps lora_alpha save_total_limit num_completions_to_print "
-    "vllm_tensor_parallel_size max_tool_calling_iterations vllm_max_model_length ddp_timeout ddp_bucket_cap_mb",
-    "[1, 1e7]": "max_completion_length",
-    "[1, 1e6]": "num_iterations",
-    "[1, 65536]": "pad_to_multiple_of lora_r",
-    "[1, 65535]": "vllm_server_port vllm_group_port",
-    "[1, 1000]": "dataloader_prefetch_factor",
-    "[0, 256]": "dataloader_num_workers",
-    "[0, 1e12]": "warmup_steps",
-    "[0, 1)": "adam_beta1 adam_beta2",
-    "(0, inf)": "epsilon delta sapo_temperature_neg sapo_temperature_pos vllm_importance_sampling_clip_max save_steps "
-    "tool_timeout vllm_server_timeout num_train_epochs temperature repetition_penalty",
-    "[0, inf)": "beta epsilon_high weight_decay max_grad_norm logging_steps learning_rate adam_epsilon top_k "
-    "neftune_noise_alpha router_aux_loss_coef vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
-    "[0, 1]": "top_entropy_quantile ref_model_mixup_alpha label_smoothing_factor lora_dropout min_p",
-    "(0, 1]": "top_p vllm_gpu_memory_utilization",
-    "[-1, 1e12]": "max_steps",
-    "[0, 4294967295]": "seed data_seed",
+# what a configuration accepts in some cases, and keys of the model, which no library checks before it loads
+_INTERVALS = INTERVALS | {
+    "max_steps": "[-1, 1e12]",
+    "num_train_epochs": "(0, inf)",
+    "lora_r": "[1, 65536]",
+    "lora_alpha": "[1, 1e9]",
+    "lora_dropout": "[0, 1]",
 }
-# choices that TRL rejects only after the first rollouts, or never
-_UNCHECKED_CHOICES = {
-    "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
-    "scale_rewards": ("group", "batch", "none"),
-    "importance_sampling_level": ("token", "sequence"),
-    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
-    "vllm_mode": ("server", "colocate"),
-    "save_strategy": ("no", "steps", "epoch"),  # "best" needs TRL's evaluation
-    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
-}
+# "best" needs TRL's evaluation
+_CHOICES = CHOICES | {"save_strategy": ("no", "steps", "epoch")}
 
 # TRL's keys that `pods train` always writes into config.yaml, set or not: they define a run
 _RECORDED = (
@@ -469,11 +439,10 @@ def fields() -> dict[str, Field]:
     keys |= trl_fields()  # which has none of these names
     for name, (default, why) in _DEFAULTS.items():
         keys[name] = replace(keys[name], default=default, source=why)
-    for name, choices in _UNCHECKED_CHOICES.items():
+    for name, choices in _CHOICES.items():
         keys[name] = replace(keys[name], choices=choices)
-    for interval, names in _UNCHECKED_RANGES.items():
-        for name in names.split():
-            keys[name] = replace(keys[name], within=interval)
+    for name, interval in _INTERVALS.items():
+        keys[name] = replace(keys[name], within=interval)
     keys["fsdp"] = replace(keys["fsdp"], kinds=keys["fsdp"].kinds | {"bool"})  # its help allows True
     return keys
 

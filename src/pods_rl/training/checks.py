@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 import torch
 from accelerate.utils import DynamoBackend, TorchDynamoPlugin
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, SchedulerType, Trainer, get_scheduler
-from transformers.generation import logits_process as processors
+from transformers import LlamaConfig, LlamaForCausalLM, SchedulerType, Trainer, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.utils import is_liger_kernel_available
@@ -34,19 +32,8 @@ from ..tasks import Fitted, Task
 from ..text import describe, short, suggest
 from .arguments import engine_arguments
 
-_MAPPINGS = (  # keys that are a mapping, or its JSON; transformers would fail on other text when training begins
-    "model_init_kwargs", "generation_kwargs", "chat_template_kwargs", "gradient_checkpointing_kwargs",
-    "activation_checkpointing_kwargs", "lr_scheduler_kwargs", "transformers_continuous_batching_config",
-)  # fmt: skip
 _STEPS = 100  # of a schedule without a number of steps
 _SCHEDULE_ARGUMENTS = frozenset(("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"))  # set by the run
-_SAMPLING = {  # what `generate` makes of each setting, and the value that turns it off
-    "temperature": (processors.TemperatureLogitsWarper, 1.0),
-    "top_k": (processors.TopKLogitsWarper, 0),
-    "top_p": (processors.TopPLogitsWarper, 1.0),
-    "min_p": (processors.MinPLogitsWarper, None),
-    "repetition_penalty": (processors.RepetitionPenaltyLogitsProcessor, 1.0),
-}
 _WRONG_VALUE = (ValueError, TypeError, AttributeError, LookupError, ImportError, NotImplementedError)
 _LORA = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")  # the dry run shows these even if unset
 _LIBRARIES = ("trl", "transformers", "peft", "accelerate", "torch")  # whose versions must fit each other
@@ -275,16 +262,9 @@ def _construct(recipe: Recipe, processes: int) -> PODSConfig:
     """Construct what the settings of a recipe configure, without its policy; raise what rejects them."""
     arguments = engine_arguments(recipe)
     arguments["per_device_train_batch_size"] *= processes  # the batch of all of them, in this one
-    for key in _MAPPINGS:
-        if isinstance(arguments.get(key), str):  # JSON, as on TRL's command line
-            with suppress(ValueError):
-                arguments[key] = json.loads(arguments[key])
-        if not isinstance(arguments.get(key), (dict, type(None))):
-            raise UserError(f"{key}: expected a mapping, as in {{a: 1}}, or its JSON.")
     model = ModelConfig(**recipe.model_arguments())
     get_peft_config(model)
     config = PODSConfig("unused", **arguments)
-    _check_sampling(config)
     _check_optimizer(config)
     _check_packages(config)
     _check_attention(model.attn_implementation)
@@ -363,25 +343,3 @@ def _check_attention(name: str | None) -> None:
         sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "vocab_size": 8}
         with torch.device("meta"):
             LlamaForCausalLM._from_config(LlamaConfig(num_hidden_layers=1, **sizes), attn_implementation=name)
-
-
-def _check_sampling(config: PODSConfig) -> None:
-    """Raise what `generate` raises for the settings of sampling."""
-    arguments = dict(config.generation_kwargs or {})
-    known_arguments = GenerationConfig().to_dict()
-    for name in arguments:
-        if name not in known_arguments and not config.use_vllm:
-            hint = suggest(name, known_arguments)
-            raise UserError(f"generation_kwargs: {name}: `generate` has no such argument.{hint}")
-    if arguments.get("num_return_sequences", 1) != 1:
-        raise UserError("generation_kwargs: num_return_sequences must be 1: num_rollouts sets how many are generated.")
-    settings = {
-        "max_new_tokens": config.max_completion_length,
-        "cache_implementation": config.cache_implementation,
-    }
-    for name, (processor, off) in _SAMPLING.items():
-        value = arguments.get(name, getattr(config, name))
-        if value != off and value is not None:
-            processor(value)  # checks its value
-        settings[name] = value
-    GenerationConfig(do_sample=True, **settings | arguments).validate()

@@ -206,7 +206,7 @@ def check_values(settings: Mapping[str, Any]) -> None:
     Raises:
         UserError: what was given, and what to set.
 
-    >>> check_values({"exact_trl": True, "tool_timeout": 5, "dynamic_sampling": "accuracy"})
+    >>> check_values({"exact_trl": True, "dynamic_sampling": "accuracy"})
     >>> check_values({"exact_trl": "false"})
     Traceback (most recent call last):
     ...
@@ -214,7 +214,6 @@ def check_values(settings: Mapping[str, Any]) -> None:
     """
     for key in ("prefix_tree", "exact_trl", "skip_zero_advantage_steps"):
         _check_switch(key, settings.get(key, False), optional=key == "skip_zero_advantage_steps")
-    _check_timeout(settings.get("tool_timeout"))
     _check_dynamic_sampling(settings.get("dynamic_sampling", False))
     rounds = settings.get("dynamic_sampling_rounds", 3)
     whole_number("dynamic_sampling_rounds", rounds, why="set dynamic_sampling: false to draw no new prompts")
@@ -228,18 +227,6 @@ def _check_switch(key: str, value: Any, *, optional: bool) -> None:
     expected = "True, False or None" if optional else "True or False"
     hint = ", and not a text" if isinstance(value, str) else ""
     raise UserError(f"{key} = {value!r}: expected {expected}{hint}.")
-
-
-_LONGEST = 1e9  # seconds; the clocks of the operating system take no more
-
-
-def _check_timeout(value: Any) -> None:
-    if value is None:
-        return
-    if not _is_number(value) or not 0 < value <= _LONGEST:
-        raise UserError(
-            f"tool_timeout = {value!r}: expected a number of seconds above 0 and up to 1e9. Set None for no limit."
-        )
 
 
 def _check_dynamic_sampling(value: Any) -> None:

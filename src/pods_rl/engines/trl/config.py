@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
+from transformers import GenerationConfig
 from trl import GRPOConfig
 
 from ...errors import UserError
 from ...selection import RuleOrName
 from ...selection.rules import check_rule, rule_name
-from ...text import counted, documented_arguments
+from ...text import counted, describe, documented_arguments, short, suggest
+from ..bounds import INTERVALS, MAPPINGS, check_bounds, check_number
 from .batching import LEVERS, batch_plan, check_losses, check_values
 
 PAPER = {  # as TRL's trainers name theirs, for the model card
@@ -96,9 +98,11 @@ class PODSConfig(GRPOConfig):
     def __post_init__(self) -> None:
         # Before TRL's own checks, which know nothing of n and name other keys.
         batch_plan(vars(self))
+        check_bounds(vars(self), fields(self))
         check_values(vars(self))
         check_losses(vars(self))
-        super().__post_init__()
+        super().__post_init__()  # reads mappings that are JSON
+        self._check_mappings()
         # After it, since it starts the processes and chooses the device.
         if self.clock == "cpu" and (self.world_size > 1 or self.device.type != "cpu"):
             raise UserError(
@@ -113,6 +117,28 @@ class PODSConfig(GRPOConfig):
         if self.skip_zero_advantage_steps is None:
             self.skip_zero_advantage_steps = self.num_rollouts > self.num_generations
         check_rule(self.rule)
+
+    def _check_mappings(self) -> None:
+        """Raise UserError for a setting that is not a mapping, and for arguments that `generate` does not have."""
+        for key in MAPPINGS:
+            value = getattr(self, key, None)
+            if not isinstance(value, (dict, type(None))):
+                raise UserError(f"{key} = {describe(value)}: expected a mapping, as in {{a: 1}}, or its JSON.")
+        arguments = self.generation_kwargs or {}
+        known_arguments = GenerationConfig().to_dict()
+        for name, value in arguments.items():
+            if name not in known_arguments and not self.use_vllm:
+                hint = suggest(str(name), known_arguments)
+                raise UserError(f"generation_kwargs: {short(str(name))}: `generate` has no such argument.{hint}")
+            if name in INTERVALS and value is not None:
+                check_number(name, value, within="generation_kwargs: ")
+        if arguments.get("num_return_sequences", 1) != 1:
+            raise UserError(
+                "generation_kwargs: num_return_sequences must be 1: num_rollouts sets how many are generated."
+            )
+        if not self.use_vllm:
+            settings = {"do_sample": True, "cache_implementation": self.cache_implementation, **arguments}
+            GenerationConfig(**settings).validate()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what TRL pickles into a checkpoint: a rule that is a function, which may be a lambda, by its name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
@@ -12,6 +12,7 @@ from ...errors import UserError
 from ...selection import RuleOrName
 from ...selection.rules import check_rule, rule_name
 from ..arguments import check_arguments
+from ..bounds import check_bounds
 from ..sizes import check_sizes
 from .worker import LostRolloutsError, PODSRolloutWorker
 
@@ -47,6 +48,7 @@ class AsyncPODSConfig(AsyncGRPOConfig):
     dynamic_sampling: bool = False
 
     def __post_init__(self) -> None:
+        check_bounds(vars(self), fields(self))
         super().__post_init__()
         if self.num_rollouts is None:
             self.num_rollouts = self.num_generations
