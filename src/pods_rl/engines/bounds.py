@@ -5,7 +5,9 @@ A recipe and the configurations of both TRL engines are checked with the same tw
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import Field
 from numbers import Real
 from typing import Any
@@ -128,12 +130,25 @@ def check_bounds(settings: Mapping[str, Any], fields: Iterable[Field[Any]]) -> N
             raise UserError(f"{key} = {describe(value)}: expected one of {', '.join(CHOICES[key])}.{near}")
 
 
+def check_mappings(settings: Mapping[str, Any]) -> None:
+    """Raise UserError for a setting that should be a mapping, or its JSON, and is not."""
+    for key in MAPPINGS:
+        value = settings.get(key)
+        if isinstance(value, str):
+            with suppress(ValueError, RecursionError):
+                value = json.loads(value)
+        if not isinstance(value, (dict, type(None))):
+            raise UserError(f"{key} = {describe(value)}: expected a mapping, as in {{a: 1}}, or its JSON.")
+
+
 def check_number(key: str, value: Any, *, whole: bool = False, within: str = "") -> None:
     """Raise UserError unless a value is a number in the interval of its key; `within` names the mapping that has it."""
     interval = INTERVALS[key]
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if is_number and inside(value, interval) and (not whole or value == int(value)):
-        return
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):  # an integer beyond all floats
+            number = float(value)
+            if inside(number, interval) and (not whole or number.is_integer()):
+                return
     expected = "a whole number" if whole else "a number"
     raise UserError(f"{within}{key} = {describe(value)}: expected {expected} in {interval}.")
 

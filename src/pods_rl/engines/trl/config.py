@@ -12,8 +12,8 @@ from trl import GRPOConfig
 from ...errors import UserError
 from ...selection import RuleOrName
 from ...selection.rules import check_rule, rule_name
-from ...text import counted, describe, documented_arguments, short, suggest
-from ..bounds import INTERVALS, MAPPINGS, check_bounds, check_number
+from ...text import counted, documented_arguments, short, suggest
+from ..bounds import INTERVALS, check_bounds, check_mappings, check_number
 from .batching import LEVERS, batch_plan, check_losses, check_values
 
 PAPER = {  # as TRL's trainers name theirs, for the model card
@@ -101,8 +101,9 @@ class PODSConfig(GRPOConfig):
         check_bounds(vars(self), fields(self))
         check_values(vars(self))
         check_losses(vars(self))
+        check_mappings(vars(self))
         super().__post_init__()  # reads mappings that are JSON
-        self._check_mappings()
+        self._check_generation()
         # After it, since it starts the processes and chooses the device.
         if self.clock == "cpu" and (self.world_size > 1 or self.device.type != "cpu"):
             raise UserError(
@@ -118,12 +119,8 @@ class PODSConfig(GRPOConfig):
             self.skip_zero_advantage_steps = self.num_rollouts > self.num_generations
         check_rule(self.rule)
 
-    def _check_mappings(self) -> None:
-        """Raise UserError for a setting that is not a mapping, and for arguments that `generate` does not have."""
-        for key in MAPPINGS:
-            value = getattr(self, key, None)
-            if not isinstance(value, (dict, type(None))):
-                raise UserError(f"{key} = {describe(value)}: expected a mapping, as in {{a: 1}}, or its JSON.")
+    def _check_generation(self) -> None:
+        """Raise UserError for arguments that `generate` does not have, or that its own check refuses."""
         arguments = self.generation_kwargs or {}
         known_arguments = GenerationConfig().to_dict()
         for name, value in arguments.items():
