@@ -130,7 +130,7 @@ def documented_arguments(docstring: str) -> dict[str, str]:
     {'n': 'how many rollouts.', 'm': 'how many kept.'}
     """
     section = cleandoc(docstring).partition("Args:\n")[2].partition("\n\n")[0]
-    arguments = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE)
+    arguments = re.findall(r"^ {4}(\w+): (.*(?:\n {5}.*)*)", section, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in arguments}
 
 

@@ -8,14 +8,12 @@ CASES = [
     ("<answer>18</answer>", "18"),
     ("<think>9</think>\n<answer> 18 </answer> Hope this helps!", "18"),
     ("<answer>17</answer><answer>18</answer>", "18"),
-    ("<answer>18</answer><answer>17", "18"),
     ("</answer><answer>18</answer>", "18"),
     ("<answer>1<answer>18</answer>", "18"),
     (r"<answer>So \boxed{18}.</answer>", "18"),
     ("<answer>so\n#### 18</answer>", "18"),
     (r"\boxed{17}<answer>18</answer>", "18"),
     (r"\boxed{17} <answer></answer>", None),
-    ("<answer>18", None),
     ("</answer><answer>", None),
     (r"\boxed{17} then \boxed{18}", "18"),
     (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
@@ -35,7 +33,6 @@ CASES = [
     (r"so \\boxed{840}.", "840"),
     (r"x = 1 \\\boxed{2}", "2"),
     (r"\boxed{\{1,2\}}", r"\{1,2\}"),
-    (r"\boxed{18} and \boxed{17", "18"),
     (r"{ \boxed{18}", "18"),
     (r"}} \boxed{18}", "18"),
     (r"\boxed{}", None),
@@ -45,7 +42,6 @@ CASES = [
     (r"\fbox{17} or \boxed{18}", "17, 18"),
     (r"\boxed{\fbox{18}}", "18"),
     (r"\fbox{$\frac{1}{2}$}", r"$\frac{1}{2}$"),
-    (r"\fbox{18", None),
     ("9*2=18\n#### 18\nThat is all.", "18"),
     ("#### 17\n#### 18", "18"),
     ("####", None),
@@ -60,6 +56,26 @@ CASES = [
     ("<think>a</think><answer>17</answer><think>no, <answer>18</answer>", None),
     ("<think>a</think><answer>17</answer><think>no</think><answer>18</answer>", "18"),
 ]
+
+ANSWERS = ("<answer>17</answer>", r"\boxed{17}", r"$\fbox{17}$", "#### 17\n")
+BEGUN = (  # as where a completion is cut off
+    "<answer>", "<answer>18", "<ans", r"<answer>so \boxed{18}", "<answer>18</ans", r"\boxed{18", r"\boxed{\frac{1}{2}",
+    r"\boxed{", r"\boxed", r"\box", r"\boxed 18", r"\fbox{18", r"\fbox{\boxed{18}", r"\boxed{18, \boxed{19}", "####",
+    "#### ", "##", "The answer is", "The answer is: $", "**Final answer:** ", "the answer should be\n",
+)  # fmt: skip
+FINISHED = (
+    ".", " That is the answer.", "\nThe answer is above.", " since 1 < 2", "\n\\[", " }", " {", "</answer>", "#", "<",
+)  # fmt: skip
+
+
+def test_an_answer_that_is_begun_and_not_finished_leaves_none():
+    for answer in ANSWERS:
+        for begun in BEGUN:
+            assert extract_answer(f"{answer} No: {begun}") is None, (answer, begun)
+        for rest in FINISHED:
+            assert extract_answer(answer + rest) in ("17", f"17{rest}".strip()), (answer, rest)
+    lost_its_brace = "\\boxed{x = 2\nSo it is \\boxed{17}."
+    assert extract_answer(lost_its_brace) == "17"
 
 
 def test_the_final_answer_of_a_completion():

@@ -45,7 +45,7 @@ _CLASSES = (
 _NUMBERS = frozenset(("int", "float"))
 _TYPES = {"bool": bool, "str": str, "list": list, "dict": Mapping, "None": type(None)}  # besides numbers
 _LARGEST = 2**63 - 1  # torch and the files of a run cannot hold larger integers
-_NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]#|~$])")
 
 # what a spreadsheet runs as a formula, and what is already marked as text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .extraction import extract_answer, extract_gold
-from .mathematics import MAX_LENGTH, Pair, decide
+from .mathematics import Pair, decide
 from .verifier import default_pool
 
 
@@ -52,6 +52,4 @@ def _decide(text: str, gold: str) -> bool | Pair:
         return False
     if answer == gold:
         return True
-    if len(answer) > MAX_LENGTH or len(gold) > MAX_LENGTH:
-        return False
     return decide(answer, extract_gold(gold) or gold)

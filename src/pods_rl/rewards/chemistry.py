@@ -356,7 +356,7 @@ def choice(text: str, gold: str) -> float:
     """
     answer = extract_answer(text)
     gold = gold.strip()
-    if not answer or not gold or len(answer) > MAX_LENGTH:
+    if not answer or not gold or max(len(answer), len(gold)) > MAX_LENGTH:
         return 0.0
     answer = plain(answer)
     verdict = VERDICTS.get(gold.casefold())

@@ -9,10 +9,17 @@ from .mathematics import plain, read_number
 from .thinking import after_thought
 
 MARKER = "####"
+ANSWER_OPENS = "<answer>"
+ANSWER_CLOSES = "</answer>"
 MAX_BETWEEN = 60  # characters between two boxes that are one answer
 MAX_FORMS = 8  # in which one value is written
 
-_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])")
+_BOXES = (r"\boxed", r"\fbox", r"\framebox")
+_MARKS = (ANSWER_OPENS, MARKER, *_BOXES)
+_END = 40  # characters at the end of a text that may announce an answer
+_ANNOUNCED = re.compile(  # The answer is
+    r"\banswer(?:\s{1,9}(?:is|should\sbe|must\sbe)|\s{0,9}[:=])[\s:$*(\[\\]*$", re.IGNORECASE
+)
 _BRACES = re.compile(
     r"\\{1,2}(?:boxed|fbox|framebox)\s*\{"  # \boxed{
     r"|\\."  # an escaped brace, \{
@@ -44,7 +51,8 @@ class _Box(NamedTuple):
 def extract_answer(text: str) -> str | None:
     r"""Return the final answer of a text, or None if there is none.
 
-    Only the text after the last `</think>` counts, and a text that ends within a thought has no answer.
+    Only the text after the last `</think>` counts, and a text that ends within a thought has no answer. A text that
+    begins an answer after the last complete one and does not finish it has no answer either: it was cut off.
     Searched in this order: the last complete `<answer>...</answer>`; the last balanced `\boxed{...}` or
     `\fbox{...}`; the text after the last `####` on its line. Within answer tags, a box or a marker is unwrapped too.
     Boxes with nothing but commas, `and`, `or` or two words such as a unit between them are one answer, a list. An
@@ -62,8 +70,12 @@ def extract_answer(text: str) -> str | None:
     '18'
     >>> extract_answer("eighteen") is None, extract_answer(r"<think>so \boxed{18}") is None
     (True, True)
+    >>> extract_answer(r"\boxed{17}. No: \boxed{18") is None
+    True
     """
     text = after_thought(text) or ""
+    if _is_cut_off(text):
+        return None
     tagged = _last_tagged(text)
     if tagged is None:
         return _unwrap(text)
@@ -86,9 +98,9 @@ def extract_gold(text: str) -> str | None:
 
 def _unwrap(text: str) -> str | None:
     """Return the answer in the last box, or else after the last marker."""
-    boxed = _last_boxed(text)
-    if boxed is not None:
-        return boxed.strip() or None
+    boxes, _ = _read_boxes(text)
+    if boxes:
+        return _joined(text, boxes).strip() or None
     _, marker, following = text.rpartition(MARKER)
     if not marker:
         return None
@@ -96,29 +108,42 @@ def _unwrap(text: str) -> str | None:
     return line.strip() or None
 
 
+def _is_cut_off(text: str) -> bool:
+    """Whether a text begins an answer after its last complete one, and does not finish it."""
+    _, _, rest = text.rpartition(ANSWER_CLOSES)
+    if ANSWER_OPENS in rest:
+        return True
+    end = rest.rstrip()[-_END:]
+    for mark in _MARKS:
+        if any(end.endswith(mark[:size]) for size in range(2, len(mark) + 1)):
+            return True
+    if _ANNOUNCED.search(end):
+        return True
+    boxes, open_boxes = _read_boxes(rest)
+    last_content = boxes[-1].content if boxes else 0
+    if max(map(rest.rfind, _BOXES)) >= last_content:  # also without braces: \\boxed 8
+        return True
+    # a box that is not closed by the end of its line has lost its brace, and what follows is another answer
+    line = rest.rfind("\n", 0, last_content) + 1
+    return bool(open_boxes) and open_boxes[-1] >= line
+
+
 def _last_tagged(text: str) -> str | None:
-    last_closing = text.rfind("</answer>")
+    last_closing = text.rfind(ANSWER_CLOSES)
     if last_closing < 0:
         return None
-    opening = text.rfind("<answer>", 0, last_closing)
+    opening = text.rfind(ANSWER_OPENS, 0, last_closing)
     if opening < 0:
         return None
-    start = opening + len("<answer>")
-    return text[start : text.find("</answer>", start)]
+    start = opening + len(ANSWER_OPENS)
+    return text[start : text.find(ANSWER_CLOSES, start)]
 
 
-def _last_boxed(text: str) -> str | None:
-    if not _BOX.search(text):
-        return None
-    boxes = _closed_boxes(text)
-    if not boxes:
-        return None
-    return _joined(text, boxes)
-
-
-def _closed_boxes(text: str) -> list[_Box]:
-    """Return the boxes whose braces are balanced, in the order of their starts."""
-    boxes = []
+def _read_boxes(text: str) -> tuple[list[_Box], list[int]]:
+    """Return the boxes whose braces are balanced, in the order of their starts, and the starts of the others."""
+    boxes: list[_Box] = []
+    if not any(box in text for box in _BOXES):
+        return boxes, []
     openers: list[tuple[int, int] | None] = []  # of each open box, where it and its content start; None: other braces
     for match in _BRACES.finditer(text):
         token = match[0]
@@ -130,7 +155,7 @@ def _closed_boxes(text: str) -> list[_Box]:
                 boxes.append(_Box(*opener, match.start()))
         elif len(token) > _ESCAPED:
             openers.append(match.span())
-    return sorted(boxes)
+    return sorted(boxes), [opener[0] for opener in openers if opener]
 
 
 def _joined(text: str, boxes: list[_Box]) -> str:
@@ -158,6 +183,8 @@ def _is_list(text: str, end: int, following: int) -> bool:
 def _are_one_value(items: list[str]) -> bool:
     r"""Whether all items are forms of one value: `15\frac{39}{40}` and `\frac{639}{40}`."""
     texts = set(items)
+    if len(texts) == 1:
+        return True
     if len(texts) > MAX_FORMS:
         return False
     values: set[object] = set()

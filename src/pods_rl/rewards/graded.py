@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from .extraction import extract_answer
+from .extraction import ANSWER_CLOSES, ANSWER_OPENS, extract_answer
 from .mathematics import read_expression
+from .thinking import CLOSING, OPENING
 
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+TAGS = (OPENING, CLOSING, ANSWER_OPENS, ANSWER_CLOSES)
 PENALTY_PER_CHARACTER = 0.01
 REWARD_PER_TAG = 0.025
 MAX_EXPRESSION = 400  # characters of an expression: bounds depth, size of numbers and time

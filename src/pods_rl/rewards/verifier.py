@@ -117,7 +117,7 @@ def default_pool() -> VerifierPool:
 os.register_at_fork(after_in_child=default_pool.cache_clear)
 
 _HARMLESS = re.compile(
-    r"\s*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\s*"  # -1.5e3
+    r"\s*[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\s*"  # -1.5e3
     r"|[0-9]{1,9}/[0-9]{1,9}"  # 3/2, of SymPy's own tables
     r"|[A-Za-z][A-Za-z0-9]*"  # x1
 )

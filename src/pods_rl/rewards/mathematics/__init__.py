@@ -25,8 +25,8 @@ from .choices import VERDICTS, read_letter, read_verdict
 from .codes import is_code
 from .comparison import Pair, decide, same_text
 from .molecules import is_formula
-from .notation import plain
-from .numerals import MAX_LENGTH, read_number
+from .notation import MAX_LENGTH, plain
+from .numerals import read_number
 
 
 def equal(gold: str, answer: str) -> bool:

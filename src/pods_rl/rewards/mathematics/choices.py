@@ -38,7 +38,7 @@ _DENIED_OPTION = re.compile(  # of an option that is named as such, whatever fol
 )
 _JOINS = r"(?i:or|and|nor|but|also|maybe|perhaps|possibly|alternatively|otherwise|else|then|either|vs|versus|plus)"
 _CORRECTS = (
-    r"(?i:actually|wait|hmm+|sorry|correction|scratch\s+that|i\s+mean|on\s+second\s+thoughts?"
+    r"(?i:actually|wait|hm{2,9}|sorry|correction|scratch\s+that|i\s+mean|on\s+second\s+thoughts?"
     r"|rather(?!\s+than)|instead(?!\s+of)"
     r"|(?:change|changing|changed|switch|switching)\b[^.]{0,20}\bto)"  # changing my answer to
 )

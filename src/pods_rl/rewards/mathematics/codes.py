@@ -11,7 +11,6 @@ import re
 from .bounds import split_bound
 from .molecules import is_formula
 from .notation import plain
-from .numerals import MAX_LENGTH
 from .words import WORDS_THAT_CHANGE_A_NUMBER, may_change
 
 _GROUP = r"[0-9]+(?:[.,:][0-9]+)*"  # 10, 2.5, 1,000, 10:30
@@ -67,8 +66,6 @@ def is_code(text: str) -> bool:
     >>> [is_code(text) for text in ("18", "1/2", "x-3", "-2", "USA", "3:30", "10/12")]
     [False, False, False, False, False, False, False]
     """
-    if len(text) > MAX_LENGTH:
-        return False
     text = plain(text)
     if is_in_groups(text) or _FRACTION_LIKE_A_DATE.fullmatch(text):
         return True

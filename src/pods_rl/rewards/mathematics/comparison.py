@@ -13,7 +13,7 @@ from .choices import LETTERS, has_label, read_label
 from .codes import compare_codes
 from .congruences import split_modulus, with_remainder
 from .molecules import is_formula, is_word, without_subscripts
-from .notation import plain
+from .notation import plain, to_ascii
 from .numerals import Number, read_number
 from .parameters import split_parameter, with_letter
 from .texts import same_items
@@ -75,13 +75,15 @@ _TOO_LARGE = re.compile(
 def decide(answer: str, gold: str) -> bool | Pair:
     r"""Return whether an answer equals a gold answer, or the pair (gold, answer) that `equal` must decide.
 
-    Both are bare answers, of at most `numerals.MAX_LENGTH` characters.
+    Both are bare answers. One of more than `notation.MAX_LENGTH` characters is wrong.
 
     >>> decide("$18.00 a day", "18"), decide("17 or 18", "18"), decide(r"\textbf{(C)}\ 12", "12")
     (True, False, True)
     >>> decide(r"2\sqrt{2}", r"\sqrt{8}")
     ('\\sqrt{8}', '2\\sqrt{2}')
     """
+    if not to_ascii(answer) or not to_ascii(gold):  # too long
+        return False
     answer = _without_bullets(answer)
     gold = _without_bullets(gold)
     names_the_option = _compare_option(answer, gold)

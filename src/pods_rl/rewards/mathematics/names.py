@@ -12,9 +12,9 @@ _SYMBOL = (
     r"|[A-Z]{2,5}"  # AB
     rf"|\\(?:ell|(?:var)?(?:{GREEK.replace(' ', '|')}))(?![a-z])"  # \theta
     r"|\\(?:vec|bar|hat|overline|tilde|dot|overrightarrow|mathbf|mathcal)\s*\{[^{}]*\})"  # \vec{v}
-    r"\s*(?:_\s*(?:\{[^{}]*\}|[A-Za-z0-9]))?'*"  # x_1, f'
+    r"(?:\s*_\s*(?:\{[^{}]*\}|[A-Za-z0-9]))?'*"  # x_1, f'
 )
-_ARGUMENT = rf"\s*-?\s*(?:[0-9]+(?:\.[0-9]+)?|{_SYMBOL})\s*"
+_ARGUMENT = rf"\s*(?:-\s*)?(?:[0-9]+(?:\.[0-9]+)?|{_SYMBOL})\s*"
 _QUANTITY = re.compile(
     r"\s*(?:\|\s*[A-Z]{2,5}\s*\|"  # |AB|
     r"|\\[dtc]?frac\s*\{\s*(?:[A-Z]{1,5}\s*\}\s*\{\s*[A-Z]{1,5}|d[a-z]\s*\}\s*\{\s*d[a-z])\s*\}"  # \frac{AB}{CD}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+MAX_LENGTH = 1000  # characters of an answer that is read: bounds the time of every pattern of this package
+
 # -- Unicode -----------------------------------------------------------------------------------------------------------
 
 GREEK = (
@@ -67,7 +69,9 @@ _DEGREES = re.compile(  # of an angle: \cos 60^\circ, \sin(30^\circ)
 _LEADING = re.compile(  # \therefore 7, = 7
     r"^(?:\s|:|\\(?:therefore|Rightarrow|rightarrow|implies|Longrightarrow|to)(?![a-z])|=(?!=))+"
 )
-_BOLD = re.compile(r"(?<![\w)\]}])(\*\*|__)([^*_\s](?:[^*]*?[^*\s])?)\1(?![\w(\[{])")  # **7**
+_BOLD = re.compile(  # **7**, __7__
+    r"(?<![\w)\]}])(?:\*\*([^*_\s][^*]*)(?<!\s)\*\*|__([^*_\s][^*]*?)(?<!\s)__)(?![\w(\[{])"
+)
 _SPACE = re.compile(
     r"(?<!\\)\\[,;:> ]"  # 5\,cm
     r"|\\q?quad"
@@ -93,14 +97,17 @@ _BARE_EXPONENT = re.compile(  # 10^-2, e^-x
 _GROUPED = re.compile(  # 1 200 000, 1'200
     r"(?<![\w.,'])(?<![0-9] )[1-9][0-9]{0,2}(?:(?: [0-9]{3})+|(?:'[0-9]{3})+)(?![\w,']|\.[0-9]{3} |\s*/| [0-9])"
 )
+_DOTTED_DIGIT = r"\\dot\s*\{?\s*[0-9]\s*\}?"
 _REPEATING = re.compile(
-    r"(?<![\w.])([0-9]*)\.([0-9]*)(?:\\(?:overline|bar|dot)\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))"  # 0.\overline{3}
+    rf"(?<![\w.])([0-9]*)\.([0-9]*)(?:({_DOTTED_DIGIT}[0-9]*{_DOTTED_DIGIT})"  # 0.\dot1 2\dot3
+    r"|\\(?:overline|bar|dot)\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))"  # 0.\overline{3}
     r"|\(([0-9]+)\)"  # 0.(3)
-    r"|([0-9])\6\6+(?:\.\.\.+|\\[lc]?dots(?![a-z])))"  # 0.333...
+    r"|(?:\.\.\.+|\\[lc]?dots(?![a-z])))"  # 0.333...
 )
+_COPIES = 3  # of a period before dots
 _BRACED_MARK = re.compile(r"\{([,.:])\}")  # 1{,}200
 _UNWRITTEN = str.maketrans("", "", "$`°€£¥₹¢")
-_QUOTED = re.compile(r"(['\"])(.*)\1", re.DOTALL)
+_QUOTES = ("'", '"')
 _IN_WORDS = {
     "no solution": r"\emptyset", "no solutions": r"\emptyset", "no real solutions": r"\emptyset",
     "empty set": r"\emptyset", "the empty set": r"\emptyset", "all real numbers": r"\mathbb{R}",
@@ -113,6 +120,8 @@ _IN_WORDS = {
 def plain(text: str) -> str:
     r"""Write an answer in ASCII and LaTeX, without delimiters, styles and currency.
 
+    The result is empty beyond `MAX_LENGTH` characters.
+
     >>> plain(r"$\text{about }\$1{,}200$."), plain("90^\\circ"), plain(r"\therefore \underline{7}"), plain("½x²")
     ('about 1,200', '90', '7', '\\frac{1}{2}x^{2}')
     >>> plain("- 3"), plain(r"x = -\,\$3"), plain("negative 3"), plain("5 - 3")
@@ -120,17 +129,15 @@ def plain(text: str) -> str:
     >>> plain("10^-2"), plain("e^-x")
     ('10^{-2}', 'e^{-x}')
     """
-    if not text.isascii():
-        text = to_ascii(text)
+    text = to_ascii(text)
     if "\\" in text:
         text = _without_commands(text)
     text = _BRACED_MARK.sub(r"\1", text).translate(_UNWRITTEN)
-    text = _BOLD.sub(r"\2", text).replace("**", "^")
+    text = _BOLD.sub(r"\1\2", text).replace("**", "^")
     text = _LEADING.sub("", _SPACE.sub(" ", text))
     text = _without_end(text)
-    quoted = _QUOTED.fullmatch(text)
-    if quoted:
-        text = quoted[2].strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in _QUOTES:
+        text = text[1:-1].strip()
     in_symbols = _IN_WORDS.get(text.lower())
     if in_symbols:
         return in_symbols
@@ -141,11 +148,15 @@ def plain(text: str) -> str:
 
 
 def to_ascii(text: str) -> str:
-    """Write the signs and digits of Unicode in ASCII and LaTeX.
+    """Write the signs and digits of Unicode in ASCII and LaTeX. The result is empty beyond `MAX_LENGTH` characters.
 
     >>> to_ascii("√x₁ ≤ ½"), to_ascii("10⁻³")
     ('\\\\sqrt x_{1} \\\\le  \\\\frac{1}{2}', '10^{-3}')
     """
+    if len(text) > MAX_LENGTH:
+        return ""
+    if text.isascii():
+        return text
     text = _HIDDEN.sub("", text)
     text = _RAISED_MINUS.sub("-", text)
     text = _RAISED.sub(lambda raised: f"^{{{_compatible(raised[0]).translate(_SIGNS)}}}", text)
@@ -153,7 +164,8 @@ def to_ascii(text: str) -> str:
     text = _ONE_FRACTION.sub(_in_latex, text)
     # twice: the normal form of a sign may be another sign
     text = _compatible(text.translate(_SIGNS)).translate(_SIGNS)
-    return "".join(str(unicodedata.decimal(sign)) if sign.isdecimal() else sign for sign in text)
+    text = "".join(str(unicodedata.decimal(sign)) if sign.isdecimal() else sign for sign in text)
+    return text if len(text) <= MAX_LENGTH else ""  # a sign may become 18 characters
 
 
 def _compatible(text: str) -> str:
@@ -204,9 +216,22 @@ def _with_signs(text: str) -> str:
 
 def _as_fraction(repeating: re.Match[str]) -> str:
     """Write a repeating decimal as its fraction; the last digits before dots repeat if there are three copies."""
-    units = repeating[1]
-    once = repeating[2]
-    period = repeating[3] or repeating[4] or repeating[5] or repeating[6]
+    units, once, *marked = repeating.groups()
+    period = "".join(re.findall("[0-9]", "".join(filter(None, marked))))
+    if not period:
+        period = _last_period(once)
+        once = once[: len(once) - _COPIES * len(period)]
+    if not period:
+        return repeating[0]
     bottom = (10 ** len(period) - 1) * 10 ** len(once)
     top = int(units + once + period) - int(units + once or 0)
     return rf"\frac{{{top}}}{{{bottom}}}"
+
+
+def _last_period(digits: str) -> str:
+    """Return the shortest text of which `digits` ends with three copies, or an empty text."""
+    for size in range(1, len(digits) // _COPIES + 1):
+        period = digits[-size:]
+        if digits.endswith(period * _COPIES):
+            return period
+    return ""

@@ -6,7 +6,8 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-MAX_LENGTH = 1000  # maximum characters of an answer: bounds the time of every pattern of this package
+from .notation import MAX_LENGTH
+
 MAX_EXPONENT = 400  # 1e400 is beyond every answer; 1e999999999 would fill the memory
 
 _UNSIGNED = (
@@ -72,6 +73,8 @@ def read_number(text: str) -> Number | None:
     >>> read_number("1,200.50").value, read_number("2 1/2").value, read_number("12,34") is None
     (Fraction(2401, 2), Fraction(5, 2), True)
     """
+    if len(text) > MAX_LENGTH:
+        return None
     text = inline_fractions(text).strip()
     match = NUMBER.match(text)
     if match is None:

@@ -69,8 +69,8 @@ _BUILDER = re.compile(
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-z])")
 _INTERVAL = re.compile(r"([\](\[])([^\[\]()]*,[^\[\]()]*)([\[\])])")  # also ]2, 5[
 _ROWS = re.compile(  # of a system: \begin{cases} x = 3 \\ y = 2 \end{cases}
-    r"(?:\\\{)?\s*\\begin\s*\{(cases|aligned|align\*?|gathered|array|split)\}(?:\s*\{[lcr| ]*\})?(.*)"
-    r"\\end\s*\{\1\}\s*",
+    r"(?:\\\{)?\s*\\begin\s*\{(?:cases|aligned|align\*?|gathered|array|split)\}(?:\s*\{[lcr| ]*\})?(.*)"
+    r"\\end\s*\{[a-z]+\*?\}\s*",
     re.DOTALL,
 )
 _POINT = re.compile(r"[ABD-OQ-Z]\s*=?\s*(\((?:[-+0-9.,;/ ]|\\frac|\\sqrt|[{}])+\))")  # A(2, 3)
@@ -115,7 +115,7 @@ def _without_rows(text: str) -> str:
     system = _ROWS.fullmatch(text.strip())
     if system is None:
         return text
-    rows = [row.strip(" ,;") for row in re.split(r"\\\\(?:\[[^\]]*\])?", system[2])]
+    rows = [row.strip(" ,;") for row in re.split(r"\\\\(?:\[[^\]]*\])?", system[1])]
     rows = [row.replace("&", " ") for row in rows if row]
     if not all(re.search(r"[=<>]|\\(?:le|ge|ne|in)(?![a-z])|\\[lg]eq", row) for row in rows):
         return text

@@ -96,9 +96,7 @@ def _only_describe(words: str) -> bool:
 def _bare(text: str) -> str:
     """Return a text in ASCII without the dollar signs and delimiters of a formula around it."""
     bare = text if r"\$" in text else text.strip().strip("$").strip()
-    if not bare.isascii():
-        bare = to_ascii(bare)
-    return DELIMITERS.sub("", bare).strip()
+    return DELIMITERS.sub("", to_ascii(bare)).strip()
 
 
 def _currency(text: str) -> str | None:
