@@ -2,28 +2,32 @@
 
 Reads `curves.csv` in the study's folder of `docs/results/` and writes `comparisons.csv` beside it: for each pair of
 arms, on the seeds that both have, the difference in accuracy at the end and over time, the speedup to each target, in
-seconds and in steps, and what a step costs. Curves, differences, speedups and intervals are those of `pods report`:
-Student's t at 95 %, paired by seed. The interval of a cost is on log ratios.
+seconds and in steps, and what a step costs. Curves, differences, speedups and intervals are those of `pods report`, as
+it computes them: Student's t at 95 %, paired by seed. The interval of a cost is on log ratios. Each is of one
+comparison: none is corrected for the number of comparisons.
 
-With `--runs`, first makes `curves.csv` and `runs.csv` from the finished runs of `pods compare` in that folder.
+With `--runs`, first makes `curves.csv` and `runs.csv` from the finished runs of `pods compare` in that folder. If the
+speed check of a run took longer than that of the others, it names the run, which must be repeated, and writes nothing.
 """
 
 from __future__ import annotations
 
 import csv
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from measuring import command_line
-from pods_rl.report.analysis import compare, cost_of
+from pods_rl.report.analysis import compare, cost_of, mean_over, speedup_between, times_after_start
 from pods_rl.report.arms import Arm, Curve, arms_from_runs, curve_of
 from pods_rl.report.intervals import Array, Difference, difference
-from pods_rl.report.statistics import Evaluations, Speedup, score_over_time, speedups_to
+from pods_rl.report.statistics import Speedup
+from pods_rl.runs.speed import disturbed, speed_of
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PHASES = ("rollout", "reward", "selection", "update")
@@ -110,7 +114,7 @@ def read_evaluations(path: Path) -> dict[str, Evaluated]:
     arms: dict[str, Evaluated] = {}
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            point = {key: float(row[key]) for key in ("due", "accuracy", "seconds", "step")}
+            point = {key: float(row[key]) for key in ("due", "accuracy", "seconds", "step", "prompts")}
             arms.setdefault(row["arm"], {}).setdefault(int(row["seed"]), []).append(point)
     return arms
 
@@ -119,7 +123,13 @@ def curve(evaluated: Evaluated, clock: str = "seconds") -> Curve:
     """Return the curve of an arm over seconds or steps."""
     found = curve_of({str(seed): evaluated[seed] for seed in sorted(evaluated)}, "accuracy", clock)
     assert found is not None
+    if clock == "step":
+        return replace(found, due=found.times)  # ends are compared in steps too
     return found
+
+
+def as_arm(name: str, curve: Curve) -> Arm:
+    return Arm(name, name, curve, {})
 
 
 def compare_pair(pair: Pair, arms: Mapping[str, Evaluated], targets: Sequence[float]) -> list[dict[str, Any]]:
@@ -129,34 +139,21 @@ def compare_pair(pair: Pair, arms: Mapping[str, Evaluated], targets: Sequence[fl
     theirs = {seed: arms[pair.rival][seed] for seed in seeds}
     arm = curve(ours)
     rival = curve(theirs)
-    at_end = compare(Arm(pair.arm, pair.arm, arm, {}), Arm(pair.rival, pair.rival, rival, {}))
-    rows = [score_row(AT_END, arm.at(at_end.due)[0], rival.at(at_end.due)[0], at_end.difference)]
-    due = sorted(complete(arm) & complete(rival))
-    arm_R, rival_R = (score_over_time(scores_at(found, due)) for found in (arm, rival))
-    rows.append(score_row(OVER_TIME, arm_R, rival_R, difference(arm_R, rival_R, paired=True)))
+    found = compare(as_arm(pair.arm, arm), as_arm(pair.rival, rival))
+    assert found.over_time
+    times = times_after_start(arm, rival, found.due)
+    rows = [
+        score_row(AT_END, arm.at(found.due)[0], rival.at(found.due)[0], found.difference),
+        score_row(OVER_TIME, mean_over(arm, times)[0], mean_over(rival, times)[0], found.over_time),
+    ]
     arm_steps = curve(ours, "step")
     rival_steps = curve(theirs, "step")
     for unit, left, right in (("seconds", arm, rival), ("steps", arm_steps, rival_steps)):
-        for result in speedups_to(on_clock(right), on_clock(left), targets, paired=True):
-            rows.append(time_row(unit, result))
+        for target in targets:
+            result = speedup_between(as_arm(pair.arm, left), as_arm(pair.rival, right), target)
+            rows.append(time_row(f"{unit} to {target:g}", result))
     rows.append(cost_row(step_seconds(arm, arm_steps), step_seconds(rival, rival_steps)))
     return [{"arm": pair.arm, "rival": pair.rival, "seeds": len(seeds), **row} for row in rows]
-
-
-def complete(found: Curve) -> set[float]:
-    """Return the nominal seconds at which every run has an evaluation."""
-    has_all = ~np.isnan(found.scores).any(axis=0)
-    return {*found.due[has_all].tolist()}
-
-
-def scores_at(found: Curve, due: Sequence[float]) -> Array:
-    """Return the accuracy at some checkpoints, ``[R, len(due)]``."""
-    return found.scores[:, np.isin(found.due, due)]
-
-
-def on_clock(found: Curve) -> Evaluations:
-    """Return a curve whose ends are compared on its own clock, which may count steps."""
-    return Evaluations(found.scores, found.seconds)
 
 
 def step_seconds(over_seconds: Curve, over_steps: Curve) -> Array:
@@ -180,10 +177,10 @@ def score_row(measure: str, arm_R: Array, rival_R: Array, gap: Difference) -> di
     return {"measure": measure, **values, "low": gap.low, "high": gap.high, "settled": gap.settled, "seeds_above": wins}
 
 
-def time_row(unit: str, result: Speedup) -> dict[str, Any]:
+def time_row(measure: str, result: Speedup) -> dict[str, Any]:
     values = {"arm_value": result.arm_time, "rival_value": result.baseline_time, "value": result.speedup}
     bounds = {"low": result.ci_low, "high": result.ci_high, "settled": result.settled}
-    return {"measure": f"{unit} to {result.criterion}", **values, **bounds, "seeds_above": ""}
+    return {"measure": measure, **values, **bounds, "seeds_above": ""}
 
 
 def cost_row(arm_R: Array, rival_R: Array) -> dict[str, Any]:
@@ -209,16 +206,25 @@ def as_text(value: Any) -> Any:
 
 
 def collect(runs: Path, folder: Path) -> None:
-    """Write the curves and the costs of the finished runs of `pods compare`."""
+    """Write the curves and the costs of the finished runs of `pods compare`.
+
+    Raises:
+        SystemExit: the machine was slower for some runs than for the others. They have to be repeated.
+    """
     points = []
     costs = []
-    for arm in arms_from_runs([runs], "accuracy"):
+    arms = arms_from_runs([runs], "accuracy")
+    slow = disturbed({str(run.path): speed_of(run.evals) for arm in arms for run in arm.runs})
+    if slow:
+        lines = [f"{factor:.2f} times as slow: rm -r {shlex.quote(path)}" for path, factor in slow.items()]
+        raise SystemExit("\n".join([*lines, "Remove these runs, and repeat `pods compare` with nothing else running."]))
+    for arm in arms:
         for run in arm.runs:
             if run.state != "finished":
                 continue
             names = {"arm": arm.name, "seed": int(run.config["seed"])}
             for row in run.evals:
-                points.append(names | {name: row[name] for name in ("due", "seconds", "step", "accuracy")})
+                points.append(names | {name: row[name] for name in ("due", "seconds", "step", "accuracy", "prompts")})
             cost = cost_of([run])
             phases = {phase: cost.phases[phase] for phase in PHASES}
             environment = run.environment

@@ -24,7 +24,6 @@ from pods_rl.errors import UserError
 from pods_rl.experiment import Event, Experiment, build_experiment, load_experiment, run_experiment
 from pods_rl.report.analysis import cost_of
 from pods_rl.report.arms import Curve, curve_of
-from pods_rl.report.statistics import score_over_time
 from pods_rl.runs import Run, is_run
 from pods_rl.yaml_files import Origin
 
@@ -131,7 +130,7 @@ def curve(run: Run) -> Curve:
 
 def accuracy_over_time(run: Run) -> float:
     """Return the mean accuracy of a run over its evaluations, without the one before training."""
-    return float(score_over_time(curve(run).scores)[0])
+    return float(curve(run).scores[0, 1:].mean())
 
 
 def on_event(event: Event) -> None:

@@ -122,7 +122,7 @@ def test_a_log_has_a_line_for_each_thing_begun_and_then_for_steps() -> None:
         "run: importing torch",
         "run: loading the task gsm8k",
         "run: evaluating before training",
-        "run                    30 s  step   100 of 500  accuracy 0.250  format 0.500",
+        "run                    30 s  step   100 of 500  accuracy 25.0 %  format 50.0 %",
         "run: 24 %, step 120 of 500, reward 0.953",
         f"  {SECONDS}",
         "",

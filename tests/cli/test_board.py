@@ -90,14 +90,14 @@ def test_each_event_and_evaluation_is_a_line(plan, tmp_path, monkeypatch, termin
     with Board(plan, out=out) as board:
         board(event("started", plan, 0, tmp_path))
         progress(tmp_path / plan[0].path, 7, 1.0, 2.0, 0.5)
-        until(lambda: "accuracy 0.500" in out.file.getvalue())
+        until(lambda: "accuracy 50.0 %" in out.file.getvalue())
         board(event("finished", plan, 0, tmp_path))
         board(event("skipped", plan, 1, tmp_path))
         board(event("failed", plan, 2, tmp_path, "[red]bad\x1b[2J"))
     assert [failure.reason for failure in board.failures] == ["[red]bad\x1b[2J"]
     text = out.file.getvalue()
     lines = [
-        "[1/26] arm-0 seed 1 started  ", "arm-0 seed 1                  1 s  step 7  accuracy 0.500",
+        "[1/26] arm-0 seed 1 started  ", "arm-0 seed 1                  1 s  step 7  accuracy 50.0 %",
         "[1/26] arm-0 seed 1 finished  ", "[2/26] arm-1 seed 1 skipped  ",
         r"[3/26] arm-2 seed 1 failed: [red]bad\x1b[2J",
     ]  # fmt: skip
@@ -115,5 +115,5 @@ def test_a_damaged_run_does_not_break_the_board(plan, tmp_path, value):
     (path / "status.json").write_text(json.dumps(row))
     (path / "evals.jsonl").write_text(json.dumps(row | {"accuracy": value}) + "\n")
     board(event("started", plan, 0, tmp_path))
-    assert "accuracy 0.000" in board.console.file.getvalue()
+    assert "accuracy 0.0 %" in board.console.file.getvalue()
     assert board.summary().endswith("arm-0 seed 1 loading")

@@ -74,7 +74,7 @@ def test_a_runs_last_policy_is_evaluated_on_its_own_task(evaluated, run):
     recipe, _, adapter, backend = evaluated[0]
     assert (recipe.values["task_seed"], recipe.values["eval_repeats"]) == (5, 5)
     assert (adapter, backend) == (None, "generate")
-    assert re.search(r"accuracy +\| 0.5000 +\| 0.2500", printed)
+    assert re.search(r"accuracy +\| 50.0 % +\| 25.0 %", printed)
 
 
 def test_an_older_policy_is_evaluated_only_if_it_is_named(evaluated, run):

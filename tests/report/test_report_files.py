@@ -27,19 +27,18 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 def test_every_output_has_the_same_speedup(report: ReportFiles) -> None:
     """The level is reached between two checkpoints: from checkpoint to checkpoint, the same pair had another ratio."""
-    base, pods = read_csv(report.csv["speedup"])
-    assert (base["arm"], float(base["speedup"])) == ("grpo", 1.0)
-    assert float(pods["baseline_hours"]) / float(pods["arm_hours"]) == pytest.approx(float(pods["speedup"]))
-    assert float(pods["ci_low"]) <= float(pods["speedup"]) <= float(pods["ci_high"])
+    base, pods = read_csv(report.csv["final"])
+    assert (base["arm"], float(base["speedup"]), base["threshold"]) == ("grpo", 1.0, pods["threshold"])
+    ratio = float(base["hours_to_p99"]) / float(pods["hours_to_p99"])
+    assert ratio == pytest.approx(float(pods["speedup"]))
+    assert float(pods["ci_low"]) <= ratio <= float(pods["ci_high"])
     (pair,) = read_csv(report.csv["pairs"])
-    final = read_csv(report.csv["final"])[1]
-    for row in (pair, final):
-        assert [row[key] for key in ("speedup", "ci_low", "ci_high")] == [
-            pods[key] for key in ("speedup", "ci_low", "ci_high")
-        ]
-    ratio = f"{float(pods['speedup']):.2f}"
-    assert f"is {ratio} times faster than grpo (16)" in report.account.details[0]
-    cell = f"{ratio} [{float(pods['ci_low']):.2f}, {float(pods['ci_high']):.2f}]"
+    for key in ("speedup", "ci_low", "ci_high"):
+        assert pair[key] == pods[key]
+    assert pair["speedup_settled"] == pods["settled"]
+    words = f"is {ratio:.2f} times faster than" if pods["settled"] == "true" else "Cannot tell yet how much faster"
+    assert words in report.account.details[0]
+    cell = f"{ratio:.2f} [{float(pods['ci_low']):.2f}, {float(pods['ci_high']):.2f}]"
     for name in ("final", "pairs"):
         assert cell in report.account.tables[name].cells[-1]
 
@@ -198,7 +197,7 @@ def test_a_run_that_has_just_begun_gives_a_report(tmp_path: Path) -> None:
     report = build_report(tmp_path)
     assert report.account.opening == ("No evaluation of accuracy yet: 1 run trains.",)
     assert not report.account.tables["result"].cells
-    assert read_csv(report.csv["speedup"]) == []
+    assert [row["speedup"] for row in read_csv(report.csv["final"])] == [""]
     assert not any("unreadable" in note for note in report.account.notes)
     print_summary(report, Console(file=io.StringIO()))
 
@@ -413,6 +412,13 @@ def test_the_report_of_an_experiment_takes_the_declared_runs_and_names_the_other
     assert "Ignored 2 runs that experiment.yaml does not declare: pods/seed-1, pods/seed-2." in both.notes
     assert both.analysis is not None
     assert {arm.name: arm.run_count for arm in both.analysis.arms} == {"plain": 1, "pods": 1, "grpo": 3}
+    # what is declared and missing is named too
+    (root / "experiment.yaml").write_text("arms: {plain: {}, pods: {}, more: {}}\nseeds: [0, 7]\n")
+    notes = build_report(root).account.notes
+    assert (
+        "4 runs that experiment.yaml declares are missing: plain/seed-7, pods/seed-7, more/seed-0, more/seed-7."
+        in notes
+    )
     (root / "experiment.yaml").write_text("arms: {other: {}}\nseeds: [0]\n")
     with pytest.raises(UserError, match=r"experiment\.yaml"):
         build_report(root)

@@ -100,7 +100,9 @@ def test_the_tables_have_what_a_real_run_is(real_runs: Path, tmp_path: Path) -> 
     (final,) = csv.DictReader(report.csv["final"].read_text().splitlines())
     empty = {key for key, value in final.items() if not value}
     # of one run without a baseline
-    expected = "unfinished final_low final_high hours_to_p99 speedup ci_low ci_high never_reached problem settled"
+    expected = (
+        "unfinished final_low final_high threshold hours_to_p99 speedup ci_low ci_high never_reached problem settled"
+    )
     assert empty == set(expected.split())
     assert final["task"] == "arithmetic"
     assert report.account.ledger.rollouts == 32  # two steps

@@ -85,9 +85,12 @@ class Board(LiveLine):
         if place in self._evaluated and self._evaluated[place] == step:  # printed before
             return
         self._evaluated[place] = step
-        score = "reward" if "accuracy" not in evaluation and "reward" in evaluation else "accuracy"
+        if "accuracy" not in evaluation and "reward" in evaluation:
+            score = f"reward {number(evaluation['reward']):.3f}"
+        else:
+            score = f"accuracy {100 * number(evaluation.get('accuracy')):.1f} %"
         clock = f"{number(evaluation.get('seconds')):6.0f} s  step {step}"
-        self.say(f"{_label(event.run):<24} {clock}  {score} {number(evaluation.get(score)):.3f}")
+        self.say(f"{_label(event.run):<24} {clock}  {score}")
 
     def summary(self) -> str:
         """Return a line on the runs that have ended and the time left, and the runs in progress with their steps."""

@@ -204,7 +204,7 @@ def report(
     ] = 20.0,
     force: Force = False,
 ) -> None:
-    """Write report.html, report.md and a CSV of every table: final.csv, pairs.csv, speedup.csv and more.
+    """Write report.html, report.md and a CSV of every table: final.csv, pairs.csv, curves.csv and more.
 
     --csv reads runs of other tools: a row per run and evaluation, with the columns arm, run, hours and the metric; the
     columns rule, n, m and advantages, if present, add the ablations. Of several directories, the first is the baseline.

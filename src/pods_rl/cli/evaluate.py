@@ -198,6 +198,7 @@ def _print_result(line: Mapping[str, Any]) -> None:
     for name, value in scores.items():
         if not name.endswith("_stderr") and name != "pass@1":  # pass@1 is the accuracy
             error = scores.get(f"{name}_stderr", math.nan)
-            error_text = "" if math.isnan(error) else f"{error:.4f}"
-            table.add_row(name, f"{value:.4f}", error_text)
+            is_share = name.endswith("accuracy") or name.startswith("pass@")
+            numbers = [f"{100 * number:.1f} %" if is_share else f"{number:.4f}" for number in (value, error)]
+            table.add_row(name, numbers[0], "" if math.isnan(error) else numbers[1])
     console().print(table)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from .build import ReportFiles, build_report, print_summary
-from .statistics import Speedup, speedups
 
 __all__ = [
     "ReportFiles",
-    "Speedup",
     "build_report",
     "print_summary",
-    "speedups",
 ]

@@ -18,10 +18,11 @@ from ..text import suggest
 from .arms import ACCURACIES, SAME_MOMENT, Arm, Curve, rollouts_of, same_seeds
 from .comparable import refusal
 from .contrasts import Ablation, contrasts, find_ablations, things
-from .intervals import Z_95, Array, Difference, difference, error_of_mean, t_band
-from .statistics import Evaluations, Speedup, mean_curve, speedups
+from .intervals import Z_95, Array, Difference, corrected, difference, error_of_mean, t_band
+from .statistics import Speedup, level_of, mean_curve, speedup_to
 from .text import finite, finite_numbers, plain
 
+_UNKNOWN = Difference(math.nan, math.nan, math.nan)
 _EVERY_PAIR = 4  # with up to this many arms every pair is compared
 
 
@@ -240,15 +241,43 @@ def analyse(
             pair = replace(compare(contrast.arm, contrast.rival), shows=contrast.shows)
             stated.append(pair)
             _put(pair, pairs)
+    # those that sentences are about, and those of the table only
+    first = _corrected([*stated, *(pair for pair in pairs[:1] if pair not in stated)])
+    rest = _corrected([pair for pair in pairs[1:] if pair not in stated])
+    by_arms = {(pair.arm, pair.rival): pair for pair in (*first, *rest)}
     return Analysis(
         results=tuple(results),
         baseline=base,
         metric=metric,
         horizon=horizon,
         ablations=ablations,
-        pairs=tuple(pairs),
-        stated=tuple(stated),
+        pairs=tuple(by_arms[pair.arm, pair.rival] for pair in pairs),
+        stated=tuple(first[: len(stated)]),
     )
+
+
+def _corrected(pairs: Sequence[Pair]) -> list[Pair]:
+    """Return pairs that are looked at together, with p-values for all of their differences, at the end and over time.
+
+    A speedup follows from the scores, so it is settled only if one of the two differences is.
+    """
+    at_end = [pair.difference for pair in pairs]
+    over_time = [pair.over_time or _UNKNOWN for pair in pairs]
+    all_differences = corrected([*at_end, *over_time])
+    found = []
+    for pair, at_end_now, over_time_now in zip(
+        pairs, all_differences[: len(pairs)], all_differences[len(pairs) :], strict=True
+    ):
+        may_be_settled = at_end_now.settled or over_time_now.settled
+        found.append(
+            replace(
+                pair,
+                difference=at_end_now,
+                over_time=pair.over_time and over_time_now,
+                speedup=replace(pair.speedup, may_be_settled=may_be_settled),
+            )
+        )
+    return found
 
 
 def _put(pair: Pair, pairs: list[Pair]) -> None:
@@ -303,15 +332,9 @@ def _shared_end(arm: Arm, rival: Arm) -> float | None:
     latest = end * SAME_MOMENT
     times = np.unique(np.concatenate([arm.curve.due, rival.curve.due]))
     for due in reversed(times.tolist()):
-        if due <= latest and _has_mean(arm.curve, due) and _has_mean(rival.curve, due):
+        if due <= latest and arm.curve.has_mean(due) and rival.curve.has_mean(due):
             return float(due)
     return None
-
-
-def _has_mean(curve: Curve, due: float) -> bool:
-    """Whether more than half of the runs have a score at a nominal second."""
-    scores, _ = curve.at(due)
-    return not np.isnan(mean_curve(scores[:, None])[0])
 
 
 def compare(arm: Arm, rival: Arm) -> Pair:
@@ -341,21 +364,38 @@ def compare(arm: Arm, rival: Arm) -> Pair:
 def _over_time(curve: Curve, rival: Curve, due: float, order: Sequence[int] | None) -> Difference | None:
     """Return the difference of the mean scores after the start, up to a nominal second; None for fewer than two scores.
 
+    The evaluations of a run draw different completions, so the error of a mean over T of them is the root of the sum
+    of their squared errors over T.
+
     Args:
         curve, rival: of the two arms.
         due: nominal second of the last score.
         order: of the rival's runs, by the seeds of the arm's; None if the seeds are not the same.
     """
-    start = max(curve.due[0], rival.due[0])
-    times = np.unique(np.concatenate([curve.due, rival.due]))
-    times = times[(times > start) & (times <= due * SAME_MOMENT)]
+    times = times_after_start(curve, rival, due)
     if len(times) < 2:
         return None
-    ours, errors = np.mean([curve.at(time) for time in times], axis=0)
-    theirs, rival_errors = np.mean([rival.at(time) for time in times], axis=0)
+    ours, errors = mean_over(curve, times)
+    theirs, rival_errors = mean_over(rival, times)
     if np.isnan(ours).all() or np.isnan(theirs).all():
         return None
     return _gap(ours, errors, theirs, rival_errors, order)
+
+
+def times_after_start(curve: Curve, rival: Curve, due: float) -> Array:
+    """Return the nominal seconds of all evaluations of two arms after the start of both, up to one."""
+    start = max(curve.due[0], rival.due[0])
+    times = np.unique(np.concatenate([curve.due, rival.due]))
+    return times[(times > start) & (times <= due * SAME_MOMENT)]
+
+
+def mean_over(curve: Curve, times: Array) -> tuple[Array, Array]:
+    """Return the mean score of each run over some nominal seconds and the standard error of that mean, each ``[R]``."""
+    at_times = np.array([curve.at(time) for time in times])  # [T, score and error, R]
+    scores = at_times[:, 0].mean(axis=0)
+    evaluations = np.minimum(len(times), (~np.isnan(curve.scores)).sum(axis=1) - 1)  # others lie between two of them
+    errors = np.sqrt((at_times[:, 1] ** 2).mean(axis=0) / np.maximum(evaluations, 1))
+    return scores, errors
 
 
 def _gap(
@@ -379,21 +419,24 @@ def _gap(
 
 
 def _speedup(arm: Arm, rival: Arm) -> Speedup:
-    """Return the speedup of an arm to 99 % of the peak of another, with an interval unless it is the same arm.
+    """Return the speedup of an arm to 99 % of the peak of another, with an interval unless it is the same arm."""
+    assert rival.curve
+    found = speedup_between(arm, rival, level_of(rival.curve.evaluations))
+    return replace(found, ci_low=math.nan, ci_high=math.nan) if arm is rival else found
 
-    This is the one rule of every output: the level is reached where the mean curve crosses it, on a straight line
-    between two checkpoints. From checkpoint to checkpoint, as the authors count, few checkpoints give few ratios: two
-    arms that reach the level between the same two are equally fast.
-    """
+
+def speedup_between(arm: Arm, rival: Arm, target: float) -> Speedup:
+    """Return the speedup of an arm to a score, over another arm; paired by seed if both have the same seeds."""
     assert arm.curve
     assert rival.curve
     theirs = rival.curve.evaluations
     order = same_seeds(arm, rival)
     if order is not None:
-        theirs = Evaluations(theirs.scores[order], theirs.seconds[order], theirs.errors[order], theirs.due)  # type: ignore[index]
-    every = speedups(theirs, arm.curve.evaluations, paired=order is not None, intervals=arm is not rival)
-    (found,) = (speedup for speedup in every if speedup.criterion == "p99" and speedup.interpolated)
-    return found
+        ended = None if theirs.ended is None else theirs.ended[order]
+        theirs = theirs._replace(
+            scores=theirs.scores[order], seconds=theirs.seconds[order], errors=rival.curve.errors[order], ended=ended
+        )
+    return speedup_to(theirs, arm.curve.evaluations, target, paired=order is not None)
 
 
 def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
@@ -457,7 +500,7 @@ def _final_of(curve: Curve, horizon: float) -> Final:
     peak = int(within[np.argmax(curve.mean[within])])
     due = float(curve.due[at])
     seconds = float(curve.times[at])
-    if due * SAME_MOMENT < horizon < curve.end and _has_mean(curve, horizon):
+    if due * SAME_MOMENT < horizon < curve.end and curve.has_mean(horizon):
         due = horizon
         seconds = float(np.interp(horizon, curve.due[with_mean], curve.times[with_mean]))
     scores_R, errors_R = curve.at(due)

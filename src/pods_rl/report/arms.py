@@ -6,8 +6,8 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ..runs import Run, find_runs, is_run, undeclared_runs
 from ..runs.files import CONFIG, ENVIRONMENT, EVALS, EXPERIMENT, METRICS, STATUS
 from .comparable import config_of, recipe_difference
 from .intervals import Z_95, Array, t_band
-from .statistics import Evaluations, mean_curve
+from .statistics import Evaluations, Mask, mean_curve
 from .text import finite, from_csv_text, plain, tally
 
 ACCURACIES = ("accuracy", "answer_accuracy", "both_accuracy", "format_accuracy")
@@ -38,28 +38,30 @@ _NOT_MEASURED = ("", "nan", "NaN", "na", "NA", "n/a", "N/A", "null", "none", "No
 _MOST_DAMAGED = 5  # files that are named
 
 Evals = Mapping[str, Iterable[Mapping[str, Any]]]  # by run
-Points = dict[float, tuple[float, float, float]]  # by nominal second: real second, score, standard error
+Points = dict[float, tuple[float, float, float]]  # by nominal second or step: real second, score, standard error
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One arm's evaluations: R runs, C checkpoints aligned by their nominal second."""
+    """One arm's evaluations: R runs, C checkpoints aligned by their nominal second, or by their step."""
 
     runs: tuple[str, ...]
     due: Array  # [C] nominal seconds
     seconds: Array  # [R, C] real seconds of training clock; NaN if a run has no such checkpoint
     scores: Array  # [R, C]
     errors: Array  # [R, C] standard error of each evaluation; NaN if it is unknown
+    ended: Mask | None = None  # [R] which runs have ended; None for all
+    by_step: bool = False  # a checkpoint is a step, and its time is the mean over runs
     interpolated: bool = False  # each run was evaluated at its own times
 
     @cached_property
     def mean(self) -> Array:
-        return mean_curve(self.scores)
+        return mean_curve(self.scores, self.ended)
 
     @cached_property
     def times(self) -> Array:
         """Mean of the real seconds over runs."""
-        return mean_curve(self.seconds)
+        return mean_curve(self.seconds, self.ended)
 
     @cached_property
     def interval(self) -> tuple[Array, Array]:
@@ -76,7 +78,12 @@ class Curve:
 
     @property
     def evaluations(self) -> Evaluations:
-        return Evaluations(self.scores, self.seconds, self.errors, self.due)
+        return Evaluations(self.scores, self.seconds, self.errors, self.due, self.ended)
+
+    def has_mean(self, due: float) -> bool:
+        """Whether enough runs have a score at a nominal second (`mean_curve`)."""
+        scores, _ = self.at(due)
+        return not np.isnan(mean_curve(scores[:, None], self.ended)[0])
 
     def last(self, horizon: float = math.inf) -> int | None:
         """Return the last checkpoint with a mean, no later than ``horizon`` nominal seconds; None if there is none."""
@@ -97,8 +104,8 @@ class Curve:
     def at(self, due: float) -> tuple[Array, Array]:
         """Return score and standard error of each run at a nominal second, each ``[R]``.
 
-        Between two checkpoints, both are on a straight line, also where few runs have the checkpoint: a slow step
-        passes over one. A run that has not begun or has ended has NaN.
+        Between two checkpoints, both are on a straight line, also where few runs have the checkpoint, since one step
+        may be longer than the interval between evaluations. A run that has not begun or has ended has NaN.
         """
         exact = np.flatnonzero(np.isclose(self.due, due, rtol=1e-9, atol=1e-9))
         if len(exact) and not np.isnan(self.mean[exact[0]]):
@@ -200,37 +207,55 @@ def same_seeds(arm: Arm, rival: Arm) -> list[int] | None:
 # --------------------------------------------------------------------------------------------- curves
 
 
-def curve_of(evals: Evals, metric: str, clock: str = "seconds") -> Curve | None:
+def curve_of(evals: Evals, metric: str, clock: str = "seconds", running: Collection[str] = ()) -> Curve | None:
     """Return the curve of one metric over the runs of an arm. If no run has an evaluation, return None.
+
+    Runs are matched by the nominal seconds of their evaluations, else by their steps. If they share neither, scores are
+    interpolated at common times, or at common steps if they have no time in common.
 
     Args:
         evals: evaluations by run, each with ``due`` (nominal seconds), ``seconds`` (real), the metric and, if
-            logged, its standard error ``<metric>_se`` or the number of ``prompts``. Of two evaluations of one run with
-            the same ``due`` (a resumed run repeats one) the later line counts. ``due`` defaults to ``seconds``.
+            logged, its ``step``, and its standard error ``<metric>_se`` or the number of ``prompts``. Of two
+            evaluations of one run with the same ``due`` (a resumed run repeats one) the later line counts. ``due``
+            defaults to ``seconds``.
         metric: the field to read; an evaluation without a finite number there is skipped.
         clock: the field of the real times.
+        running: the runs that still train.
 
     >>> curve_of({"0": [{"due": 0, "seconds": 0.1, "accuracy": 0.2}], "1": []}, "accuracy").scores
     array([[0.2]])
     """
-    runs: dict[str, Points] = {}
+    by_time: dict[str, Points] = {}
+    by_step: dict[str, Points] = {}
     for run, rows in evals.items():
-        points = _points_of(rows, metric, clock)
-        if points:
-            runs[run] = points
-    if not runs:
+        of_time, of_step = _points_of(rows, metric, clock)
+        if of_time:
+            by_time[run] = of_time
+            by_step[run] = of_step
+    if not by_time:
         return None
-    ended = _to_a_common_end(runs)
-    if not _share_a_clock([*runs.values()]):
-        curve = _interpolated(ended)
-        if curve is not None:
-            return curve
-    return _aligned(ended)
+    ended = {run for run in by_time if run not in running} or {*by_time}
+    ended_R = np.array([run in ended for run in by_time])
+    has_steps = all(by_step.values())
+    until_end = _to_a_common_end(by_time, ended)
+    if _share_a_clock([*by_time.values()]):
+        return replace(_aligned(until_end), ended=ended_R)
+    if has_steps and _share_a_clock([*by_step.values()]):
+        return replace(_over_time(_aligned(_to_a_common_end(by_step, ended))), ended=ended_R)
+    curve = replace(_interpolated(until_end), ended=ended_R)
+    if curve.last() is None and has_steps:
+        curve = _interpolated(_to_a_common_end(by_step, ended), over_steps=True)
+        return replace(_over_time(curve), ended=ended_R)
+    return curve
 
 
-def _points_of(rows: Iterable[Mapping[str, Any]], metric: str, clock: str) -> Points:
-    """Return the evaluations of one run that have a score and a time."""
-    points: Points = {}
+def _points_of(rows: Iterable[Mapping[str, Any]], metric: str, clock: str) -> tuple[Points, Points]:
+    """Return the evaluations of one run that have a score and a time, by nominal second and by step.
+
+    By step there are none if one of them has no step.
+    """
+    by_time: Points = {}
+    by_step: Points = {}
     for row in rows:
         score = finite(row.get(metric))
         seconds = finite(row.get(clock))
@@ -240,18 +265,28 @@ def _points_of(rows: Iterable[Mapping[str, Any]], metric: str, clock: str) -> Po
         if seconds is None:
             seconds = due
         if score is not None and due is not None and seconds is not None:
-            points[due] = (seconds, score, standard_error(row, metric))
-    return points
+            point = (seconds, score, standard_error(row, metric))
+            by_time[due] = point
+            step = finite(row.get("step"))
+            if step is not None:
+                by_step[step] = point
+    return by_time, by_step if len(by_step) == len(by_time) else {}
 
 
-def _to_a_common_end(runs: dict[str, Points]) -> dict[str, Points]:
-    """Return the runs with one last time, where their ends differ by less than an interval between evaluations.
+def _over_time(curve: Curve) -> Curve:
+    """Return a curve over steps as one over time: the nominal second of a step is the mean of its seconds over runs."""
+    seconds = np.nanmean(curve.seconds, axis=0)
+    return replace(curve, due=np.maximum.accumulate(seconds), by_step=True)
+
+
+def _to_a_common_end(runs: dict[str, Points], ended: Collection[str]) -> dict[str, Points]:
+    """Return the runs with one last time or step, where their ends differ by less than an interval of evaluations.
 
     It is the earliest of these ends. The score of a run that ends later is there on a straight line between two
     evaluations. Without this, a mean at the end would be over the runs that happened to end late. Runs that end at
-    least an interval before most others stay as they are, and are missing at the end.
+    least an interval before most others stay as they are, and are missing at the end. So do those that still train.
     """
-    ends = {run: max(points) for run, points in runs.items()}
+    ends = {run: max(points) for run, points in runs.items() if run in ended}
     usual_end = sorted(ends.values(), reverse=True)[len(ends) // 2]  # more than half of the runs have not ended before
     interval = _interval(runs)
     if interval == 0:
@@ -260,7 +295,7 @@ def _to_a_common_end(runs: dict[str, Points]) -> dict[str, Points]:
     cut: dict[str, Points] = {}
     for run, points in runs.items():
         cut[run] = points
-        if ends[run] > common_end:
+        if run in ends and min(points) <= common_end < ends[run]:
             belongs_to_end = ends[run] - common_end < interval
             kept = {due: values for due, values in points.items() if due < common_end or not belongs_to_end}
             cut[run] = {**kept, common_end: _point_at(points, common_end)}
@@ -342,42 +377,18 @@ def _share_a_clock(runs: Sequence[Points]) -> bool:
     return False
 
 
-def _interpolated(runs: Mapping[str, Points]) -> Curve | None:
-    """Interpolate linearly at common times, about one for each evaluation of a run, without extrapolation.
-
-    The times lie between the start of most runs, or a start less than an interval later, and the end of most runs, or
-    an end less than an interval earlier. If there are none, return None.
-    """
-    tables = [np.array(sorted(points.values())).T for points in runs.values()]  # each [seconds, score and error; C]
-    starts = []
-    ends = []
-    lengths = []
-    for seconds, _, _ in tables:
-        starts.append(seconds[0])
-        ends.append(seconds[-1])
-        lengths.append(len(seconds))
-    # More than half of the runs have begun at the usual start, and more than half have not ended at the usual end. Runs
-    # of a common nominal end (`_to_a_common_end`) end at slightly different real seconds.
-    half = len(tables) // 2
-    usual_start = sorted(starts)[half]
-    usual_end = sorted(ends, reverse=True)[half]
-    interval = _interval(runs)
-    low = max(start for start in starts if start <= usual_start or start - usual_start < interval)
-    high = min(end for end in ends if end >= usual_end or usual_end - end < interval)
-    if low >= high:
-        return None
-    all_seconds = np.concatenate([table[0] for table in tables])
-    within = all_seconds[(all_seconds >= low) & (all_seconds <= high)]
-    count = min(int(np.median(lengths)), MOST_CHECKPOINTS)
-    grid = np.unique(np.quantile(within, np.linspace(0, 1, max(2, count))))  # [C]
-    scores = []
-    errors = []
-    for seconds, run_scores, run_errors in tables:
-        scores.append(_on_a_line(grid, seconds, run_scores))
-        errors.append(_on_a_line(grid, seconds, run_errors))
-    scores_RC = np.array(scores)
-    errors_RC = np.array(errors)
-    seconds_RC = np.where(np.isnan(scores_RC), np.nan, grid)
+def _interpolated(runs: Mapping[str, Points], *, over_steps: bool = False) -> Curve:
+    """Interpolate linearly at common times or steps, about one for each evaluation of a run, without extrapolation."""
+    tables: list[Array] = []  # of each run: [time or step, seconds, score and error; C]
+    for points in runs.values():
+        keys = sorted(points)
+        values = np.array([points[key] for key in keys]).T
+        tables.append(np.vstack([keys if over_steps else values[0], values]))
+    count = min(int(np.median([len(points) for points in runs.values()])), MOST_CHECKPOINTS)
+    all_keys = np.concatenate([table[0] for table in tables])
+    grid = np.unique(np.quantile(all_keys, np.linspace(0, 1, max(2, count))))  # [C]
+    columns = [[_on_a_line(grid, keys, column) for column in values] for keys, *values in tables]
+    seconds_RC, scores_RC, errors_RC = np.array(columns).transpose(1, 0, 2)
     return Curve(tuple(runs), grid, seconds_RC, scores_RC, errors_RC, interpolated=True)
 
 
@@ -415,9 +426,24 @@ def arms_from_runs(
     arms = []
     for name, runs in folders.items():
         _check_one_recipe(name, runs)
-        evals = {str(run.path): run.evals for run in runs}
+        evals = {str(run.path): evals_of(run) for run in runs}
         arms.append(_arm(name, config_of(runs), evals, metric, runs))
     return arms
+
+
+def evals_of(run: Run) -> list[Mapping[str, Any]]:
+    """Return the evaluations of a run, of several sets those of the first (`sets_of`)."""
+    first, *others = sets_of(run)
+    return [row for row in run.evals if row.get("set") == first] if others else [*run.evals]
+
+
+def sets_of(run: Run) -> list[Any]:
+    """Return the names of the sets on which a run was evaluated, in order; None for the set of a run that has one."""
+    names: list[Any] = []
+    for row in run.evals:
+        if row.get("set") not in names:
+            names.append(row.get("set"))
+    return names or [None]
 
 
 def _runs_by_arm(sources: Sequence[str | Path], named: Mapping[str, Sequence[str | Path]]) -> dict[str, list[Run]]:
@@ -466,9 +492,10 @@ def _seed_of(run: Run) -> float:
 
 
 def _arm(name: str, config: Mapping[str, Any], evals: Evals, metric: str, runs: Sequence[Run] = ()) -> Arm:
+    running = {str(run.path) for run in runs if run.state == "running"}
     curves = {}
     for measured in dict.fromkeys((metric, *_METRICS)):
-        curve = curve_of(evals, measured)
+        curve = curve_of(evals, measured, running=running)
         if curve is not None:
             curves[measured] = curve
     return Arm(name, label_of(name, config), curves.get(metric), config, tuple(runs), curves)

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from ..errors import UserError
-from ..runs import find_runs, undeclared_runs, write_atomic
+from ..runs import find_runs, not_begun, undeclared_runs, write_atomic
 from ..runs.files import EXPERIMENT, read_mapping
 from ..text import counted, safe_text
 from .analysis import analyse
@@ -30,7 +30,7 @@ FILES = (PAGE, MARKDOWN, *(f"{name}.csv" for name in CSV_NAMES))
 """The files that a report writes into its folder, next to ``figures/``."""
 
 _KINDS = ("pdf", "svg", "png")
-_MOST_IGNORED = 6  # runs that a note names
+_MOST_NAMED = 6  # runs that a note names
 _MOST_MB = 2000.0  # a browser holds no larger page
 
 
@@ -51,7 +51,7 @@ class ReportFiles:
 
     @property
     def csv(self) -> dict[str, Path]:
-        """By table: final, pairs, speedup, ablations, curves, runs, config."""
+        """By table: final, pairs, ablations, curves, runs, config."""
         return {name: self.folder / f"{name}.csv" for name in CSV_NAMES}
 
 
@@ -123,10 +123,9 @@ def _write(report: ReportFiles, figures: Sequence[str]) -> None:
 
 
 def print_summary(report: ReportFiles, console: Console) -> None:
-    """Print the summary of a report, the paths of its page and of the speedups, and last the sentences that open it."""
+    """Print the summary of a report, the path of its page, and last the sentences that open it."""
     print_account(report.account, console)
-    for path in (report.html, report.csv["speedup"]):
-        console.print(safe_text(path), soft_wrap=True, highlight=False)
+    console.print(safe_text(report.html), soft_wrap=True, highlight=False)
     console.print()
     print_opening(report.account, console)
 
@@ -172,11 +171,17 @@ def _usual_baseline(paths: Sequence[Path], arms: Sequence[Arm]) -> tuple[str, st
     return names[0], f"The baseline is {arms[0].label}, {place}. Choose another with --baseline."
 
 
-def _ignored_notes(paths: Sequence[Path], arms: Sequence[Arm]) -> list[str]:
-    """Return a note on the runs of each experiment that its file does not declare, unless another path names them."""
+def _notes_on_declared(paths: Sequence[Path], arms: Sequence[Arm]) -> list[str]:
+    """Return notes on the runs that each experiment declares and does not have, and on those that it has besides."""
     reported = {os.path.realpath(run.path) for arm in arms for run in arm.runs}
     notes = []
     for path in paths:
+        missing = not_begun(path)
+        if missing:
+            notes.append(
+                f"{counted(len(missing), 'run')} that {EXPERIMENT} declares {'is' if len(missing) == 1 else 'are'} "
+                f"missing: {_listed(missing)}."
+            )
         ignored = []
         for folder, runs in undeclared_runs(path).items():
             left_out = [run for run in runs if os.path.realpath(run.path) not in reported]
@@ -184,11 +189,17 @@ def _ignored_notes(paths: Sequence[Path], arms: Sequence[Arm]) -> list[str]:
             for run in left_out:
                 ignored.append(folder if is_folder_itself else f"{folder}/{run.path.name}")
         if ignored:
-            listed = ", ".join(map(plain, ignored[:_MOST_IGNORED]))
-            if len(ignored) > _MOST_IGNORED:
-                listed += f" and {len(ignored) - _MOST_IGNORED} more"
-            notes.append(f"Ignored {counted(len(ignored), 'run')} that {EXPERIMENT} does not declare: {listed}.")
+            notes.append(
+                f"Ignored {counted(len(ignored), 'run')} that {EXPERIMENT} does not declare: {_listed(ignored)}."
+            )
     return notes
+
+
+def _listed(names: Sequence[str]) -> str:
+    listed = ", ".join(map(plain, names[:_MOST_NAMED]))
+    if len(names) > _MOST_NAMED:
+        listed += f" and {len(names) - _MOST_NAMED} more"
+    return listed
 
 
 def read_account(
@@ -213,7 +224,7 @@ def read_account(
     _check_metric(found, metric, is_csv=_is_csv(paths))
     first_notes = []
     if not _is_csv(paths):
-        first_notes += _ignored_notes(paths, found)
+        first_notes += _notes_on_declared(paths, found)
     if baseline is None:
         baseline, note = _usual_baseline(paths, found)
         if note:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..runs import Run
 from .analysis import Analysis
-from .arms import Arm, Curve, curve_of
+from .arms import Arm, Curve, curve_of, evals_of
 from .intervals import Array
 from .statistics import mean_curve
 from .text import UNITS, finite, finite_numbers, plain, rounded, significant, unit_for, words
@@ -49,9 +49,9 @@ _NO_BAND = 2  # runs, whose interval is 13 standard errors wide
 _BINS = 150  # points of a logged metric
 _CROWD = 6  # with more arms, bands and runs overlap
 
-# Okabe and Ito's palette without its yellow, which is invisible on white; the baseline is grey
-_BASELINE = "#5f6368"
-_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Okabe and Ito's palette. Its yellow is invisible on white and its black on a dark page, where arms keep their colours.
+_BASELINE = "#7b8087"
+_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9A6324")
 _DASHES: tuple[tuple[int, ...], ...] = ((), (8, 5), (2, 4))
 
 
@@ -230,7 +230,7 @@ def _curve_over(arm: Arm, metric: str, clock: str) -> Curve | None:
     for run in arm.runs:
         rows: list[Mapping[str, Any]] = []
         tokens = _tokens_by_step(run)
-        for row in run.evals:
+        for row in evals_of(run):
             step = finite(row.get("step"))
             if step is None:
                 continue

@@ -25,7 +25,8 @@ _TRL_STEP = "TRL’s own step"  # the cheaper step, seen from the other arm
 _NO_SELECTION = "no selection"
 
 # the settings of the cheaper step, each with the value that TRL's own step has
-_STEP = {"exact_trl": True, "prefix_tree": False, "skip_zero_advantage_steps": False}
+_SKIPS = "skip_zero_advantage_steps"
+_STEP = {"exact_trl": True, "prefix_tree": False, _SKIPS: False}
 _NAMES = {
     "n": "the rollouts generated (n)",
     "m": "the rollouts kept (m)",
@@ -173,6 +174,10 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if rows:
         # A batch of as many prompts has more rows with a larger m, so batches are compared by their prompts.
         settings["prompts"] = rows * micro_batches / m
+    if finite(config.get("steps_per_generation")) == micro_batches:
+        # what TRL derives from the batch, as runs of a script write it
+        settings.pop("steps_per_generation")
+        settings.pop("generation_batch_size", None)
     settings["n"] = n
     settings["m"] = m
     settings["rule"] = str(config.get("rule") or "")
@@ -190,7 +195,14 @@ def differences(ours: Settings, theirs: Settings) -> set[str]:
     keys = {*ours, *theirs}
     if is_plain(ours) or is_plain(theirs):
         keys -= {"rule", "advantages"}
+    if _skips_by_default(ours) and _skips_by_default(theirs):
+        keys.discard(_SKIPS)  # it follows from n and m, and older runs of scripts wrote it as a setting
     return {key for key in keys if ours.get(key) != theirs.get(key)}
+
+
+def _skips_by_default(settings: Settings) -> bool:
+    """Whether an arm skips steps without a gradient as it does if the setting is not given: if it drops rollouts."""
+    return settings.get(_SKIPS) in (None, in_order(not is_plain(settings)))
 
 
 @dataclass(frozen=True, eq=False)

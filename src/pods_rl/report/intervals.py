@@ -6,13 +6,18 @@ Axes: R runs (seeds) of one arm, C checkpoints. Scores are ``[R, C]``, NaN if a 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
+
+ALPHA = 0.05
+"""Probability with which a difference may be settled although there is none."""
 
 Z_95 = 1.96
 """97.5 % quantile of the normal distribution: of an evaluation over many prompts, and of Student's t of many runs."""
@@ -51,13 +56,23 @@ def t_quantile(freedom: float) -> float:
 def _t_quantile(freedom: float) -> float:
     import mpmath  # loaded here: a report of single runs has no interval
 
-    def excess(quantile: float) -> mpmath.mpf:
-        """Return the probability of a larger absolute value, minus 5 %."""
-        share = freedom / (freedom + quantile**2)
-        return mpmath.betainc(freedom / 2, 0.5, 0, share, regularized=True) - 0.05
+    def excess(quantile: float) -> float:
+        return t_outside(quantile, freedom) - ALPHA
 
     # the quantile falls from 12.706 at one degree of freedom to 1.960
     return float(mpmath.findroot(excess, (1.9, 13.0), solver="anderson", tol=1e-20))
+
+
+def t_outside(value: float, freedom: float) -> Any:
+    """Return the probability of an absolute value larger than this one, by Student's t.
+
+    >>> round(float(t_outside(12.706, 1)), 4)
+    0.05
+    """
+    import mpmath
+
+    share = freedom / (freedom + value**2)
+    return mpmath.betainc(freedom / 2, 0.5, 0, share, regularized=True)
 
 
 def excludes(low: float, high: float, value: float, digits: int) -> bool:
@@ -69,6 +84,14 @@ def excludes(low: float, high: float, value: float, digits: int) -> bool:
     return round(low, digits) > value or round(high, digits) < value
 
 
+class _Spread(NamedTuple):
+    """What the interval of a difference of means is made of, each ``[C]``."""
+
+    error: Array  # standard error over runs; NaN with fewer than two
+    freedom: Array  # of Student's t
+    floor: Array  # standard error that the evaluations alone give the difference; 0 if it is unknown
+
+
 def half_widths(
     arm_RC: Array,
     other_RC: Array,
@@ -76,43 +99,55 @@ def half_widths(
     paired: bool,
     arm_error_C: ArrayLike = math.nan,
     other_error_C: ArrayLike = math.nan,
+    one_run: bool = False,
 ) -> Array:
     """Return half the width of the 95 % interval of the arm's mean minus the other's, ``[C]``.
+
+    It is the wider one of two intervals: Student's t over the runs, and 1.96 standard errors of the evaluations, which
+    differ by this much even if the runs do not. Where runs differ as seeds do, the first one is wider and contains the
+    truth in 95 % of cases. Where they do not, the wider one contains it more often.
 
     Args:
         arm_RC: scores of the arm.
         other_RC: scores of the other.
         paired: whether the same row of both is the same seed. Then the interval is Student's on the differences of
             the rows, where both have the same seeds. Else it is Welch's.
-        arm_error_C: standard error that the evaluations' own noise gives the arm's mean, NaN if it is unknown. Where
-            the runs differ by less, it replaces the standard error over runs.
+        arm_error_C: standard error that the evaluations' own noise gives the arm's mean, NaN if it is unknown.
         other_error_C: the same of the other.
+        one_run: whether evaluations alone give the interval where fewer than two runs have a score.
 
     Returns:
         NaN where fewer than two pairs, or fewer than two runs on either side, have a score.
     """
-    arm_floor_C = np.nan_to_num(np.asarray(arm_error_C, float)) ** 2
-    other_floor_C = np.nan_to_num(np.asarray(other_error_C, float)) ** 2
+    spread = _spread(arm_RC, other_RC, paired=paired, arm_error_C=arm_error_C, other_error_C=other_error_C)
+    student_C = np.full_like(spread.error, math.nan)
+    for checkpoint in np.flatnonzero(~np.isnan(spread.error)):
+        student_C[checkpoint] = t_quantile(float(spread.freedom[checkpoint])) * spread.error[checkpoint]
+    if one_run:
+        student_C = np.nan_to_num(student_C)
+    half_C: Array = np.maximum(student_C, Z_95 * spread.floor)
+    return half_C
+
+
+def _spread(
+    arm_RC: Array, other_RC: Array, *, paired: bool, arm_error_C: ArrayLike, other_error_C: ArrayLike
+) -> _Spread:
     arm_square_C, arm_count_C = _squared_error(arm_RC)
     other_square_C, other_count_C = _squared_error(other_RC)
-    arm_square_C = np.maximum(arm_square_C, arm_floor_C)
-    other_square_C = np.maximum(other_square_C, other_floor_C)
     square_C = arm_square_C + other_square_C
     with np.errstate(divide="ignore", invalid="ignore"):  # of a side without a spread
         parts_C = arm_square_C**2 / (arm_count_C - 1) + other_square_C**2 / (other_count_C - 1)
         freedom_C = np.where(parts_C > 0, square_C**2 / parts_C, np.inf)
     if paired:
         paired_square_C, pairs_C = _squared_error(arm_RC - other_RC)
-        paired_square_C = np.maximum(paired_square_C, arm_floor_C + other_floor_C)
         # where a seed is missing on one side, the means are not over the same seeds
         same_C = (np.isnan(arm_RC) == np.isnan(other_RC)).all(axis=0)
         square_C = np.where(same_C, paired_square_C, square_C)
         freedom_C = np.where(same_C, pairs_C - 1, freedom_C)
-    quantile_C = np.full_like(square_C, math.nan)
-    for checkpoint in np.flatnonzero(~np.isnan(square_C)):
-        quantile_C[checkpoint] = t_quantile(float(freedom_C[checkpoint]))
-    half_C: Array = quantile_C * np.sqrt(square_C)
-    return half_C
+    arm_floor_C = np.nan_to_num(np.asarray(arm_error_C, float))
+    other_floor_C = np.nan_to_num(np.asarray(other_error_C, float))
+    floor_C = np.broadcast_to(np.hypot(arm_floor_C, other_floor_C), square_C.shape)
+    return _Spread(np.sqrt(square_C), freedom_C, floor_C)
 
 
 def _squared_error(values_RC: Array) -> tuple[Array, Array]:
@@ -171,20 +206,24 @@ class Difference:
     high: float
     side: int = 0  # 1 if every run of the arm is above every run of the other, -1 if below; 0 with one run
     paired: bool = False  # by seed
+    p: float = math.nan  # two-sided p-value of no difference; `corrected` ones are for all that are looked at
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the printed interval excludes 0: readers decide by that."""
+        return excludes(self.low, self.high, 0.0, SCORE_DIGITS)
 
     @property
     def settled(self) -> bool:
-        """Whether the printed interval excludes 0."""
-        return excludes(self.low, self.high, 0.0, SCORE_DIGITS)
+        """Whether the printed interval excludes 0, also by the p-value, which `corrected` has changed."""
+        return self.excludes_zero and self.p < ALPHA
 
     @property
     def order(self) -> str:
         """``above`` or ``below`` if every run is so although the difference is not settled; else empty."""
         if self.settled or self.side == 0:
             return ""
-        if self.side > 0:
-            return "above"
-        return "below"
+        return "above" if self.side > 0 else "below"
 
 
 def difference(
@@ -196,22 +235,52 @@ def difference(
     >>> round(gap.mean, 3), round(gap.low, 3), round(gap.high, 3)
     (0.1, 0.055, 0.145)
     >>> gap = difference(np.array([0.8, 0.82, 0.84]), np.array([0.7, 0.71, 0.75]), paired=True)
-    >>> round(gap.mean, 3), round(gap.low, 3), round(gap.high, 3)
-    (0.1, 0.075, 0.125)
+    >>> round(gap.mean, 3), round(gap.low, 3), round(gap.high, 3), round(gap.p, 3)
+    (0.1, 0.075, 0.125, 0.003)
     """
     mean = float(np.mean(arm_R) - np.mean(other_R))
     if min(len(arm_R), len(other_R)) < 2:
         return Difference(mean, math.nan, math.nan)
-    (half,) = half_widths(
-        arm_R[:, None],
-        other_R[:, None],
-        paired=paired,
-        arm_error_C=[arm_error],
-        other_error_C=[other_error],
-    ).tolist()
+    tables = (arm_R[:, None], other_R[:, None])
+    errors = {"arm_error_C": [arm_error], "other_error_C": [other_error]}
+    (half,) = half_widths(*tables, paired=paired, **errors).tolist()
+    spread = _spread(*tables, paired=paired, **errors)
     side = 0
     if arm_R.min() > other_R.max():
         side = 1
     elif arm_R.max() < other_R.min():
         side = -1
-    return Difference(mean, mean - half, mean + half, side, paired)
+    return Difference(mean, mean - half, mean + half, side, paired, _p_value(mean, spread))
+
+
+def _p_value(mean: float, spread: _Spread) -> float:
+    """Return the larger p-value of the two tests whose intervals `half_widths` takes the wider one of."""
+    over_runs = 0.0
+    error = float(spread.error[0])
+    freedom = float(spread.freedom[0])
+    if error > 0 and freedom < _MANY:
+        over_runs = float(t_outside(abs(mean) / error, freedom))
+    elif error > 0:
+        over_runs = math.erfc(abs(mean) / error / math.sqrt(2))
+    of_evaluations = 0.0
+    if spread.floor[0] > 0:
+        of_evaluations = math.erfc(abs(mean) / float(spread.floor[0]) / math.sqrt(2))
+    return max(over_runs, of_evaluations)
+
+
+def corrected(differences: Sequence[Difference]) -> list[Difference]:
+    """Return differences that are looked at together, with p-values by Holm's method (1979).
+
+    If none of them exists, the probability that one or more is settled is at most 5 %. Their intervals stay as they
+    are: each is of one difference. Differences without a p-value do not count.
+
+    >>> [round(gap.p, 3) for gap in corrected([Difference(0.1, 0, 0, p=p) for p in (0.03, 0.01, 0.04)])]
+    [0.06, 0.03, 0.06]
+    """
+    tested = sorted((gap.p, place) for place, gap in enumerate(differences) if not math.isnan(gap.p))
+    found = [*differences]
+    largest = 0.0
+    for rank, (p, place) in enumerate(tested):
+        largest = max(largest, p * (len(tested) - rank))
+        found[place] = replace(differences[place], p=min(largest, 1.0))
+    return found

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import UserError
-from ..runs import count_not_begun, find_runs
+from ..runs import find_runs, not_begun
 from ..runs.files import CONFIG, STATUS, encoded
 from .build import read_account
 from .outputs import Account, to_html
@@ -121,9 +121,9 @@ class LivePage:
         counts: Counter[str] = Counter()
         for runs in find_runs(self._source).values():
             counts.update(run.state for run in runs)
-        not_begun = count_not_begun(self._source)
-        if not_begun:
-            counts["not begun"] = not_begun
+        missing = not_begun(self._source)
+        if missing:
+            counts["not begun"] = len(missing)
         return tally(counts.items()) or "no run yet"
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ..runs.speed import disturbed, speed_of
+from ..text import counted
 from .analysis import Analysis, ArmResult
-from .arms import Arm, damaged_files
+from .arms import Arm, damaged_files, sets_of
 from .comparable import refusal, remarks
 from .ledger import Ledger
 from .statistics import FLAT
 from .text import duration, plain, tally
 
+_MOST_RUNS = 6  # that a note names
 _MOST_FILES = 300  # characters that names of damaged files may take
 
 
@@ -33,8 +36,37 @@ def notes(analysis: Analysis, ledger: Ledger) -> tuple[str, ...]:
     if ledger.unreadable:
         names = plain(", ".join(ledger.unreadable), limit=_MOST_FILES)
         lines.append(f"{len(ledger.unreadable)} of {ledger.files} rollout files could not be read: {names}.")
+    lines += _set_notes(analysis)
+    lines += _speed_notes(analysis)
     lines += remarks({arm.label: arm.runs for arm in analysis.compared})
     return tuple(lines)
+
+
+def _set_notes(analysis: Analysis) -> list[str]:
+    """Return which evaluation sets the numbers are not of."""
+    sets = dict.fromkeys(name for arm in analysis.arms for run in arm.runs for name in sets_of(run))
+    if len(sets) < 2:
+        return []
+    first, *others = map(plain, sets)
+    return [f"Runs were evaluated on several sets. Scores are of {first}, and not of {', '.join(others)}."]
+
+
+def _speed_notes(analysis: Analysis) -> list[str]:
+    """Return which runs had a slower machine than the others that they are compared with."""
+    speeds = {}
+    for arm in analysis.compared:
+        for run in arm.runs:
+            speeds[f"{run.path.parent.name}/{run.path.name}"] = speed_of(run.evals)
+    slow = disturbed(speeds)
+    if not slow:
+        return []
+    named = ", ".join(f"{plain(run)} {factor:.2f}" for run, factor in [*slow.items()][:_MOST_RUNS])
+    if len(slow) > _MOST_RUNS:
+        named += f" and {len(slow) - _MOST_RUNS} more"
+    return [
+        f"The machine was slower for {counted(len(slow), 'run')}: the speed check took this many times as long as "
+        f"usual: {named}. Their times cannot be compared. Delete and repeat them with nothing else running."
+    ]
 
 
 def _unfinished_notes(analysis: Analysis) -> list[str]:
@@ -62,7 +94,9 @@ def _curve_notes(analysis: Analysis, result: ArmResult) -> list[str]:
     lines = _silent_notes(analysis, arm, arm.run_count - run_count)
     if not arm.is_trained:
         lines.append("no evaluation after its start.")
-    if arm.curve.interpolated:
+    if arm.curve.by_step:
+        lines.append("its runs were evaluated at different times. They are matched by step, and times are means.")
+    elif arm.curve.interpolated:
         lines.append("its runs were evaluated at different times. Scores are interpolated linearly to common times.")
     if result.final and result.final.final_runs < run_count:
         rest = ", since others still train" if arm.is_running else "; the others ended"
@@ -99,7 +133,8 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
             lines.append(f"{result.arm.label} is not compared with {base.label}: {result.refused}.")
     if base_result.speedup and base_result.speedup.problem == FLAT:
         lines.append(
-            f"{base.label} has 99 % of its peak at its first evaluation: no speedup can be measured against it."
+            f"{base.label} rises to 99 % of its peak by no more than the interval of this rise: no speedup can be "
+            "measured against it."
         )
     lines += _early_notes(analysis, base)
     counts = {arm.run_count for arm in analysis.compared}
@@ -135,8 +170,8 @@ def method(analysis: Analysis) -> tuple[str, ...]:
         "Time is the training clock, without evaluation. Checkpoints of different runs are matched by their nominal "
         "second. A mean needs more than half of an arm’s runs. A run that failed counts up to its last evaluation. "
         "Runs whose ends differ by less than an interval between evaluations count up to the earliest of these ends. "
-        "Every interval is Student’s 95 % interval over runs. It also allows for the standard error of the evaluations "
-        "where runs differ by less.",
+        "Every interval is Student’s 95 % interval over runs, or 1.96 standard errors of the evaluations if that "
+        "is wider.",
     ]
     if any(arm.config.get("clock") == "cpu" for arm in analysis.arms):
         lines.append("Time is processor time of the training process, without that of its reward processes.")
@@ -144,10 +179,12 @@ def method(analysis: Analysis) -> tuple[str, ...]:
         lines += [
             "Arms are compared at the last time at which both have scores. The interval of a difference is over the "
             "differences of equal seeds. Where the arms have different seeds, it is Welch’s. A difference is settled "
-            "if the interval excludes 0.",
+            "if the interval excludes 0, and if it also does by Holm’s method among all differences of the sentences, "
+            "or of the other pairs.",
             "A speedup is the time at which the other arm’s mean curve first reaches 99 % of its maximum, over the "
             "time at which this arm’s does, each on a straight line between two evaluations. Its interval ends where "
             "this arm’s score first may be, and first is, at that level by the same interval of the difference. It "
-            "begins at 0 if the arm may never reach the level. A speedup is settled if the interval excludes 1.",
+            "begins at 0 if the arm may never reach the level. A speedup is settled if the interval excludes 1 and a "
+            "difference of the two arms is settled.",
         ]
     return tuple(lines)

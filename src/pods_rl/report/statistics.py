@@ -1,26 +1,25 @@
 """Mean curves, the times at which they reach a score, and speedups.
 
-Axes: R runs (seeds) of one arm, C checkpoints, B draws of the runs. Scores and seconds are ``[R, C]``, NaN
-if a run has no evaluation at that checkpoint (it failed or was killed earlier).
+Axes: R runs (seeds) of one arm, C checkpoints. Scores and seconds are ``[R, C]``, NaN if a run has no evaluation at
+that checkpoint (it failed or was killed earlier, or it still trains).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from .intervals import SPEEDUP_DIGITS, Array, error_of_mean, excludes, half_widths
 
-CRITERIA = {"p99": 0.99, "peak": 1.0}
-"""Share of the baseline's peak to reach; 0.99 is the authors' rule."""
+SHARE_OF_PEAK = 0.99
+"""Share of the baseline's peak that an arm has to reach: the authors' rule."""
 
 FLAT = "flat"
-"""The baseline has the level at its first evaluation, so no time to it exists."""
+"""The baseline does not rise from its first evaluation to the level by more than the interval of this rise."""
 
 NEVER = "never"
 """Neither arm reaches the score."""
@@ -30,87 +29,78 @@ SHORT = "short"
 
 _ROUNDING = 1e-12  # the means of two and of three runs at 0.8 differ in the last digit
 
+Mask = NDArray[np.bool_]
 
-def mean_curve(scores_RC: ArrayLike, drawn_BR: Array | None = None) -> Array:
-    """Return the mean over the runs that have each checkpoint, ``[C]``, or ``[B, C]`` over resamples of the runs.
+
+def mean_curve(scores_RC: ArrayLike, ended_R: Mask | None = None) -> Array:
+    """Return the mean over the runs that have each checkpoint, ``[C]``.
 
     A checkpoint that half of the runs or fewer have is NaN: a mean over the one run that lived longest says nothing
-    about the arm.
+    about the arm. A run that still trains does not count as missing next to runs that have ended.
 
     Args:
         scores_RC: ``[R, C]``.
-        drawn_BR: how often each resample has each run, R in total. By default each run counts once.
+        ended_R: which runs have ended, ``[R]``. By default all.
 
     >>> mean_curve([[0.2, 0.4, 0.9], [0.4, 0.6, np.nan], [0.3, np.nan, np.nan]]).round(3)
     array([0.3, 0.5, nan])
+    >>> mean_curve([[0.2, 0.4], [0.4, np.nan]], np.array([True, False])).round(3)
+    array([0.3, 0.4])
     """
     scores = np.asarray(scores_RC, dtype=np.float64)
-    drawn = np.ones(len(scores)) if drawn_BR is None else drawn_BR  # [R] or [B, R]
     present = ~np.isnan(scores)
-    count = drawn @ present.astype(np.float64)  # [C] or [B, C]
-    total = drawn @ np.where(present, scores, 0.0)
-    return np.where(2 * count > len(scores), total / np.maximum(count, 1), np.nan)
+    count_C = present.sum(axis=0)
+    total_C = np.where(present, scores, 0.0).sum(axis=0)
+    has_mean_C = 2 * count_C > len(scores)
+    if ended_R is not None and ended_R.any():
+        has_mean_C |= 2 * present[ended_R].sum(axis=0) > ended_R.sum()
+    return np.where(has_mean_C, total_C / np.maximum(count_C, 1), np.nan)
 
 
-def score_over_time(scores_RC: ArrayLike) -> Array:
-    """Return the mean score of each run after its first checkpoint, ``[R]``: how early and how high it learns.
+def time_to(mean_C: ArrayLike, time_C: ArrayLike, target: float) -> float:
+    """Return the time at which a mean curve first reaches a score, on straight lines between checkpoints.
 
-    A checkpoint that a run does not have is skipped.
-
-    >>> score_over_time([[0.1, 0.4, 0.6], [0.1, 0.2, np.nan]])
-    array([0.5, 0.2])
-    """
-    return np.nanmean(np.asarray(scores_RC, dtype=np.float64)[:, 1:], axis=1)
-
-
-def time_to(mean_C: ArrayLike, time_C: ArrayLike, target: ArrayLike, *, interpolated: bool = False) -> Array:
-    """Return the time at which a mean curve first reaches a score, ``[...]``; inf if it never does.
+    Return inf if it never does. A curve that starts at the target or above has the time of its first checkpoint.
 
     Args:
-        mean_C: ``[..., C]`` scores; NaN checkpoints are skipped.
-        time_C: ``[..., C]`` times of the checkpoints, any unit.
-        target: ``[...]`` the score to reach; equal counts as reached, however a mean was rounded.
-        interpolated: take the crossing of the straight line from the checkpoint before. A curve that starts at or
-            above the target has none before: its first checkpoint's time is the answer.
+        mean_C: ``[C]`` scores; NaN checkpoints are skipped.
+        time_C: ``[C]`` times of the checkpoints, any unit.
+        target: the score to reach; equal counts as reached, however a mean was rounded.
 
-    >>> float(time_to([0.2, 0.6, 0.8], [0, 10, 20], 0.7)), float(time_to([0.2, 0.6], [0, 10], 0.7))
-    (20.0, inf)
-    >>> float(time_to([0.2, 0.6, 0.8], [0, 10, 20], 0.7, interpolated=True).round(6))
-    15.0
+    >>> round(time_to([0.2, 0.6, 0.8], [0, 10, 20], 0.7), 6), time_to([0.2, 0.6], [0, 10], 0.7)
+    (15.0, inf)
     """
-    mean, time = np.broadcast_arrays(np.asarray(mean_C, float), np.asarray(time_C, float))
-    goal = np.asarray(target, dtype=np.float64)[..., None]
-    present = ~(np.isnan(mean) | np.isnan(time))  # [..., C]
-    reached = present & (np.where(present, mean, -np.inf) >= goal - _ROUNDING * np.abs(goal))
-    first = reached.argmax(axis=-1)[..., None]  # [..., 1]
-    reached_at = np.take_along_axis(time, first, axis=-1)  # [..., 1]
-    if interpolated:
-        # the latest checkpoint present up to each one, and so the one before the first that reaches the score
-        latest = np.maximum.accumulate(np.where(present, np.arange(mean.shape[-1]), 0), axis=-1)  # [..., C]
-        before = np.take_along_axis(latest, np.maximum(first - 1, 0), axis=-1)  # [..., 1]
-        low = np.take_along_axis(mean, before, axis=-1)
-        high = np.take_along_axis(mean, first, axis=-1)
-        start = np.take_along_axis(time, before, axis=-1)
-        rise = np.where(high > low, high - low, 1.0)
-        crossing = start + (reached_at - start) * np.clip((goal - low) / rise, 0.0, 1.0)
-        reached_at = np.where(np.isnan(crossing), reached_at, crossing)  # NaN: no checkpoint before
-    return np.where(reached.any(axis=-1), reached_at[..., 0], np.inf)
+    mean = np.asarray(mean_C, dtype=np.float64)
+    time = np.asarray(time_C, dtype=np.float64)
+    known = ~(np.isnan(mean) | np.isnan(time))
+    mean = mean[known]
+    time = time[known]
+    reached = np.flatnonzero(mean >= target - _ROUNDING * abs(target))
+    if len(reached) == 0:
+        return math.inf
+    at = reached[0]
+    if at == 0 or math.isinf(target):
+        return float(time[at])
+    share = min((target - mean[at - 1]) / (mean[at] - mean[at - 1]), 1.0)
+    return float(time[at - 1] + share * (time[at] - time[at - 1]))
 
 
-def time_ratio(baseline_time: ArrayLike, arm_time: ArrayLike) -> Array:
+def time_ratio(baseline_time: float, arm_time: float) -> float:
     """Return baseline time over arm time, defined for every pair of times.
 
     An arm that never reaches it (inf) has speedup 0. An arm that starts there has speedup inf, or 1 if the baseline
     does too. A baseline without a time gives NaN.
 
-    >>> time_ratio([60, 60, 60, 0], [30, np.inf, 0, 0])
-    array([ 2.,  0., inf,  1.])
+    >>> [time_ratio(*times) for times in ((60, 30), (60, math.inf), (60, 0), (0, 0))]
+    [2.0, 0.0, inf, 1.0]
     """
-    baseline = np.asarray(baseline_time, dtype=np.float64)
-    arm = np.asarray(arm_time, dtype=np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(baseline == arm, 1.0, baseline / arm)
-    return np.where(np.isfinite(baseline), ratio, np.nan)
+    if not math.isfinite(baseline_time):
+        return math.nan
+    if baseline_time == arm_time:
+        return 1.0
+    if arm_time == 0:
+        return math.inf
+    return baseline_time / arm_time
 
 
 class Evaluations(NamedTuple):
@@ -120,30 +110,48 @@ class Evaluations(NamedTuple):
     seconds: Array
     errors: Array | None = None  # standard error of each evaluation
     due: Array | None = None  # [C] nominal seconds; by default the mean of the seconds
+    ended: Mask | None = None  # [R] which runs have ended; by default all
 
+    @property
+    def mean(self) -> Array:
+        return mean_curve(self.scores, self.ended)
 
-Tables = tuple[Array, Array] | Evaluations
+    @property
+    def times(self) -> Array:
+        """Mean of the seconds over runs, ``[C]``."""
+        return mean_curve(self.seconds, self.ended)
+
+    @property
+    def nominal(self) -> Array:
+        """Nominal seconds of each checkpoint, ``[C]``."""
+        return self.times if self.due is None else self.due
+
+    @property
+    def error(self) -> Array:
+        """Standard error that evaluations give the mean at each checkpoint, ``[C]``; NaN if it is unknown."""
+        if self.errors is None:
+            return np.full(self.scores.shape[1], math.nan)
+        return error_of_mean(np.where(np.isnan(self.scores), math.nan, self.errors))
 
 
 @dataclass(frozen=True)
 class Speedup:
-    """The speedup of an arm to the baseline's threshold; times in the unit of the given seconds."""
+    """The speedup of an arm to a score; times in the unit of the given seconds."""
 
-    criterion: str
-    interpolated: bool
     threshold: float
     baseline_time: float
     arm_time: float  # inf: not reached
     speedup: float  # 0: never reached; inf: reached at time 0; NaN: see `problem`
     ci_low: float = math.nan  # NaN with fewer than two runs on either side
     ci_high: float = math.nan
-    problem: str = ""  # FLAT or SHORT: why there is no speedup
+    problem: str = ""  # FLAT, NEVER or SHORT: why there is no speedup
     arm_end: float = math.nan  # the arm's last evaluation
+    may_be_settled: bool = True  # False if no difference of the two arms' scores is settled
 
     @property
     def settled(self) -> bool:
-        """Whether the printed interval excludes 1."""
-        return excludes(self.ci_low, self.ci_high, 1.0, SPEEDUP_DIGITS)
+        """Whether the printed interval excludes 1, and a difference of the two arms is settled."""
+        return self.may_be_settled and excludes(self.ci_low, self.ci_high, 1.0, SPEEDUP_DIGITS)
 
     @property
     def never_reached(self) -> bool:
@@ -151,166 +159,127 @@ class Speedup:
         return math.isinf(self.arm_time) and not self.problem
 
 
-def speedups(baseline: Tables, arm: Tables, *, paired: bool = False, intervals: bool = True) -> Iterator[Speedup]:
-    """Yield the speedup of an arm to the level of the baseline by both criteria, at checkpoints and interpolated.
+def level_of(baseline: Evaluations) -> float:
+    """Return the score that speedups against a baseline are to: 99 % of the peak of its mean curve."""
+    return SHARE_OF_PEAK * float(np.fmax.reduce(baseline.mean))  # NaN checkpoints are skipped
 
-    Source: the authors' published analysis. T is 0.99 (``p99``) or 1.0 (``peak``) times the maximum of the baseline's
-    mean curve; the speedup is the time of the first checkpoint at which the baseline's mean curve reaches T over that
-    of the arm's. ``interpolated`` takes the linear crossing between checkpoints instead.
 
-    The interval is that of the arm's time to T, by Student's t on scores: at each checkpoint of the arm the 95 %
-    interval of the difference between the arm's score there and the baseline's score where it reaches T. The arm may
-    be at T from the first checkpoint at which the interval's upper end is, and is at T from the first one at which the
-    lower end is. If the lower end never is, the arm may never reach T, and the interval begins at 0.
+def speedup_to(baseline: Evaluations, arm: Evaluations, target: float, *, paired: bool = False) -> Speedup:
+    """Return the speedup of an arm to a score: the baseline's time to it over the arm's time.
 
-    (Log ratios of the times of single seeds have no usable interval at this level: 99 % of the peak of a mean is a
-    score that some seeds never have, so most intervals would be unbounded.)
+    A time is where the mean curve crosses the score, on a straight line between two checkpoints.
+
+    The interval is that of the arm's time, by Student's t on scores: at each checkpoint of the arm the 95 % interval of
+    the difference between the arm's score there and the baseline's score where it reaches the target. The arm may be at
+    the target from the first checkpoint at which the interval's upper end is, and is there from the first one at which
+    the lower end is. If the lower end never is, the arm may never reach it, and the interval begins at 0. If the
+    baseline never reaches the target, the two arms are swapped: the interval is that of the baseline's time to the
+    arm's scores where the arm reaches it.
+
+    (Log ratios of the times of single seeds have no usable interval: some seeds never have the score, so most intervals
+    would be unbounded.)
 
     Args:
         baseline: scores and seconds, each ``[R, C]``; a checkpoint's time is the mean of its seconds over runs.
-            Standard errors of the scores and nominal seconds may follow (`Evaluations`).
         arm: the same of the arm, which may have other runs and checkpoints.
-        paired: whether the same row of both is the same seed.
-        intervals: whether to compute intervals. An arm against itself has none.
-
-    Returns:
-        A ``Speedup`` each, ``p99`` at checkpoints first. An arm at T from time 0 has speedup inf. With one run on
-        either side the interval is NaN. There is no speedup (NaN) if the baseline has T at its first evaluation, or if
-        the arm ends below T before the baseline reaches it.
-
-    >>> grpo = np.array([[0.2, 0.5, 0.8]] * 2)
-    >>> pods = np.array([[0.2, 0.8, 0.9]] * 2)
-    >>> clock = np.array([[0.0, 30.0, 60.0]] * 2)
-    >>> pods_speedup = next(speedups((grpo, clock), (pods, clock)))
-    >>> pods_speedup.speedup, pods_speedup.ci_low, pods_speedup.ci_high, pods_speedup.never_reached
-    (2.0, 2.0, 2.0, False)
-    """
-    baseline = Evaluations(*baseline)
-    arm = Evaluations(*arm)
-    for criterion in CRITERIA:
-        for interpolated in (False, True):
-            yield _compare(baseline, arm, criterion, interpolated=interpolated, paired=paired, intervals=intervals)
-
-
-def speedups_to(baseline: Tables, arm: Tables, targets: Sequence[float], *, paired: bool = False) -> Iterator[Speedup]:
-    """Yield the speedup of an arm to each of several scores, at the crossings of the mean curves.
-
-    The interval is as in `speedups`: Student's t on the differences between the arm's scores at each checkpoint and
-    the baseline's scores where it reaches the target. If the baseline never reaches it, the two change places: the
-    interval is that of the baseline's time to the arm's scores where the arm reaches it.
-
-    Args:
-        baseline: as in `speedups`.
-        arm: as in `speedups`.
-        targets: scores that were chosen before the runs.
+        target: the score, chosen before the runs, or `level_of` the baseline.
         paired: whether the same row of both is the same seed.
 
     Returns:
-        A ``Speedup`` each. It is 0 if only the baseline reaches the target, and infinite if only the arm does. There is
-        none (NaN) if neither does, or if an arm has the target at its first evaluation.
+        The speedup is 0 if only the baseline reaches the target, and infinite if only the arm does. With one run on
+        either side the interval is NaN. There is no speedup (NaN) if neither arm reaches the target, if the baseline
+        does not rise to it by more than the interval of this rise, or if the arm ends below it before the baseline
+        reaches it.
 
     >>> clock = np.array([[0.0, 30.0, 60.0]] * 2)
-    >>> grpo = np.array([[0.2, 0.4, 0.6], [0.2, 0.4, 0.6]])
-    >>> pods = np.array([[0.2, 0.6, 0.8], [0.2, 0.6, 0.8]])
-    >>> [round(result.speedup, 2) for result in speedups_to((grpo, clock), (pods, clock), [0.4, 0.6, 0.7, 0.9])]
-    [2.0, 2.0, inf, nan]
+    >>> grpo = Evaluations(np.array([[0.2, 0.4, 0.6]] * 2), clock)
+    >>> pods = Evaluations(np.array([[0.2, 0.6, 0.8]] * 2), clock)
+    >>> [round(speedup_to(grpo, pods, target).speedup, 2) for target in (0.4, 0.6, 0.7, 0.9, 0.2)]
+    [2.0, 2.0, inf, nan, nan]
     """
-    baseline = Evaluations(*baseline)
-    arm = Evaluations(*arm)
-    for target in targets:
-        result = _compare_at(baseline, arm, f"{target:g}", target, interpolated=True, paired=paired, intervals=True)
-        if result.problem != FLAT and math.isinf(result.baseline_time):
-            result = _reversed(_compare_at(arm, baseline, f"{target:g}", target, interpolated=True, paired=paired))
-        yield result
+    result = _compare(baseline, arm, target, paired=paired)
+    if result.problem != FLAT and math.isinf(result.baseline_time):
+        return _swapped(_compare(arm, baseline, target, paired=paired))
+    return result
 
 
-def _reversed(result: Speedup) -> Speedup:
-    """Return the speedup of an arm to a score that the baseline never reaches, from that of the two in each other's
-    place."""
+def _swapped(result: Speedup) -> Speedup:
+    """Return the speedup of an arm to a score that the baseline never reaches, from that of the baseline to the arm."""
     if math.isinf(result.baseline_time):
         return replace(result, problem=NEVER)
     return replace(
         result,
         baseline_time=math.inf,
         arm_time=result.baseline_time,
-        speedup=math.inf,
+        speedup=math.nan if result.problem == FLAT else math.inf,
         ci_low=_inverse(result.ci_high),
         ci_high=_inverse(result.ci_low),
-        problem="",
+        problem=FLAT if result.problem == FLAT else "",
         arm_end=math.nan,
     )
 
 
 def _inverse(ratio: float) -> float:
-    if ratio == 0:
-        return math.inf
-    return 1 / ratio
+    return math.inf if ratio == 0 else 1 / ratio
 
 
-def _compare(
-    base: Evaluations, arm: Evaluations, criterion: str, *, interpolated: bool, paired: bool, intervals: bool
-) -> Speedup:
-    """Return the speedup to a share of the baseline's peak."""
-    peak = float(np.fmax.reduce(mean_curve(base.scores)))  # NaN checkpoints are skipped
-    goal = CRITERIA[criterion] * peak
-    return _compare_at(base, arm, criterion, goal, interpolated=interpolated, paired=paired, intervals=intervals)
-
-
-def _compare_at(
-    base: Evaluations,
-    arm: Evaluations,
-    criterion: str,
-    goal: float,
-    *,
-    interpolated: bool,
-    paired: bool,
-    intervals: bool = True,
-) -> Speedup:
-    """Return the speedup to a score."""
-    base_mean = mean_curve(base.scores)
-    base_seconds = mean_curve(base.seconds)
-    arm_mean = mean_curve(arm.scores)
-    arm_seconds = mean_curve(arm.seconds)
-    base_time = float(time_to(base_mean, base_seconds, goal, interpolated=interpolated))
-    arm_time = float(time_to(arm_mean, arm_seconds, goal, interpolated=interpolated))
-    arm_end = float(np.fmax.reduce(np.where(np.isnan(arm_mean), np.nan, arm_seconds)))
-    result = Speedup(criterion, interpolated, goal, base_time, arm_time, math.nan, arm_end=arm_end)
+def _compare(base: Evaluations, arm: Evaluations, goal: float, *, paired: bool) -> Speedup:
+    """Return the speedup to a score that the baseline reaches."""
+    base_mean = base.mean
+    arm_mean = arm.mean
+    arm_times = arm.times
+    base_time = time_to(base_mean, base.times, goal)
+    arm_time = time_to(arm_mean, arm_times, goal)
+    arm_end = float(np.fmax.reduce(np.where(np.isnan(arm_mean), np.nan, arm_times)))
+    result = Speedup(goal, base_time, arm_time, math.nan, arm_end=arm_end)
     if math.isnan(goal) or np.isnan(arm_mean).all() or math.isinf(base_time):
         return result
-    at = _first_at(base_mean, goal)
-    start = int(np.flatnonzero(~np.isnan(base_mean))[0])
-    if at == start:
+    at = int(np.flatnonzero(base_mean >= goal - _ROUNDING * abs(goal))[0])
+    if not _rises_to(base, goal, at):
         return replace(result, problem=FLAT)
     # by nominal seconds, since the last step of each run ends at another real second
-    base_due = float(_due_of(base, base_seconds)[at])
-    ends_before = _end_of(arm, arm_mean, arm_seconds) < base_due * (1 - 1e-9)
+    last = np.flatnonzero(~np.isnan(arm_mean))[-1]
+    ends_before = arm.nominal[last] < base.nominal[at] * (1 - 1e-9)
     if math.isinf(arm_time) and ends_before:
         return replace(result, problem=SHORT)
-    result = replace(result, speedup=float(time_ratio(base_time, arm_time)))
-    if not intervals or min(len(base.scores), len(arm.scores)) < 2:
+    result = replace(result, speedup=time_ratio(base_time, arm_time))
+    if min(len(base.scores), len(arm.scores)) < 2:
         return result
-    level_R = base.scores[:, at]
-    if interpolated:
-        level_R = _scores_at(base.scores, base_mean, goal, at)
+    level_R = _scores_at(base.scores, base_mean, goal, at)
     level_RC = np.broadcast_to(level_R[:, None], (len(level_R), arm.scores.shape[1]))
     half_C = half_widths(
         arm.scores,
         level_RC,
         paired=paired,
-        arm_error_C=_error_of(arm),
-        other_error_C=_error_of(base)[at],
+        arm_error_C=arm.error,
+        other_error_C=base.error[at],
     )
-    soonest = float(time_to(arm_mean + half_C, arm_seconds, goal, interpolated=interpolated))
-    latest = float(time_to(arm_mean - half_C, arm_seconds, goal, interpolated=interpolated))
+    soonest = time_to(arm_mean + half_C, arm_times, goal)
+    latest = time_to(arm_mean - half_C, arm_times, goal)
     # a checkpoint that one run has, and so no interval, may be the one that counts
-    low = min(float(time_ratio(base_time, latest)), result.speedup)
-    high = max(float(time_ratio(base_time, soonest)), result.speedup)
+    low = min(time_ratio(base_time, latest), result.speedup)
+    high = max(time_ratio(base_time, soonest), result.speedup)
     return replace(result, ci_low=low, ci_high=high)
 
 
-def _first_at(mean_C: Array, goal: float) -> int:
-    """Return the first checkpoint at which a mean curve has a score; some checkpoint has it."""
-    return int(np.flatnonzero(mean_C >= goal - _ROUNDING * abs(goal))[0])
+def _rises_to(base: Evaluations, goal: float, at: int) -> bool:
+    """Whether the mean rises from its first checkpoint to the score by more than the 95 % interval of this rise.
+
+    The interval is over the rises of the runs. Of one run it is that of the two evaluations.
+    """
+    start = int(np.flatnonzero(~np.isnan(base.mean))[0])
+    if at == start:
+        return False
+    rise = goal - base.mean[start]
+    (half,) = half_widths(
+        _scores_at(base.scores, base.mean, goal, at)[:, None],
+        base.scores[:, [start]],
+        paired=True,
+        arm_error_C=base.error[[at]],
+        other_error_C=base.error[[start]],
+        one_run=True,
+    )
+    return bool(rise > half)
 
 
 def _scores_at(scores_RC: Array, mean_C: Array, goal: float, at: int) -> Array:
@@ -318,22 +287,3 @@ def _scores_at(scores_RC: Array, mean_C: Array, goal: float, at: int) -> Array:
     before = int(np.flatnonzero(~np.isnan(mean_C[:at]))[-1])
     share = (goal - mean_C[before]) / (mean_C[at] - mean_C[before])
     return scores_RC[:, before] + share * (scores_RC[:, at] - scores_RC[:, before])
-
-
-def _due_of(table: Evaluations, seconds_C: Array) -> Array:
-    """Return the nominal time of each checkpoint."""
-    if table.due is None:
-        return seconds_C
-    return table.due
-
-
-def _end_of(table: Evaluations, mean_C: Array, seconds_C: Array) -> float:
-    """Return the nominal time of the last checkpoint that has a mean."""
-    return float(_due_of(table, seconds_C)[np.flatnonzero(~np.isnan(mean_C))[-1]])
-
-
-def _error_of(table: Evaluations) -> Array:
-    """Return the standard error of the mean at each checkpoint; NaN if it is unknown."""
-    if table.errors is None:
-        return np.full(table.scores.shape[1], math.nan)
-    return error_of_mean(np.where(np.isnan(table.scores), math.nan, table.errors))

@@ -14,12 +14,12 @@ import pandas as pd
 from ..engines import PHASES
 from ..runs import Run
 from ..runs.progress import Progress, progress_of
+from ..runs.speed import FIELD, speed_of
 from ..text import counted
 from .analysis import Analysis, ArmResult, Pair
-from .arms import HOUR, LENGTH, Arm, rollouts_of
+from .arms import HOUR, LENGTH, Arm, evals_of, rollouts_of
 from .comparable import OWN_TO_A_RUN, task_of
 from .contrasts import AXES
-from .statistics import Speedup
 from .text import as_text, csv_text, duration, finite, finite_numbers, number, plain, tally, unit_for, words
 from .wording import (
     LEVEL_MARGIN,
@@ -38,7 +38,7 @@ from .wording import (
     verdict_text,
 )
 
-CSV_NAMES = ("final", "pairs", "speedup", "ablations", "curves", "runs", "config")
+CSV_NAMES = ("final", "pairs", "ablations", "curves", "runs", "config")
 """The tables that are files; the others are shown only, and final.csv and runs.csv have their values."""
 
 ARM = "arm"
@@ -125,7 +125,6 @@ def tables(analysis: Analysis) -> dict[str, Table]:
         ablations_table(analysis),
         runs_table(analysis),
         config_table(analysis),
-        speedup_table(analysis),
         curves_table(analysis),
     )
     return {table.name: table for table in made}
@@ -175,7 +174,7 @@ def arms_table(analysis: Analysis) -> Table:
     rows = [_arm_row(analysis, result) for result in results]
     keys = (
         "arm rule n m runs unfinished task start final final_hours final_runs final_low final_high peak "
-        "peak_hours hours_to_p99 speedup ci_low ci_high never_reached problem steps seconds_per_step "
+        "peak_hours threshold hours_to_p99 speedup ci_low ci_high never_reached problem steps seconds_per_step "
         "settled evaluation_se"
     )
     values = _values(rows, (*keys.split(), *PHASES, "other", *other_metrics))
@@ -327,9 +326,19 @@ def _arm_row(analysis: Analysis, result: ArmResult) -> Row:
             "evaluation_se": final.error,
         }
     if result.speedup:
-        row |= _speedup_row(result.speedup) | {"hours_to_p99": _hours(result.speedup.arm_time)}
-        if arm is not analysis.baseline:
-            row["settled"] = result.speedup.settled
+        speedup = result.speedup
+        row |= {
+            "threshold": speedup.threshold,
+            "hours_to_p99": speedup.arm_time / HOUR if math.isfinite(speedup.arm_time) else None,
+            "speedup": speedup.speedup,
+            "ci_low": speedup.ci_low,
+            "ci_high": speedup.ci_high,
+            "never_reached": speedup.never_reached,
+            "problem": speedup.problem,
+        }
+        pair = analysis.pair_with_baseline(arm)
+        if pair:
+            row["settled"] = pair.speedup.settled
     return row
 
 
@@ -348,7 +357,7 @@ def _other_scores(result: ArmResult) -> Row:
 
 
 def pairs_table(analysis: Analysis) -> Table:
-    """A row for each pair of arms: the difference of their final scores, and the speedup to the rival's level."""
+    """A row for each pair of arms: the differences of their scores, and the speedup to the rival's level."""
     pairs = analysis.pairs
     unit = unit_for(max((pair.due for pair in pairs), default=0.0))
     cells = {
@@ -362,13 +371,14 @@ def pairs_table(analysis: Analysis) -> Table:
         "interval": [pairing_text(pair) for pair in pairs],
     }
     keys = (
-        "arm other hours score other_score runs other_runs difference low high paired settled "
+        "arm other hours score other_score runs other_runs difference low high p paired settled "
+        "over_time over_time_low over_time_high over_time_p over_time_settled "
         "speedup ci_low ci_high speedup_settled differs_in shows"
     )
     values = _values([_pair_row(pair) for pair in pairs], keys.split())
     note = (
         "The difference is of the scores at the last time at which both arms have them. "
-        "Of many pairs, some are settled by chance."
+        "What is settled is so among all pairs of the sentences, or among all others (Holm)."
     )
     return Table("pairs", "Pairs of arms", _shown(cells, [pair.arm.name for pair in pairs]), values, note)
 
@@ -385,8 +395,10 @@ def _pair_row(pair: Pair) -> Row:
         "difference": pair.difference.mean,
         "low": pair.difference.low,
         "high": pair.difference.high,
+        "p": pair.difference.p,
         "paired": pair.difference.paired,
         "settled": pair.difference.settled,
+        **_over_time_row(pair),
         "speedup": pair.speedup.speedup,
         "ci_low": pair.speedup.ci_low,
         "ci_high": pair.speedup.ci_high,
@@ -396,33 +408,17 @@ def _pair_row(pair: Pair) -> Row:
     }
 
 
-def speedup_table(analysis: Analysis) -> Table:
-    """A row for each arm that is compared with the baseline. A CSV only."""
-    rows = []
-    for result in analysis.results:
-        if result.speedup:
-            row = {"arm": result.arm.name, "arm_hours": _hours(result.speedup.arm_time)}
-            rows.append(row | _speedup_row(result.speedup))
-    keys = "arm criterion interpolated threshold baseline_hours arm_hours speedup ci_low ci_high never_reached problem"
-    return Table("speedup", "Time to the baseline’s level", values=_values(rows, keys.split()))
-
-
-def _speedup_row(speedup: Speedup) -> Row:
+def _over_time_row(pair: Pair) -> Row:
+    gap = pair.over_time
+    if gap is None:
+        return {}
     return {
-        "criterion": speedup.criterion,
-        "interpolated": speedup.interpolated,
-        "threshold": speedup.threshold,
-        "baseline_hours": _hours(speedup.baseline_time),
-        "speedup": speedup.speedup,
-        "ci_low": speedup.ci_low,
-        "ci_high": speedup.ci_high,
-        "never_reached": speedup.never_reached,
-        "problem": speedup.problem,
+        "over_time": gap.mean,
+        "over_time_low": gap.low,
+        "over_time_high": gap.high,
+        "over_time_p": gap.p,
+        "over_time_settled": gap.settled,
     }
-
-
-def _hours(seconds: float) -> float | None:
-    return seconds / HOUR if math.isfinite(seconds) else None
 
 
 def curves_table(analysis: Analysis) -> Table:
@@ -467,7 +463,7 @@ def _runs(analysis: Analysis) -> list[tuple[Arm, Run]]:
 
 
 def _last_score(run: Run, metric: str) -> float:
-    scores = finite_numbers(row.get(metric) for row in run.evals)
+    scores = finite_numbers(row.get(metric) for row in evals_of(run))
     return scores[-1] if scores else math.nan
 
 
@@ -506,9 +502,13 @@ def runs_table(analysis: Analysis) -> Table:
         "evaluations": [number(row["evaluations"]) for row in rows],
         f"last {words(analysis.metric)}": _scores(analysis, rows, "last_score"),
     }
-    keys = "arm run seed state reason steps seconds evaluations last_score device device_name processor dtype"
+    if any(row[FIELD] for row in rows):
+        cells["speed check"] = [number(1000 * row[FIELD], 1) + " ms" if row[FIELD] else "–" for row in rows]
+    keys = f"arm run seed state reason steps seconds evaluations last_score {FIELD} device device_name processor dtype"
     note = f"{counted(len(rows), 'run')}: {tally(analysis.states.most_common()) or 'none'}. "
     note += "A run that was killed may still say running."
+    if "speed check" in cells:
+        note += " Speed check: the time of a fixed piece of work next to each evaluation, the median of a run."
     shown = _shown(cells, [arm.name for arm, _ in runs])
     return Table("runs", "Runs", shown, _values(rows, keys.split()), note)
 
@@ -523,8 +523,9 @@ def _run_row(arm: Arm, run: Run, metric: str) -> Row:
         "reason": plain(run.status.get("reason") or "", limit=200),
         "steps": finite(run.status.get("step")),
         "seconds": math.nan if seconds is None else seconds,
-        "evaluations": len(finite_numbers(row.get(metric) for row in run.evals)),
+        "evaluations": len(finite_numbers(row.get(metric) for row in evals_of(run))),
         "last_score": _last_score(run, metric),
+        FIELD: speed_of(run.evals) or None,
         "device": plain(run.environment.get("device") or ""),
         "device_name": plain(run.environment.get("device_name") or ""),
         "processor": plain(run.environment.get("processor") or ""),

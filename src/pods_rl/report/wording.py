@@ -327,6 +327,8 @@ def _end_sentence(analysis: Analysis, pair: Pair) -> str:
     why = ""
     if math.isnan(gap.low):
         why = " One run does not show how much seeds differ."
+    elif gap.excludes_zero:
+        why = f" Among all differences of this report it may be chance (p = {number(gap.p, 2)})."
     elif gap.order:
         why = f" Every run of {arm} is {gap.order} every run of {rival}."
     return f"{_UNSETTLED} {question}: {scores}, {size} ({about}).{why}"
@@ -409,7 +411,7 @@ def _speedup_sentence(analysis: Analysis, pair: Pair) -> str:
     rival = pair.rival.label
     goal = _target(analysis, speedup.threshold)
     if speedup.problem == FLAT:
-        return f"No speedup: {rival} has 99 % of its own peak ({goal}) at its first evaluation already."
+        return f"No speedup: {rival} rises to 99 % of its own peak ({goal}) by no more than the interval of this rise."
     unit = unit_for(speedup.baseline_time)
     rival_time = duration(speedup.baseline_time, unit)
     faster = f"{_UNSETTLED} how much faster {arm} is than {rival}"

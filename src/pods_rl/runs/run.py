@@ -213,15 +213,11 @@ def _is_declared(run: Run, folder: str, arms: Sequence[str], seeds: Sequence[Any
     return folder in arms and run.path.name in [f"seed-{seed}" for seed in seeds]
 
 
-def count_not_begun(experiment_dir: str | Path) -> int:
-    """Return how many runs that ``experiment.yaml`` declares have no files yet; 0 without such a file."""
+def not_begun(experiment_dir: str | Path) -> list[str]:
+    """Return the runs that ``experiment.yaml`` declares and that have no files yet, as ``<arm>/seed-<k>``."""
     arms, seeds = _declared(Path(experiment_dir))
-    count = 0
-    for arm in arms:
-        for seed in seeds or ():
-            if not is_run(Path(experiment_dir) / arm / f"seed-{seed}"):
-                count += 1
-    return count
+    runs = [f"{arm}/seed-{seed}" for arm in arms for seed in seeds or ()]
+    return [run for run in runs if not is_run(Path(experiment_dir) / run)]
 
 
 def _runs_in(folder: Path) -> list[Path]:

@@ -322,14 +322,14 @@ def scores_of(row: Mapping[str, Any]) -> str:
     """Return the scores of an evaluation to show: accuracy and form, or the rewards if no answer is graded.
 
     >>> scores_of({"accuracy": 0.5, "format_accuracy": 1.0})
-    'accuracy 0.500  format 1.000'
+    'accuracy 50.0 %  format 100.0 %'
     >>> scores_of({"reward": 0.25, "reward_se": 0.1, "reward/judge:brevity": 0.25})
     'reward 0.250'
     >>> scores_of({"reward": 0.3, "reward/judge:brevity": 0.2, "reward/format": 1.0, "reward/format_se": 0.1})
     'reward 0.300  judge:brevity 0.200  format 1.000'
     """
     if "accuracy" in row:
-        return f"accuracy {_number(row['accuracy'])}  format {_number(row.get('format_accuracy'))}"
+        return f"accuracy {_percent(row['accuracy'])}  format {_percent(row.get('format_accuracy'))}"
     names = [name for name in row if name.startswith("reward/") and not name.endswith("_se")]
     parts = [f"{name.removeprefix('reward/')} {_number(row[name])}" for name in names]
     total = f"reward {_number(row.get('reward'))}"
@@ -351,12 +351,15 @@ def result_of(evaluations: Sequence[Mapping[str, Any]]) -> str:
     scores = []
     for row in shown_rows:
         score = row.get(name)
-        if name == "accuracy" and isinstance(score, (int, float)):
-            scores.append(f"{100 * score:.1f} %")
-        else:
-            scores.append(_number(score))
+        scores.append(_percent(score) if name == "accuracy" else _number(score))
     steps = " to ".join(str(row.get("step")) for row in shown_rows)
     return f"{name} {' to '.join(scores)} on {counted(evaluations[-1].get('prompts', 0), 'prompt')}, step {steps}"
+
+
+def _percent(value: Any) -> str:
+    if isinstance(value, (int, float)):
+        return f"{100 * value:.1f} %"
+    return "-"
 
 
 def _number(value: Any) -> str:

@@ -18,6 +18,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from ..distributed.processes import alone, gather
 from ..errors import Interrupted, UserError
 from ..evaluation import Evaluation
+from ..runs import speed
 from ..runs.files import TRACKING
 from ..text import console, safe_text
 from .context import Context
@@ -233,7 +234,8 @@ class Recorder(TrainerCallback):
             self.stopped_by = str(interrupt)
             return
         self._evaluated.append((self.step, due))
-        row = {"step": self.step, "due": due, **self._clocks(), **result.row()}
+        check = {speed.FIELD: speed.fixed_work(self._now)}
+        row = {"step": self.step, "due": due, **self._clocks(), **result.row(), **check}
         if self._writer:
             self._writer.append_eval(row)
             if result.answers:

@@ -1,6 +1,6 @@
 // Draws the figures. `pods.figures(data)` can be called again with new points: what the reader chose stays.
 window.pods = { figures: (() => {
-  const INK = "#3c4043", GRID = "#e6e8ea";  // the style sheet inverts both in the dark
+  const pageColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const RADIUS = 5;  // of a dot
   const FEW = 12;  // points of a line: fewer are not smoothed
   const element = (name, properties = {}, ...children) => {
@@ -83,8 +83,8 @@ window.pods = { figures: (() => {
         line.xs.forEach((value, index) => { if (value != null) row[place.get(value)] = line.ys[index]; });
         return row;
       })];
-      const font = "12px system-ui, sans-serif", mark = { stroke: GRID, width: 1 };
-      const axis = { stroke: INK, grid: mark, ticks: mark, font, labelFont: font, labelSize: 22 };
+      const font = "12px system-ui, sans-serif", mark = { stroke: pageColour("--line"), width: 1 };
+      const axis = { stroke: pageColour("--ink"), grid: mark, ticks: mark, font, labelFont: font, labelSize: 22 };
       const options = {
         ...size(), legend: { show: false },
         bands: lines.flatMap((line, at) => line.fill ? [{ series: [at + 1, at + 2], fill: line.fill }] : []),
@@ -137,7 +137,7 @@ window.pods = { figures: (() => {
       u.ctx.rect(left, top, width, height);
       u.ctx.clip();
       u.ctx.setLineDash([8, 6]);
-      u.ctx.strokeStyle = INK;
+      u.ctx.strokeStyle = pageColour("--ink");
       u.ctx.beginPath();
       u.ctx.moveTo(left, y);
       u.ctx.lineTo(left + width, y);
