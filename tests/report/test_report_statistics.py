@@ -332,6 +332,13 @@ def test_p_values_are_corrected_by_holm() -> None:
     assert found == pytest.approx([0.06, 0.04, math.nan, 0.5, 0.04], nan_ok=True)
 
 
+def test_a_weighted_difference_begins_with_its_share_of_the_5_percent() -> None:
+    """Worked: weights 2, 1 and 1. First 0.02 x 4 / 2, then 0.015 x 2 / 1 (below the one before), then 0.3."""
+    values = [0.02, 0.015, 0.3]
+    found = [gap.p for gap in corrected([Difference(0.1, 0.01, 0.2, p=p) for p in values], [2.0, 1.0, 1.0])]
+    assert found == pytest.approx([0.04, 0.04, 0.3])
+
+
 def test_a_p_value_is_below_5_percent_where_the_interval_excludes_0() -> None:
     random = np.random.default_rng(0)
     for runs in (2, 3, 10):

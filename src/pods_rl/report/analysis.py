@@ -242,7 +242,7 @@ def analyse(
             stated.append(pair)
             _put(pair, pairs)
     # those that sentences are about, and those of the table only
-    first = _corrected([*stated, *(pair for pair in pairs[:1] if pair not in stated)])
+    first = _corrected([*stated, *(pair for pair in pairs[:1] if pair not in stated)], *pairs[:1])
     rest = _corrected([pair for pair in pairs[1:] if pair not in stated])
     by_arms = {(pair.arm, pair.rival): pair for pair in (*first, *rest)}
     return Analysis(
@@ -256,14 +256,16 @@ def analyse(
     )
 
 
-def _corrected(pairs: Sequence[Pair]) -> list[Pair]:
+def _corrected(pairs: Sequence[Pair], subject: Pair | None = None) -> list[Pair]:
     """Return pairs that are looked at together, with p-values for all of their differences, at the end and over time.
 
-    A speedup follows from the scores, so it is settled only if one of the two differences is.
+    The subject against the baseline, which is the question of an experiment, begins with half of the 5 %. A speedup
+    follows from the scores, so it is settled only if one of the two differences is.
     """
     at_end = [pair.difference for pair in pairs]
     over_time = [pair.over_time or _UNKNOWN for pair in pairs]
-    all_differences = corrected([*at_end, *over_time])
+    weights = [len(pairs) - 1.0 if pair is subject and len(pairs) > 1 else 1.0 for pair in pairs]
+    all_differences = corrected([*at_end, *over_time], weights * 2)
     found = []
     for pair, at_end_now, over_time_now in zip(
         pairs, all_differences[: len(pairs)], all_differences[len(pairs) :], strict=True

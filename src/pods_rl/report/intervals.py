@@ -114,17 +114,19 @@ def half_widths(
             the rows, where both have the same seeds. Else it is Welch's.
         arm_error_C: standard error that the evaluations' own noise gives the arm's mean, NaN if it is unknown.
         other_error_C: the same of the other.
-        one_run: whether evaluations alone give the interval where fewer than two runs have a score.
+        one_run: whether evaluations alone give the interval of a single run.
 
     Returns:
         NaN where fewer than two pairs, or fewer than two runs on either side, have a score.
     """
     spread = _spread(arm_RC, other_RC, paired=paired, arm_error_C=arm_error_C, other_error_C=other_error_C)
+    return Z_95 * spread.floor if one_run and len(arm_RC) == 1 else _half_of(spread)
+
+
+def _half_of(spread: _Spread) -> Array:
     student_C = np.full_like(spread.error, math.nan)
     for checkpoint in np.flatnonzero(~np.isnan(spread.error)):
         student_C[checkpoint] = t_quantile(float(spread.freedom[checkpoint])) * spread.error[checkpoint]
-    if one_run:
-        student_C = np.nan_to_num(student_C)
     half_C: Array = np.maximum(student_C, Z_95 * spread.floor)
     return half_C
 
@@ -241,10 +243,10 @@ def difference(
     mean = float(np.mean(arm_R) - np.mean(other_R))
     if min(len(arm_R), len(other_R)) < 2:
         return Difference(mean, math.nan, math.nan)
-    tables = (arm_R[:, None], other_R[:, None])
-    errors = {"arm_error_C": [arm_error], "other_error_C": [other_error]}
-    (half,) = half_widths(*tables, paired=paired, **errors).tolist()
-    spread = _spread(*tables, paired=paired, **errors)
+    spread = _spread(
+        arm_R[:, None], other_R[:, None], paired=paired, arm_error_C=[arm_error], other_error_C=[other_error]
+    )
+    (half,) = _half_of(spread).tolist()
     side = 0
     if arm_R.min() > other_R.max():
         side = 1
@@ -268,19 +270,26 @@ def _p_value(mean: float, spread: _Spread) -> float:
     return max(over_runs, of_evaluations)
 
 
-def corrected(differences: Sequence[Difference]) -> list[Difference]:
+def corrected(differences: Sequence[Difference], weights: Sequence[float] | None = None) -> list[Difference]:
     """Return differences that are looked at together, with p-values by Holm's method (1979).
 
     If none of them exists, the probability that one or more is settled is at most 5 %. Their intervals stay as they
     are: each is of one difference. Differences without a p-value do not count.
 
+    Args:
+        differences: with the p-value of each alone.
+        weights: the share of the 5 % that each begins with. By default all have the same.
+
     >>> [round(gap.p, 3) for gap in corrected([Difference(0.1, 0, 0, p=p) for p in (0.03, 0.01, 0.04)])]
     [0.06, 0.03, 0.06]
     """
-    tested = sorted((gap.p, place) for place, gap in enumerate(differences) if not math.isnan(gap.p))
+    weights = weights or [1.0] * len(differences)
+    tested = [place for place, gap in enumerate(differences) if not math.isnan(gap.p)]
+    tested.sort(key=lambda place: differences[place].p / weights[place])
     found = [*differences]
     largest = 0.0
-    for rank, (p, place) in enumerate(tested):
-        largest = max(largest, p * (len(tested) - rank))
+    for rank, place in enumerate(tested):
+        left = sum(weights[other] for other in tested[rank:])
+        largest = max(largest, differences[place].p / weights[place] * left)
         found[place] = replace(differences[place], p=min(largest, 1.0))
     return found

@@ -279,7 +279,7 @@ def _rises_to(base: Evaluations, goal: float, at: int) -> bool:
         other_error_C=base.error[[start]],
         one_run=True,
     )
-    return bool(rise > half)
+    return not rise <= half  # without an interval, any rise counts
 
 
 def _scores_at(scores_RC: Array, mean_C: Array, goal: float, at: int) -> Array:
