@@ -37,7 +37,7 @@ ALLOWED = {
     "engines": LOW | {"prefix_tree", "sandbox", "selection", "tables", "yaml_files"},
     "report": {"engines", "errors", "runs", "text"},
     "policies": set(),
-    "recipe": {"engines", "errors", "masking", "packages", "policies", "text", "yaml_files"},
+    "recipe": {"engines", "errors", "masking", "packages", "policies", "runs", "text", "yaml_files"},
     "loading": {"errors", "policies", "prefix_tree", "recipe", "tasks", "text"},
     "evaluation": LOW | {"loading", "prefix_tree", "recipe", "sandbox", "tasks"},
     "training": LOW

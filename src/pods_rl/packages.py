@@ -18,25 +18,34 @@ class Brought:
     path: str
 
 
-def brought(kind: str) -> list[Brought]:
+def brought(kind: str, damaged: list[str] | None = None) -> list[Brought]:
     """Return the rules or the tasks of installed packages; nothing of them is imported.
 
     Args:
         kind: rule, batch rule or task; other kinds have no entry points.
+        damaged: receives a sentence on each package whose entry points or metadata cannot be read.
 
     >>> brought("reward")
     []
     """
     if kind not in GROUPS:
         return []
-    from importlib.metadata import entry_points  # slow to import, and most names are ours
+    from importlib.metadata import distributions  # slow to import, and most names are ours
 
-    entries = entry_points(group=GROUPS[kind])
-    return [
-        Brought(entry.name, f"{entry.dist.name} {entry.dist.version}", f"{entry.module}:{entry.attr}")
-        for entry in entries
-        if entry.dist  # of a package, and not made by hand
-    ]
+    found: dict[Brought, None] = {}  # a package may be in the path twice
+    for package in distributions():
+        try:
+            for entry in package.entry_points.select(group=GROUPS[kind]):
+                name = f"{package.metadata['Name']} {package.metadata['Version']}"
+                if None in (package.metadata["Name"], package.metadata["Version"]):
+                    raise ValueError("its METADATA has no name or no version")
+                found[Brought(entry.name, name, f"{entry.module}:{entry.attr}")] = None
+        except Exception as error:  # each damage raises an error of its own
+            folder = getattr(package, "_path", None) or package
+            reason = " ".join(str(error).split()) or type(error).__name__
+            if damaged is not None:
+                damaged.append(f"The entry points of {folder} cannot be read ({reason}). Install the package again.")
+    return list(found)
 
 
 def find_brought(kind: str, name: str) -> Brought | None:

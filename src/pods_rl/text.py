@@ -61,8 +61,9 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     if ":" not in name and "." not in name:
         of_package = find_brought(kind, name)
         if of_package is None:
-            names = [*table, *(entry.name for entry in brought(kind))]
-            raise UserError(f"unknown {kind} '{name}'.{suggest(name, names)} {choices}")
+            damaged: list[str] = []
+            names = [*table, *(entry.name for entry in brought(kind, damaged))]
+            raise UserError(" ".join([f"unknown {kind} '{name}'.{suggest(name, names)} {choices}", *damaged]))
         path = of_package.path
         what += f" of the package {of_package.package}"
     module, attribute = module_of(path)

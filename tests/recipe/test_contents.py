@@ -59,7 +59,6 @@ def build(**values):
     return build_recipe({"max_seconds": 1, "model_name_or_path": "tiny", **values}, Origin("r.yaml"))
 
 
-OWN = ["own/__init__.py", "own/deep/__init__.py", "own/names.py", "own/rules.py"]
 NAMED = {  # what a recipe sets; the key whose contents it has, and their files
     "a file": ({"dataset_name": "train.jsonl"}, "dataset_name", ["train.jsonl"]),
     "a folder": ({"dataset_name": "folder"}, "dataset_name", ["more/train.csv", "train.jsonl"]),
@@ -71,12 +70,6 @@ NAMED = {  # what a recipe sets; the key whose contents it has, and their files
         {"task": "other:make", "data_dir": "data"}, "data_dir",
         ["gsm8k/notes.md", "gsm8k/train.jsonl", "math/train.jsonl"],
     ),
-    "an own reward": (
-        {"task_rewards": {"judge:judge": 1.0, "format": 1.0}}, "task_rewards", sorted(["helper.py", "judge.py", *OWN]),
-    ),
-    "an own rule": ({"rule": "own.rules.best"}, "rule", OWN),
-    "an own task": ({"task": "helper:make"}, "task", sorted(["helper.py", *OWN])),
-    "a module of a library": ({"task_rewards": {"json.decoder:f": 1.0}}, "task_rewards", ["json/decoder.py"]),
     "a policy": (
         {"model_name_or_path": "./policy"}, "model_name_or_path",
         ["chat_template.jinja", "config.json", "model.safetensors"],
@@ -104,7 +97,6 @@ def test_a_recipe_that_names_no_files_has_no_contents(place, values):
 
 
 CHANGED = {
-    "an import of the reward": ("own/deep/__init__.py", {"task_rewards": {"judge:judge": 1.0}}, "task_rewards"),
     "a row of the data": ("train.jsonl", {"dataset_name": "train.jsonl"}, "dataset_name"),
     "weights": ("policy/model.safetensors", {"model_name_or_path": "./policy"}, "model_name_or_path"),
     "a template": ("policy/chat_template.jinja", {"model_name_or_path": "./policy"}, "model_name_or_path"),
@@ -120,19 +112,15 @@ def test_a_file_of_the_same_size_and_time_has_changed(place, what):
     file.write_text(file.read_text()[::-1])
     os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
     (changed,) = changed_contents(before, contents_of(build(**values)))
-    assert changed == f"{key} ({Path(name).name if key != 'task_rewards' else name})"
+    assert changed == f"{key} ({Path(name).name})"
 
 
-def test_files_that_are_new_or_gone_and_modules_that_shadow_others_are_changes(place):
-    values = {"dataset_name": "folder", "task_rewards": {"judge:judge": 1.0}}
+def test_files_that_are_new_or_gone_are_changes(place):
+    values = {"dataset_name": "folder"}
     before = contents_of(build(**values))
     (place / "folder" / "test.jsonl").write_text("{}")
     (place / "folder" / "more" / "train.csv").unlink()
-    (place / "numpy.py").write_text("")  # before the installed one in the path
-    assert changed_contents(before, contents_of(build(**values))) == [
-        "dataset_name (more/train.csv, test.jsonl)",
-        "task_rewards (numpy.py)",
-    ]
+    assert changed_contents(before, contents_of(build(**values))) == ["dataset_name (more/train.csv, test.jsonl)"]
 
 
 def test_only_what_both_sides_know_is_compared(place):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import os
 import re
 from datetime import date
 from decimal import Decimal
@@ -384,6 +386,38 @@ def test_a_large_file_is_kept_in_the_cache_and_read_again_when_it_changes(tmp_pa
     write_jsonl(tmp_path / "a.jsonl", [*ROWS, {"question": "1?"}])
     with pytest.raises(UserError, match=r"row 3 .*null"):
         load_task(both)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "folder", "gz", "saved", "large text"])
+@pytest.mark.parametrize("few_rows", [2, 1000])
+def test_a_file_that_replaces_another_of_the_same_size_and_time_is_read(tmp_path, monkeypatch, kind, few_rows):
+    """As `cp -p`, `rsync -t` and `tar` do; with few rows in memory the prompts are in a file of the cache too."""
+    monkeypatch.setattr("pods_rl.tasks.files._IN_MEMORY", 10)
+    monkeypatch.setattr("pods_rl.tasks.prompts._FEW_ROWS", few_rows)
+    place = tmp_path / "data"
+    place.mkdir()
+
+    def write(digit):
+        rows = datasets.Dataset.from_list([{"question": f"{row}?", "answer": digit} for row in range(5)])
+        if kind == "saved":
+            rows._fingerprint = "same"
+            rows.save_to_disk(place)
+        elif kind == "gz":
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            (place / "train.jsonl.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+        elif kind == "large text":
+            write_jsonl(place / "train.jsonl", list(rows))
+        else:
+            rows.to_parquet(place / "train.parquet")
+        for file in place.iterdir():
+            os.utime(file, ns=(10**18, 10**18))
+        file = {"parquet": place / "train.parquet", "large text": place / "train.jsonl"}.get(kind, place)
+        test = "train" if kind in ("folder", "gz") else str(file)
+        return load_task({"dataset_name": str(file), "dataset_test_name": test})
+
+    assert set(write("1").train["answer"]) == {"1"}
+    assert set(write("2").train["answer"]) == {"2"}
+    assert set(write("1").train["answer"]) == {"1"}
 
 
 def own_task(prompt, answer, rewards=None):

@@ -124,9 +124,12 @@ def tasks(context: typer.Context) -> None:
         rewards = ", ".join(f"{reward} {weight:g}" for reward, weight in entry.rewards.items())
         out.print(f"  rewards  {rewards}")
     out.print(f"[bold]reasoning_gym:NAME[/bold]\n  {GYM_TASKS.what}\n  from     {safe_text(GYM_TASKS.source)}")
-    for task in brought("task"):
+    damaged: list[str] = []
+    for task in brought("task", damaged):
         out.print(f"[bold]{safe_text(task.name)}[/bold]\n  {safe_text(task.path)}")
         out.print(f"  from     the package {safe_text(task.package)}")
+    for note in damaged:
+        out.print(f"[yellow]Note:[/yellow] {safe_text(note)}", soft_wrap=not out.is_terminal)
 
 
 @tasks_app.command(

@@ -288,14 +288,14 @@ def _list_keys() -> None:
 
 def _check_resume(recipe: Recipe, output: Path, launch: Launch | None, resume_options: Mapping[str, bool]) -> None:
     """Raise UserError if the run in this directory cannot be resumed. Does not read weights, which the run does."""
-    from ..recipe.contents import contents_of
+    from ..recipe.contents import contents_of, module_hashes
     from ..training.resume import find_start
 
     find_start(
         recipe,
         output,
         processes=_processes(launch),
-        contents=contents_of(recipe, weights=False),
+        contents=contents_of(recipe, weights=False) | module_hashes(Run(output).environment.get("sources")),
         changed=resume_options["allow_changed_recipe"],
         other_contents=resume_options["allow_changed_contents"],
         hashes=False,

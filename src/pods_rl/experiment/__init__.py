@@ -23,7 +23,7 @@ from ..distributed.signals import PARENT, Stop, print_notice, stop_on_signals
 from ..errors import UserError
 from ..recipe import find_accelerate_config
 from ..recipe.catalog import check_accelerate
-from ..recipe.contents import ROWS, Contents, changed_contents, contents_of, names_all_rows
+from ..recipe.contents import ROWS, Contents, changed_contents, contents_of, module_hashes, names_all_rows
 from ..recipe.recipe import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
 from ..runs.checkpoints import MANIFEST, last_good, unreadable
@@ -195,7 +195,9 @@ def _earlier_runs(
             contents[run.arm] = contents_of(run.recipe)
             if run.arm in rows:
                 contents[run.arm][ROWS] = {**rows[run.arm]}
-        changes = changed_contents(Run(path).environment.get("contents"), contents[run.arm])
+        environment = Run(path).environment
+        now = contents[run.arm] | module_hashes(environment.get("sources"))
+        changes = changed_contents(environment.get("contents"), now)
         if changes and not force and (is_finished or last_good(path / CHECKPOINTS, hashes=False)[0] is not None):
             raise UserError(
                 f"{path} is {Run(path).state}, and what its recipe names has changed since: {', '.join(changes)}. "

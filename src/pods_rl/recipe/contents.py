@@ -2,27 +2,25 @@
 
 Does not import torch, and does not run a user's module. Every file is read from its first byte to its last: sizes and
 times do not prove that contents are equal, and a policy that was trained again has the names and shapes of the old one.
+
+Which of the user's modules a run executes is known once it has imported them. The run records their places
+(`sources_of`), and whatever continues or repeats it reads the same files again.
 """
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import importlib
 import json
 import os
-import sys
-import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..packages import GROUPS, find_brought
 from ..policies import SHIPPED
+from ..runs.sources import file_hashes, installed_hash, user_sources
 from ..text import module_of
 from .catalog import local_path
 from .recipe import DATA_FILES, DATA_FOLDERS, FREE, Recipe
@@ -33,24 +31,25 @@ Contents = dict[str, dict[str, str | None]]
 
 ROWS = "prompts"
 """The key of the hashes of a task's rows, which a run adds once it has made its task (`tasks.row_hashes`)."""
+MODULES = "modules"
+"""The key of the hashes of the user's modules, which a run adds once it has imported them."""
 
 # what transformers and PEFT read of a policy's folder; `manifest.json` describes the files of a checkpoint of ours
 _OF_POLICY = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "additional_chat_templates/*.jinja")
+CODE_KEYS = ("rule", "task", "task_rewards")  # which name functions
 _DATA_KEYS = ("data_dir", "dataset_name", "dataset_test_name")
 _MANIFEST = "manifest.json"
 _WEIGHTS = ".safetensors"
 _ADAPTER_CONFIG = "adapter_config.json"
 _OF_A_RUN = ("status.json", "experiment.yaml")  # a folder with one of them is a result, also if it lies among data
-_INSTALLED = ("site-packages", "dist-packages")
-_READERS = 4  # files read at once, in threads: one core rarely keeps up with a disk
 
 
 def contents_of(recipe: Recipe, *, weights: bool = True) -> Contents:
     """Return a hash for each file that a recipe names and that decides the run.
 
-    These are data, a policy's folder, its own modules of tasks, rewards and rules with the local modules that they
-    import, and any other file that a key names. Of a policy on the hub it is the commit, if that is in the cache.
-    Files that cannot be read are not in it.
+    These are data, a policy's folder, and any other file that a key names. Of a policy on the hub it is the commit, if
+    that is in the cache. Of a task, rule or reward of an installed package it is the path of the function and a hash of
+    the package's sources. Files that cannot be read are not in it.
 
     Args:
         recipe: a loaded recipe.
@@ -65,11 +64,56 @@ def contents_of(recipe: Recipe, *, weights: bool = True) -> Contents:
     for key, value in recipe.values.items():
         if key == "model_name_or_path":
             of_key = _policy(str(value), str(recipe.values.get("model_revision") or "main"), weights)
+        elif key in CODE_KEYS:
+            of_key = _installed_code(key, value)
         else:
             of_key = _hashes(dict(_named_by(key, value, str(recipe.values["task"]))))
         if of_key:
             contents[key] = of_key
     return contents
+
+
+def module_hashes(sources: object) -> Contents:
+    """Return the hashes of the user's modules as contents; nothing for what a run without a record has.
+
+    Args:
+        sources: the places of the files by name, from `sources_of` or as a run has recorded them.
+    """
+    if not isinstance(sources, Mapping):
+        return {}
+    return {MODULES: _hashes({str(name): Path(str(place)) for name, place in sources.items()})}
+
+
+def sources_of(recipe: Recipe) -> dict[str, str]:
+    """Return the places of the user's modules that a recipe's functions are from and reach, by their names as paths.
+
+    Call it in a process that has imported these functions (`runs.sources.user_sources`).
+    """
+    return user_sources(module for key in CODE_KEYS for module, _ in _functions(key, recipe.values[key]))
+
+
+def _functions(key: str, value: Any) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the module of each function that a key names by its path, and what its entry point says, if it has one."""
+    for name in value or () if key == "task_rewards" else [value]:
+        of_package = find_brought(key, str(name)) if key in GROUPS else None
+        if key == "rule" and of_package is None:
+            of_package = find_brought("batch rule", str(name))
+        facts = {"entry point": of_package.path, "package": of_package.package} if of_package else {}
+        module, _ = module_of(of_package.path if of_package else str(name))
+        if module and module != GYM:  # reasoning_gym:NAME is not a function
+            yield module, facts
+
+
+def _installed_code(key: str, value: Any) -> dict[str, str | None]:
+    """Return the entry points of what a key names, and a hash of each installed package that it is from."""
+    hashes: dict[str, str | None] = {}
+    for module, facts in _functions(key, value):
+        hashes |= facts
+        package = module.partition(".")[0]
+        digest = installed_hash(package)
+        if digest is not None:
+            hashes[package] = digest
+    return hashes
 
 
 def names_all_rows(recipe: Recipe) -> bool:
@@ -126,11 +170,6 @@ def _named_by(key: str, value: Any, task: str) -> Iterator[tuple[str, Path]]:
             yield from _files(value, folder, endings=DATA_FILES)
     elif key in _DATA_KEYS:
         yield from _files(value)
-    elif key in GROUPS:
-        of_package = find_brought(key, str(value))
-        yield from _modules([of_package.path if of_package else value])
-    elif key == "task_rewards":
-        yield from _modules(value or ())
     elif key not in FREE:
         for text in _texts(value):
             path = _existing(text)
@@ -192,19 +231,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _hashes(files: Mapping[str, Path], *, weights: bool = True) -> dict[str, str | None]:
-    """Return the sha256 of each file by its place, without those that cannot be read."""
-    with ThreadPoolExecutor(_READERS) as pool:
-        digests = pool.map(lambda file: _sha256(file, weights), files.values())
-        return {name: digest for name, digest in zip(files, digests, strict=True) if digest != ""}
-
-
-def _sha256(file: Path, weights: bool) -> str | None:
-    """Return a file's sha256; empty if it cannot be read, None for weights that are not wanted."""
-    if not weights and file.suffix == _WEIGHTS:
-        return None
-    with suppress(OSError), file.open("rb", buffering=0) as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-    return ""
+    """Return the sha256 of each file by its place, without those that cannot be read; None for unwanted weights."""
+    unread = {} if weights else dict.fromkeys(name for name, file in files.items() if file.suffix == _WEIGHTS)
+    return unread | file_hashes({name: file for name, file in files.items() if name not in unread})
 
 
 # -- the policy -------------------------------------------------------------------------------------------------------
@@ -245,108 +274,3 @@ def _hub_commit(name: str, revision: str) -> str | None:
             if isinstance(cached, str):
                 return Path(cached).parent.name  # .../snapshots/<commit>/config.json
     return None
-
-
-# -- modules ----------------------------------------------------------------------------------------------------------
-
-
-def _modules(names: Iterable[object]) -> Iterator[tuple[str, Path]]:
-    """Yield the source files of functions `package.module:function`, and of the local modules that they import.
-
-    Imports are read from the sources. Of an installed library only the named module is hashed: its version is in
-    `environment.json`, and so is ours.
-    """
-    named = []
-    for name in names:
-        module, _ = module_of(str(name))
-        if module and module != GYM:  # reasoning_gym:NAME is not a function
-            named.append(module)
-    queue = list(named)
-    seen: set[str] = set()
-    while queue:
-        module = queue.pop()
-        if module in seen:
-            continue
-        seen.add(module)
-        spec = _find(module)
-        if spec is None:
-            continue
-        file = _source(spec)
-        if file is None:
-            continue
-        is_local = not _is_installed(file)
-        if is_local or module in named:
-            yield module.replace(".", "/") + _ending(spec, file), file
-        if is_local:
-            queue += _imports(spec, file)
-            package, _, _ = module.rpartition(".")
-            if package:  # imported before its module
-                queue.append(package)
-
-
-def _find(module: str) -> ModuleSpec | None:
-    """Return where a module lies, without importing it or the packages around it; None if it does not exist.
-
-    `importlib.util.find_spec` would import these packages. Modules of this library belong to its version.
-    """
-    path: Any = None
-    spec: ModuleSpec | None = None
-    parts = module.split(".")
-    if parts[0] == "pods_rl":
-        return None
-    for count in range(1, len(parts) + 1):
-        spec = _spec(".".join(parts[:count]), path)
-        if spec is None:
-            return None
-        path = spec.submodule_search_locations
-        if path is None and count < len(parts):  # a module holds no others
-            return None
-    return spec
-
-
-def _spec(name: str, path: Any) -> ModuleSpec | None:
-    """Return what the import system finds for a module in a package's path."""
-    for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
-        with suppress(Exception):  # a finder of a library may raise anything
-            spec = find(name, path) if find else None
-            if isinstance(spec, ModuleSpec):
-                return spec
-    return None
-
-
-def _source(spec: ModuleSpec) -> Path | None:
-    """Return the file of a module; None if it is built in, or a package without a file."""
-    if not spec.has_location or not spec.origin:
-        return None
-    file = Path(spec.origin)
-    return file if file.is_file() else None
-
-
-def _is_installed(file: Path) -> bool:
-    libraries = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    return bool(set(_INSTALLED) & set(file.parts)) or any(file.is_relative_to(folder) for folder in libraries)
-
-
-def _ending(spec: ModuleSpec, file: Path) -> str:
-    return f"/{file.name}" if spec.submodule_search_locations is not None else file.suffix
-
-
-def _imports(spec: ModuleSpec, file: Path) -> list[str]:
-    """Return the names of the modules that a source may import, anywhere in its text."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):  # no Python source
-        return []
-    name = spec.name.split(".")
-    package = name[:-1] if spec.submodule_search_locations is None else name
-    names: list[str] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            names.append(module)
-            names += [f"{module}.{alias.name}".strip(".") for alias in node.names]  # a module or a name in it
-    return [name for name in names if name]

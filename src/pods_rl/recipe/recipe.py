@@ -423,12 +423,14 @@ def _check_name(key: str, name: Any, shipped: tuple[str, ...]) -> None:
     """Raise UserError unless a name is a shipped one, one of an installed package, or an import path."""
     if name in shipped or _IMPORT_PATH.fullmatch(str(name)):
         return
-    names = [*shipped, *(entry.name for entry in brought(key))]
+    damaged: list[str] = []
+    names = [*shipped, *(entry.name for entry in brought(key, damaged))]
     if name not in names:
-        raise UserError(
+        unknown = (
             f"{key}: unknown name {name}.{suggest(str(name), names)} Expected one of {', '.join(names)}, or your own "
             "as package.module:function."
         )
+        raise UserError(" ".join([unknown, *damaged]))
 
 
 def _check_task(values: Mapping[str, Any]) -> None:

@@ -51,6 +51,8 @@ _QUESTIONS = (
 )
 _PROMPTS = ("prompt_style", "system_prompt")  # they are part of a task's version
 _ROWS = "prompts"  # the key of the hashes of a task's rows; all other contents are of keys of a recipe
+_MODULES = "modules"  # the key of the hashes of the user's modules
+_FUNCTIONS = ("rule", "task", "task_rewards")  # the keys of a recipe that name functions of them
 # by split, the keys that decide how its rows are written
 _KEYS_OF_ROWS = {
     "test": (*_PROMPTS, "task_rewards"),
@@ -141,6 +143,8 @@ def _other_contents(our_config: Config, ours: Contents, their_config: Config, th
         if key != "data_dir" and our_config.get(key) != their_config.get(key):
             continue
         files = {*ours[key], *theirs[key]}
+        if key == _MODULES and any(our_config.get(name) != their_config.get(name) for name in _FUNCTIONS):
+            files = {*ours[key]} & {*theirs[key]}  # other functions are from other modules
         changed = sorted(str(file) for file in files if ours[key].get(file) != theirs[key].get(file))
         if changed:
             return f"the contents of {plain(key)} differ ({plain(', '.join(changed[:_MOST_FILES]))})"

@@ -35,7 +35,7 @@ def check_size(path: Path) -> None:
     """
     status = path.stat()
     allowed = max(_ALLOWED, _ALLOWED_RATIO * status.st_size)
-    size = _size(path, allowed, status.st_mtime_ns)
+    size = _size(path, allowed, status.st_ctime_ns)
     if size > allowed:
         raise UserError(
             f"{path} has {_megabytes(status.st_size)} and holds at least {_megabytes(size)} of values, more than the "
@@ -51,7 +51,7 @@ def _size(path: Path, allowed: int, changed: int) -> int:
     Args:
         path: the file.
         allowed: depends on its size.
-        changed: when it was changed; part of the key of the cache.
+        changed: when the system last changed it, which no copy preserves; part of the key of the cache.
     """
     size = 0
     for part in _parts(path):

@@ -16,6 +16,7 @@ from typing import IO, Any
 from datasets import Dataset, Features, Value
 
 from ..errors import UserError
+from ..runs.sources import file_hashes
 from ..text import TOO_DEEP, describe, short
 
 ENDINGS = (".jsonl", ".json", ".csv")
@@ -46,16 +47,15 @@ def read_files(paths: Sequence[Path]) -> Dataset:
 
     Raises UserError for a file that is not text in UTF-8 or not in its format, with the line or row.
     """
-    sizes = [path.stat().st_size for path in paths]
-    if sum(sizes) <= _IN_MEMORY:
+    if sum(path.stat().st_size for path in paths) <= _IN_MEMORY:
         texts: list[str] = []
         for path in paths:
             texts += _rows(path)
         return Dataset.from_dict({ROW: texts})
-    # The cache is keyed by the arguments: with the time of the last change, a changed file is read again.
-    stamps = [(str(path), size, path.stat().st_mtime_ns) for path, size in zip(paths, sizes, strict=True)]
+    # The cache is keyed by the arguments: with the hash of its contents, a changed file is read again.
+    hashes = file_hashes({str(path): path for path in paths})
     rows = Dataset.from_generator(
-        _stamped_rows, features=Features({ROW: Value("string")}), gen_kwargs={"stamps": stamps}
+        _hashed_rows, features=Features({ROW: Value("string")}), gen_kwargs={"hashes": list(hashes.items())}
     )
     assert isinstance(rows, Dataset)
     return rows
@@ -86,8 +86,8 @@ def with_numbers(value: Any) -> Any:
     return value
 
 
-def _stamped_rows(stamps: Sequence[tuple[str, int, int]]) -> Iterator[dict[str, str]]:
-    for path, _, _ in stamps:
+def _hashed_rows(hashes: Sequence[tuple[str, str]]) -> Iterator[dict[str, str]]:
+    for path, _ in hashes:
         for text in _rows(Path(path)):
             yield {ROW: text}
 

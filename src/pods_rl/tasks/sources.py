@@ -16,14 +16,17 @@ import numpy as np
 from datasets import (
     Dataset,
     ReadInstruction,
+    config,
     get_dataset_split_names,
     load_dataset,
     load_dataset_builder,
     load_from_disk,
 )
+from datasets.fingerprint import Hasher
 
 from ..errors import UserError, hub_problem, out_of_memory
 from ..runs.sizes import check_size
+from ..runs.sources import file_hashes
 from ..tables import rows_of
 from ..text import suggest
 from . import files
@@ -107,25 +110,33 @@ class DataSource:
         return f"the data set {self.name} of the hub"
 
     def _load(self, path: Path) -> Dataset:
+        if not path.exists():
+            return load_dataset(self.name, self.config, split=self.split)
+        if path.is_file() and path.suffix.lower() in files.ENDINGS:
+            return _slice(files.read_files([path]), self.split)
+        contents = _contents_hash(path)
+        # `datasets` knows a file by its path and its time of change, which another file may have
+        cache = str(Path(config.HF_DATASETS_CACHE) / "pods-rl" / contents)
+        rows = self._load_path(path, cache)
+        rows._fingerprint = Hasher.hash((contents, self.split, self.config))
+        return rows
+
+    def _load_path(self, path: Path, cache: str) -> Dataset:
         if path.is_file():
-            ending = path.suffix.lower()
-            if ending in files.ENDINGS:
-                return _slice(files.read_files([path]), self.split)
             check_size(path)
             data_files = {_bare(self.split): str(path)}
-            return load_dataset(READERS[ending], data_files=data_files, split=self.split, batch_size=_BATCH)
+            reader = READERS[path.suffix.lower()]
+            return load_dataset(reader, data_files=data_files, split=self.split, batch_size=_BATCH, cache_dir=cache)
         if _is_saved(path):
             saved = load_from_disk(str(path))
             if not isinstance(saved, Dataset):  # a dictionary of splits
                 saved = saved[_bare(self.split)]
             return _slice(saved, self.split)
-        if path.is_dir():
-            self._check_sizes(path)
-            text_files = self._text_files(path)
-            if text_files:
-                return _slice(files.read_files(text_files), self.split)
-            return load_dataset(str(path), self.config, split=self.split)
-        return load_dataset(self.name, self.config, split=self.split)
+        self._check_sizes(path)
+        text_files = self._text_files(path)
+        if text_files:
+            return _slice(files.read_files(text_files), self.split)
+        return load_dataset(str(path), self.config, split=self.split, cache_dir=cache)
 
     def _check_sizes(self, folder: Path) -> None:
         """Raise UserError for a file of a folder that holds far more than its size; `datasets` decodes it to look."""
@@ -171,6 +182,22 @@ class DataSource:
     def is_one_split(self) -> bool:
         """Whether the data are one split without a name: a file, or a `Dataset` that was saved alone."""
         return self.path.is_file() or (self.path / "state.json").is_file()
+
+
+def _contents_hash(path: Path) -> str:
+    """Return a hash of a file, or of the names and contents of all files below a folder."""
+    if path.is_file():
+        return file_hashes({"": path})[""]
+    found: dict[str, Path] = {}
+    visited: set[str] = set()
+    for folder, folders, names in os.walk(path, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in visited:
+            folders.clear()
+            continue
+        visited.add(real)
+        found |= {os.path.relpath(os.path.join(folder, name), path): Path(folder, name) for name in names}
+    return hashlib.sha256(repr(sorted(file_hashes(found).items())).encode()).hexdigest()
 
 
 def column_names(rows: Dataset, *, first: int | None = None) -> list[str]:

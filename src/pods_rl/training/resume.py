@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..errors import UserError
 from ..recipe import Recipe
-from ..recipe.contents import ROWS, Contents, changed_contents
+from ..recipe.contents import CODE_KEYS, MODULES, ROWS, Contents, changed_contents
 from ..recipe.recipe import changed_keys, checkpoint_keys, differences
 from ..runs import Run, is_run
 from ..runs.checkpoints import MANIFEST, last_good
@@ -108,7 +108,7 @@ def find_start(
 def _still_bound(saved: Any, saved_keys: Mapping[str, Any] | None, recipe: Recipe) -> dict[str, Any]:
     """Return the contents of a checkpoint without those of keys that the recipe changes, and so names other files.
 
-    A change of the task gives other rows too.
+    A change of the task gives other rows too, and one of a function other modules.
     """
     if not isinstance(saved, Mapping):  # the trainer was used without a recipe, or by an earlier version
         return {}
@@ -117,6 +117,8 @@ def _still_bound(saved: Any, saved_keys: Mapping[str, Any] | None, recipe: Recip
         bound.pop(key, None)
         if key in recipe.task_settings():
             bound.pop(ROWS, None)
+        if key in CODE_KEYS:
+            bound.pop(MODULES, None)
     return bound
 
 

@@ -23,7 +23,7 @@ from ..errors import UserError
 from ..evaluation import Evaluation, GenerateSampler, evaluate
 from ..evaluation.sampling import sampling_of
 from ..recipe import Recipe
-from ..recipe.contents import ROWS, Contents, contents_of
+from ..recipe.contents import ROWS, Contents, contents_of, module_hashes, sources_of
 from ..runs import Run, RunWriter, place_of
 from ..runs.files import CHECKPOINTS, LOG
 from ..streams import outlive_output
@@ -118,7 +118,8 @@ def train(
             trainer.contents = contents
             start = _on_first_process(writer, lambda: find(contents=contents, check=unrestorable)) if resume else None
             print_start(shown, shown_as, label, trainer, prepared, start)
-            recorder = _add_recorder(context, prepared, trainer, describe(trainer, prepared, start))
+            environment = describe(trainer, prepared, start) | {"sources": sources_of(recipe)}
+            recorder = _add_recorder(context, prepared, trainer, environment)
         _train(trainer, recorder, start)
         shown.begin("saving the policy")
         _finish(context, trainer, recorder)
@@ -139,7 +140,7 @@ def _on_first_process(writer: RunWriter | None, work: Callable[[], _Result]) -> 
 
 def _contents(recipe: Recipe, prepared: Prepared) -> Contents:
     """Return the hashes of what the recipe names, once it is loaded, and those of the rows of its task."""
-    return {**contents_of(recipe), ROWS: {**row_hashes(prepared.made)}}
+    return {**contents_of(recipe), **module_hashes(sources_of(recipe)), ROWS: {**row_hashes(prepared.made)}}
 
 
 def _load(context: Context) -> tuple[Prepared, RunTrainer]:
