@@ -77,7 +77,7 @@ def test_a_run_does_not_resume_on_other_contents_unless_allowed(place, monkeypat
     contents = Run.open("run").environment["contents"]
     assert {key: sorted(files) for key, files in contents.items() if key != "model_name_or_path"} == {
         "dataset_name": ["train.jsonl"],
-        "task_rewards": ["judge_of_lengths.py", "size_of_text.py"],
+        "modules": ["judge_of_lengths.py", "size_of_text.py"],
         "prompts": ["test", "train"],
     }
     assert contents["model_name_or_path"].keys() >= {"model.safetensors", "config.json", "tokenizer.json"}
@@ -89,7 +89,7 @@ def test_a_run_does_not_resume_on_other_contents_unless_allowed(place, monkeypat
     weights[-1] ^= 1
     changes = {
         "dataset_name": (data, data.read_bytes().replace(b'"20"', b'"21"')),
-        "task_rewards": (place / "size_of_text.py", b"size = int\n"),
+        "modules": (place / "size_of_text.py", b"size = int\n"),
         "model_name_or_path": (place / "policy" / "model.safetensors", bytes(weights)),
     }
     for key, (file, changed) in changes.items():

@@ -130,9 +130,9 @@ def _imports(file: Path, package: str) -> Iterator[str]:
             joint = "." if node.module else ""
             names = [base, *(f"{base}{joint}{alias.name}" for alias in node.names)]  # a module or a name in it
         elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__"):
-            names = [word.value for word in node.args[:1] if isinstance(word, ast.Constant)]
+            names = [str(word.value) for word in node.args[:1] if isinstance(word, ast.Constant)]
         for name in names:
-            with suppress(ImportError, ValueError, AttributeError):  # beyond the top-level package, or not text
+            with suppress(ImportError, ValueError):  # beyond the top-level package
                 yield resolve_name(name, package)
 
 
@@ -143,7 +143,9 @@ def _called(call: ast.Call) -> str:
 
 def _modules_of_values(module: ModuleType | None) -> Iterator[str]:
     """Yield the names of the modules that a module's global values are, or are from; also of the values in a table."""
-    for attribute, value in list(vars(module).items()) if module else ():
+    if module is None:  # not imported
+        return
+    for attribute, value in list(vars(module).items()):
         # any import of a module of a package makes that a value of the package
         if isinstance(value, ModuleType) and value.__name__ == f"{module.__name__}.{attribute}":
             continue
