@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pods_rl.prefix_tree import nodes
@@ -88,6 +88,48 @@ def test_weights_that_change_between_generations_are_read(monkeypatch, plain_tok
     assert torch.equal(after, complete(model))
 
 
+ADAPTERS = {
+    "all maps": lambda policy: None,
+    "scaled by the root of the rank": lambda policy: None,
+    "some maps": lambda policy: None,
+    "two adapters": lambda policy: policy.base_model.set_adapter(["default", "second"]),
+    "merged": lambda policy: policy.merge_adapter(),
+    "disabled": lambda policy: policy.base_model.disable_adapter_layers(),
+}
+
+
+def with_lora(kind):
+    """A policy with trained adapters."""
+    maps = ["k_proj", "o_proj", "up_proj"] if kind == "some maps" else "all-linear"
+    is_scaled = kind == "scaled by the root of the rank"
+    config = LoraConfig(task_type="CAUSAL_LM", r=2, lora_alpha=3, target_modules=maps, use_rslora=is_scaled)
+    policy = get_peft_model(build("qwen3", PLAIN["qwen3"]), config)
+    if kind == "two adapters":
+        policy.add_adapter("second", LoraConfig(task_type="CAUSAL_LM", r=3, target_modules=["v_proj", "down_proj"]))
+    for name, weights in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weights, std=0.3)
+    ADAPTERS[kind](policy)
+    return policy.eval()
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_tokens_with_lora_are_the_models_own(monkeypatch, plain_tokens, kind):
+    model = with_lora(kind).get_base_model()
+    completions = complete(model)
+    assert max(plain_tokens) > 3
+    monkeypatch.setattr(nodes, "plain_decoder", lambda model: None)
+    assert torch.equal(completions, complete(model))
+
+
+def test_adapters_that_change_between_generations_are_read(plain_tokens):
+    policy = with_lora("all maps")
+    before = complete(policy.get_base_model())
+    with policy.disable_adapter():
+        assert not torch.equal(before, complete(policy.get_base_model()))
+    assert torch.equal(before, complete(policy.get_base_model()))
+
+
 @pytest.mark.parametrize("shape", OTHERS)
 def test_a_model_of_another_arrangement_computes_its_tokens_itself(shape):
     assert plain_decoder(build(shape, OTHERS[shape])) is None
@@ -98,9 +140,23 @@ def changed(how):
     model = build("qwen2", {})
     assert plain_decoder(model) is not None
     layer = model.model.layers[1]
-    if how == "adapter":
-        # A new adapter changes no logit yet.
-        model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"])).get_base_model()
+    # A new adapter of these kinds changes no logit yet.
+    if how == "DoRA":
+        model = get_peft_model(model, LoraConfig(target_modules=["q_proj"], use_dora=True)).get_base_model()
+    if how == "LoRA with a bias":
+        model = get_peft_model(model, LoraConfig(target_modules=["v_proj"], lora_bias=True)).get_base_model()
+    if how == "LoRA of embeddings":
+        model = get_peft_model(model, LoraConfig(target_modules=["embed_tokens"])).get_base_model()
+    if how == "trained copy":
+        config = LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"])
+        model = get_peft_model(model, config).get_base_model()
+    if how == "IA3":
+        config = IA3Config(target_modules=["k_proj"], feedforward_modules=[])
+        model = get_peft_model(model, config).get_base_model()
+    if how == "hook in an adapter":
+        model = get_peft_model(model, LoraConfig(target_modules=["q_proj"])).get_base_model()
+        adapter = model.model.layers[1].self_attn.q_proj.lora_B["default"]
+        adapter.register_forward_hook(lambda module, args, output: None)
     if how == "hook":
         layer.mlp.register_forward_hook(lambda module, args, output: None)
     if how == "forward":
@@ -110,7 +166,11 @@ def changed(how):
     return model
 
 
-@pytest.mark.parametrize("how", ["adapter", "hook", "forward", "16 bits"])
+@pytest.mark.parametrize(
+    "how",
+    ["DoRA", "LoRA with a bias", "LoRA of embeddings", "trained copy", "IA3", "hook in an adapter", "hook", "forward",
+     "16 bits"],
+)  # fmt: skip
 def test_a_model_that_changed_computes_its_tokens_itself(how):
     assert plain_decoder(changed(how)) is None
 

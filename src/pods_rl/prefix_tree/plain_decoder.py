@@ -1,8 +1,9 @@
 """One token a row through a plain decoder, such as Llama, Mistral, Qwen2 and Qwen3, with fewer operations.
 
 On a CPU much of a token's time goes to calls of modules and to small products. Here queries, keys and values are one
-product, and so are gate and up, and no module is called. A model takes part if its modules have the names and the
-arrangement that transformers gives all such decoders, and if its logits are then the model's own.
+product, and so are gate and up. LoRA's weights are added to the model's, and no module is called. A model takes part if
+its modules have the names and the arrangement that transformers gives all such decoders, and if its logits are then the
+model's own.
 """
 
 from __future__ import annotations
@@ -36,17 +37,39 @@ class _Product(NamedTuple):
     bias: Tensor | None
 
     @classmethod
-    def of(cls, *parts: nn.Linear) -> _Product:
+    def of(cls, *parts: Any) -> _Product:
+        weights = [_weight_of(part) for part in parts]
         if len(parts) == 1:
-            return cls(parts[0].weight, parts[0].bias)
-        weight = torch.cat(tuple(part.weight for part in parts))
+            return cls(weights[0], parts[0].bias)
         biases = tuple(part.bias for part in parts if part.bias is not None)
         if len(biases) not in (0, len(parts)):
             raise ValueError("some parts of a product have a bias, and others have none")
-        return cls(weight, torch.cat(biases) if biases else None)
+        return cls(torch.cat(weights), torch.cat(biases) if biases else None)
 
     def __call__(self, states: Tensor) -> Tensor:
         return linear(states, self.weight, self.bias)
+
+
+def _weight_of(part: Any) -> Tensor:
+    """Return the weight of a linear map, with that of its LoRA adapters."""
+    weight: Tensor = part.weight  # of the base layer, where there are adapters
+    if not _has_lora(part) or part.disable_adapters or part.merged:
+        return weight
+    for adapter in part.active_adapters:
+        if adapter in part.lora_A:
+            weight = weight + part.get_delta_weight(adapter)
+    return weight
+
+
+def _has_lora(part: nn.Module) -> bool:
+    """Return whether a module is PEFT's linear map with adapters of the form B A, without a bias of their own."""
+    # Compared by name, because importing PEFT takes seconds that a run without adapters need not spend.
+    kind = type(part)
+    if kind.__name__ != "Linear" or kind.__module__ != "peft.tuners.lora.layer":
+        return False
+    is_plain_map: bool = type(part.base_layer) is nn.Linear
+    has_variant = bool(part.lora_variant) or any(part.lora_bias.values())  # such as DoRA
+    return is_plain_map and not has_variant
 
 
 class _Norm(NamedTuple):
@@ -134,7 +157,7 @@ class PlainDecoder:
 def plain_decoder(model: PreTrainedModel) -> PlainDecoder | None:
     """Return what computes single tokens of a model on a CPU in 32 bits or more; None if the model must do it.
 
-    A model with adapters, hooks, quantized weights or another arrangement computes its tokens itself.
+    A model with hooks, quantized weights, adapters other than LoRA or another arrangement computes its tokens itself.
     """
     weights = next(model.parameters())
     if weights.device.type != "cpu" or weights.dtype.itemsize < 4 or torch.is_autocast_enabled("cpu"):
@@ -150,15 +173,22 @@ def _is_arranged(model: PreTrainedModel) -> bool:
     """Return whether the modules have the names and kinds of a plain decoder, and no hooks."""
     if "llama_4_scaling_beta" in (getattr(model.config, "rope_parameters", None) or {}):
         return False  # queries are scaled from some position on; older transformers do not show it to `_compare`
+    within_lora = "\n"  # the path of the latest map with adapters; no path begins with this
     for path, module in model.named_modules():
-        name = path.rpartition(".")[2]
-        if name not in _NAMES and not name.isdecimal():
-            return False
         is_patched = "forward" in vars(module) and module is not model  # TRL patches the model's own
         if is_patched or module._forward_hooks or module._forward_pre_hooks:
             return False
-        if name.endswith(("_proj", "_head")) and type(module) is not nn.Linear:
+        if path.startswith(within_lora):
+            continue
+        name = path.rpartition(".")[2]
+        if name not in _NAMES and not name.isdecimal():
             return False
+        if name == "embed_tokens" and type(module) is not nn.Embedding:
+            return False
+        if name.endswith(("_proj", "_head")) and type(module) is not nn.Linear:
+            if not _has_lora(module):
+                return False
+            within_lora = f"{path}."
     return True
 
 
