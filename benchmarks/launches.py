@@ -1,0 +1,178 @@
+"""Count what a GPU would wait for in a step, beside TRL's GRPO 16: python benchmarks/launches.py [--json FILE]
+
+Two counts of each phase of a step, generation and update (loss, log-probabilities and backward):
+
+- launches: the operations of torch that compute or copy, each of which would be a kernel on a device; views are free.
+- reads: the times the host waits for a number of a tensor (`item`, `tolist`, `cpu`, `nonzero`, `unique`, a boolean
+  index). On a CPU every tensor counts, also one that a device would not have.
+
+The counts are of the path that a CPU takes, and they do not depend on the processor or its load. The policy is the
+shipped one of the sums, with random text: prompts of 60 tokens and completions of 24.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from accelerate import Accelerator
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from trl import GRPOTrainer
+
+from measuring import command_line, set_up_torch, write_json
+from step import Arm, Case, M, N, divided, random_text, trainer_of
+
+# Operations that only describe a tensor's memory anew.
+VIEWS = {
+    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "chunk", "detach", "diagonal", "expand", "narrow",
+    "permute", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold",
+    "unsqueeze", "view",
+}  # fmt: skip
+# Operations whose result has a shape or a value that the host must know.
+READS = {"_local_scalar_dense", "_unique2", "bincount", "equal", "masked_select", "nonzero", "unique_consecutive"}
+READING_METHODS = {torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist}
+PHASES = ("generation", "update")
+
+
+@dataclass
+class Counts:
+    """Launches and reads by phase; outside of a phase nothing is counted."""
+
+    phase: str | None = None
+    launches: Counter[str] = field(default_factory=Counter)
+    reads: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def within(self, phase: str | None) -> Iterator[None]:
+        before = self.phase
+        self.phase = phase
+        try:
+            yield
+        finally:
+            self.phase = before
+
+
+class CountOperations(TorchDispatchMode):
+    """Inside, counts the operations that torch runs."""
+
+    def __init__(self, counts: Counts) -> None:
+        super().__init__()
+        self._counts = counts
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        phase = self._counts.phase
+        name = function.overloadpacket.__name__
+        if phase is not None:
+            if name not in VIEWS:
+                self._counts.launches[phase] += 1
+            if name in READS or (name.startswith("index") and _has_boolean(args)):
+                self._counts.reads[phase] += 1
+        return function(*args, **(kwargs or {}))
+
+
+class CountReads(TorchFunctionMode):
+    """Inside, counts the methods that copy a tensor to the host, which run no operation on a CPU."""
+
+    def __init__(self, counts: Counts) -> None:
+        super().__init__()
+        self._counts = counts
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._counts.phase is not None and function in READING_METHODS:
+            self._counts.reads[self._counts.phase] += 1
+            # `tolist` and `numpy` of what `cpu` returned are no second read.
+            with torch._C.DisableTorchFunction():
+                return function(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+def _has_boolean(args: Any) -> bool:
+    indices = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else []
+    return any(isinstance(index, torch.Tensor) and index.dtype == torch.bool for index in indices)
+
+
+def count_step(arm: Arm, case: Case) -> Counts:
+    """Train two steps; return the counts of the second."""
+    counts = Counts()
+    with tempfile.TemporaryDirectory(prefix="pods-bench-") as folder, ExitStack() as stack:
+        trainer = trainer_of(arm, case, 2, folder)
+
+        def count(owner: Any, method: str, phase: str) -> None:
+            """Count a method of a class as a phase, in the second step."""
+            function = getattr(owner, method)
+
+            @wraps(function)
+            def counted(*args: Any, **kwargs: Any) -> Any:
+                with counts.within(phase if trainer.state.global_step == 1 else None):
+                    return function(*args, **kwargs)
+
+            stack.enter_context(patch.object(owner, method, counted))
+
+        # Of TRL and accelerate, because a method that a subclass or an object replaces counts as a user's.
+        count(GRPOTrainer, "_generate_single_turn", "generation")
+        count(GRPOTrainer, "compute_loss", "update")
+        count(GRPOTrainer, "_get_per_token_logps_and_entropies", "update")
+        count(Accelerator, "backward", "update")
+        stack.enter_context(CountOperations(counts))
+        stack.enter_context(CountReads(counts))
+        trainer.train()
+    return counts
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: a step in micro-batches."""
+
+    prompts: int
+    micro_batch_rows: int
+
+    @property
+    def rows(self) -> int:
+        return self.prompts * M
+
+    def case(self) -> Case:
+        text = random_text("embedded", 60, 24)
+        return divided(text, prompts=self.prompts, micro_batches=self.rows // self.micro_batch_rows)
+
+
+ROWS = (Row(1, 16), Row(4, 8), Row(4, 1))
+TRL_ARM = Arm("TRL's GRPO 16", M)
+PODS_ARM = Arm(f"PODS {N} -> {M}", N, {})
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args()
+    set_up_torch(1)
+    figures: list[dict[str, Any]] = []
+    print(f"{'rows, micro-batch':<20}{'arm':<16}" + "".join(f"{phase:>22}" for phase in PHASES))
+    for row in ROWS:
+        case = row.case()
+        base = count_step(TRL_ARM, case)
+        for arm in (TRL_ARM, PODS_ARM):
+            counts = base if arm is TRL_ARM else count_step(arm, case)
+            line = f"{f'{row.rows}, {row.micro_batch_rows}':<20}{arm.name:<16}"
+            for phase in PHASES:
+                ratio = counts.launches[phase] / base.launches[phase]
+                line += f"{counts.launches[phase]:>9,} ({ratio:.2f}) {counts.reads[phase]:>5}"
+                figures.append({
+                    "rows": row.rows, "micro_batch_rows": row.micro_batch_rows, "arm": arm.name, "phase": phase,
+                    "launches": counts.launches[phase], "reads": counts.reads[phase],
+                })  # fmt: skip
+            print(line, flush=True)
+    print("Each cell: launches (as a share of TRL's) and reads by the host.")
+    write_json(options.json, figures)
+
+
+if __name__ == "__main__":
+    main()
