@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pods_rl import PODSTrainer
-from pods_rl.engines.trl.step.micro_batches import Counts, StepMetrics, regroup
+from pods_rl.engines.trl.step.micro_batches import Counts, StepMetrics, pack_rows
 
 from .conftest import around, half_dead, update_of
 
@@ -99,6 +99,14 @@ def test_a_subclass_that_sees_micro_batches_gets_trl_s(make_trainer, subclass):
     assert ours == theirs
 
 
+def packed(batches, budget=None, *, all_passes=False, others=()):
+    """Pack as one process, or next to others: by call, the numbers that the others gather."""
+    calls = iter(others)
+    return pack_rows(
+        batches, None, budget=budget, all_passes=all_passes, gather=lambda numbers: [numbers, *next(calls, [])]
+    )
+
+
 def test_every_column_follows_its_row_and_shared_values_stay():
     """Two prompts, their rows in turn over two micro-batches."""
     items = torch.tensor(7)
@@ -116,7 +124,7 @@ def test_every_column_follows_its_row_and_shared_values_stay():
                 "nothing": None,
             }
         )
-    first, second = regroup(batches, computed=None)
+    first, second = packed(batches, budget=3)
     assert first["prompt_ids"].tolist() == [[5, 6], [5, 6]]
     assert second["prompt_ids"].tolist() == [[8, 9], [8, 9]]
     assert first["completion_ids"].tolist() == [[1, 0], [1, 1]]
@@ -137,7 +145,7 @@ def test_a_column_that_is_not_understood_keeps_the_micro_batches(column):
 
     other = f"{column}!" if isinstance(column, str) else type(column)(column)
     batches = [batch(column), batch(other)]
-    assert regroup(batches, computed=None) == batches
+    assert packed(batches) == batches
 
 
 def test_metrics_of_a_step_are_weighted_by_what_they_are_means_of():

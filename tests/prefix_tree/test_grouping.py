@@ -1,11 +1,13 @@
-"""Which rows share a micro-batch: nodes by `prefix_tree` itself, and what every grouping must keep."""
+"""Which rows share a pass: nodes by `prefix_tree` itself, cuts by trying all, and what every division must keep."""
 
 from __future__ import annotations
+
+from itertools import combinations
 
 import numpy as np
 import pytest
 
-from pods_rl.prefix_tree.grouping import _Trees, group_rows
+from pods_rl.prefix_tree.grouping import divide_rows
 from pods_rl.prefix_tree.tree import in_order_of_tokens, prefix_tree
 
 
@@ -27,72 +29,78 @@ def shuffled_rows(seed, prompts=4, rows_each=8, longest=40):
     return rows[draw.permutation(len(rows))], width
 
 
-def count_nodes(rows, width, members):
-    return len(prefix_tree(rows, width, list(members)).tokens)
+def nodes_of(rows, width, members):
+    return len(prefix_tree(rows, width, list(members)).tokens) if members else 0
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_nodes_of_any_rows_are_those_of_their_tree(seed):
+@pytest.mark.parametrize("budget", [30, 80, 200, 10_000])
+def test_passes_have_every_row_once_and_trees_within_the_budget(seed, budget):
     rows, width = shuffled_rows(seed)
-    trees = _Trees(rows, in_order_of_tokens(rows))
-    draw = np.random.default_rng(seed)
-    for size in (1, 2, 5, len(rows)):
-        members = draw.permutation(len(rows))[:size].tolist()
-        assert trees.nodes(members) == count_nodes(rows, width, members)
-
-
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
-def test_groups_are_a_permutation_with_fewer_nodes_and_no_larger_tree(seed, size):
-    rows, width = shuffled_rows(seed)
-    groups = group_rows(rows, size)
-    assert [len(members) for members in groups] == [size] * (len(rows) // size)
-    assert sorted(row for members in groups for row in members) == list(range(len(rows)))
-    nodes = [count_nodes(rows, width, members) for members in groups]
-    given = [count_nodes(rows, width, range(start, start + size)) for start in range(0, len(rows), size)]
+    passes = divide_rows(rows, budget, most_passes=len(rows))
+    assert sorted(row for members in passes for row in members) == list(range(len(rows)))
+    nodes = [nodes_of(rows, width, members) for members in passes]
     assert nodes == sorted(nodes)
-    assert max(nodes) <= max(given)
-    assert sum(nodes) <= sum(given)
-    if size == 8:  # as many as a prompt has
-        assert sum(nodes) <= 1.02 * count_nodes(rows, width, range(len(rows)))
+    for members, count in zip(passes, nodes, strict=True):
+        assert count <= budget or len(members) == 1
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_rows_that_are_not_computed_fill_the_first_micro_batches(seed):
+def test_no_cut_of_neighbours_has_fewer_passes_or_a_smaller_largest_tree(seed):
+    rows, width = shuffled_rows(seed, prompts=2, rows_each=4, longest=12)
+    in_order = in_order_of_tokens(rows)
+    largest = {}  # by the number of passes, the smallest largest tree of all cuts
+    for count in range(1, len(rows) + 1):
+        trees = []
+        for borders in combinations(range(1, len(rows)), count - 1):
+            ends = [*borders, len(rows)]
+            starts = [0, *borders]
+            trees.append(max(nodes_of(rows, width, in_order[a:b]) for a, b in zip(starts, ends, strict=True)))
+        largest[count] = min(trees)
+    for budget in range(min(largest.values()), max(largest.values()) + 1):
+        passes = divide_rows(rows, budget, most_passes=len(rows))
+        fewest = min(count for count, nodes in largest.items() if nodes <= budget)
+        assert len(passes) <= fewest
+        assert max(nodes_of(rows, width, members) for members in passes) == largest[fewest]
+
+
+def test_a_budget_below_the_longest_row_takes_that_row_alone():
+    rows = np.array([[5, 6, 7, 8, 9], [5, 1, -1, -1, -1], [5, 2, -1, -1, -1]])
+    assert divide_rows(rows, 1, most_passes=3) == [[1], [2], [0]]
+    assert divide_rows(rows, 2, most_passes=3) == [[1, 2], [0]]
+
+
+def test_the_passes_are_no_more_than_allowed():
+    rows, width = shuffled_rows(0)
+    passes = divide_rows(rows, 1, most_passes=3)
+    assert len(passes) == 3
+    within = max(nodes_of(rows, width, members) for members in passes)
+    assert len(divide_rows(rows, within, most_passes=len(rows))) == 3
+
+
+@pytest.mark.parametrize("least", [1, 2, 5, 32])
+def test_the_passes_are_no_fewer_than_another_process_needs(least):
+    rows, _ = shuffled_rows(1)
+    for computed in (None, [row < 2 for row in range(len(rows))], [False] * len(rows)):
+        passes = divide_rows(rows, 10_000, most_passes=32, least_passes=least, computed=computed)
+        assert len(passes) == least
+        assert all(passes)
+        assert sorted(row for members in passes for row in members) == list(range(len(rows)))
+
+
+def test_equal_rows_are_divided_too():
+    rows = np.array([[5, 6, 7]] * 4)
+    assert sorted(map(len, divide_rows(rows, 100, most_passes=4, least_passes=3))) == [1, 1, 2]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_that_are_not_computed_count_for_nothing(seed):
     rows, width = shuffled_rows(seed)
-    live = np.random.default_rng(seed).random(len(rows)) < 0.4
-    groups = group_rows(rows, 4, live.tolist())
-    assert sorted(row for members in groups for row in members) == list(range(len(rows)))
-    live_rows = [[row for row in members if live[row]] for members in groups]
-    without_pass = [not members for members in live_rows]
-    assert sum(without_pass) == (len(rows) - live.sum()) // 4
-    assert without_pass == sorted(without_pass, reverse=True)
-    nodes = [count_nodes(rows, width, members) for members in live_rows if members]
-    given = [count_nodes(rows, width, range(start, start + 4)) for start in range(0, len(rows), 4)]
-    assert max(nodes) <= max(given)
-
-
-def test_without_a_live_row_every_row_has_a_place():
-    rows, _ = shuffled_rows(0)
-    groups = group_rows(rows, 8, [False] * len(rows))
-    assert sorted(row for members in groups for row in members) == list(range(len(rows)))
-
-
-def test_long_rows_do_not_end_in_one_micro_batch():
-    """In the order of their tokens the four long completions are neighbours."""
-    rows = np.full((8, 101), -1)
-    rows[:, 0] = 5
-    for row in range(8):
-        length = 100 if row < 4 else 10
-        rows[row, 1 : 1 + length] = 10 + row
-    given = rows[[0, 4, 1, 5, 2, 6, 3, 7]]
-    groups = group_rows(given, 4)
-    assert [sum(int((given[row] >= 0).sum() > 50) for row in members) for members in groups] == [2, 2]
-
-
-def test_many_rows_are_grouped_without_comparing_pairs(monkeypatch):
-    monkeypatch.setattr("pods_rl.prefix_tree.grouping.MOST_ROWS_TO_BALANCE", 8)
-    rows, width = shuffled_rows(1)
-    groups = group_rows(rows, 8)
-    assert sorted(row for members in groups for row in members) == list(range(len(rows)))
-    assert sum(count_nodes(rows, width, members) for members in groups) == count_nodes(rows, width, range(len(rows)))
+    computed = np.random.default_rng(seed).random(len(rows)) < 0.4
+    passes = divide_rows(rows, 60, most_passes=len(rows), computed=computed.tolist())
+    assert sorted(row for members in passes for row in members) == list(range(len(rows)))
+    alone = divide_rows(rows[computed], 60, most_passes=len(rows))
+    numbers = np.flatnonzero(computed)
+    live = [[row for row in members if computed[row]] for members in passes]
+    assert live == [numbers[members].tolist() for members in alone]
+    assert max(nodes_of(rows, width, members) for members in live) <= 60

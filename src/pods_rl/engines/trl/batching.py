@@ -217,6 +217,10 @@ def check_values(settings: Mapping[str, Any]) -> None:
     _check_dynamic_sampling(settings.get("dynamic_sampling", False))
     rounds = settings.get("dynamic_sampling_rounds", 3)
     whole_number("dynamic_sampling_rounds", rounds, why="set dynamic_sampling: false to draw no new prompts")
+    if settings.get("max_tokens_per_microbatch") is not None:
+        whole_number(
+            "max_tokens_per_microbatch", settings["max_tokens_per_microbatch"], why="unset it for those of TRL's"
+        )
     _check_training(settings)
     _check_weights(settings.get("reward_weights"))
 

@@ -57,8 +57,12 @@ class PODSConfig(GRPOConfig):
             gradient (a KL term, an entropy bonus). If False, momentum and weight decay still move the weights in such a
             step, as in TRL. If None, skip if n > m.
         prefix_tree: compute each distinct prefix of a prompt's rollouts once, in generation (without vLLM) and in the
-            update, and skip rows that have no gradient. The rows of a prompt then share micro-batches. If False,
-            generate and update as TRL does.
+            update, and skip rows that have no gradient. The rows of an optimizer step then share as few passes as have
+            room (max_tokens_per_microbatch). If False, generate and update as TRL does.
+        max_tokens_per_microbatch: the most distinct tokens that one pass of the update computes, on each process: a
+            prefix that rows share counts once. If None, the tokens of a micro-batch of TRL, its rows times its padded
+            length, so a pass takes no more memory than TRL's. A larger number means fewer passes and more memory. It
+            needs several micro-batches (gradient_accumulation_steps), whose number is the most passes of a step.
         exact_trl: turn off everything that changes rounding or random draws. With n = m the run then equals TRL's to
             the last bit.
         dynamic_sampling: replace groups whose rewards are all equal by groups of new prompts (DAPO, arXiv
@@ -91,6 +95,7 @@ class PODSConfig(GRPOConfig):
     rollout_batch_size: int | None = None
     skip_zero_advantage_steps: bool | None = None
     prefix_tree: bool = True
+    max_tokens_per_microbatch: int | None = None
     exact_trl: bool = False
     dynamic_sampling: bool | str = False
     dynamic_sampling_rounds: int = 3

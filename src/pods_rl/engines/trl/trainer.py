@@ -397,13 +397,13 @@ class PODSTrainer(TypedGRPOTrainer):
 
     @override
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
-        # TRL shuffles the rows of a new generation over its micro-batches: those of a prompt are brought together.
+        # TRL shuffles the rows of a new generation over its micro-batches: those of a step are packed into few passes.
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
         if not self.model.training:
             return inputs
         if self._buffered_inputs is not None and self._buffered_inputs is not before:
-            self._buffered_inputs = self._update.group_rows(self._buffered_inputs)
+            self._buffered_inputs = self._update.pack_rows(self._buffered_inputs)
             inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
         self._update.count_trained(inputs)
         return inputs

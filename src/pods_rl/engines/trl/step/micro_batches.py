@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ....prefix_tree.grouping import group_rows
+from ....prefix_tree.grouping import divide_rows
 from ..compat import CLIP_RATIO, ENTROPY, EXTREMES, LOSS_METRICS, PHI, Batch
 
 
@@ -28,28 +29,65 @@ def step_windows(steps_per_generation: int, accumulation_steps: int) -> list[ran
     return [range(start, start + size) for start in range(0, steps_per_generation, size)]
 
 
-def regroup(batches: Sequence[Batch], computed: Tensor | None) -> list[Batch]:
-    """Return the micro-batches of a window with the rows of each prompt together.
+LOSS_SHARE = "loss_share"
+"""The column of a packed pass that has the number of TRL's micro-batches that it stands for."""
+
+
+def pack_rows(
+    batches: Sequence[Batch],
+    computed: Tensor | None,
+    *,
+    budget: int | None,
+    all_passes: bool,
+    gather: Callable[[list[int]], list[list[int]]],
+) -> list[Batch]:
+    """Return the micro-batches of a window with all their rows in the last ones, as few as the budget allows.
 
     The gradient of the window is a sum over its rows, so it does not change. If a column has neither one value for each
-    row nor one value for all rows, the micro-batches are returned as they are.
+    row nor one value for all rows, the micro-batches are returned as they are. All processes have the same number of
+    passes, and the same number of rows in each: where rows are missing, the first row of the pass is repeated, without
+    a token in the loss.
 
     Args:
         batches: of TRL, with equal numbers of rows.
         computed: which rows are, `[W * B]`. If None, all.
+        budget: the most distinct tokens of a pass. If None, the tokens of a micro-batch of TRL with its padding.
+        all_passes: whether no micro-batch may be empty.
+        gather: returns the numbers of every process. It is called the same number of times on each of them.
     """
     size = len(batches[0]["completion_ids"])
     columns = {name: _joined([batch[name] for batch in batches], size) for name in batches[0]}
-    if any(column is _UNKNOWN for column in columns.values()):
+    is_known = not any(column is _UNKNOWN for column in columns.values())
+    if not all(flag for (flag,) in gather([int(is_known)])):
         return list(batches)
-    numbers = group_rows(_rows(columns).cpu().numpy(), size, None if computed is None else computed.tolist())
-    # One copy to the device for all columns of all micro-batches.
+    rows = _rows(columns).cpu().numpy()
+    divide = partial(
+        divide_rows,
+        rows,
+        budget or size * rows.shape[1],
+        most_passes=len(batches),
+        computed=None if computed is None else computed.tolist(),
+    )
+    passes = divide(least_passes=len(batches) if all_passes else 1)
+    most_passes = max(count for (count,) in gather([len(passes)]))
+    if most_passes > len(passes):
+        passes = divide(least_passes=most_passes)
+    sizes = [max(of_processes) for of_processes in zip(*gather([len(members) for members in passes]), strict=True)]
+    padded = [members + members[:1] * (count - len(members)) for members, count in zip(passes, sizes, strict=True)]
+    none = torch.zeros(0, dtype=torch.int64)
+    empty = {name: _select(column, [], none) for name, column in columns.items()}
+    # One copy to the device for all columns of all passes.
     device = batches[0]["completion_ids"].device
-    indices = torch.tensor(numbers, device=device)  # [W, B]
-    return [
-        {name: _select(column, chosen, index) for name, column in columns.items()}
-        for chosen, index in zip(numbers, indices, strict=True)
-    ]
+    indices = torch.tensor([row for members in padded for row in members], device=device).split(sizes)
+    packed = []
+    for members, chosen, index in zip(passes, padded, indices, strict=True):
+        batch = {name: _select(column, chosen, index) for name, column in columns.items()}
+        if len(chosen) > len(members):
+            batch["completion_mask"][len(members) :] = 0  # of this pass alone, because `_select` copies
+        batch[LOSS_SHARE] = len(chosen) / size
+        packed.append(batch)
+    # Empty ones first, because the last micro-batch of a step sends the gradients to all processes.
+    return [empty] * (len(batches) - len(packed)) + packed
 
 
 class _Shared:

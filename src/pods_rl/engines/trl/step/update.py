@@ -19,7 +19,7 @@ from ....prefix_tree.recurrence import unregister_tree_recurrence
 from ... import PHASES
 from ..compat import IMAGE_INPUTS, Batch, LogProbs, TRLTrainer, is_overridden
 from ..guarded.stability import Stability
-from .micro_batches import Counts, StepMetrics, regroup, step_windows
+from .micro_batches import LOSS_SHARE, Counts, StepMetrics, pack_rows, step_windows
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,10 @@ LOSS_METHODS = (
     "compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies", "get_high_entropy_mask",
     "get_off_policy_mask", "get_gamma_weights",
 )  # fmt: skip
+
+
+# Of TRL: their loss divides a sum over rows by the rows of the micro-batch.
+MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 
 
 class PhaseClock:
@@ -123,6 +127,8 @@ class Update:
         if not trainer.model.training:
             return compute()
         self._micro_batches += 1
+        if len(batch["completion_ids"]) == 0:  # another pass of this step has its rows
+            return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
         with_gradient = rows_with_gradient(batch)
         leaves_out = self._may_leave_out_rows(batch)
         signal = self._signal(batch, with_gradient, leaves_out)
@@ -145,24 +151,44 @@ class Update:
             self._computed = None
         if signal.counts is not None and not trainer.args.exact_trl:
             self._step_metrics.take(metrics, before, signal.counts)
-        return loss
+        # TRL divides a mean over rows by the number of micro-batches. Sums over tokens have one divisor for all rows.
+        is_mean_over_rows = trainer.loss_type in MEANS_OVER_ROWS
+        return loss * batch[LOSS_SHARE] if is_mean_over_rows and LOSS_SHARE in batch else loss
 
-    def group_rows(self, batches: list[Batch]) -> list[Batch]:
-        """Return the micro-batches of a generation with the rows of a prompt together, in the steps that train them.
+    def pack_rows(self, batches: list[Batch]) -> list[Batch]:
+        """Return the micro-batches of a generation, with the rows of each optimizer step in as few as possible.
 
-        Only rows of one micro-batch share a tree. A row stays in its optimizer step, on its process.
+        Only rows of one pass share a tree. A row stays in its optimizer step, on its process. Call this on every
+        process.
         """
         trainer = self._trainer
-        if not all(map(self._may_group_rows, batches)):
-            return batches
         accumulation_steps = trainer.args.gradient_accumulation_steps
-        grouped: list[Batch] = []
-        for window in step_windows(len(batches), accumulation_steps):
+        windows = step_windows(len(batches), accumulation_steps)
+        if len(windows[0]) == 1 or not trainer.args.prefix_tree:
+            return batches
+        may_group = all(map(self._may_group_rows, batches))
+        # Images may be in the rows of one process alone.
+        if not all(flag for (flag,) in self._gather([int(may_group)])) or not self._takes_trees(trainer.model_wrapped):
+            return batches
+        packed: list[Batch] = []
+        for window in windows:
             of_step = [batches[number] for number in window]
             leaves_out = all(map(self._may_leave_out_rows, of_step))
             computed = torch.cat([rows_with_gradient(batch) for batch in of_step]) if leaves_out else None
-            grouped += regroup(of_step, computed)
-        return grouped
+            packed += pack_rows(
+                of_step,
+                computed,
+                budget=trainer.args.max_tokens_per_microbatch,
+                all_passes=trainer.is_deepspeed_enabled,  # DeepSpeed counts the passes of a step
+                gather=self._gather,
+            )
+        return packed
+
+    def _gather(self, numbers: list[int]) -> list[list[int]]:
+        """Return the numbers of every process. Call this on every process, with as many numbers."""
+        accelerator = self._trainer.accelerator
+        gathered = accelerator.gather(torch.tensor(numbers, device=accelerator.device))
+        return gathered.view(accelerator.num_processes, len(numbers)).tolist()
 
     def _may_group_rows(self, batch: Batch) -> bool:
         """Return whether the gradient of a step does not depend on which of its rows share a micro-batch."""
