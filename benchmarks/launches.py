@@ -145,8 +145,11 @@ class Row:
 
 
 ROWS = (Row(1, 16), Row(4, 8), Row(4, 1))
+BUDGET = 16_000
 TRL_ARM = Arm("TRL's GRPO 16", M)
 PODS_ARM = Arm(f"PODS {N} -> {M}", N, {})
+# What a GPU has room for, in place of the tokens of TRL's micro-batch.
+BUDGET_ARM = Arm(f"PODS, {BUDGET:,} tokens", N, {"max_tokens_per_microbatch": BUDGET})
 
 
 def main() -> None:
@@ -155,13 +158,14 @@ def main() -> None:
     options = parser.parse_args()
     set_up_torch(1)
     figures: list[dict[str, Any]] = []
-    print(f"{'rows, micro-batch':<20}{'arm':<16}" + "".join(f"{phase:>22}" for phase in PHASES))
+    print(f"{'rows, micro-batch':<20}{'arm':<22}" + "".join(f"{phase:>22}" for phase in PHASES))
     for row in ROWS:
         case = row.case()
         base = count_step(TRL_ARM, case)
-        for arm in (TRL_ARM, PODS_ARM):
+        arms = (TRL_ARM, PODS_ARM) if row.micro_batch_rows == row.rows else (TRL_ARM, PODS_ARM, BUDGET_ARM)
+        for arm in arms:
             counts = base if arm is TRL_ARM else count_step(arm, case)
-            line = f"{f'{row.rows}, {row.micro_batch_rows}':<20}{arm.name:<16}"
+            line = f"{f'{row.rows}, {row.micro_batch_rows}':<20}{arm.name:<22}"
             for phase in PHASES:
                 ratio = counts.launches[phase] / base.launches[phase]
                 line += f"{counts.launches[phase]:>9,} ({ratio:.2f}) {counts.reads[phase]:>5}"

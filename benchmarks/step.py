@@ -94,7 +94,7 @@ class Arm:
 
     name: str
     n: int
-    settings: dict[str, bool] | None = None
+    settings: dict[str, Any] | None = None
     m: int = M
     trainer: type[PODSTrainer] = PODSTrainer
     modules: bool = False

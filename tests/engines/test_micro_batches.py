@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pods_rl import PODSTrainer
-from pods_rl.engines.trl.step.micro_batches import Counts, StepMetrics, pack_rows
+from pods_rl.engines.trl.step.micro_batches import LOSS_SHARE, REPEATED_ROWS, Counts, StepMetrics, pack_rows
 
 from .conftest import around, half_dead, update_of
 
@@ -99,12 +99,13 @@ def test_a_subclass_that_sees_micro_batches_gets_trl_s(make_trainer, subclass):
     assert ours == theirs
 
 
-def packed(batches, budget=None, *, all_passes=False, others=()):
+def packed(batches, budget=None, *, trees=True, all_passes=False, others=()):
     """Pack as one process, or next to others: by call, the numbers that the others gather."""
     calls = iter(others)
     return pack_rows(
-        batches, None, budget=budget, all_passes=all_passes, gather=lambda numbers: [numbers, *next(calls, [])]
-    )
+        batches, None, trees=trees, budget=budget, all_passes=all_passes,
+        gather=lambda numbers: [numbers, *next(calls, [])],
+    )  # fmt: skip
 
 
 def test_every_column_follows_its_row_and_shared_values_stay():
@@ -132,6 +133,60 @@ def test_every_column_follows_its_row_and_shared_values_stay():
     assert second["names"] == ["b0", "b1"]
     assert first["num_items_in_batch"] is second["num_items_in_batch"] is items
     assert first["nothing"] is None
+
+
+def two_micro_batches():
+    """Rows 0 to 3 of one prompt, two tokens each."""
+    batches = []
+    for first in (0, 2):
+        ids = torch.tensor([[first], [first + 1]])
+        mask = torch.ones_like(ids)
+        prompt = torch.tensor([[7], [7]])
+        batches.append({
+            "prompt_ids": prompt, "prompt_mask": mask, "completion_ids": ids, "completion_mask": mask.clone(),
+        })  # fmt: skip
+    return batches
+
+
+def rows_in(batch):
+    return batch["completion_ids"].flatten().tolist()
+
+
+def test_all_rows_are_in_the_last_micro_batch_if_the_budget_has_room():
+    first, second = packed(two_micro_batches(), budget=4)
+    assert rows_in(first) == []
+    assert rows_in(second) == [0, 1, 2, 3]
+    assert (second[LOSS_SHARE], second[REPEATED_ROWS]) == (2.0, 0)
+
+
+def test_a_small_budget_and_an_engine_that_counts_passes_use_every_micro_batch():
+    for settings in ({"budget": 1}, {"budget": 4, "all_passes": True}):
+        batches = packed(two_micro_batches(), **settings)
+        assert sorted(rows_in(batches[0]) + rows_in(batches[1])) == [0, 1, 2, 3]
+        assert [batch[LOSS_SHARE] for batch in batches] == [1.0, 1.0]
+
+
+def test_without_trees_every_row_counts_with_its_padding():
+    for budget, sizes in ((4, [2, 2]), (7, [2, 2]), (8, [0, 4]), (None, [2, 2])):
+        assert [len(rows_in(batch)) for batch in packed(two_micro_batches(), budget, trees=False)] == sizes
+
+
+def test_the_budget_is_trl_s_micro_batch_by_default():
+    batches = packed(two_micro_batches())  # 2 rows x 2 columns; the tree of all rows has 4 nodes
+    assert [len(rows_in(batch)) for batch in batches] == [0, 4]
+
+
+def test_processes_have_the_same_passes_with_the_same_number_of_rows():
+    others = [[[1]], [[2]], [[3, 1]]]  # another process: known columns, two passes, of three rows and of one
+    first, second = packed(two_micro_batches(), budget=4, others=others)
+    assert len(rows_in(first)) == 3
+    assert first["completion_mask"].flatten().tolist() == [1, 1, 0]
+    assert (first[LOSS_SHARE], first[REPEATED_ROWS]) == (1.5, 1)
+    assert second["completion_mask"].flatten().tolist() == [1, 1]
+    assert sorted(rows_in(first)[:2] + rows_in(second)) == [0, 1, 2, 3]
+    unknown = [[[0]]]
+    batches = two_micro_batches()
+    assert packed(batches, budget=4, others=unknown) == batches
 
 
 @pytest.mark.parametrize("column", [torch.zeros(3), [1, 2, 3], "a text of its own", {"rows": 2}])

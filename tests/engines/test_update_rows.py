@@ -80,6 +80,11 @@ SETTINGS = {
         "num_rollouts": 4,
     },
     "sixteen micro-batches": {"gradient_accumulation_steps": 16, "per_device_train_batch_size": 1},
+    "sixteen micro-batches in one pass": {
+        "gradient_accumulation_steps": 16,
+        "per_device_train_batch_size": 1,
+        "max_tokens_per_microbatch": 10_000,
+    },
     "four micro-batches, several iterations, KL": {
         "gradient_accumulation_steps": 4,
         "per_device_train_batch_size": 4,
@@ -246,7 +251,7 @@ def test_a_model_with_dropout_is_computed_over_trees(make_trainer, caplog):
             num_rollouts=8, max_steps=2, trainer_arguments={"peft_config": adapter}, disable_dropout=False
         )
         trainer.train()
-    (message,) = [record.getMessage() for record in caplog.records if record.name.endswith("trl.update")]
+    (message,) = [record.getMessage() for record in caplog.records if record.name.endswith("step.update")]
     assert "PeftModel" in message
     assert not update_of(trainer).attention.startswith("rows")
     dropouts = [part for part in trainer.model.modules() if isinstance(part, torch.nn.Dropout)]

@@ -61,7 +61,7 @@ def _weight_of(part: Any) -> Tensor:
     return weight
 
 
-def _has_lora(part: nn.Module) -> bool:
+def _has_lora(part: Any) -> bool:
     """Return whether a module is PEFT's linear map with adapters of the form B A, without a bias of their own."""
     # Compared by name, because importing PEFT takes seconds that a run without adapters need not spend.
     kind = type(part)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,11 +33,15 @@ def step_windows(steps_per_generation: int, accumulation_steps: int) -> list[ran
 LOSS_SHARE = "loss_share"
 """The column of a packed pass that has the number of TRL's micro-batches that it stands for."""
 
+REPEATED_ROWS = "repeated_rows"
+"""The column of a packed pass that has the number of its last rows that only fill it."""
+
 
 def pack_rows(
     batches: Sequence[Batch],
     computed: Tensor | None,
     *,
+    trees: bool,
     budget: int | None,
     all_passes: bool,
     gather: Callable[[list[int]], list[list[int]]],
@@ -51,7 +56,8 @@ def pack_rows(
     Args:
         batches: of TRL, with equal numbers of rows.
         computed: which rows are, `[W * B]`. If None, all.
-        budget: the most distinct tokens of a pass. If None, the tokens of a micro-batch of TRL with its padding.
+        trees: whether a pass computes the tree of its rows; else it computes each of them, padded.
+        budget: the most tokens that a pass computes. If None, the tokens of a micro-batch of TRL with its padding.
         all_passes: whether no micro-batch may be empty.
         gather: returns the numbers of every process. It is called the same number of times on each of them.
     """
@@ -61,10 +67,14 @@ def pack_rows(
     if not all(flag for (flag,) in gather([int(is_known)])):
         return list(batches)
     rows = _rows(columns).cpu().numpy()
+    width = rows.shape[1]
+    if not trees:
+        # Rows that share nothing, and have as many nodes as columns.
+        rows = np.arange(len(rows))[:, None].repeat(width + 1, axis=1)
     divide = partial(
         divide_rows,
         rows,
-        budget or size * rows.shape[1],
+        budget or size * width,
         most_passes=len(batches),
         computed=None if computed is None else computed.tolist(),
     )
@@ -82,9 +92,9 @@ def pack_rows(
     packed = []
     for members, chosen, index in zip(passes, padded, indices, strict=True):
         batch = {name: _select(column, chosen, index) for name, column in columns.items()}
-        if len(chosen) > len(members):
-            batch["completion_mask"][len(members) :] = 0  # of this pass alone, because `_select` copies
+        batch["completion_mask"][len(members) :] = 0  # of this pass alone, because `_select` copies
         batch[LOSS_SHARE] = len(chosen) / size
+        batch[REPEATED_ROWS] = len(chosen) - len(members)
         packed.append(batch)
     # Empty ones first, because the last micro-batch of a step sends the gradients to all processes.
     return [empty] * (len(batches) - len(packed)) + packed
@@ -151,11 +161,13 @@ class Counts:
         tokens: of the policy.
         computed: of these, those in rows that are computed.
         rows: of the micro-batch.
+        repeated: of these, those that only fill it.
     """
 
     tokens: int
     computed: int
     rows: int
+    repeated: int = 0
 
 
 class StepMetrics:
@@ -224,7 +236,7 @@ class StepMetrics:
     def _count(self, counts: Counts) -> None:
         self._tokens += counts.tokens
         self._computed += counts.computed
-        self._rows += counts.rows
+        self._rows += counts.rows - counts.repeated
 
     def _counts_rows(self, name: str) -> bool:
         """Return whether a metric is a mean over rows; else over tokens."""

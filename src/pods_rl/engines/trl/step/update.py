@@ -19,7 +19,7 @@ from ....prefix_tree.recurrence import unregister_tree_recurrence
 from ... import PHASES
 from ..compat import IMAGE_INPUTS, Batch, LogProbs, TRLTrainer, is_overridden
 from ..guarded.stability import Stability
-from .micro_batches import LOSS_SHARE, Counts, StepMetrics, pack_rows, step_windows
+from .micro_batches import LOSS_SHARE, REPEATED_ROWS, Counts, StepMetrics, pack_rows, step_windows
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class Update:
         signal = self._signal(batch, with_gradient, leaves_out)
         self._has_signal |= signal.has_gradient
         if leaves_out:
-            self.rows_left_out += int((~with_gradient).sum())
+            self.rows_left_out += int((~with_gradient).sum()) - batch.get(REPEATED_ROWS, 0)
         if self._can_skip(signal):
             assert signal.counts is not None
             self._step_metrics.skip(signal.counts)
@@ -164,11 +164,11 @@ class Update:
         trainer = self._trainer
         accumulation_steps = trainer.args.gradient_accumulation_steps
         windows = step_windows(len(batches), accumulation_steps)
-        if len(windows[0]) == 1 or not trainer.args.prefix_tree:
+        # Compiled models are compiled again for each number of rows.
+        if len(windows[0]) == 1 or not trainer.args.prefix_tree or trainer.args.torch_compile:
             return batches
         may_group = all(map(self._may_group_rows, batches))
-        # Images may be in the rows of one process alone.
-        if not all(flag for (flag,) in self._gather([int(may_group)])) or not self._takes_trees(trainer.model_wrapped):
+        if not all(flag for (flag,) in self._gather([int(may_group)])):  # one process alone may have images
             return batches
         packed: list[Batch] = []
         for window in windows:
@@ -178,6 +178,7 @@ class Update:
             packed += pack_rows(
                 of_step,
                 computed,
+                trees=self._takes_trees(trainer.model_wrapped),
                 budget=trainer.args.max_tokens_per_microbatch,
                 all_passes=trainer.is_deepspeed_enabled,  # DeepSpeed counts the passes of a step
                 gather=self._gather,
@@ -239,20 +240,28 @@ class Update:
         has_later = not has_gradient and self._has_later_signal()
         lengths = policy_tokens(batch)
         computed = lengths * with_gradient if leaves_out else lengths
-        # One message for all five: each is summed over the processes.
-        local = [int(has_gradient), int(has_later), int(not leaves_out), int(computed.sum()), int(lengths.sum())]
-        counts = torch.tensor(local, device=lengths.device)
-        sums = self._trainer.accelerator.reduce(counts, reduction="sum").tolist()
-        processes_with, processes_later, processes_needing_all, computed_tokens, all_tokens = sums
+        local = {
+            "with_gradient": int(has_gradient),
+            "with_later": int(has_later),
+            "needing_all": int(not leaves_out),
+            "computed_tokens": int(computed.sum()),
+            "tokens": int(lengths.sum()),
+            "repeated_rows": batch.get(REPEATED_ROWS, 0),
+        }
+        # One message for all of them: each is summed over the processes.
+        counts = torch.tensor(list(local.values()), device=lengths.device)
+        sums = dict(zip(local, self._trainer.accelerator.reduce(counts, reduction="sum").tolist(), strict=True))
+        computed_tokens = sums["computed_tokens"]
+        all_tokens = sums["tokens"]
         rows = len(lengths) * self._trainer.accelerator.num_processes
         if batch["completion_mask"].shape[1] == 1:  # TRL's means are then over rows
             computed_tokens = round(rows * computed_tokens / all_tokens) if all_tokens else rows
             all_tokens = rows
         return Signal(
-            has_gradient=processes_with > 0,
-            has_later=processes_later > 0,
-            leaves_out=processes_needing_all == 0,
-            counts=Counts(all_tokens, computed_tokens, rows),
+            has_gradient=sums["with_gradient"] > 0,
+            has_later=sums["with_later"] > 0,
+            leaves_out=sums["needing_all"] == 0,
+            counts=Counts(all_tokens, computed_tokens, rows, sums["repeated_rows"]),
         )
 
     def _has_later_signal(self) -> bool:
