@@ -8,6 +8,10 @@ comparison: none is corrected for the number of comparisons.
 
 With `--runs`, first makes `curves.csv` and `runs.csv` from the finished runs of `pods compare` in that folder. If the
 speed check of a run took longer than that of the others, it names the run, which must be repeated, and writes nothing.
+
+With `--quiet`, compares on the seeds whose runs were not disturbed, and writes `quiet.csv`. For runs without a speed
+check it is the selection, the same work in each step, that may take at most 1.2 times as long as in the arm's fastest
+run.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from pods_rl.report.analysis import compare, cost_of, mean_over, speedup_between
 from pods_rl.report.arms import Arm, Curve, arms_from_runs, curve_of
 from pods_rl.report.intervals import Array, Difference, difference
 from pods_rl.report.statistics import Speedup
-from pods_rl.runs.speed import disturbed, speed_of
+from pods_rl.runs.speed import LIMIT, disturbed, speed_of
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PHASES = ("rollout", "reward", "selection", "update")
@@ -132,9 +136,12 @@ def as_arm(name: str, curve: Curve) -> Arm:
     return Arm(name, name, curve, {})
 
 
-def compare_pair(pair: Pair, arms: Mapping[str, Evaluated], targets: Sequence[float]) -> list[dict[str, Any]]:
-    """Return a row for each measure of a pair, on the seeds that both arms have."""
+def compare_pair(
+    pair: Pair, arms: Mapping[str, Evaluated], targets: Sequence[float], noisy: Mapping[str, set[int]]
+) -> list[dict[str, Any]]:
+    """Return a row for each measure of a pair, on the seeds that both arms have and whose runs are not noisy."""
     seeds = arms[pair.arm].keys() & arms[pair.rival].keys()
+    seeds -= noisy.get(pair.arm, set()) | noisy.get(pair.rival, set())
     ours = {seed: arms[pair.arm][seed] for seed in seeds}
     theirs = {seed: arms[pair.rival][seed] for seed in seeds}
     arm = curve(ours)
@@ -161,13 +168,27 @@ def step_seconds(over_seconds: Curve, over_steps: Curve) -> Array:
     return np.nanmax(over_seconds.seconds, axis=1) / np.nanmax(over_steps.seconds, axis=1)
 
 
-def compare_study(name: str) -> list[dict[str, Any]]:
+def noisy_seeds(name: str) -> dict[str, set[int]]:
+    """Return by arm the seeds in whose runs a step's selection took much longer than in the arm's fastest run."""
+    seconds: dict[str, dict[int, float]] = {}
+    with (RESULTS / name / "runs.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            seconds.setdefault(row["arm"], {})[int(row["seed"])] = float(row["selection"])
+    noisy = {}
+    for arm, of_arm in seconds.items():
+        most = LIMIT * min(of_arm.values())
+        noisy[arm] = {seed for seed, taken in of_arm.items() if taken > most}
+    return noisy
+
+
+def compare_study(name: str, *, quiet: bool = False) -> list[dict[str, Any]]:
     """Return a row for each measure of each pair of a study."""
     study = STUDIES[name]
     arms = read_evaluations(RESULTS / name / "curves.csv")
+    noisy = noisy_seeds(name) if quiet else {}
     rows = []
     for pair in study.pairs:
-        rows += compare_pair(pair, arms, study.targets)
+        rows += compare_pair(pair, arms, study.targets, noisy)
     return rows
 
 
@@ -252,12 +273,13 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--runs", type=Path, help="the folder of `pods compare`")
+    parser.add_argument("--quiet", action="store_true", help="only the seeds whose runs were not disturbed")
     options = parser.parse_args()
     folder = RESULTS / options.study
     if options.runs:
         collect(options.runs, folder)
-    rows = compare_study(options.study)
-    write_csv(folder / "comparisons.csv", rows)
+    rows = compare_study(options.study, quiet=options.quiet)
+    write_csv(folder / ("quiet.csv" if options.quiet else "comparisons.csv"), rows)
     show(rows)
 
 

@@ -17,6 +17,7 @@ from pods_rl.yaml_files import Origin
 from . import BENCHMARKS, module
 
 comparisons = module("comparisons")
+pages = module("pages")
 rates = module("rates")
 planner = module("planner")
 EXPERIMENTS = (
@@ -55,11 +56,14 @@ def test_an_experiment_is_valid(name, tmp_path):
     assert load_experiment(BENCHMARKS / f"{name}.yaml", keys).plan()
 
 
-@pytest.mark.parametrize("name", comparisons.STUDIES)
-def test_the_committed_comparisons_are_those_of_the_committed_curves(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "file"), [*((study, "comparisons.csv") for study in comparisons.STUDIES), ("equal_rows_32", "quiet.csv")]
+)
+def test_the_committed_comparisons_are_those_of_the_committed_curves(name, file, tmp_path):
     """The last digit may differ with numpy's version."""
-    comparisons.write_csv(tmp_path / "again.csv", comparisons.compare_study(name))
-    committed = rows_of(comparisons.RESULTS / name / "comparisons.csv")
+    rows = comparisons.compare_study(name, quiet=file == "quiet.csv")
+    comparisons.write_csv(tmp_path / "again.csv", rows)
+    committed = rows_of(comparisons.RESULTS / name / file)
     again = rows_of(tmp_path / "again.csv")
     assert len(again) == len(committed) > 0
     for new, old in zip(again, committed, strict=True):
@@ -68,6 +72,42 @@ def test_the_committed_comparisons_are_those_of_the_committed_curves(name, tmp_p
                 assert float(new[key]) == pytest.approx(float(text), rel=1e-4, abs=1e-6, nan_ok=True), (new, old)
             else:
                 assert new[key] == text, (new, old)
+
+
+@pytest.mark.parametrize("name", pages.PAGES)
+def test_the_numbers_of_a_page_are_in_the_csv_files(name):
+    text = (pages.ROOT / name).read_text(encoding="utf-8")
+    known = pages.sources()
+    assert [*pages.wrong_intervals(text, known), *pages.wrong_rows(text)] == []
+
+
+def test_a_wrong_digit_of_a_page_is_found():
+    text = (pages.ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert pages.count(text) > 100
+    known = pages.sources()
+    for right, wrong in (("1.63 times [1.27, 2.19]", "1.63 times [1.27, 2.18]"), ("| 0.338 |", "| 0.339 |")):
+        assert right in text
+        changed = text.replace(right, wrong)
+        assert len([*pages.wrong_intervals(changed, known), *pages.wrong_rows(changed)]) == 1
+
+
+def test_disturbed_seeds_are_those_with_a_slow_selection():
+    noisy = comparisons.noisy_seeds("equal_rows_32")
+    assert noisy["pods-16-4"] == {508, 510, 511, 512}
+    assert comparisons.noisy_seeds("equal_rows_32/first") == {"grpo-8": set(), "grpo-4": set(), "pods-16-4": set()}
+
+
+def test_a_study_with_a_slower_run_is_not_collected(tmp_path):
+    for seed in (1, 2, 3):
+        run = tmp_path / "runs" / "a" / f"seed-{seed}"
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text(f"seed: {seed}")
+        (run / "status.json").write_text('{"state": "finished"}')
+        check = {"due": 0, "seconds": 0, "step": 0, "accuracy": 0.1, "speed_check": 0.008 if seed == 2 else 0.005}
+        (run / "evals.jsonl").write_text(json.dumps(check))
+    with pytest.raises(SystemExit, match="seed-2"):
+        comparisons.collect(tmp_path / "runs", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def rows_of(path):
