@@ -6,7 +6,8 @@ Reads the README and the pages below. Two kinds of numbers are checked, by what 
   these three numbers, or those of the two arms swapped;
 - a row of a table of arms: one arm of the study has all of its numbers, by the titles of their columns.
 
-Prints what no CSV has, and the nearest rows of the same value. `docs/results.md` names the commands that make the files.
+Prints what no CSV has, and the nearest rows of the same value. `docs/results.md` names the commands that make the
+files.
 """
 
 from __future__ import annotations
