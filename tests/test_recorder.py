@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -34,8 +35,8 @@ class Time:
 @pytest.fixture
 def clock(monkeypatch):
     fake = Time()
-    monkeypatch.setattr(recorder_module.time, "perf_counter", fake)
-    monkeypatch.setattr(recorder_module.time, "process_time", lambda: fake() / 2)
+    monkeypatch.setattr(time, "perf_counter", fake)
+    monkeypatch.setattr(time, "process_time", lambda: fake() / 2)
     return fake
 
 

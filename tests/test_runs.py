@@ -15,6 +15,7 @@ from pods_rl.cli import main
 from pods_rl.errors import UserError
 from pods_rl.runs import Run, RunInUseError, RunWriter, end_run, find_runs, write_atomic
 from pods_rl.runs.files import write_output
+from pods_rl.runs.identity import token_of
 from pods_rl.runs.progress import progress_of
 
 
@@ -35,7 +36,7 @@ def test_what_is_written_is_read(tmp_path):
         writer.write_status("finished", reason="max_seconds", step=1, seconds=0.5, elapsed=0.75)
     run = Run.open(tmp_path / "run")
     assert run.config == {"seed": 3, "learning_rate": 1e-06}
-    assert run.environment == {"device": "cpu"}
+    assert run.environment == {"device": "cpu", "run": token_of(run.path)}
     assert run.metrics == [{"step": 1, "seconds": 0.5, "reward": 0.25}]
     assert run.evals == [{"step": 0, "accuracy": 0.3}]
     assert run.status == {
@@ -206,7 +207,7 @@ def test_every_file_of_a_run_takes_any_text(tmp_path):
         writer.write_rollouts(1, columns)
         writer.write_evaluation(1, columns)
     run = Run.open(path)
-    assert run.environment == {"command": [SURROGATE], SURROGATE: 1}
+    assert run.environment == {"command": [SURROGATE], SURROGATE: 1, "run": token_of(path)}
     assert run.status["reason"] == SURROGATE
     assert run.metrics == [{SURROGATE: SURROGATE}]
     assert len(run.rollout_files()) == len(run.evaluation_files()) == 1
@@ -214,7 +215,7 @@ def test_every_file_of_a_run_takes_any_text(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_a_users_mistake(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file.*--output"):
+    with pytest.raises(UserError, match=r"file.*directory"):
         RunWriter(tmp_path / "file")
 
 

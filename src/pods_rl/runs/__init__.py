@@ -4,6 +4,7 @@ The table of files and fields is in ``docs/architecture.md`` ("Run directory").
 """
 
 from .files import EVALS, METRICS, read_jsonl, to_json, write_atomic, write_parquet
+from .record import Record
 from .run import (
     Run,
     RunInUseError,
@@ -21,6 +22,7 @@ from .run import (
 __all__ = [
     "EVALS",
     "METRICS",
+    "Record",
     "Run",
     "RunInUseError",
     "RunWriter",

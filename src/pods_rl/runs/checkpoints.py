@@ -24,6 +24,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from .files import encoded, read_mapping, to_json
+from .identity import is_of_other_run, token_of
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -137,10 +138,10 @@ def unreadable(folder: Path) -> list[str]:
 def last_good(
     checkpoints: Path, *, hashes: bool = True, check: Callable[[Path], list[str]] | None = None
 ) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint that agrees with its manifest, and why each newer one is skipped.
+    """Return the newest checkpoint of a run that agrees with its manifest, and why each newer one is skipped.
 
     Args:
-        checkpoints: ``checkpoints/`` of a run.
+        checkpoints: ``checkpoints/`` of a run. A checkpoint that was copied from another run is skipped.
         hashes: as in `verify`.
         check: returns more problems of a checkpoint that agrees with its manifest, such as `unreadable`.
 
@@ -148,8 +149,11 @@ def last_good(
         The folder, or None; lines ``checkpoint-8: <problem>``, newest first.
     """
     skipped: list[str] = []
+    token = token_of(checkpoints.parent)
     for folder in reversed(find_checkpoints(checkpoints)):
         problems = verify(folder, hashes=hashes)
+        if not problems and is_of_other_run(folder, token):
+            problems = ["it is of another run"]
         if check is not None and not problems:
             problems = check(folder)
         if not problems:

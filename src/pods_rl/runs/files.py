@@ -11,6 +11,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
@@ -185,23 +186,36 @@ def to_json(value: Any, *, indent: int | None = None, ascii_only: bool = False) 
     >>> to_json({"loss": float("nan"), "steps": (1, 2)})
     '{"loss": null, "steps": [1, 2]}'
     """
-    text = json.dumps(_plain(value), allow_nan=False, ensure_ascii=ascii_only, indent=indent)
+    text = json.dumps(plain(value), allow_nan=False, ensure_ascii=ascii_only, indent=indent)
     if ascii_only:
         text = text.replace("\x7f", "\\u007f")  # a control character, although it is ASCII
     return text
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return any value as data that JSON and YAML hold: containers, text, finite numbers, None; text for all else.
+
+    >>> plain({"seeds": {2, 1}, "rate": float("inf"), "folder": Path("a"), 3: (True,)})
+    {'seeds': [1, 2], 'rate': None, 'folder': 'a', '3': [True]}
+    """
+    if isinstance(value, Enum):
+        return plain(value.value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set)):
-        return [_plain(item) for item in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(item) for item in value), key=repr)  # in one order in every process
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist") and not isinstance(value, type):  # of numpy and torch
+        return plain(value.tolist())
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (str, int, bool)):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return str(value)  # without the class of a user, which YAML refuses
+    if isinstance(value, int):
+        return int(value)
     return str(value)
 
 

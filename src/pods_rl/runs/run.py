@@ -12,12 +12,15 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
+from uuid import uuid4
 
 from ..errors import UserError
 from ..masking import mask_secrets
 from . import files
 from .checkpoints import find_checkpoints
 from .files import number, open_own, read_jsonl, read_mapping, step_of, to_json, write_atomic, write_parquet
+from .identity import TOKEN, token_of
+from .processes import has_ended, this_process
 
 try:
     import fcntl
@@ -72,8 +75,14 @@ class Run:
 
     @property
     def state(self) -> str:
-        """running, finished, stopped or failed; ``unknown`` if status.json is missing or damaged."""
-        return str(self.status.get("state", "unknown"))
+        """running, finished, stopped or failed; killed if the process of a running one has ended on this machine.
+
+        ``unknown`` if status.json is missing or damaged.
+        """
+        state = str(self.status.get("state", "unknown"))
+        if state == "running" and has_ended(self.status.get("process")):
+            return "killed"
+        return state
 
     @property
     def step(self) -> int:
@@ -291,7 +300,7 @@ class RunWriter:
         if not _is_utf8(self.path):
             raise UserError(
                 f"{path}: the name of a run's directory must be UTF-8, since checkpoints cannot be written to others. "
-                "Choose another directory with --output."
+                "Choose another directory."
             )
         self._files: dict[str, IO[str]] = {}
         self._made = not self.path.exists()
@@ -299,9 +308,7 @@ class RunWriter:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _take_lock(self.path)
         except OSError as error:
-            raise UserError(
-                f"Cannot write to {self.path}: {error.strerror}. Choose another directory with --output."
-            ) from error
+            raise UserError(f"Cannot write to {self.path}: {error.strerror}. Choose another directory.") from error
         if not resume:
             try:
                 check_unused(self.path)
@@ -337,15 +344,25 @@ class RunWriter:
             if not is_ours:
                 raise UserError(
                     f"{path} was moved, deleted or replaced while the run was writing it. The run ends here: put it "
-                    "back, and resume from the last checkpoint with --resume."
+                    "back, and resume from the last checkpoint."
                 )
 
     def write_config(self, text: str) -> None:
         """Write ``Recipe.to_yaml()`` as ``config.yaml``."""
         write_atomic(self.path / files.CONFIG, text)
 
-    def write_environment(self, environment: Mapping[str, Any]) -> None:
-        self._write_json(files.ENVIRONMENT, environment)
+    def write_environment(self, environment: Mapping[str, Any], token: str = "") -> str:
+        """Write ``environment.json``, and return the token of the run, which it keeps or, if it is new, gets.
+
+        Args:
+            environment: the content.
+            token: of the run, if its earlier ``environment.json`` cannot be read.
+        """
+        kept = token_of(self.path)
+        if kept is None:
+            kept = token or uuid4().hex
+        self._write_json(files.ENVIRONMENT, {**environment, TOKEN: kept} if kept else environment)
+        return kept
 
     def add_to_environment(self, values: Mapping[str, Any]) -> None:
         """Add values to ``environment.json``, or replace them."""
@@ -362,7 +379,10 @@ class RunWriter:
         """
         run = Run(self.path)
         last = {"step": run.step, "seconds": run.seconds, "elapsed": run.elapsed}
-        self._write_json(files.STATUS, {"state": state, "reason": mask_secrets(reason), **last, **clocks})
+        status = {"state": state, "reason": mask_secrets(reason), **last, **clocks}
+        if state == "running":
+            status["process"] = this_process()
+        self._write_json(files.STATUS, status)
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         self._append(files.METRICS, row)
@@ -377,6 +397,12 @@ class RunWriter:
     def write_evaluation(self, step: int, columns: Mapping[str, Sequence[Any]]) -> Path:
         """Write a parquet file with a row per completion of the evaluation after a step, replacing an earlier one."""
         return write_parquet(self.path / files.EVALUATIONS / f"step-{step:06d}.parquet", columns)
+
+    def clear(self) -> None:
+        """Remove what this class wrote of an earlier run: the status last, which says that there was one."""
+        self.rewind(-1, 0)
+        for name in (files.METRICS, files.EVALS, files.CONFIG, files.ENVIRONMENT, files.STATUS):
+            (self.path / name).unlink(missing_ok=True)
 
     def rewind(self, step: int, evaluations: int) -> None:
         """Remove records after ``step``, all but the first ``evaluations``, and torn lines, so that it can resume."""
@@ -476,8 +502,8 @@ def _take_lock(path: Path) -> IO[str]:
     except (BlockingIOError, PermissionError):
         file.close()
         raise RunInUseError(
-            f"{path} is in use: {holder or 'another process'} is writing this run. Wait for it, or choose "
-            "another --output."
+            f"{path} is in use: {holder or 'another process'} is writing this run. Wait for it, or choose another "
+            "directory."
         ) from None
     file.truncate(0)
     file.write(f"process {os.getpid()}")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..distributed.signals import Stop
 from ..errors import Interrupted, UserError, exit_reason
@@ -47,19 +46,6 @@ class Context:
         self.writer.write_config(self.recipe.to_yaml())
         self.writer.write_status("running", reason="loading")
         clean(self.output / CHECKPOINTS)
-
-    def begin_training(self, environment: Mapping[str, Any], *, step: int, evaluations: int) -> None:
-        """Write that the run begins to train, and in which environment.
-
-        Args:
-            environment: the content of `environment.json`.
-            step: after which it begins. Records of later steps are removed.
-            evaluations: that it keeps.
-        """
-        self.begin()
-        if self.writer:
-            self.writer.write_environment(environment)
-            self.writer.rewind(step, evaluations)
 
     @contextmanager
     def status_at_end(self) -> Iterator[None]:

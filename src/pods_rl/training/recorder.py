@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -18,8 +17,9 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from ..distributed.processes import alone, gather
 from ..errors import Interrupted, UserError
 from ..evaluation import Evaluation
-from ..runs import speed
+from ..runs import Record
 from ..runs.files import TRACKING
+from ..runs.identity import keep_state, kept_state
 from ..text import console, safe_text
 from .context import Context
 from .display import Watcher
@@ -27,9 +27,7 @@ from .display import Watcher
 if TYPE_CHECKING:
     from .trainer import RunTrainer
 
-_NOT_A_STEP = "train_runtime"  # only in TRL's closing summary
 _EVALUATION = "eval_prompts"  # only in the log of an evaluation
-_STATE = "pods_recorder"  # the key of our state in the trainer state of a checkpoint
 # where each tracker writes, below `tracking/`; by default the working directory, and trackio a cache
 _FOLDERS = {
     "TENSORBOARD_LOGGING_DIR": "tensorboard",
@@ -66,8 +64,6 @@ class Recorder(TrainerCallback):
         evaluate: Callable[[int], Evaluation] | None,
         ledger: Callable[[], dict[str, list[Any]] | None],
     ) -> None:
-        self.step = 0
-        self.seconds = 0.0  # the training clock at the last step
         self.stop_reason: str | None = None
         self.stopped_by: str | None = None
         self.saved_step: int | None = None
@@ -83,32 +79,27 @@ class Recorder(TrainerCallback):
         self._max_seconds: float | None = settings["max_seconds"]
         self._eval_seconds: float | None = settings["eval_seconds"]
         self._save_seconds: float | None = settings["save_seconds"]
-        self._ledger_every: int = settings["ledger_every"]
-        self._started = time.perf_counter()
-        self._clock_since: float | None = None  # when it was last started; None while it is paused
+        self._record = Record(context.writer, clock=trainer.args.clock, rollouts_every=settings["ledger_every"])
         self._begun = False
         self._attention: str | None = None  # as environment.json has it
-        self._evaluated: list[tuple[int, float]] = []  # step and `due` of each
         self._ledger_watcher = Watcher("the ledger of rollouts")
         self._tables = Watcher("a file of rollouts or completions", raises=(OSError, UserError))
 
-    def _now(self) -> float:
-        return time.process_time() if self._trainer.args.clock == "cpu" else time.perf_counter()
+    @property
+    def step(self) -> int:
+        """The steps made."""
+        return self._record.step
 
-    def _clocks(self) -> dict[str, float]:
-        """Return the training clock at the last step, and the wall clock, which includes the run before a resume."""
-        return {"seconds": self.seconds, "elapsed": time.perf_counter() - self._started}
+    @property
+    def seconds(self) -> float:
+        """The training clock at the last step."""
+        return self._record.seconds
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.step = state.global_step
         self.saved_step = state.global_step
         self._shown.expect_steps(state.max_steps)
-        saved = state.stateful_callbacks.get(_STATE)
-        if saved:
-            self.seconds = saved["seconds"]
-            self._started -= saved["elapsed"]
-            self._evaluated = [(step, due) for step, due in saved["evaluated"]]
-        self._context.begin_training(self._environment, step=self.step, evaluations=len(self._evaluated))
+        self._context.begin()
+        self._record.begin(self._environment, step=state.global_step, saved=kept_state(state.stateful_callbacks))
         self.stop_reason = self._budget_spent()
         if self.stop_reason:
             control.should_training_stop = True
@@ -119,24 +110,23 @@ class Recorder(TrainerCallback):
     def _evaluate_before_steps(self) -> None:
         """Run the evaluation at the start of a run, or the one that a stop interrupted."""
         due = self.seconds // self._eval_seconds * self._eval_seconds if self._eval_seconds else 0.0
-        last_due = max((evaluated_due for _, evaluated_due in self._evaluated), default=-1.0)
+        last_due = max((evaluated_due for _, evaluated_due in self._record.evaluated), default=-1.0)
         if due > last_due:
             self._run_evaluation(due)
 
     # The order of an epoch's prompts, which takes seconds for a million of them, is not on the clock.
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
-        self._clock_since = None
+        self._record.drop_clock()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        if self._clock_since is None:
-            self._clock_since = self._now()
+        self._record.start_clock()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._writer:
             self._writer.check()
         before = self.seconds
-        self.step = state.global_step
+        self._record.step = state.global_step
         self._read_clock_and_signals()
         self._write_attention()
         self._write_ledger()
@@ -147,21 +137,19 @@ class Recorder(TrainerCallback):
         if self.stop_reason:
             control.should_training_stop = True
         # Not an ExportableState: transformers would build a new recorder from it, without a run directory.
-        state.stateful_callbacks[_STATE] = self._clocks() | {"evaluated": self._evaluated}
+        keep_state(state.stateful_callbacks, self._record.state())
         if self.stopped_by or self._passed(self._save_seconds, before):
             control.should_save = True
         if not control.should_save:  # else `on_save` restarts the clock
-            self._clock_since = self._now()
+            self._record.start_clock()
 
     def _read_clock_and_signals(self) -> None:
-        """Pause the clock, and take its time from the first process and a signal from any of them."""
-        assert self._clock_since is not None
-        seconds = self.seconds + self._now() - self._clock_since
-        self._clock_since = None
+        """Stop the clock, and take its time from the first process and a signal from any of them."""
+        self._record.stop_clock()
         self.stopped_by = None
         # a signal may reach one process of several
-        of_processes = gather([(seconds, self._stop.reason)])
-        self.seconds, _ = of_processes[0]
+        of_processes = gather([(self.seconds, self._stop.reason)])
+        self._record.seconds, _ = of_processes[0]
         for _, reason in of_processes:
             if reason:
                 self.stopped_by = reason
@@ -169,7 +157,7 @@ class Recorder(TrainerCallback):
 
     def on_save(self, *_: Any, **__: Any) -> None:
         self.saved_step = self.step
-        self._clock_since = self._now()
+        self._record.start_clock()
 
     def _passed(self, period: float | None, before: float) -> bool:
         """Return whether the clock has passed a multiple of `period` since the time `before`."""
@@ -183,14 +171,14 @@ class Recorder(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        if logs is None or _NOT_A_STEP in logs or _EVALUATION in logs:
+        if logs is None or _EVALUATION in logs:
+            return
+        row = self._record.write_step(logs)
+        if row is None:
             return
         # metrics.jsonl has every row; TRL's own list would grow in memory and in every checkpoint.
         del state.log_history[:-1]
-        logs |= self._clocks()  # the trackers, which come next, get them too
-        row = {"step": self.step, **self._clocks(), **logs}
-        if self._writer:
-            self._writer.append_metrics(row)
+        logs |= {name: row[name] for name in ("seconds", "elapsed")}  # the trackers, which come next, get them too
         self._shown.step(row)
         if self._stop.reason and not self.stopped_by and alone():  # the signal came after the step: start no new one
             self.stopped_by = self._stop.reason
@@ -199,14 +187,13 @@ class Recorder(TrainerCallback):
             control.should_save = True
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        evaluated_steps = [step for step, _due in self._evaluated]
+        evaluated_steps = [step for step, _due in self._record.evaluated]
         if not self.stopped_by and self.step not in evaluated_steps[-1:]:
             self._run_evaluation(due=self._due_at_the_end())
 
     def write_status(self, state: str, reason: str | None = None) -> None:
         """Write ``status.json`` with the current step and clocks."""
-        if self._writer:
-            self._writer.write_status(state, reason=reason, step=self.step, **self._clocks())
+        self._record.write_status(state, reason)
 
     def _budget_spent(self) -> str | None:
         if self._max_seconds and self.seconds >= self._max_seconds:
@@ -227,19 +214,15 @@ class Recorder(TrainerCallback):
         try:
             # several processes evaluate together: if one left, the others would hang
             with self._stop.at_once() if alone() else nullcontext():
-                result = self._evaluate(len(self._evaluated))
+                result = self._evaluate(len(self._record.evaluated))
         except Interrupted as interrupt:
             if not self._begun:
                 raise  # no new step to save
             self.stopped_by = str(interrupt)
             return
-        self._evaluated.append((self.step, due))
-        check = {speed.FIELD: speed.fixed_work(self._now)}
-        row = {"step": self.step, "due": due, **self._clocks(), **result.row(), **check}
-        if self._writer:
-            self._writer.append_eval(row)
-            if result.answers:
-                self._tables.attempt(self._writer.write_evaluation, self.step, result.columns())
+        row = self._record.write_evaluation(due, result.row())
+        if self._writer and result.answers:
+            self._tables.attempt(self._writer.write_evaluation, self.step, result.columns())
         self._trainer.log_evaluation(row)
         self._shown.evaluation(row)
         self.write_status("running")
@@ -252,7 +235,7 @@ class Recorder(TrainerCallback):
             self._attention = attention
 
     def _write_ledger(self) -> None:
-        if self._ledger_every and (self.step == 1 or self.step % self._ledger_every == 0):
+        if self._record.wants_rollouts():
             columns = self._ledger_watcher.attempt(
                 self._ledger
             )  # of all processes together: it raises on all or on none
