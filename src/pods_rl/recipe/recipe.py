@@ -21,6 +21,7 @@ from ..errors import UserError
 from ..masking import mask_secrets
 from ..packages import brought
 from ..policies import SHIPPED
+from ..runs.identity import FREE
 from ..text import describe, short, suggest
 from ..yaml_files import Origin, dump_yaml
 from .catalog import local_path, looks_like_path, read_recipe
@@ -51,26 +52,6 @@ _ENDLESS_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt", None) 
 DATA_KEYS = ("dataset_name", "dataset_test_name", "task")  # the keys that may name data on the hub
 _UNAUTHORISED = 401  # the hub's status for a wrong token
 _HUB_TIMEOUT = 1.5  # seconds; a slow hub may still answer the loaders
-
-# What may change between a checkpoint and the run that resumes from it: how long, what is logged and kept, where data
-# lie, how fast. Every other key decides weights, rollouts, rewards or their order, and belongs to the checkpoint.
-FREE = frozenset((
-    # how long
-    "max_steps", "num_train_epochs", "max_seconds",
-    # evaluation, the ledger, checkpoints (not the size of the test split, which belongs to the task)
-    "eval_seconds", "eval_prompts", "eval_repeats", "eval_temperature", "eval_batch_size", "ledger_every",
-    "save_seconds", "save_steps", "save_strategy", "save_total_limit", "save_on_each_node",
-    # what is logged, and where
-    "logging_steps", "logging_strategy", "logging_first_step", "log_level", "log_level_replica", "log_on_each_node",
-    "log_completions", "num_completions_to_print", "log_unique_prompts", "disable_tqdm", "report_to", "run_name",
-    "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "log_completions_hub_repo",
-    "skip_memory_metrics", "push_to_hub", "hub_model_id", "hub_private_repo", "hub_revision",
-    # where data lie, and the machine
-    "data_dir", "threads", "use_cpu", "dataloader_num_workers", "dataloader_pin_memory",
-    "dataloader_prefetch_factor", "dataloader_persistent_workers", "torch_empty_cache_steps", "ddp_timeout",
-    "vllm_gpu_memory_utilization", "vllm_server_base_url", "vllm_server_host", "vllm_server_port",
-    "vllm_server_timeout", "vllm_group_port", "vllm_enable_sleep_mode",
-))  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,34 @@ _TRAINER_STATE = "trainer_state.json"
 _STATE = "pods_recorder"  # the key of a run's state in the trainer state of a checkpoint
 
 
+# What may change between a checkpoint and the run that resumes from it: how long, what is logged and kept, where data
+# lie, how fast. Every other key decides weights, rollouts, rewards or their order, and belongs to the checkpoint.
+FREE = frozenset((
+    # how long
+    "max_steps", "num_train_epochs", "max_seconds",
+    # evaluation, the ledger, checkpoints (not the size of the test split, which belongs to the task)
+    "eval_seconds", "eval_prompts", "eval_repeats", "eval_temperature", "eval_batch_size", "ledger_every",
+    "save_seconds", "save_steps", "save_strategy", "save_total_limit", "save_on_each_node",
+    # what is logged, and where
+    "logging_steps", "logging_strategy", "logging_first_step", "log_level", "log_level_replica", "log_on_each_node",
+    "log_completions", "num_completions_to_print", "log_unique_prompts", "disable_tqdm", "report_to", "run_name",
+    "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "log_completions_hub_repo",
+    "skip_memory_metrics", "push_to_hub", "hub_model_id", "hub_private_repo", "hub_revision",
+    # where data lie, and the machine
+    "data_dir", "threads", "use_cpu", "dataloader_num_workers", "dataloader_pin_memory",
+    "dataloader_prefetch_factor", "dataloader_persistent_workers", "torch_empty_cache_steps", "ddp_timeout",
+    "vllm_gpu_memory_utilization", "vllm_server_base_url", "vllm_server_host", "vllm_server_port",
+    "vllm_server_timeout", "vllm_group_port", "vllm_enable_sleep_mode",
+))  # fmt: skip
+# more of them, which are arguments of a script only
+_FREE_OF_SCRIPTS = frozenset((
+    "output_dir", "do_train", "do_eval", "eval_strategy", "eval_steps", "eval_delay", "eval_on_start",
+    "eval_accumulation_steps", "per_device_eval_batch_size", "num_generations_eval", "prediction_loss_only",
+    "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "hub_token", "hub_strategy",
+    "hub_always_push", "resume_from_checkpoint",
+))  # fmt: skip
+
+
 def token_of(run: Path) -> str | None:
     """Return the token of a run; empty if it has none, None if there is no readable `environment.json`."""
     environment = read_mapping(run / ENVIRONMENT)
@@ -72,3 +100,22 @@ def check_token(run: Path, step: int, token: str) -> None:
             f"{run} holds another run than the one that saved the checkpoint of step {step}. Its records stay as they "
             "are. Choose the directory of the run that saved the checkpoint, or a new one."
         )
+
+
+def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any], *, all_keys: bool = True) -> list[str]:
+    """Return each setting of a script that differs from those of the run that it continues, with both values.
+
+    Args:
+        saved: `config.yaml` of the run.
+        now: of the script, as plain data.
+        all_keys: also compare what only one of the two has. Earlier versions wrote settings that follow from others.
+
+    >>> changed_settings({"seed": 1, "max_steps": 4}, {"seed": 2, "max_steps": 8})
+    ['seed (saved 1, now 2)']
+    """
+    keys = {**saved, **now} if all_keys else [key for key in now if key in saved]
+    changes = []
+    for key in keys:
+        if key not in FREE | _FREE_OF_SCRIPTS and saved.get(key) != now.get(key):
+            changes.append(f"{key} (saved {saved.get(key)}, now {now.get(key)})")
+    return changes

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from . import speed
 from .files import STATUS, number
 from .identity import check_token
 from .run import RunWriter

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from ..errors import UserError
 from ..masking import mask_secrets
-from . import files
+from . import files, speed
 from .checkpoints import find_checkpoints
 from .files import number, open_own, read_jsonl, read_mapping, step_of, to_json, write_atomic, write_parquet
 from .identity import TOKEN, token_of
@@ -28,6 +28,7 @@ except ImportError:  # Windows has no fcntl: a second writer is not detected the
     fcntl = None  # type: ignore[assignment]
 
 _LOCK = ".lock"
+_MOMENT = ("step", "due", "seconds", "elapsed", speed.FIELD)  # the fields of an evaluation that say when it was
 _DYING_SECONDS = 30.0  # that the last threads of a killed run may take to end, and to give its lock back
 
 
@@ -71,7 +72,8 @@ class Run:
 
     @cached_property
     def evals(self) -> list[dict[str, Any]]:
-        return list(read_jsonl(self.path / files.EVALS, self.skipped[files.EVALS]))
+        """The evaluations. The lines of several evaluation sets at one step are one evaluation (`_join_sets`)."""
+        return _join_sets(list(read_jsonl(self.path / files.EVALS, self.skipped[files.EVALS])))
 
     @property
     def state(self) -> str:
@@ -144,6 +146,33 @@ class Run:
     def final_checkpoint(self) -> Path | None:
         path = self.path / files.CHECKPOINTS / "final"
         return path if path.is_dir() else None
+
+
+def _join_sets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return lines of `evals.jsonl` with those of several evaluation sets at one step joined into one.
+
+    The fields of a set are called ``<set>/<field>``. ``reward`` is the mean over the sets, if all were evaluated.
+
+    >>> rows = [{"step": 4, "due": 2.0, "set": name, "reward": reward} for name, reward in (("a", 0.5), ("b", 1.0))]
+    >>> _join_sets(rows)
+    [{'step': 4, 'due': 2.0, 'a/reward': 0.5, 'b/reward': 1.0, 'reward': 0.75}]
+    """
+    names = dict.fromkeys(str(row["set"]) for row in rows if "set" in row)
+    joined: list[dict[str, Any]] = []
+    for row in rows:
+        if "set" not in row:
+            joined.append(row)
+            continue
+        if not joined or "step" not in row or joined[-1].get("step") != row["step"]:
+            joined.append({name: row[name] for name in _MOMENT if name in row})
+        for name, value in row.items():
+            if name not in (*_MOMENT, "set"):
+                joined[-1][f"{row['set']}/{name}"] = value
+    for row in joined if names else ():
+        rewards = [row.get(f"{name}/reward") for name in names]
+        if all(isinstance(reward, (int, float)) for reward in rewards):
+            row["reward"] = sum(map(number, rewards)) / len(rewards)
+    return joined
 
 
 def _real(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -101,6 +102,7 @@ class PODSConfig(GRPOConfig):
     dynamic_sampling_rounds: int = 3
 
     def __post_init__(self) -> None:
+        given = self._unwrapped_values()
         # Before TRL's own checks, which know nothing of n and name other keys.
         batch_plan(vars(self))
         check_bounds(vars(self), fields(self))
@@ -123,6 +125,34 @@ class PODSConfig(GRPOConfig):
         if self.skip_zero_advantage_steps is None:
             self.skip_zero_advantage_steps = self.num_rollouts > self.num_generations
         check_rule(self.rule)
+        from ...runs import place_of  # not with this module: a script that only trains does not need the package
+
+        if self.output_dir is not None:  # a reward may change the working directory
+            self.output_dir = str(place_of(Path(self.output_dir)))
+        self._replaced = {}
+        for name, value in given.items():
+            if getattr(self, name) is not value:
+                self._replaced[name] = (value, getattr(self, name))
+
+    def _unwrapped_values(self) -> dict[str, Any]:
+        """Return the values of all fields. Those of numpy and torch become Python's: checkpoints hold them as JSON."""
+        values = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if hasattr(value, "tolist") and not isinstance(value, type):
+                value = value.tolist()
+                setattr(self, field.name, value)
+            values[field.name] = value
+        return values
+
+    def replaced(self) -> dict[str, Any]:
+        """Return what the user gave for each argument that the constructor has replaced, such as None.
+
+        One that the user has changed since is not in it.
+
+        >>> PODSConfig("out", num_rollouts=16, use_cpu=True, bf16=False).replaced()["skip_zero_advantage_steps"]
+        """
+        return {name: given for name, (given, value) in self._replaced.items() if getattr(self, name) is value}
 
     def _check_generation(self) -> None:
         """Raise UserError for arguments that `generate` does not have, or that its own check refuses."""

@@ -28,7 +28,7 @@ from . import compat
 from .batching import BatchPlan, Shares, batch_plan
 from .compat import Batch, Completions, Generated, LogProbs, Tokenized, TypedGRPOTrainer
 from .config import PAPER, PODSConfig, check_prompts, group_sizes
-from .guarded.checkpoints import OPTIMIZER, WEIGHTS, ExactResume, load_renamed, restoring
+from .guarded.checkpoints import OPTIMIZER, WEIGHTS, ExactResume, check_output_dir, load_renamed, restoring
 from .guarded.rewards import CheckedRewards
 from .guarded.stability import Stability
 from .selecting.advantages import drop_zero_counters, gather_advantages, log_generation, set_advantages
@@ -348,6 +348,8 @@ class PODSTrainer(TypedGRPOTrainer):
             args = PODSConfig(f"{name.split('/')[-1]}-PODS")
             arguments["args"] = args
         compat.refuse_unsupported(arguments)
+        if args.output_dir is not None:
+            check_output_dir(args.output_dir)
         with compat.room_in_vllm(sequences_at_once(args)):
             super().__init__(**arguments)
         compat.warn_of_lossy_cast(self)
@@ -480,14 +482,25 @@ class PODSTrainer(TypedGRPOTrainer):
 
     @contextmanager
     def _reporting_errors(self) -> Iterator[None]:
-        """Inside, an exception is passed to callbacks with `on_train_error`: transformers has no such event."""
+        """Inside, an exception is passed to callbacks with `on_train_error`: transformers has no such event.
+
+        That of a full disk becomes a UserError.
+        """
         try:
             yield
         except BaseException as error:
             for callback in self.callback_handler.callbacks:
                 if hasattr(callback, "on_train_error"):
                     callback.on_train_error(error, self.state)
-            raise
+            from ...runs.files import write_failure
+
+            full = write_failure(error)
+            if full is None or isinstance(error, UserError):
+                raise
+            raise UserError(
+                f"Cannot write to {getattr(error, 'filename', None) or self.args.output_dir}: {full}. Free some space, "
+                "then continue from the last checkpoint with resume_from_checkpoint=True."
+            ) from error
 
     @override
     def _run_epoch(self, **kwargs: Any) -> None:  # transformers calls it by keyword

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -74,6 +75,8 @@ class ExactResume:
         Raises:
             UserError: it is incomplete, or cannot be resumed here.
         """
+        from ....runs import place_of
+
         self._resumed = None
         if not wanted:
             return None
@@ -83,8 +86,8 @@ class ExactResume:
         if problem:
             raise UserError(problem)
         self._refuse_inexact(checkpoint)
-        self._resumed = checkpoint
-        return str(checkpoint)
+        self._resumed = place_of(checkpoint)  # a callback may change the working directory
+        return str(self._resumed)
 
     def _find(self, wanted: str | bool) -> tuple[Path | None, str | None]:
         """Return the checkpoint, or the problem with it."""
@@ -310,6 +313,20 @@ def _draw_orders(dataloader: Any, epochs: int) -> None:
         return
     for _ in range(epochs):
         next(iter(batches.sampler), None)
+
+
+def check_output_dir(folder: str) -> None:
+    """Raise UserError if checkpoints cannot be written to a folder, before the first step and not at the first save."""
+    path = Path(folder)
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    problem = None
+    if not path.is_dir():
+        problem = f"{path} is not a directory"
+    elif not os.access(path, os.W_OK | os.X_OK):
+        problem = f"{path} cannot be written to"
+    if problem:
+        raise UserError(f"output_dir = {folder}: {problem}. Choose another folder for checkpoints.")
 
 
 def _is_sharded(trainer: TRLTrainer) -> bool:

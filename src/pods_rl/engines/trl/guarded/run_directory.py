@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import re
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import MISSING, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ....distributed.processes import versions
+from ....distributed.processes import gather, versions
 from ....errors import UserError
 from ....masking import mask_secrets
-from ....runs import Run, RunWriter, is_run
+from ....runs import Record, Run, RunWriter, is_run, last_clocks, place_of
+from ....runs.checkpoints import find_checkpoints
 from ....runs.environment import git_commit, processor_name
-from ....runs.files import METRICS, last_row, number
+from ....runs.files import CONFIG, EXPERIMENT, plain
+from ....runs.identity import changed_settings, check_token, is_of_other_run, keep_state, kept_state, token_of
+from ....selection.rules import rule_name
 from ....text import counted
 from ....yaml_files import dump_yaml
 from ..selecting.record import gather_columns
@@ -28,28 +34,41 @@ if TYPE_CHECKING:
     from ..config import PODSConfig
     from ..trainer import PODSTrainer
 
-_SUMMARY = "train_runtime"  # only in the log with which transformers ends
-_NO_SETTINGS = ("output_dir", "accelerator_config")  # a folder, and what transformers always fills in
+_NO_SETTINGS = ("output_dir", "logging_dir")
 _ALWAYS = ("seed", "learning_rate", "num_train_epochs", "max_completion_length", "loss_type")  # in config.yaml
+_EVAL_SET = re.compile(r"eval_(?:(.+)_)?runtime")  # with one of several evaluation sets, transformers logs its name
+_NEW = "give RunDirectory a new directory"
+
+logger = logging.getLogger(__name__)
 
 
 class RunDirectory(TrainerCallback):
     """Write a run directory while a script trains: settings, environment, metrics and rollouts.
 
     Add it to the trainer before `train`. `pods report DIRECTORY` draws it, and `pods watch DIRECTORY` while it trains.
-    If the trainer evaluates (`eval_strategy`), the mean reward of each evaluation is the score of the report. A resumed
-    training continues the directory, without what it had written after the checkpoint.
+    If the trainer evaluates (`eval_strategy`), the mean reward of each evaluation is the score of the report.
+
+    A training that resumes from a checkpoint continues the directory of the run that saved it, without what was
+    written after the checkpoint. It is refused, and nothing is removed, if the directory holds another run, or if
+    settings or the policy have changed since. In a new directory it begins a new run.
+
+    If a file cannot be written while it trains (a full disk, a folder that was deleted), the training saves a
+    checkpoint, ends after its next step and raises UserError.
 
     The training clock (`seconds`) counts steps, and not evaluations, logging or saving.
 
     Args:
         trainer: a PODSTrainer. With several processes, each has one of these, and the first one writes.
-        path: the directory; it is made. One that holds a run already is refused when training begins, unless training
-            resumes from a checkpoint.
+        path: the directory; it is made.
         rollouts_every: steps between those whose rollouts are written, from step 1 on. If 0, no rollouts are written.
+        overwrite: if training begins with its first step, remove the files of an earlier run of a script in the
+            directory. A run of `pods train` is never removed.
+        allow_changes: continue a run although its settings or the name of its policy have changed.
 
     Raises:
         TypeError: `trainer` is not a PODSTrainer.
+        UserError: the directory cannot be written, another process writes it, or it holds a run that this training
+            can neither continue nor overwrite. What depends on the checkpoint is refused when training begins.
 
     Example::
 
@@ -57,51 +76,163 @@ class RunDirectory(TrainerCallback):
         trainer.train()
     """
 
-    def __init__(self, trainer: PODSTrainer, path: str | Path, *, rollouts_every: int = 10) -> None:
+    def __init__(
+        self,
+        trainer: PODSTrainer,
+        path: str | Path,
+        *,
+        rollouts_every: int = 10,
+        overwrite: bool = False,
+        allow_changes: bool = False,
+    ) -> None:
         if not hasattr(trainer, "rollouts"):  # its class would be loaded with this module
             raise TypeError(f"RunDirectory records a PODSTrainer: got {type(trainer).__name__}.")
-        self.path = Path(path)
+        self.path = place_of(Path(path))
         self._trainer = trainer
+        self._overwrite = overwrite
+        self._allow_changes = allow_changes
         self._rollouts_every = rollouts_every
-        self._writer: RunWriter | None = None  # of the first process, while it trains
-        self._seconds = 0.0
-        self._started = 0.0
-        self._step_began = 0.0
+        self._record = Record(None)
+        self._problem: str | None = None  # why nothing more is written
+        self._rollouts_failed = False
+        self._on_first_process(self._check_place)
+
+    def _on_first_process(self, work: Callable[[], None]) -> None:
+        """Do what only the process that writes can do; raise its UserError on every process, so that none waits."""
+        problem = None
+        if self._trainer.is_world_process_zero():
+            try:
+                work()
+            except UserError as error:
+                problem = str(error)
+        problem = gather([problem])[0]
+        if problem is not None:
+            raise UserError(problem)
+
+    # -- whose directory it is -----------------------------------------------------------------------------------------
+
+    def _check_place(self) -> None:
+        """Raise UserError, before anything is trained, for a directory that this training cannot use in any case."""
+        RunWriter(self.path, resume=True).close()  # raises if it cannot be written, or another process writes it
+        if (self.path / EXPERIMENT).exists():
+            raise UserError(f"{self.path} holds an experiment of `pods compare`: {_NEW}.")
+        if not is_run(self.path):
+            return
+        self._check_run(Run(self.path))
+
+    def _check_run(self, run: Run) -> None:
+        """Raise UserError for a run that no training with this trainer can continue or overwrite."""
+        if "task" in run.config:
+            raise UserError(
+                f"{self.path} holds a run of `pods train` ({run.state}): {_NEW}, or continue that run with: pods train "
+                f"--output {self.path} --resume"
+            )
+        if run.state == "unknown":
+            raise UserError(f"{self.path} has a {CONFIG}, and no run has written it: {_NEW}.")
+        if not self._overwrite and self._last_checkpoint() is None:
+            raise UserError(
+                f"{self.path} holds a run ({run.state} at step {_last_step(run)}), and there is no checkpoint to "
+                f"continue it from in {self._trainer.args.output_dir}. To start again, {_NEW}, or remove the run with "
+                "overwrite=True."
+            )
+
+    def _last_checkpoint(self) -> Path | None:
+        """Return the newest checkpoint of the run in the directory; None if it has none in the folders it may be in."""
+        token = token_of(self.path)
+        for folder in (self._trainer.args.output_dir, Run(self.path).environment.get("output_dir")):
+            for checkpoint in reversed(find_checkpoints(Path(str(folder)))):
+                if not is_of_other_run(checkpoint, token):
+                    return checkpoint
+        return None
+
+    def _claim(self, state: TrainerState, writer: RunWriter) -> list[str]:
+        """Make the directory that of this training: continue its run, overwrite it, or raise UserError.
+
+        Return each setting that has changed since a run that is continued, and is allowed to.
+        """
+        if not is_run(self.path):
+            return []
+        self._check_run(Run(self.path))
+        run = Run(self.path)
+        if not state.global_step:
+            if not self._overwrite:
+                checkpoint = self._last_checkpoint()
+                raise UserError(
+                    f"{self.path} already holds a run ({run.state} at step {_last_step(run)}). Continue it with "
+                    f'trainer.train(resume_from_checkpoint="{checkpoint}"), {_NEW}, or remove the run with '
+                    "overwrite=True."
+                )
+            writer.clear()
+            return []
+        saved = kept_state(state.stateful_callbacks)
+        check_token(self.path, state.global_step, str(saved.get("token") or ""))
+        recorded_step = saved.get("step", state.global_step)
+        if recorded_step != state.global_step:
+            raise UserError(
+                f"{self.path} ends at step {recorded_step}, and the checkpoint is of step {state.global_step}: the "
+                f"steps between were trained without RunDirectory. Resume from an earlier checkpoint, or {_NEW}."
+            )
+        changes = changed_settings(run.config, self._settings(), all_keys=bool(token_of(self.path)))
+        if changes and not self._allow_changes:
+            raise UserError(
+                f"{self.path} has other settings than this training: {', '.join(changes)}. Restore them, {_NEW}, or "
+                "continue with the changes with allow_changes=True."
+            )
+        return changes
+
+    # -- events of the trainer -----------------------------------------------------------------------------------------
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._started = time.perf_counter()
-        self._seconds = 0.0
-        if not state.is_world_process_zero:
-            return
-        resumes = state.global_step > 0
-        if not resumes and is_run(self.path):
-            raise UserError(
-                f"{self.path} already holds a run ({Run(self.path).state}). Choose another directory, or continue its "
-                "training with trainer.train(resume_from_checkpoint=True)."
-            )
-        self._writer = RunWriter(self.path, resume=resumes)
-        if resumes:
-            # What was written after the checkpoint comes again.
-            self._writer.rewind(state.global_step, len(Run(self.path).evals))
-            row = last_row(self.path / METRICS)
-            self._seconds = number(row.get("seconds"))
-            self._started -= number(row.get("elapsed"))  # as if the run had never ended
-        self._writer.write_config(dump_yaml(settings_of(self._trainer)))
-        self._writer.write_environment(environment_of(self._trainer))
-        self._write_status("running", state)
+        self._problem = None
+        self._record = Record(None, clock=self._trainer.args.clock, rollouts_every=self._rollouts_every)
+        self._on_first_process(partial(self._begin, state))
+
+    def _begin(self, state: TrainerState) -> None:
+        writer = RunWriter(self.path, resume=True)
+        try:
+            changes = self._claim(state, writer)
+            environment = environment_of(self._trainer)
+            if state.global_step:
+                environment["resumed"] = [f"resumes from step {state.global_step}", *changes]
+            self._record.writer = writer
+            self._record.begin(environment, step=state.global_step, saved=kept_state(state.stateful_callbacks))
+            self._record.write_status("running")
+            writer.write_config(dump_yaml(self._settings()))
+        except OSError as error:
+            writer.close()
+            raise UserError(self._cannot_write(error)) from error
+        except BaseException:
+            writer.close()
+            raise
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self._step_began = time.perf_counter()
+        self._record.start_clock()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._seconds += time.perf_counter() - self._step_began
-        step = state.global_step
-        record = self._trainer.rollouts
-        if record is None or not self._rollouts_every or (step > 1 and step % self._rollouts_every):
+        self._record.stop_clock()
+        self._record.step = state.global_step
+        keep_state(state.stateful_callbacks, self._record.state())
+        with self._until_a_problem():
+            if self._record.writer:
+                self._record.writer.check()
+        self._write_rollouts()
+        # A problem of the first process ends the training on all of them.
+        if gather([self._problem])[0] is not None:
+            control.should_training_stop = True
+            control.should_save = True
+
+    def _write_rollouts(self) -> None:
+        """Write the rollouts of a step. Values that Parquet cannot hold end these files, and not the training."""
+        if self._trainer.rollouts is None or not self._record.wants_rollouts():
             return
-        columns = gather_columns(record)  # on every process
-        if self._writer and columns:  # of the first process
-            self._writer.write_rollouts(step, columns)
+        try:
+            columns = gather_columns(self._trainer.rollouts)  # on every process
+            if self._record.writer and columns and not self._rollouts_failed:
+                with self._until_a_problem():
+                    self._record.writer.write_rollouts(self._record.step, columns)
+        except Exception as error:
+            self._rollouts_failed = True
+            logger.warning("RunDirectory writes no more rollouts: %s: %s", type(error).__name__, error)
 
     def on_log(
         self,
@@ -111,63 +242,105 @@ class RunDirectory(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        if self._writer is None or logs is None or _SUMMARY in logs:
+        if logs is None or self._record.writer is None:
             return
-        row = {"step": state.global_step, **self._clocks()}
-        if "eval_reward" in logs:  # of an evaluation; others have the metrics of a step, or neither
-            self._writer.append_eval({**row, "due": self._seconds, **_scores(logs)})
-        elif "loss" in logs:
-            self._writer.append_metrics({**row, **logs})
-        self._write_status("running", state)
+        with self._until_a_problem():
+            if "eval_reward" in logs:  # of an evaluation; others have the metrics of a step, or neither
+                self._record.write_evaluation(self._record.seconds, _scores(logs))
+                keep_state(state.stateful_callbacks, self._record.state())
+            elif "loss" in logs:
+                self._record.write_step(logs)
+            self._record.write_status("running")
+
+    @contextmanager
+    def _until_a_problem(self) -> Iterator[None]:
+        """Inside, an error of a file ends the record, and no more is written."""
+        try:
+            yield
+        except OSError as error:
+            self._drop(self._cannot_write(error))
+        except UserError as error:
+            self._drop(str(error))
+
+    def _cannot_write(self, error: OSError) -> str:
+        return (
+            f"Cannot write to {error.filename or self.path}: {error.strerror or error}. Make the directory writable, "
+            "then continue with trainer.train(resume_from_checkpoint=True)."
+        )
+
+    def _drop(self, problem: str) -> None:
+        """Write no more, because of a problem."""
+        self._problem = problem
+        with suppress(OSError):
+            if self.path.is_dir():
+                self._record.write_status("stopped", problem)
+        self._close()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._end("finished", "training ended", state)
+        self._end("finished", "training ended")
+        if self._problem is not None:
+            raise UserError(self._problem)
 
     def on_train_error(self, error: BaseException, state: TrainerState) -> None:
         """Write that an exception has ended the training; `PODSTrainer.train` calls this."""
         status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-        self._end(status, f"{type(error).__name__}: {error}", state)
+        self._end(status, f"{type(error).__name__}: {error}")
 
-    def _end(self, status: str, reason: str, state: TrainerState) -> None:
-        if self._writer is None:
-            return
-        self._write_status(status, state, reason)
-        self._writer.close()
-        self._writer = None
+    def _end(self, status: str, reason: str) -> None:
+        with self._until_a_problem():
+            self._record.write_status(status, reason)
+        self._close()
 
-    def _write_status(self, status: str, state: TrainerState, reason: str | None = None) -> None:
-        assert self._writer is not None
-        self._writer.write_status(status, reason=reason, step=state.global_step, **self._clocks())
+    def _close(self) -> None:
+        if self._record.writer:
+            self._record.writer.close()
+            self._record.writer = None
 
-    def _clocks(self) -> dict[str, float]:
-        return {"seconds": self._seconds, "elapsed": time.perf_counter() - self._started}
+    def _settings(self) -> dict[str, Any]:
+        return settings_of(self._trainer)
+
+
+def _last_step(run: Run) -> int:
+    """Return the last step of which a run has metrics; a killed run has not written it into its status."""
+    return int(last_clocks(run.path).get("step", run.step))
 
 
 def _scores(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scores of an evaluation by TRL, as `evals.jsonl` names them (docs/metrics.md)."""
-    scores = {"reward": logs["eval_reward"]}
+    scores: dict[str, Any] = {}
     for name, value in logs.items():
-        found = re.fullmatch(r"eval_rewards/(.+)/mean", name)
-        if found:
-            scores[f"reward/{found[1]}"] = value
-    scores["mean_completion_tokens"] = logs.get("eval_completions/mean_length")
-    scores["truncated_share"] = logs.get("eval_completions/clipped_ratio")
-    scores["eval_seconds"] = logs.get("eval_runtime")
-    return scores
+        eval_set = _EVAL_SET.fullmatch(name)
+        if eval_set:
+            if eval_set[1]:
+                scores["set"] = eval_set[1]
+            scores["eval_seconds"] = value
+        part = re.fullmatch(r"eval_rewards/(.+)/mean", name)
+        if part:
+            scores[f"reward/{part[1]}"] = value
+    return scores | {
+        "reward": logs["eval_reward"],
+        "mean_completion_tokens": logs.get("eval_completions/mean_length"),
+        "truncated_share": logs.get("eval_completions/clipped_ratio"),
+    }
 
 
 def settings_of(trainer: PODSTrainer) -> dict[str, Any]:
-    """Return the policy's name and the arguments that differ from their defaults, with the sizes of a group."""
+    """Return the policy's name and the arguments that a user set, with the sizes of a group, as plain data.
+
+    An argument that is not set follows from others, as `skip_zero_advantage_steps` does from n and m: it is in
+    `environment_of`.
+    """
     args: PODSConfig = trainer.args
-    values = args.to_dict()  # plain data, without tokens
+    given = args.replaced() | {"rule": rule_name(args.rule)}
     settings: dict[str, Any] = {"model_name_or_path": getattr(trainer.model.config, "_name_or_path", None)}
     for field in fields(args):
-        value = values.get(field.name)
-        is_set = getattr(args, field.name) != field.default and value not in (None, [], {})
-        if field.name in _ALWAYS or (is_set and field.name not in _NO_SETTINGS):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        value = plain(given.get(field.name, getattr(args, field.name)))
+        if field.name in _ALWAYS or (value != plain(default) and field.name not in _NO_SETTINGS):
             settings[field.name] = value
-    shown = ("num_rollouts", "num_generations", "rule", "advantages")
-    return dict(mask_secrets(settings)) | {name: values[name] for name in shown}
+    for name in ("num_rollouts", "num_generations", "advantages"):
+        settings[name] = plain(getattr(args, name))
+    return dict(mask_secrets(settings | {"rule": given["rule"]}))
 
 
 def environment_of(trainer: PODSTrainer) -> dict[str, Any]:
@@ -187,10 +360,22 @@ def environment_of(trainer: PODSTrainer) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in parameters),
         "trained_parameters": sum(parameter.numel() for parameter in trained_parameters),
         "seed": trainer.args.seed,
+        "output_dir": trainer.args.output_dir,
+        "derived": _derived(trainer.args),
         "git_commit": git_commit(),
         "command": mask_secrets(sys.argv),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+
+
+def _derived(args: PODSConfig) -> dict[str, Any]:
+    """Return the arguments that follow from others, where the user set none."""
+    derived = {}
+    for name, given in args.replaced().items():
+        value = getattr(args, name)
+        if given is None and isinstance(value, (bool, int, float, str)):
+            derived[name] = plain(value)
+    return derived
 
 
 def device_name(trainer: PODSTrainer) -> str:
