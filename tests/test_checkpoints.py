@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from pods_rl.runs import RunWriter
 from pods_rl.runs import checkpoints as module
 from pods_rl.runs.checkpoints import clean, last_good, prune, publish, staging, unreadable, verify
 from pods_rl.runs.files import write_failure
+from pods_rl.runs.identity import keep_state
 
 FILES = {"model.safetensors": b"weights" * 9, "optimizer.pt": b"momentum", "shards/rank-1.pt": b"half"}
 
@@ -45,6 +47,27 @@ def test_a_published_checkpoint_has_all_files_and_their_hashes(tmp_path):
     assert verify(folder) == []
     assert names(tmp_path) == ["checkpoint-4"]
     assert (folder / "shards/rank-1.pt").read_bytes() == b"half"
+
+
+def test_a_checkpoint_that_was_copied_from_another_run_is_skipped(tmp_path):
+    tokens = {}
+    for name in ("mine", "other"):
+        with RunWriter(tmp_path / name) as writer:
+            tokens[name] = writer.write_environment({})
+    checkpoints = tmp_path / "mine" / "checkpoints"
+    for step, name in ((2, "mine"), (4, "other"), (6, "old")):
+        folder = save(checkpoints, step)
+        callbacks: dict = {}
+        keep_state(callbacks, {"token": tokens.get(name, ""), "step": step})
+        (folder / "trainer_state.json").write_text(json.dumps({"stateful_callbacks": callbacks}))
+    folder, skipped = last_good(checkpoints)
+    assert folder == checkpoints / "checkpoint-2"
+    assert [line.partition(":")[0] for line in skipped] == ["checkpoint-6", "checkpoint-4"]
+    # of a run without a token: those of others have one, or none is known
+    (tmp_path / "mine" / "environment.json").write_text('{"seed": 1}')
+    assert last_good(checkpoints)[0] == checkpoints / "checkpoint-6"
+    (tmp_path / "mine" / "environment.json").write_text("{")
+    assert last_good(checkpoints)[0] == checkpoints / "checkpoint-6"
 
 
 def cut(folder):

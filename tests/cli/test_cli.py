@@ -93,6 +93,14 @@ def test_resume_takes_the_runs_own_recipe(trained):
         pods("train", "--config", "tiny-pods", "--output", "empty", "--resume")
 
 
+def test_resume_refuses_the_run_of_a_script(trained):
+    Path("out").mkdir()
+    Path("out/config.yaml").write_text("model_name_or_path: tiny\nseed: 7\n")
+    with pytest.raises(UserError, match=r"out.*script"):
+        pods("train", "--config", "tiny-pods", "--output", "out", "--resume")
+    assert trained.made == []
+
+
 def test_resume_refuses_another_recipe_unless_allowed(trained, monkeypatch):
     pods("train", "--config", "tiny-pods", "--output", "out", "--seed", "7")
     save_checkpoint("out")

@@ -5,15 +5,20 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from conftest import grow, serving, write_run
 from tests import DEADLINE, until
 
 from pods_rl.report.live import LivePage, server
+from pods_rl.runs import Run
+from pods_rl.runs.processes import this_process
 
 
 def ask(port: int, method: str = "GET", path: str = "/", **headers: str) -> tuple[int, str]:
@@ -35,6 +40,24 @@ def test_a_report_is_made_again_when_a_file_changes_and_only_then(tmp_path: Path
     page.look()
     assert (page.served.version, page.served.state) == (version + 1, "1 finished")
     assert json.loads(page.served.points)["scores"][0]["arms"][0]["lines"]["time"]["mean"][-1] == 10.0  # percent
+
+
+def test_a_kill_which_changes_no_file_is_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", end=0)
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    about = {**this_process(), "pid": process.pid, "started": psutil.Process(process.pid).create_time()}
+    (run / "status.json").write_text(json.dumps({"state": "running", "process": about}))
+    page = LivePage(run)
+    page.look()
+    assert page.served.state == "1 running"
+    process.kill()
+    until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
+    page.look()
+    assert page.served.state == "1 killed"
+    process.communicate()
+    assert Run(run).state == "killed"
+    (run / "status.json").write_text(json.dumps({"state": "running", "process": about | {"host": "another"}}))
+    assert Run(run).state == "running"
 
 
 def test_a_run_is_shown_before_its_first_evaluation_with_its_progress(tmp_path: Path) -> None:

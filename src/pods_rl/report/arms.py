@@ -161,7 +161,7 @@ class Arm:
 
     @property
     def is_running(self) -> bool:
-        """Whether some run still trains, or was killed."""
+        """Whether some run still trains."""
         return any(run.state == "running" for run in self.runs)
 
     @property

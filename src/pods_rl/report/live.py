@@ -58,7 +58,7 @@ class LivePage:
         self._source = source
         self._baseline = baseline
         self._over = threading.Event()
-        self._seen: frozenset[_File] | None = None  # files of the latest report
+        self._seen: tuple[frozenset[_File], str] | None = None  # files and state of the latest report
         self._made = False  # whether a report was made
         self.served = Served()
         self._wait(f"Reading {source}", "starting")
@@ -79,13 +79,15 @@ class LivePage:
             pause = max(_SHORTEST_PAUSE, 3 * (time.monotonic() - started))  # a quarter of the time goes to reports
 
     def look(self) -> None:
-        """Make the report again if a file has changed."""
+        """Make the report again if a file or the state of a run has changed: a kill changes no file."""
         files = frozenset(_files(self._source))
-        if files == self._seen:
-            return
-        self._seen = files
-        try:
+        state = "waiting"
+        with suppress(Exception):  # files of a run that begins, or damaged ones, as below
             state = self._state()
+        if (files, state) == self._seen:
+            return
+        self._seen = (files, state)
+        try:
             if _has_runs(files):
                 self._show(read_account([self._source], baseline=self._baseline), state)
                 self._made = True

@@ -77,7 +77,7 @@ def _unfinished_notes(analysis: Analysis) -> list[str]:
     running = states.pop("running", 0)
     lines = []
     if running:
-        lines.append(f"{running} of {run_count} runs still train, or were killed.")
+        lines.append(f"{running} of {run_count} runs still train, or were killed on another machine.")
     if states:
         lines.append(f"{states.total()} of {run_count} runs did not finish ({tally(sorted(states.items()))}).")
     if lines:

@@ -452,7 +452,7 @@ def progress_table(analysis: Analysis) -> Table:
         f"last {words(analysis.metric)}": _scores(analysis, rows, "score"),
     }
     shares = {"done": [at.share for at in progress]}
-    note = "A run that was killed may still be listed here."
+    note = "A run that was killed on another machine may still be listed here."
     shown = _shown(cells, [arm.name for arm, _ in running])
     return Table("progress", "Runs in progress", shown, note=note, shares=shares)
 
@@ -506,7 +506,7 @@ def runs_table(analysis: Analysis) -> Table:
         cells["speed check"] = [number(1000 * row[FIELD], 1) + " ms" if row[FIELD] else "–" for row in rows]
     keys = f"arm run seed state reason steps seconds evaluations last_score {FIELD} device device_name processor dtype"
     note = f"{counted(len(rows), 'run')}: {tally(analysis.states.most_common()) or 'none'}. "
-    note += "A run that was killed may still say running."
+    note += "A run that was killed on another machine may still say running."
     if "speed check" in cells:
         note += " Speed check: the time of a fixed piece of work next to each evaluation, the median of a run."
     shown = _shown(cells, [arm.name for arm, _ in runs])

@@ -78,6 +78,8 @@ def find_start(
     """
     if not is_run(output):
         raise UserError(f"--resume: {output} holds no run to resume.")
+    if Run(output).config and "task" not in Run(output).config:
+        raise UserError(f"--resume: a script made the run in {output}. Continue it with that script.")
     checkpoint, skipped = last_good(output / CHECKPOINTS, hashes=hashes, check=check)
     if checkpoint is None:
         _refuse_to_lose(Run(output), skipped)

@@ -165,7 +165,12 @@ class RunDirectory(TrainerCallback):
             writer.clear()
             return []
         saved = kept_state(state.stateful_callbacks)
-        check_token(self.path, state.global_step, str(saved.get("token") or ""))
+        try:
+            check_token(self.path, state.global_step, str(saved.get("token") or ""))
+        except UserError as error:
+            checkpoint = self._last_checkpoint()
+            advice = f" The last checkpoint of {self.path} is {checkpoint}." if checkpoint else ""
+            raise UserError(f"{error}{advice}") from None
         recorded_step = saved.get("step", state.global_step)
         if recorded_step != state.global_step:
             raise UserError(
