@@ -4,9 +4,9 @@ Arms: TRL's rows, and the tree. They alternate on one thread over the same rows:
 loss, and its gradients. The table has medians of processor time, the tree's as a share of the rows' (with the least and
 the greatest), and the share of the rows' peak memory. 16 rows of a prompt unless said otherwise.
 
-Cases: random text, where rows share only the prompt, short and long; the same with completions of various lengths;
-sixteen prompts of four rows; half of the rows without a gradient; and the 16 of 64 rollouts with the most variance on
-word problems, with the shipped policy and, with --trained, with one that was trained.
+Cases: random text, where rows share only the prompt, of 6 tokens to 200, with short and long completions; the same with
+completions of various lengths; sixteen prompts of four rows; half of the rows without a gradient; and the 16 of 64
+rollouts with the most variance on word problems, with the shipped policy and, with --trained, with a trained one.
 Goals: the tree's time at most 1.10 of the rows' in every case, and its memory at most that of rows.
 
     pods train words-pods --max_seconds 45 --output /tmp/words
@@ -124,7 +124,7 @@ class Case(NamedTuple):
 
 def cases(trained: str | None) -> Iterator[Case]:
     tiny = tiny_policy_path()
-    for prompt, completion in ((12, 30), (60, 30), (200, 30), (60, 120)):
+    for prompt, completion in ((6, 30), (12, 30), (60, 30), (200, 30), (6, 120), (60, 120)):
         yield Case(f"random, {prompt} + {completion}", tiny, [random_rows(prompt, completion)])
     yield Case("random, 16 prompts of 4, 40 + 30", tiny, [random_rows(40, 30, 16, 4)])
     yield Case("random, 60 + 30, half without", tiny, [random_rows(60, 30, dead=True)])
@@ -132,7 +132,11 @@ def cases(trained: str | None) -> Iterator[Case]:
     yield Case("word problems, shipped", shipped, word_problems(shipped))
     if trained:
         yield Case("word problems, trained", trained, word_problems(trained))
-    for prompt, completion, rows in ((60, 300, 8), (60, 1000, 4), (60, 1000, 16), (60, 2000, 4), (200, 2000, 16)):
+    long_cases = (
+        (6, 300, 16), (6, 1000, 16), (6, 2000, 4), (31, 1000, 4),
+        (60, 300, 8), (60, 1000, 4), (60, 1000, 16), (60, 2000, 4), (200, 2000, 16),
+    )  # fmt: skip
+    for prompt, completion, rows in long_cases:
         name = f"random, {prompt} + {completion}, {rows} rows"
         yield Case(name, tiny, [random_rows(prompt, completion, rows=rows)], repeats=3)
     yield Case("random, 60 + 1000, various lengths", tiny, [random_rows(60, 1000, various=True)], repeats=3)

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import importlib.resources
+import json
 import os
 import signal
 import time
@@ -18,11 +19,12 @@ from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 from trl import GRPOConfig, GRPOTrainer
+from trl.chat_template_utils import parse_response
 
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.step.turns import RolloutKey, Turns, tokenize_copies_once
 from pods_rl.errors import UserError
-from pods_rl.sandbox.limits import time_limit
+from pods_rl.sandbox.limits import parsing_anything, time_limit
 from tests import DEADLINE
 
 from .conftest import around, assert_equal_weights, batches_of
@@ -391,6 +393,47 @@ def test_a_tool_costs_at_most_its_rollout(build, caplog, tmp_path, does, keys, s
     assert said in result
     assert trainer.state.log_history[0]["tools/failure_frequency"] == fails
     assert any(" act " in record.getMessage() for record in caplog.records) == fails
+
+
+HOSTILE = {  # what a policy can write as arguments, each as JSON or nearly
+    "nested deeply": '{"a": ' + "[" * 3000 + "]" * 3000 + ', "b": 1}',
+    "nested, and read by a parser": '{"a": ' + "[" * 200 + "]" * 200 + ', "b": 1}',
+    "objects in objects": '{"a": ' + '{"x": ' * 400 + "1" + "}" * 400 + ', "b": 1}',
+    "a number of 5,000 digits": '{"a": ' + "9" * 5000 + ', "b": 1}',
+    "not a number": '{"a": NaN, "b": -Infinity}',
+    "beyond floats": '{"a": 1e999, "b": 1e-999}',
+    "a key twice": '{"a": 1, "a": 2, "b": 3}',
+    "half a pair": '{"a": "\\ud83d", "b": "\\udfff"}',
+    "a long text": '{"a": "' + "x" * 20_000 + '", "b": 1}',
+    "a list": "[1, 2]",
+    "null": "null",
+    "cut off": '{"a": [[[',
+}
+
+
+def hostile_turn(name):
+    return f'<tool_call>\n{{"name": "add", "arguments": {HOSTILE[name]}}}\n</tool_call><|im_end|>'
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_turn_with_any_arguments_is_read(chat_tokenizer, name):
+    ids = chat_tokenizer(hostile_turn(name))["input_ids"]
+    message = parsing_anything(parse_response)(chat_tokenizer, ids)
+    assert message["role"] == "assistant"
+    json.dumps(copy.deepcopy(message))
+    if "nested" in name or "objects" in name:
+        assert "tool_calls" not in message
+        assert HOSTILE[name] in message["content"]
+
+
+def test_arguments_that_no_parser_reads_end_their_rollout_and_not_the_run(build):
+    trainer = build(
+        lambda row, turns: "Done.<|im_end|>" if row % 2 else hostile_turn("nested deeply"),
+        tools=[add], num_rollouts=4, max_completion_length=7000, steps=1,
+        reward=lambda completions, **_: [0.0] * len(completions),  # so that the long rows need no update
+    )  # fmt: skip
+    trainer.train()
+    assert ["tool_calls" in turns[0] for turns in trainer.rollouts.completions] == [False] * 8
 
 
 def test_a_time_limit_ends_a_call_and_leaves_an_outer_timer_as_it_was():

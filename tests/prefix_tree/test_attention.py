@@ -176,6 +176,23 @@ def test_long_rows_are_not_padded(monkeypatch):
     assert sum(block.count * block.width for block in layout.blocks if block.width > 8) == 20 + 20 + 12 + 10
 
 
+@pytest.mark.parametrize("sharing", [1, 2])
+@pytest.mark.parametrize("prompt", [1, 6, 31])
+def test_long_rows_after_a_short_prompt_are_causal_calls(monkeypatch, prompt, sharing):
+    """A call under a mask takes three times as long."""
+    masks = []
+
+    def record(query, keys, values, mask, rule):
+        masks.append(mask)
+        return query[..., : values.size(3)]
+
+    monkeypatch.setattr(attention, "_attend", record)
+    ids, mask, _, keep = batch([prompt] * 4, [300, 300, 290, 280])
+    tree = prefix_tree(rows_of(ids, mask), ids.size(1) - keep)
+    by_tree(tree, {})(states_of(tree, sharing, 8))
+    assert masks == [None] * 3  # a call for each length
+
+
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_dropout_drops_weights_and_keeps_their_mean(sinks, softcap):

@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.neftune import activate_neftune
 from trl.trainer.utils import add_fused_lm_head
@@ -125,11 +126,27 @@ TAKES_ROWS = {  # name: architecture, configuration, words of the reason, one of
     # Older transformers do not list its layers, and then the pass over a tree fails.
     "no attention": ("mamba", {}, "linear_attention", "a pass over a tree failed"),
     "frequencies that depend on the length": ("llama", {"rope_parameters": DYNAMIC}, "length of the batch"),
-    "attention that no function replaces": ("nemotron", {}, "takes no trees"),
+    "attention that no function replaces": ("nemotron", {}, "do not call"),
     "positions by the mask": ("opt", OPT, "log-probabilities differ"),
     "positions by the tokens": ("roberta", ENCODER, "log-probabilities differ"),
+    "a term of attention's mask": ("doge", {}, "attention mask"),
     "a block that mixes neighbouring tokens": ("llama", {}, "log-probabilities differ"),
+    "a block that will mix them": ("llama", {}, "gradient of model.layers.0.gate"),
+    "a block that counts tokens": ("llama", {}, "model.layers.0.count"),
 }
+
+
+def add_term(model, name):
+    """Give a layer a term that reads more than its own token."""
+    layer = model.model.layers[0]
+    if "mixes" in name:
+        layer.register_forward_hook(lambda module, given, out: out + out.roll(1, dims=1))
+    if "will mix" in name:  # as a gate whose training begins at 0
+        layer.gate = torch.nn.Parameter(torch.zeros(1))
+        layer.register_forward_hook(lambda module, given, out: out + module.gate * out.roll(1, dims=1))
+    if "counts" in name:  # as the loads of experts, by which a router is corrected
+        layer.register_buffer("count", torch.zeros(1))
+        layer.register_forward_hook(lambda module, given, out: module.count.add_(out.size(1)) and None)
 
 
 PRECISIONS = ((torch.float32, False, 1e-3), (torch.bfloat16, False, 0.1), (torch.float32, True, 0.1))
@@ -238,13 +255,62 @@ def test_the_mean_gradient_of_a_tree_with_noise_is_that_of_its_rows(name):
     assert (distance < 4 * standard_error).all()
 
 
+@pytest.mark.numeric
+@pytest.mark.parametrize(("rows", "length"), [(4, 20), (16, 60)])
+def test_the_noise_of_embeddings_over_a_tree_has_the_variance_of_rows(rows, length):
+    model = build("llama")
+    model.neftune_hook_handle = activate_neftune(model, 5.0)
+    embeddings = model.get_input_embeddings()
+    noise = []
+    embeddings.register_forward_hook(
+        lambda module, given, out: noise.append((out - module.weight[given[0]]).detach().flatten())
+    )
+    ids, mask, labels, keep = batch([6] * rows, [length] * rows)
+
+    def variance(tree):
+        noise.clear()
+        for _ in range(20):
+            TreePass(model, keep, tree=tree)(ids, mask, labels, fused_lm_head=True)
+        return torch.cat(noise).var().item()
+
+    assert why_rows(model, model) is None
+    bound = 5.0 / (ids.size(1) * 32) ** 0.5
+    expected = bound**2 / 3  # of a uniform draw
+    torch.manual_seed(0)
+    for tree in (False, True):
+        assert variance(tree) == pytest.approx(expected, rel=0.05)
+        assert torch.cat(noise).abs().max() <= bound * 1.0001
+    assert embeddings.neftune_noise_alpha == 5.0
+
+
+def test_an_adapter_that_begins_after_some_tokens_computes_rows():
+    adapter = LoraConfig(task_type="CAUSAL_LM", alora_invocation_tokens=[5, 6], target_modules=["q_proj"])
+    model = get_peft_model(build("llama"), adapter)
+    assert "alora_invocation_tokens" in why_rows(model, model)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_the_probe_leaves_no_gradient_and_no_setting_behind(reentrant):
+    model = build("qwen2")
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        assert why_rows(model, model) is None
+    assert all(weight.grad is None for weight in model.parameters())
+    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert model.is_gradient_checkpointing
+
+
 @pytest.mark.parametrize("name", [*TAKES_TREES, *TAKES_ROWS])
 def test_a_model_that_cannot_compute_trees_is_recognized_whatever_its_precision(name):
     architecture, given, *reason = (TAKES_TREES | TAKES_ROWS)[name]
     for dtype, autocast, tolerance in PRECISIONS:
-        model = build(architecture, given).to(dtype)
-        if "mixes" in name:
-            model.model.layers[0].register_forward_hook(lambda module, given, out: out + out.roll(1, dims=1))
+        model = build(architecture, given)
+        if "a block" in name:
+            add_term(model, name)
+        model = model.to(dtype)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             found = why_rows(model, model, tolerance=tolerance)
         assert (found is None) == (not reason), found

@@ -20,7 +20,7 @@ from trl.chat_template_utils import parse_response
 from ..errors import UserError, users_code
 from ..loading.prompts import encode, render
 from ..sandbox import as_score
-from ..sandbox.limits import Tool, ToolLimits, close_environment, tokenizable, without_copies
+from ..sandbox.limits import Tool, ToolLimits, close_environment, parsing_anything, tokenizable, without_copies
 from ..tasks import Task
 from ..tasks.task import ENVIRONMENT, Messages
 from .sampling import RowsDone, Sampler, Sampling
@@ -174,7 +174,8 @@ def _take_turn(sampler: Sampler, conversations: Sequence[Conversation], turn: in
         conversation.ids += turn_ids
         conversation.tokens += len(turn_ids)
         conversation.ended = completion.ended and len(turn_ids) == len(completion.ids)
-        conversation.messages.append(parse_response(sampler.tokenizer, turn_ids, prefix=context, tools=tools))
+        parse = parsing_anything(parse_response)
+        conversation.messages.append(parse(sampler.tokenizer, turn_ids, prefix=context, tools=tools))
 
 
 def _answer_calls(

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
-from .blocks import DENSE, Block, Layout, for_each_head, lay_out, of_chunks, take, take_shared
+from .blocks import DENSE, LONG, Block, Layout, for_each_head, lay_out, of_chunks, take, take_shared
 from .merged import attend_merged
 from .tree import Branch
 
@@ -330,7 +330,9 @@ class TreeAttention:
             if sinks is not None or layout.spans:
                 how = partial(self._how, rule.window, q.size(1) // k.size(1), q.dtype)
                 return attend_merged(q, k, v, sinks, layout, rule.scale, how)
-        return self.by_blocks(q, k, v, sinks, rule)
+            # Long rows that share a few nodes repeat them: a causal call takes a third of the time of one under a mask.
+            return self.by_blocks(q, k, v, sinks, rule, layout)
+        return self.by_blocks(q, k, v, sinks, rule, self._layout(spans=False))
 
     def _kernel(self, q: Tensor, v: Tensor, sinks: Tensor | None, rule: Rule) -> Kernel:
         """Return what computes these queries and values, `[L, H, D]` and `[L, K, D]`; chosen once for each kind."""
@@ -409,9 +411,8 @@ class TreeAttention:
         )
         return all_nodes, query_ends.int(), key_ends.int(), max(query_counts), max(key_counts)
 
-    def by_blocks(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, rule: Rule) -> Tensor:
+    def by_blocks(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, rule: Rule, layout: Layout) -> Tensor:
         """Return `[L, H, D]` by a call for each block; q is `[L, H, D]`, k and v `[L, K, D]`."""
-        layout = self._layout(spans=False)
         outputs = [self._attend_in_block(block, q, k, v, sinks, rule) for block in layout.blocks]
         return take(torch.cat(outputs), layout.slot_of_node)
 
@@ -451,9 +452,12 @@ class TreeAttention:
         """
         if not block.sees_row:
             return sharing, None
-        # In a small block heads that share keys become more queries, which is faster than heads of their own.
-        fold = sharing if block.width * block.key_count <= DENSE**2 else 1
-        if block.trunk is None and block.back is None and window == 0 and fold == 1:
+        is_causal = block.trunk is None and block.back is None and window == 0
+        # In a small block heads that share keys become more queries, which is faster than heads of their own. Their
+        # mask costs more than that in long rows, which need none.
+        is_small = block.width * block.key_count <= DENSE**2
+        fold = sharing if is_small and not (is_causal and block.width > LONG) else 1
+        if is_causal and fold == 1:
             return fold, None
         return fold, self._mask(block, window, fold, dtype)
 
@@ -553,6 +557,10 @@ def _taking_trees(function: Callable[..., Any]) -> Callable[..., Any]:
         for name, option in options.items():
             if name not in HARMLESS and not _is_off(option):
                 raise UnsupportedAttentionError(f"its attention takes {name}")
+        mask = args[0] if args else options.get("attention_mask")
+        # The placeholder of the tree has one element. More are a term for each key, such as Doge's.
+        if mask is not None and not (isinstance(mask, Tensor) and mask.numel() == 1):
+            raise UnsupportedAttentionError("its layers change the attention mask, which a tree does not have")
         if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
             query = tree.with_temperature(query, module.floor_scale, module.attn_scale)
         return tree(query, key, value, **rule), None

@@ -248,13 +248,17 @@ def move_nodes(cache: Cache, parents: Tensor, prompt_of: Tensor) -> Tensor:
     return prompt_of_node
 
 
-def why_not_copied(model: PreTrainedModel, cache: Any) -> str | None:
-    """Return why the rows of a model's cache cannot be copied and dropped, or None."""
+def why_not_copied(model: PreTrainedModel, cache: Any, implementation: str | None) -> str | None:
+    """Return why the rows of a model's cache cannot be copied and dropped, or None.
+
+    Args:
+        implementation: the setting `cache_implementation`.
+    """
+    if cache is None:
+        return "it makes its own cache, and not transformers' DynamicCache"
     if type(cache) is not DynamicCache or cache.offloading:
-        return (
-            f"its cache ({type(cache).__name__}) is of another kind than transformers' DynamicCache in memory; leave "
-            "cache_implementation unset if it is set"
-        )
+        kind = f"its cache is a {type(cache).__name__}, and not a DynamicCache in memory"
+        return f"{kind}; leave cache_implementation out, which is {implementation}" if implementation else kind
     kinds = {type(layer) for layer in cache.layers}
     names = {kind.__name__ for kind in kinds}
     unknown = names - _ATTENTION - _RECURRENT - _SPARSE

@@ -204,7 +204,7 @@ def refusal(
         return "the model is an encoder and a decoder"
     return (
         _refused_setting(config)
-        or why_not_copied(model, inputs.get(cache_argument(inputs)))
+        or why_not_copied(model, inputs.get(cache_argument(inputs)), config.cache_implementation)
         or _refused_processor(processors)
         or _refused_input(model, inputs)
         or _refused_positions(model, config, inputs.get("position_ids"))

@@ -172,6 +172,7 @@ class TreeInputs:
         score_of_column: `[B, T - 1]`, the number of the score of each column of each row; -1 where there is none.
         attention: of the tree.
         recurrence: of the tree.
+        width: the columns of the batch of rows, T.
         rows_of_node: `[1, L]`, how many rows contain each node. None where a row's last token has no node.
     """
 
@@ -182,6 +183,7 @@ class TreeInputs:
     score_of_column: NDArray[np.int64]
     attention: TreeAttention
     recurrence: TreeRecurrence
+    width: int
     rows_of_node: Tensor | None = None
 
 
@@ -219,6 +221,7 @@ def lay_out_tree(
         score_of_column=score_of_node[tree.nodes[:, : columns - 1]],
         attention=TreeAttention(tree.branches, device, tree.columns),
         recurrence=TreeRecurrence(tree.branches, device),
+        width=columns,
         rows_of_node=rows_of_node,
     )
 
@@ -257,6 +260,7 @@ def call_on_tree(model: nn.Module, inputs: TreeInputs, **options: Any) -> Any:
     # The loss of experts weighs tokens by the mask: here a node counts as often as rows contain it.
     weights = mask if inputs.rows_of_node is None else inputs.rows_of_node
     with (
+        noise_of_rows(model, inputs),
         backbone.register_forward_pre_hook(hide_counts, with_kwargs=True),
         backbone.register_forward_hook(leave_scored),
     ):
@@ -267,6 +271,25 @@ def call_on_tree(model: nn.Module, inputs: TreeInputs, **options: Any) -> Any:
             attention_mask=weights,
             **options,
         )
+
+
+_NOISE = "neftune_noise_alpha"  # the attribute of embeddings from which NEFTune's hook computes its noise
+
+
+@contextmanager
+def noise_of_rows(model: nn.Module, inputs: TreeInputs) -> Iterator[None]:
+    """Give the embeddings of a tree the noise of its rows.
+
+    NEFTune divides by the root of its input's length, which is that of the tree here, and of the padded rows otherwise.
+    """
+    before = {part: getattr(part, _NOISE) for part in model.modules() if getattr(part, _NOISE, None)}
+    for part, alpha in before.items():
+        setattr(part, _NOISE, alpha * (inputs.ids.size(1) / inputs.width) ** 0.5)
+    try:
+        yield
+    finally:
+        for part, alpha in before.items():
+            setattr(part, _NOISE, alpha)
 
 
 def is_regular(rows: NDArray[np.int64], prompt_width: int) -> bool:
@@ -313,9 +336,14 @@ def why_rows(model: Any, call: nn.Module, *, tolerance: float = 1e-3) -> str | N
 
 
 def probe_trees(
-    model: Any, call: nn.Module, *, tolerance: float = 1e-3, on_any_process: Callable[[bool], bool] = bool
+    model: Any,
+    call: nn.Module,
+    *,
+    tolerance: float = 1e-3,
+    on_any_process: Callable[[bool], bool] = bool,
+    trains: bool = True,
 ) -> Probe:
-    """Return whether a model computes trees, by two small passes, and with which attention.
+    """Return whether a model computes trees, by two small passes and their gradients, and with which attention.
 
     Call this on every process that shares the weights, in the precision in which the model trains (under autocast if it
     trains under autocast), since the precision decides which attention is computed. A model that computes trees but for
@@ -327,6 +355,7 @@ def probe_trees(
         tolerance: how far the log-probabilities of a tree may be from those of its rows, as a share of their spread
             over tokens: by rounding 1e-6 in float32 and up to 0.05 in 16 bits; by wrong positions at least 0.3.
         on_any_process: returns whether a flag is true on any of the processes, which must repeat a probe together.
+        trains: whether the model is trained. Then gradients are compared too, unless its weights are sharded.
     """
     reason = _why_not_probed(model)
     if reason is not None:
@@ -338,16 +367,24 @@ def probe_trees(
     if before == "eager" and model._supports_sdpa and not has_softcap:  # eager is not in transformers' table
         config._attn_implementation = "sdpa"
     device = next(model.parameters()).device
-    probe = _compare(call, device, config, tolerance)
+
+    def compare() -> Probe:
+        probe = _compare(call, device, config, tolerance)
+        # Older torch (2.6 to 2.9, perhaps later) also keeps the casts of a pass without a gradient for the next pass of
+        # an autocast block, where the weights would get none.
+        torch.clear_autocast_cache()
+        if probe.why_rows is None and trains:
+            wrong = _wrong_gradients(model, device, config, tolerance)
+            probe = probe if wrong is None else Probe(wrong, failed=True)
+        return probe
+
+    probe = compare()
     if hardware(device)[0] == "cuda" and on_any_process(probe.failed):
         # Perhaps only torch's variable-length call fails here, as in a build without FlashAttention.
         avoid_variable_length(device, True)
-        probe = _compare(call, device, config, tolerance)
+        probe = compare()
         if probe.failed:
             avoid_variable_length(device, False)
-    # Older torch (2.6 to 2.9, perhaps later) also keeps the casts of a pass without a gradient for the next pass of an
-    # autocast block, where the weights would get none.
-    torch.clear_autocast_cache()
     if probe.why_rows is not None:
         config._attn_implementation = before
     return probe
@@ -360,12 +397,15 @@ def _why_not_probed(model: Any) -> str | None:
     unsupported = layer_types - ATTENTION_TYPES - TOKEN_TYPES
     if recurrence_modules(model):
         unsupported -= RECURRENT_TYPES
-    if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()):
-        return "its adapter adds tokens to the prompt"
+    for adapter in getattr(model, "peft_config", {}).values():
+        if adapter.is_prompt_learning:
+            return "its adapter adds tokens to the prompt"
+        if getattr(adapter, "alora_invocation_tokens", None):
+            return "its adapter begins after the invocation tokens of each row (alora_invocation_tokens)"
     if rope_types(config) & {"dynamic", "longrope"}:
         return "its rotary frequencies depend on the length of the batch"
     if unsupported:
-        return f"it has layers of {', '.join(sorted(unsupported))}"
+        return f"it has {', '.join(sorted(unsupported))} layers of a kind that is not computed over trees"
     return None
 
 
@@ -400,6 +440,19 @@ def without_noise(model: nn.Module) -> Iterator[None]:
             setattr(holder, name, value)
 
 
+@contextmanager
+def without_checkpoints(model: nn.Module) -> Iterator[None]:
+    """Keep all activations of a small pass: `torch.autograd.grad` does not work with reentrant checkpoints."""
+    parts: list[Any] = [part for part in model.modules() if getattr(part, "gradient_checkpointing", False) is True]
+    for part in parts:
+        part.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.gradient_checkpointing = True
+
+
 _PROBE_WIDTH = 5  # columns of the prompts of the probe
 
 
@@ -415,48 +468,120 @@ def _probe_batch(vocabulary: int) -> tuple[Tensor, Tensor]:
     return ids, is_token.long()
 
 
+class _ProbeBatch:
+    """The rows of a probe, and their tree."""
+
+    def __init__(self, device: torch.device, vocabulary: int) -> None:
+        ids, mask = _probe_batch(vocabulary)
+        self.keep = ids.shape[1] - _PROBE_WIDTH
+        rows = ids.masked_fill(mask == 0, -1).numpy()
+        self.tree = lay_out_tree(rows, _PROBE_WIDTH, [0, 1, 2, 3], device)
+        self.tree.recurrence.call_tokens = 1  # states are passed on, as they are in a large tree
+        labels = ids.masked_fill(mask == 0, IGNORED)
+        labels[:, :_PROBE_WIDTH] = IGNORED
+        self._inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device), "labels": labels.to(device)}
+        self._is_scored = self._inputs["labels"][:, -self.keep :] >= 0
+        score_of_column = torch.from_numpy(self.tree.score_of_column[:, -self.keep :]).to(device)
+        self._scores = score_of_column[self._is_scored]
+
+    def by_rows(self, call: nn.Module) -> Tensor:
+        """Return the log-probabilities of all scored tokens, row by row."""
+        torch.manual_seed(0)  # what is drawn once for a pass, and not for each token, is the same in both
+        log_probs: Tensor = call(**self._inputs, fused_lm_head=True).log_probs[:, -self.keep :]
+        return log_probs[self._is_scored].float()
+
+    def by_tree(self, call: nn.Module) -> Tensor:
+        """Return the same, computed over the tree."""
+        torch.manual_seed(0)
+        log_probs: Tensor = call_on_tree(call, self.tree, fused_lm_head=True).log_probs
+        return log_probs.flatten()[self._scores].float()
+
+
 def _compare(call: nn.Module, device: torch.device, config: Any, tolerance: float) -> Probe:
     """Compare a small tree with its rows, without a gradient."""
     register_tree_attention(call)
-    ids, mask = _probe_batch(config.vocab_size)
-    keep = ids.shape[1] - _PROBE_WIDTH
-    rows = ids.masked_fill(mask == 0, -1).numpy()
-    inputs = lay_out_tree(rows, _PROBE_WIDTH, [0, 1, 2, 3], device)
-    inputs.recurrence.call_tokens = 1  # states are passed on, as they are in a large tree
-    ids = ids.to(device)
-    mask = mask.to(device)
-    labels = ids.masked_fill(mask == 0, IGNORED)
-    labels[:, :_PROBE_WIDTH] = IGNORED
+    batch = _ProbeBatch(device, config.vocab_size)
+    buffers = _buffers(call)
     with torch.no_grad(), torch.random.fork_rng(), without_noise(call), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of gradient checkpointing without a gradient
-        expected = call(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -keep:]
+        expected = batch.by_rows(call)
         try:
-            output = call_on_tree(call, inputs, fused_lm_head=True)
+            log_probs = batch.by_tree(call)
         except UnsupportedAttentionError as error:
             return Probe(str(error))
         except Exception as error:  # a model, or a kernel, may raise anything
             return Probe(f"a pass over a tree failed: {type(error).__name__}: {error}", failed=True)
-    attention = inputs.attention
+    attention = batch.tree.attention
+    recurrence = batch.tree.recurrence
     layer_types = (getattr(config, "layer_types", None) or ())[: getattr(config, "num_hidden_layers", None)]
     recurrent_layers = sum(kind in RECURRENT_TYPES for kind in layer_types)
     if not layer_types and recurrence_modules(call):
         recurrent_layers = 1  # at least
-    if inputs.recurrence.layers < recurrent_layers:
-        return Probe(f"{recurrent_layers} of its layers are recurrent, and {inputs.recurrence.layers} took a tree")
+    if recurrence.layers < recurrent_layers:
+        return Probe(f"{recurrent_layers} of its layers are recurrent, and {recurrence.layers} took a tree")
     has_attention = not layer_types or bool({"hybrid", *ATTENTION_TYPES} & set(layer_types))
     if has_attention and not attention.windows:
-        return Probe(f"its attention ({config._attn_implementation}) takes no trees")
+        return Probe(f"its layers ({type(call).__name__}) do not call an attention function of transformers")
     if _has_windows(config) and attention.windows == {0}:
         return Probe("its attention does not state its sliding window")
-    is_scored = labels[:, -keep:] >= 0
-    score_of_column = torch.from_numpy(inputs.score_of_column[:, -keep:]).to(device)
-    log_probs = output.log_probs.flatten()[score_of_column[is_scored]].float()
-    expected = expected[is_scored].float()
+    changed = [name for name, state in _buffers(call).items() if buffers.get(name) != state]
+    if changed:
+        return Probe(f"a pass changes {changed[0]}, which may count the tokens of every row")
     distance = ((log_probs - expected).norm() / (expected - expected.mean()).norm()).item()
     if not distance <= tolerance:  # also NaN
         return Probe(f"its log-probabilities differ in a tree, by {distance:.1g} of their spread", failed=True)
     kernels = [str(kernel) for kernel in attention.kernels.values()]
     return Probe(None, tuple(dict.fromkeys(kernels)))
+
+
+def _buffers(module: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return which tensor each buffer is, and how often it was changed in place."""
+    return {name: (id(buffer), buffer._version) for name, buffer in module.named_buffers()}
+
+
+def _wrong_gradients(model: nn.Module, device: torch.device, config: Any, tolerance: float) -> str | None:
+    """Return what differs between the gradients of a small tree and of its rows; None if nothing does.
+
+    A term that is 0 at the initial weights, or the same for all keys, changes no value, but has a gradient.
+    """
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    if not weights or any(hasattr(weight, "to_local") or hasattr(weight, "ds_id") for weight in weights.values()):
+        return None  # sharded weights have their gradients in parts
+    batch = _ProbeBatch(device, config.vocab_size)
+
+    def gradients(log_probs: Tensor) -> dict[str, Tensor]:
+        factors = torch.arange(len(log_probs), device=log_probs.device).cos()
+        found = torch.autograd.grad((log_probs * factors).sum(), list(weights.values()), allow_unused=True)
+        pairs = zip(weights, found, strict=True)
+        return {name: torch.zeros(1) if gradient is None else _sketch(gradient) for name, gradient in pairs}
+
+    with torch.enable_grad(), torch.random.fork_rng(), without_noise(model), without_checkpoints(model):
+        try:
+            of_rows = gradients(batch.by_rows(model))
+            of_tree = gradients(batch.by_tree(model))
+        except Exception as error:
+            return f"its gradient over a tree failed: {type(error).__name__}: {error}"
+    size = torch.stack([gradient.norm() for gradient in of_rows.values()]).norm().item()
+    for name, gradient in of_rows.items():
+        expected = gradient.norm().item()
+        found = of_tree[name].norm().item()
+        if (expected == 0) != (found == 0) and expected + found > tolerance / 100 * size:
+            return f"{name} has a gradient {'in a tree' if found else 'in rows'} only"
+        if expected == 0 or found == 0:
+            continue
+        distance = (of_tree[name] - gradient).norm().item() / max(expected, size / 100)
+        if not distance <= 3 * tolerance:
+            return f"the gradient of {name} differs in a tree, by {distance:.1g} of its size"
+    return None
+
+
+def _sketch(gradient: Tensor) -> Tensor:
+    """Return random sums of a gradient, whose distance is that of the gradients, in a share of their memory."""
+    matrix = gradient.flatten(1) if gradient.ndim > 1 else gradient.unsqueeze(0)
+    if matrix.size(0) > matrix.size(1):
+        matrix = matrix.transpose(0, 1)
+    signs = torch.randn(matrix.size(0), generator=torch.Generator().manual_seed(1)).sign()
+    return (signs.to(matrix) @ matrix).float().cpu()
 
 
 def _has_windows(config: Any) -> bool:

@@ -18,6 +18,7 @@ from .worker import no_copies
 
 logger = logging.getLogger(__name__)
 Tool = Callable[..., Any]
+MOST_LEVELS = 64  # of lists and objects in a message of a policy
 
 
 class ToolLimits:
@@ -101,6 +102,50 @@ def without_copies(function: Callable[..., Any]) -> Callable[..., Any]:
             return tokenizable(function(*args, **arguments))
 
     return call
+
+
+def parsing_anything(parse: Callable[..., Any]) -> Callable[..., Any]:
+    """Return TRL's `parse_response` for any text of a policy: what cannot be parsed becomes a message of plain text.
+
+    So do arguments of tools that are nested more than `MOST_LEVELS` deep, on which copies and JSON fail later. TRL
+    itself expects a ValueError or a TypeError, and a RecursionError ends the run.
+
+    Args:
+        parse: takes a tokenizer, tokens, and more.
+    """
+
+    @wraps(parse)
+    def call(tokenizer: Any, ids: Any, *args: Any, **options: Any) -> Any:
+        try:
+            message = parse(tokenizer, ids, *args, **options)
+            is_readable = not _is_deep(message)
+        except Exception:  # of a parser, for text that it does not expect
+            is_readable = False
+        if is_readable:
+            return message
+        return {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}
+
+    return call
+
+
+def _is_deep(value: Any) -> bool:
+    """Return whether a value is nested more than `MOST_LEVELS` deep.
+
+    >>> _is_deep({"a": [1, 2]})
+    False
+    """
+    values = [value]
+    for _ in range(MOST_LEVELS):
+        inner: list[Any] = []
+        for outer in values:
+            if isinstance(outer, Mapping):
+                inner += outer.values()
+            elif isinstance(outer, list | tuple):
+                inner += outer
+        values = inner
+        if not values:
+            return False
+    return True
 
 
 def close_environment(environment: Any) -> None:

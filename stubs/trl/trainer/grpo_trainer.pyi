@@ -8,6 +8,10 @@ from .utils import split_pixel_values_by_grid as split_pixel_values_by_grid
 from .utils import unsplit_pixel_values_by_grid as unsplit_pixel_values_by_grid
 from .utils import use_adapter as use_adapter
 
+def parse_response(
+    tokenizer: Any, ids: list[int], prefix: list[int] | None = ..., tools: list[Any] | None = ...
+) -> dict[str, Any]: ...
+
 class VLLMGeneration:
     def __init__(self, **settings: Any) -> None: ...
 

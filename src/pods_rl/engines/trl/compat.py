@@ -427,6 +427,11 @@ def rendering_by(processor: Any, render: Callable[..., Any]) -> AbstractContextM
     return _replacing(processor, apply_chat_template=render)
 
 
+def parsing_by(change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> AbstractContextManager[None]:
+    """Let TRL read turns of the policy with its `parse_response` as `change` returns it."""
+    return _replacing(grpo_trainer, parse_response=change(grpo_trainer.parse_response))
+
+
 def saving_below(trainer: TRLTrainer, folder: Path) -> AbstractContextManager[None]:
     """Let transformers write checkpoints in this folder instead of the output folder."""
     return _replacing(trainer, _get_output_dir=lambda trial: str(folder))

@@ -162,7 +162,7 @@ class PODSTrainer(TypedGRPOTrainer):
 
     def _run_trl(self, rows: list[Batch], score: Callable[..., Tensor]) -> Batch:
         """Run TRL's method, which asks `score` for the rewards."""
-        with compat.scoring_by(self, score), self._tools.tokenizable():
+        with compat.scoring_by(self, score), self._tools.reading_anything():
             return super()._generate_and_score_completions(rows)
 
     @contextmanager

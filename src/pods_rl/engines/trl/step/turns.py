@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from ....distributed.processes import version
 from ....errors import UserError
-from ....sandbox.limits import ToolLimits, close_environment, tokenizable
+from ....sandbox.limits import ToolLimits, close_environment, parsing_anything, tokenizable
 from .. import compat
 from ..batching import Shares
 from ..compat import Completions, Tokenized, TRLTrainer
@@ -277,15 +277,15 @@ class Tools:
                 tools |= {name: limited[name] for name in names}
 
     @contextmanager
-    def tokenizable(self) -> Iterator[None]:
-        """Inside, the chat template takes any text that environments, tools and the policy's calls of tools contain."""
+    def reading_anything(self) -> Iterator[None]:
+        """Inside, the parser of turns and the chat template take any text of the policy, environments and tools."""
         processor = self._trainer.processing_class
         render = processor.apply_chat_template
 
         def rendered(*args: Any, **kwargs: Any) -> Any:
             return render(*tokenizable(list(args)), **tokenizable(kwargs))
 
-        with compat.rendering_by(processor, rendered):
+        with compat.rendering_by(processor, rendered), compat.parsing_by(parsing_anything):
             yield
 
     @contextmanager

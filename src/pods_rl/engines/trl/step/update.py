@@ -411,7 +411,8 @@ class Update:
             return int(accelerator.reduce(count, reduction="sum")) > 0
 
         with accelerator.autocast():  # as TRL calls the model
-            return probe_trees(bare, model, tolerance=tolerance, on_any_process=on_any_process)
+            trains = bare is accelerator.unwrap_model(self._trainer.model)
+            return probe_trees(bare, model, tolerance=tolerance, on_any_process=on_any_process, trains=trains)
 
     def _log_probe(self, bare: Any, probe: Probe) -> None:
         """Log once how a model is computed: as a warning if it matters to memory and time, on a GPU or for rows."""
