@@ -81,7 +81,8 @@ def test_every_pair_has_its_label():
 NEWER_FAMILIES = (
     "coordinates", "codes", "capitals", "constants", "bare exponents", "options", "congruences", "plus or minus",
     "infinite sums", "lists of words", "maxima", "amounts", "parameters", "double factorials", "conditions",
-    "approximations",
+    "approximations", "named lists", "set builders", "lists of codes", "regions", "unit letters", "scales",
+    "fractions of TeX", "selections", "dotted sums", "repeating decimals", "said twice",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import operator
 import re
 from collections import Counter
 from fractions import Fraction
+from itertools import pairwise
 
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")  # \frac{1+2}{6}
 _STYLES = re.compile(
@@ -25,6 +26,7 @@ _OPERAND = re.compile(r"[0-9]{1,100}(?:\.[0-9]{1,100})?")  # 12, 12.5
 _SIGNED_OPERAND = re.compile(rf"-?{_OPERAND.pattern}")
 _ARITHMETIC = re.compile(rf"{_OPERAND.pattern}|[-+*/()]")
 _ZEROS = re.compile(r"(?<![0-9.])0+(?=[0-9])")  # of 007: Python does not read such numbers
+_DOTTED_SUM = re.compile(r"\s*((?:[0-9]{1,9}\s*\+\s*){2,9})(?:\.{3}|\\[lc]?dots)\s*\+\s*([0-9]{1,9})\s*")  # 1+2+...+9
 _APPLY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
@@ -93,3 +95,30 @@ def _evaluate(text: str) -> tuple[Fraction, Counter[Fraction]] | None:
         return evaluate(ast.parse(text, mode="eval").body), numbers
     except (SyntaxError, KeyError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
+
+
+def sum_of_progression(text: str) -> int | None:
+    r"""Return the sum of an arithmetic or a geometric progression that dots shorten; None if the text may be both.
+
+    >>> sum_of_progression(r"1+3+5+\dots+99"), sum_of_progression("1+2+4+...+64"), sum_of_progression("1+2+...+64")
+    (2500, 127, None)
+    """
+    written = _DOTTED_SUM.fullmatch(text)
+    if written is None:
+        return None
+    terms = [int(term) for term in re.findall("[0-9]+", written[1])]
+    last = int(written[2])
+    step = terms[1] - terms[0]
+    ratio = Fraction(terms[1], terms[0] or 1)
+    sums = []
+    if step > 0 and all(b - a == step for a, b in pairwise(terms)) and (last - terms[-1]) % step == 0:
+        sums.append((last + terms[0]) * ((last - terms[0]) // step + 1) // 2)
+    if ratio > 1 and all(a * ratio == b for a, b in pairwise(terms)):
+        term = Fraction(terms[0])
+        total = term
+        while term < last:
+            term *= ratio
+            total += term
+        if term == last:
+            sums.append(int(total))
+    return sums[0] if len(sums) == 1 and last > terms[-1] else None

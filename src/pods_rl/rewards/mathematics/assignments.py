@@ -50,7 +50,8 @@ def assignments(node: Node) -> dict[str, Node] | None:
 
 
 def _in_one_spelling(name: str) -> str:
-    return re.sub(r"[{}\s]", "", name).replace(r"\varphi", r"\phi").replace(r"\vartheta", r"\theta")
+    name = re.sub(r"[{}\s]", "", name).replace(r"\varphi", r"\phi").replace(r"\vartheta", r"\theta")
+    return name.casefold() if len(name) > 2 and name.istitle() else name  # Mean
 
 
 def in_order(values: Mapping[str, Node]) -> Sequence[Node] | None:

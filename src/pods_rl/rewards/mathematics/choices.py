@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 VERDICTS = {"yes": "yes", "true": "yes", "no": "no", "false": "no"}
-LETTERS = "ABCDEFGHIJ"
+LETTERS = "ABCDEFGHIJKLMNOP"
 
 _END = r"(?![\w'’])"  # of a word
 _OPTION = r"(?i:(?:the\s+)?(?:option|choice|answer|letter)\s+)?"
@@ -38,7 +38,7 @@ _DENIED_OPTION = re.compile(  # of an option that is named as such, whatever fol
 )
 _JOINS = r"(?i:or|and|nor|but|also|maybe|perhaps|possibly|alternatively|otherwise|else|then|either|vs|versus|plus)"
 _CORRECTS = (
-    r"(?i:actually|wait|hm{2,9}|sorry|correction|scratch\s+that|i\s+mean|on\s+second\s+thoughts?"
+    r"(?i:actually|wait|hm{2,9}|sorry|correction|scratch\s+that|that\s+is|i\s+mean|on\s+second\s+thoughts?"
     r"|rather(?!\s+than)|instead(?!\s+of)"
     r"|(?:change|changing|changed|switch|switching)\b[^.]{0,20}\bto)"  # changing my answer to
 )
@@ -50,7 +50,16 @@ _AFFIRMED = (
     r"(?:right|correct|true|possible|plausible|best|better|answer|valid|fine|acceptable|likely))"
 )
 
-_LONE = re.compile(r"[^\w]*([A-Za-z])[^\w]*")  # (b), B.
+_AROUND = r"[\s()\[\]{}<>.,:;*_\"'`$\\|✓✔✅☑?-]*"
+_LONE = re.compile(rf"{_AROUND}([A-Za-z]){_AROUND}!?{_AROUND}")  # (b), B.
+_REJECTING_SIGN = re.compile("[✗✘❌✕✖⛔🚫👎☒⊗¬]|~~|(?<!\\w)!")  # B ✗
+_ANNOUNCEMENT = (  # "I'd go with B", "Therefore, B", "B only"
+    "therefore so thus hence then now finally it it's its is must be should would has have to the answer final correct "
+    "right best option choice letter response result solution ans i i'd i'll i'm will go going with choose choosing "
+    "select selecting pick picking say think believe conclude that that's which my our we clearly definitely certainly "
+    "surely obviously only just alone"
+)
+_ANNOUNCING = frozenset(_ANNOUNCEMENT.split())
 _LEADING = re.compile(  # the label that an answer begins with; `weak`: what follows may be another label
     rf"\W*?(?:\((?P<bracketed>[{LETTERS}])\)"  # (B) Oxygen
     rf"|(?P<closed>[{LETTERS}])\s*[):\]]"  # B) Oxygen
@@ -64,7 +73,7 @@ _LEADING = re.compile(  # the label that an answer begins with; `weak`: what fol
 )
 _NAMED = re.compile(
     r"(?P<before>(?i:\b(?:not|except|excluding|eliminate|eliminated|reject|rejected|exclude|rule\s+out|ruled\s+out|nor"
-    r"|neither|than|of|against)\s+(?:the\s+)?)?)"  # not the
+    r"|neither|than|of|against|wrong|incorrect|false|worst)\s+(?:the\s+)?)?)"  # not the
     r"(?i:\b(?:answer|option|choice)(?:\s+is)?(?:\s+(?:option|choice))?)"  # answer is option
     rf"\s*[:=]?\s*\W?(?P<letter>[{LETTERS}])\b(?!['’])(?P<rest>.*)",  # : B
     re.DOTALL,
@@ -128,7 +137,7 @@ def _labels_except(letter: str) -> _OtherLabels:
 
 
 def read_letter(answer: str) -> str | None:
-    """Return the one letter, A to J, that an answer names, or None; a lone letter may be any.
+    """Return the one letter, A to P, that an answer names, or None; a lone letter may be any.
 
     >>> read_letter("B) Nitrogen"), read_letter("A solvent"), read_letter("Option C"), read_letter("A and C")
     ('B', None, 'C', None)
@@ -141,12 +150,28 @@ def read_letter(answer: str) -> str | None:
     return read_label(answer)
 
 
+def _announced_letter(answer: str) -> str | None:
+    """Return the one letter of an answer of which every other word only announces it."""
+    words = re.findall(r"[^\s()\[\]{}.,:;*_\"`$|✓✔✅☑-]+", answer.replace("’", "'"))
+    others = [word for word in words if word.lower() not in _ANNOUNCING]
+    if not others and words and words[-1] == "I":
+        return "I"
+    if len(others) != 1 or len(words) < 2 or others[0] not in LETTERS:
+        return None
+    return others[0]
+
+
 def read_label(answer: str) -> str | None:
     """Return the one letter that an answer names in words or with the option's text, or None; not a lone letter.
 
     >>> read_label("B) Nitrogen"), read_label("Option B"), read_label("B")
     ('B', 'B', None)
     """
+    if _REJECTING_SIGN.search(answer):
+        return None
+    announced = _announced_letter(answer)
+    if announced:
+        return announced
     leading = _LEADING.match(answer)
     if leading:
         return _leading_letter(leading)
@@ -159,6 +184,8 @@ def has_label(answer: str) -> bool:
     >>> has_label("B: Oxygen"), has_label("Option B"), has_label("B - 4ac"), has_label("B, 12")
     (True, True, False, False)
     """
+    if _announced_letter(answer):
+        return True
     label = _LEADING.match(answer) or _NAMED.search(answer)
     if label is None:
         return False
@@ -252,7 +279,7 @@ def read_verdict(answer: str) -> str | None:
     (None, None, 'yes')
     """
     first = _FIRST_WORD.match(answer) or _STATED.search(answer)
-    if first is None:
+    if first is None or _REJECTING_SIGN.search(answer):
         return None
     verdict = VERDICTS[first[1].lower()]
     rest = first[2]

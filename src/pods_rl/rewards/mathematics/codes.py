@@ -32,7 +32,8 @@ _THOUSANDS = re.compile(r",(?=[0-9]{3}(?![0-9]))")
 _FRACTION_LIKE_A_DATE = re.compile(  # 05/10, 10/05, 2020/21
     r"0[0-9]\s*/\s*[0-9]{1,4}|[0-9]{1,4}\s*/\s*0[0-9]|(?:19|20)[0-9]{2}\s*/\s*(?:(?:19|20)[0-9]{2}|[0-9]{2})"
 )
-_CAPITALS = re.compile(r"[A-Z0-9]+|[A-Z](?:\s*-\s*[A-Z]){2,}")  # BCA, 2B, A-C-B
+_CAPITALS = re.compile(r"[A-Z0-9]+|[A-Z](?:\s*-\s*[A-Z]){2,}|[A-Z][a-z]?[A-Z0-9]*-[0-9]+[A-Z]?")  # BCA, 2B, A-C-B, F-16
+_BETWEEN_CODES = re.compile(r",(?![0-9]{3}(?![0-9]))\s*(?:and\s+)?|;\s*|\s+(?:and|or)\s+")
 
 
 def compare_codes(answer: str, gold: str, written_gold: str) -> bool | None:
@@ -43,6 +44,13 @@ def compare_codes(answer: str, gold: str, written_gold: str) -> bool | None:
     >>> compare_codes("ACB", "BCA", "BCA"), compare_codes("ba", "ab", "ab")
     (False, None)
     """
+    golds = _BETWEEN_CODES.split(gold)
+    if len(golds) > 1:
+        answers = _BETWEEN_CODES.split(answer)
+        verdicts = [compare_codes(one, other, written_gold) for one, other in zip(answers, golds, strict=False)]
+        if None not in (compare_codes(code, code, written_gold) for code in golds):
+            return len(answers) == len(golds) and all(verdicts)
+        return None
     groups = _groups(gold)
     if groups:
         for pattern, joined in _RANGE_IN_WORDS:

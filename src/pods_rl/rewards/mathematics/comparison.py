@@ -18,7 +18,7 @@ from .numerals import Number, read_number
 from .parameters import split_parameter, with_letter
 from .texts import same_items
 from .units import counted_thing, same_thing, split_unit
-from .words import WORDS_THAT_CHANGE_A_NUMBER, may_change, read_number_in_words
+from .words import WORDS_THAT_CHANGE_A_NUMBER, in_digits, may_change, read_number_in_words
 
 Pair = tuple[str, str]
 MAX_DEPTH = 24  # nested brackets: twice the depth of MATH's gold answers
@@ -40,12 +40,12 @@ _TIME = re.compile(r"([0-9]{1,2})(?::([0-5][0-9]))?\s*(?:([ap])\.?\s?m\.?)?", re
 _UPRIGHT = r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{\s*)?"
 _LABEL = re.compile(rf"{_UPRIGHT}\(?([A-Za-z])\)?\s*\}}?")  # (B), \text{B}
 _LABELLED = re.compile(  # (C) 12
-    rf"{_UPRIGHT}(?:\((?=[A-Z]\))|(?=[A-H][.)]\s))([A-Z])[.)]\s*\}}?(?!\s*[\^_*/=+])"
+    rf"{_UPRIGHT}(?:\((?=[A-Z]\))|(?=[A-P][.)]\s))([A-Z])[.)]\s*\}}?(?!\s*[\^_*/=+])"
     r"(?:\\[ ,;:]|~|\\quad|\s)*([^\s,;)}].*)",
     re.DOTALL,
 )
 _OPTION_TEXT = re.compile(  # C: 12; not of "the answer is (C) because (D) is wrong"
-    r"(?<![A-Za-z])[A-J]\s*[:.)]\s*(?!(?:because|since|as|is|not|and|rather|instead)\b)(\S.*)", re.DOTALL
+    r"(?<![A-Za-z])[A-P]\s*[:.)]\s*(?!(?:because|since|as|is|not|and|rather|instead)\b)(\S.*)", re.DOTALL
 )
 _FORMULA = re.compile(
     r"(?<!\\)\$\$(.+?)(?<!\\)\$\$"  # $$x > 5$$
@@ -84,8 +84,8 @@ def decide(answer: str, gold: str) -> bool | Pair:
     """
     if not to_ascii(answer) or not to_ascii(gold):  # too long
         return False
-    answer = _without_bullets(answer)
-    gold = _without_bullets(gold)
+    answer = in_digits(_without_bullets(answer))
+    gold = in_digits(_without_bullets(gold))
     names_the_option = _compare_option(answer, gold)
     if names_the_option is not None:
         return names_the_option
@@ -249,7 +249,8 @@ def _same_label(answer: str, gold: str) -> bool:
         return False
     if answer_label[1] == gold_label[1]:
         return True
-    return len(gold.strip(" $.")) > 1 and answer_label[1].upper() == gold_label[1]
+    is_option = gold_label[1] in "ABCD" or len(gold.strip(" $.")) > 1 or "(" in answer
+    return is_option and answer_label[1].upper() == gold_label[1]
 
 
 # -- units, times and numbers ------------------------------------------------------------------------------------------

@@ -21,7 +21,10 @@ _QUANTITY = re.compile(
     rf"|(?:m?\s*\\angle\s*)?{_SYMBOL}"  # \angle A
     rf"(?:\s*\^\s*\{{\s*-1\s*\}}(?=\s*\())?(?:\s*\({_ARGUMENT}(?:,{_ARGUMENT})*\))?)\s*:?\s*"  # f^{-1}(x, 2)
 )
-_PHRASE = re.compile(r"\s*(?!(?i:.*(?:\b(?:not|never|nor|cannot)\b|n't)))[A-Za-z]{3,}(?:[\s'-]+[A-Za-z]+)*\s*:?\s*")
+_PHRASE = re.compile(
+    r"\s*(?!(?i:.*(?:\b(?:not|never|nor|cannot|sin|cos|tan|cot|sec|csc|log|exp|sqrt)\b|n't)))"
+    r"[A-Za-z]{3,}(?:[\s'-]+[A-Za-z]+)*\s*:?\s*"
+)
 
 _LEAD_IN = re.compile(  # "Thus the answer is"
     r"^\s*(?:(?:so|thus|hence|therefore|then|finally|and|the|our|final|answer|value|sum|is|of|that|we|get|have|find)"

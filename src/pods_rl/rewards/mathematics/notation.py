@@ -76,7 +76,7 @@ _SPACE = re.compile(
     r"(?<!\\)\\[,;:> ]"  # 5\,cm
     r"|\\q?quad"
     r"|\\(?:(?:neg)?(?:thin|med|thick)|en)space(?![A-Za-z])|\\enskip(?![A-Za-z])"
-    r"|~|\s+"
+    r"|(?<!~)~(?!~)|\s+"
 )
 # A sign belongs to the number after it only where no term can be before it: "5 - 3" and "Answer - 3" stay as they are.
 _NO_TERM_BEFORE = (
@@ -90,9 +90,10 @@ _SIGN_IN_WORDS = re.compile(  # negative 3, minus \pi
     rf"{_NO_TERM_BEFORE}(?:(?:an? )?negative|minus|neg\.?) *(?={_NUMBER_AHEAD}|\\(?:sqrt|pi|infty)(?![a-z]))",
     re.IGNORECASE,
 )
+_EQUALS = re.compile(r"(?<=[\w)}] )(?:is equal to|equals(?: to)?)(?= )|(?<=^[A-Za-z] )is(?= [-0-9.\\])")  # x equals 5
 _BARE_EXPONENT = re.compile(  # 10^-2, e^-x
     r"\^\s*([+-])(?:(?<=-)\s*)?"
-    r"([0-9]+(?:\.[0-9]+)?|\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\\sqrt\s*\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z]|\([^()]*\))"
+    r"([0-9]+(?:\.[0-9]+)?|\\[dt]?frac\s*(?:[0-9]{2}|\{[^{}]*\}\s*\{[^{}]*\})|\\sqrt\s*\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z]|\([^()]*\))"
 )
 _GROUPED = re.compile(  # 1 200 000, 1'200
     r"(?<![\w.,'])(?<![0-9] )[1-9][0-9]{0,2}(?:(?: [0-9]{3})+|(?:'[0-9]{3})+)(?![\w,']|\.[0-9]{3} |\s*/| [0-9])"
@@ -141,7 +142,7 @@ def plain(text: str) -> str:
     in_symbols = _IN_WORDS.get(text.lower())
     if in_symbols:
         return in_symbols
-    text = _with_signs(text)
+    text = _with_signs(_EQUALS.sub("=", text))
     text = _BARE_EXPONENT.sub(r"^{\1\2}", text)
     text = _REPEATING.sub(_as_fraction, text)
     return _GROUPED.sub(lambda number: re.sub("[ ']", "", number[0]), text)

@@ -2,7 +2,7 @@ r"""Compare answers as sets of real numbers: `x < 3` is `(-\infty, 3)`. Runs in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -75,11 +75,24 @@ def _set(node: Node) -> Any:
         return sympy.Complement(*parts)
     if node.kind == "cap":
         return sympy.Intersection(*parts)
-    if node.kind in ("and", "list") and all(item.kind == "relation" for item in node.items):
+    if node.kind in ("and", "or", "list"):
+        return _of_list(node, parts)
+    return sympy.Union(*parts)
+
+
+def _of_list(node: Node, parts: Sequence[Any]) -> Any:
+    r"""Return the set of a list, or None if an item adds nothing, or is the only relation: `[0,\infty), 9`."""
+    are_relations = {item.kind == "relation" for item in node.items}
+    if len(are_relations) > 1:
+        return None
+    if node.kind != "or" and True in are_relations:
         together = sympy.Intersection(*parts)
         # x < 1, x > 2 means either, since no number is both
         if node.kind == "and" or not together.is_empty:
             return together
+    for i, part in enumerate(parts):
+        if part.is_subset(sympy.Union(*parts[:i], *parts[i + 1 :])) is not False:
+            return None
     return sympy.Union(*parts)
 
 

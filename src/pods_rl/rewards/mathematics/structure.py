@@ -10,7 +10,9 @@ import re
 from itertools import product
 from typing import Any, NamedTuple
 
+from .bounds import split_bound
 from .names import is_name
+from .words import WORDS_THAT_CHANGE_A_NUMBER, may_change
 
 MAX_SIGNED = 3  # coordinates of a point with signs of their own
 BRACKETS = ("()", "[]", "(]", "[)")
@@ -66,6 +68,10 @@ _OPEN_BRACKET = re.compile(r"(?:[(\[]|\\\{|_\{)[^()\[\]{}]*$")  # before the num
 _BUILDER = re.compile(
     r"\s*([^,:|]*?)\s*(?:\\mid|:|\|)\s*(.*[<>=].*|.*\\(?:le|ge|lt|gt|ne).*)", re.DOTALL
 )  # x \mid x > 2
+_LABELLED = re.compile(  # max 5, Tom: 5, Ann has 7
+    r"([A-Za-z]{2,}(?:[ '-][A-Za-z]+){0,3}?)\s*(?:\s(?:is|are|has|have|had|gets?|got)|:)?\s*"
+    r"(?=[-+]?[0-9.]|[-+]?\\[dt]?frac)(.+)"
+)
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-z])")
 _INTERVAL = re.compile(r"([\](\[])([^\[\]()]*,[^\[\]()]*)([\[\])])")  # also ]2, 5[
 _ROWS = re.compile(  # of a system: \begin{cases} x = 3 \\ y = 2 \end{cases}
@@ -167,7 +173,7 @@ def _in_base(digits: str, base: str) -> Node:
 
 
 def _row(text: str) -> Node:
-    row = _read(text)
+    row = _item(text)
     if row.kind == "list":
         return Node("()", row.items)
     return row
@@ -190,12 +196,24 @@ def _read_all(parts: list[str]) -> tuple[Node, ...]:
     r"""Read each part. A part that is a list itself, as of `\pm`, gives several items."""
     items: list[Node] = []
     for part in parts:
-        node = _read(part)
+        node = _item(part)
         if node.kind == "list":
             items.extend(node.items)
         else:
             items.append(node)
     return tuple(items)
+
+
+def _item(text: str) -> Node:
+    """Read an item of a list. Words before a number name it: `max 5` is read as `max = 5`."""
+    labelled = _LABELLED.fullmatch(text.strip())
+    if labelled is None:
+        return _read(text)
+    words = labelled[1]
+    if may_change(words.split(), WORDS_THAT_CHANGE_A_NUMBER) or split_bound(words, "") != ("", words, ""):
+        return _read(text)
+    name = words if is_name(words) else f"name {words}"  # Al, which is a name only here
+    return Node("relation", (Node("value", text=name), _read(labelled[2])), ("=",))
 
 
 def _relation(parts: list[str], signs: list[str]) -> Node:
@@ -251,8 +269,10 @@ def _in_brackets(text: str, kind: str, content: str) -> Node:
 
 def _group(text: str, kind: str, content: str) -> Node:
     builder = _BUILDER.fullmatch(content) if kind == "set" else None
-    if builder:  # \{x \mid x > 2\}
-        return _read(builder[2])
+    element, condition = builder.groups() if builder else ("", "")
+    name, _, _ = element.partition(r"\in")
+    if is_name(name) and len(name.split()) == 1:  # \{x \mid x > 2\}, \{x \in \mathbb{Z} \mid x > 2\}
+        return _read(rf"{element} \land {condition}" if r"\in" in element else condition)
     parts, separators = _split(content.replace(";", ","), "list")
     if not separators and kind != "set":
         inner = _read(content)

@@ -7,7 +7,8 @@ from collections import Counter
 from typing import NamedTuple
 
 from .bounds import split_bound
-from .notation import DELIMITERS, UPRIGHT, to_ascii
+from .notation import DELIMITERS, UPRIGHT, plain, to_ascii
+from .numerals import read_number
 from .unit_names import CURRENCY, PRODUCTS, in_one_word, unit_named
 from .words import WORDS_THAT_CHANGE_A_NUMBER, may_change
 
@@ -75,7 +76,7 @@ def split_unit(text: str, *, loose: bool = False) -> tuple[str, str | None]:
         return text, currency
     flat = _flat(bare)
     units = _units_at_end(flat)
-    if units is None or (not loose and _may_be_variable(units.written)):
+    if units is None or (not loose and _may_be_variable(units.written, flat[: units.start])):
         words = _WORDS_AT_END.search(flat)
         if words and _only_describe(words["words"]):
             text = _unflat(flat[: words.start()])
@@ -119,8 +120,11 @@ def _units_at_end(flat: str) -> _Units | None:
     return None
 
 
-def _may_be_variable(units: str) -> bool:
-    return "<" not in units and _ONE_LETTER.fullmatch(units) is not None
+def _may_be_variable(units: str, value: str) -> bool:
+    """Whether a unit is a single letter that is not upright, unless a space separates it from a number: `12 m`."""
+    if "<" in units or _ONE_LETTER.fullmatch(units) is None:
+        return False
+    return not units[0].isspace() or read_number(plain(value.rpartition("=")[2])) is None
 
 
 def _flat(text: str) -> str:

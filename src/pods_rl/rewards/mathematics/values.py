@@ -12,6 +12,7 @@ import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy, normalize_latex
 from sympy.core.function import AppliedUndef
 
+from .arithmetic import sum_of_progression
 from .functions import put_back, take_out
 from .notation import GREEK
 from .numerals import Number, read_number
@@ -41,10 +42,26 @@ def _two_arguments(command: re.Match[str]) -> str:
     return rf"\{command[1]}" + _braced((command[2], command[3]))
 
 
+def _selection(written: re.Match[str]) -> str:
+    """Write the number of combinations C or of arrangements A, P with factorials; others are powers of a variable."""
+    numbers = [int(number) for number in re.findall("[0-9]+", written[0])]
+    n, k = numbers if written[0].index("_") < written[0].index("^") else numbers[::-1]
+    if k > n:
+        return written[0]
+    if written[1] == "C":
+        return rf"\binom{{{n}}}{{{k}}}"
+    return rf"\frac{{{n}!}}{{{n - k}!}}"
+
+
 _GREEK = "|".join(GREEK.split())
 _PART = r"(\{[^{}]*\}|\\[A-Za-z]+|[0-9A-Za-z])"  # an argument with or without braces
+_INDEX = r"\s*(?:\{\s*[0-9]{1,4}\s*\}|[0-9])\s*"
+_SIDE = r"((?:[^{}]|\{[^{}]*\})*)"  # with one level of braces
 _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"([A-Za-z}])('+)", _primes),  # f'
+    (rf"(?<![A-Za-z\\])([CAP])\s*(?:_{_INDEX}\^{_INDEX}|\^{_INDEX}_{_INDEX})", _selection),  # C_5^2, A^2_5
+    (rf"(?:\{{|^){_SIDE}\\over(?![A-Za-z]){_SIDE}(?:\}}|$)", r"{\\frac{\1}{\2}}"),  # {3 \over 4}
+    (rf"^\{{(\\frac\{{{_SIDE}\}}\{{{_SIDE}\}})\}}$", r"\1"),  # the parser reads {1} as a set
     (
         r"(?:\{\s*\})?[_^]\{?(\w+)\}?\s*C_\{?(\w+)\}?"  # {}_5C_2, ^5C_2
         r"|(?<![A-Za-z])C\((\w+),\s*(\w+)\)"  # C(5, 2)
@@ -58,6 +75,7 @@ _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
         r"\\sqrt\1{\2\3}",
     ),
     (rf"\\[dtc]?(frac|binom)\s*{_PART}\s*{_PART}", _two_arguments),  # \frac12, \dfrac{1}2
+    (r"\^\s*(\\frac\{[^{}]*\}\{[^{}]*\})", r"^{\1}"),  # x^\frac{1}{2}
     (r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)", r"\\cdot "),  # 3 x 10^8
     (r"(?<=[_^])\s*([0-9A-Za-z])(?=[ _^\\])", r"{\1}"),  # x^2 y
     (r"(?<![\\A-Za-z])Pi(?![A-Za-z])", r"\\pi"),
@@ -108,7 +126,7 @@ def value(text: str) -> Any:
             return None
         return sympy.Rational(as_number.fraction.numerator, as_number.fraction.denominator)
     if _UNFINISHED.search(text):
-        return None
+        return sum_of_progression(text)
     taken_out = take_out(text, value)
     if taken_out is None:
         return None

@@ -10,9 +10,13 @@ from .arithmetic import read_expression
 from .bounds import split_bound, split_bound_in_words
 from .names import is_asked_for, is_name
 from .notation import GREEK
-from .numerals import NUMBER, PERCENT, Number, inline_fractions, number_of
+from .numerals import NUMBER, PERCENT, Number, inline_fractions, number_of, read_number
 
-_SCALE = re.compile(r"\s*(dozen|hundred|thousand|million|billion|trillion)s?(?![a-z])")  # of 2.5 million
+_SCALED = re.compile(  # 2.5 million, 5\text{ million}
+    r"(?<![\w.,^/{])([0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?)((?:[\s~-]|\\[ ,;:]|\\text\{){0,9})"
+    r"(dozen|hundred|thousand|million|billion|trillion)s?(?![A-Za-z])"
+)
+_SAID_TWICE = re.compile(r"([^()]*[^()\s])\s*\(([^()]+)\)([^()]*)")  # 5 (five)
 _AND_SHARE = re.compile(
     r"\s+and\s+(?:(a|an|one)\s+(half|third|quarter)"  # of 1 and a half
     r"|(three)\s+(quarter)s)(?![a-z])"  # of 1 and three quarters
@@ -103,11 +107,12 @@ def read_number_in_words(text: str, *, asked_for: bool = False) -> Number | None
     (Fraction(18, 1), None, None)
     >>> read_number_in_words("m+n = 37"), read_number_in_words("m+n = 37", asked_for=True).value
     (None, Fraction(37, 1))
-    >>> read_number_in_words("2.5 million").value == 2_500_000, read_number_in_words("negative twenty-one").value
-    (True, Fraction(-21, 1))
+    >>> read_number_in_words("negative twenty-one").value, read_number_in_words("5 (five)").value
+    (Fraction(-21, 1), Fraction(5, 1))
     >>> read_number_in_words("at least 12 eggs").bound, read_number_in_words("all but 12") is None
     ('>=', True)
     """
+    text = _said_once(text)
     if "=" in text:
         text = _right_side(text, asked_for=asked_for)
     text = _DECIMAL_COMMA.sub(lambda decimal: decimal[0].replace(",", "."), text)
@@ -122,7 +127,7 @@ def read_number_in_words(text: str, *, asked_for: bool = False) -> Number | None
     if _LETTER.match(after) or _DASH_AFTER.match(after):
         return None
     percent = PERCENT.match(after)
-    ending = percent or _SCALE.match(after) or _AND_SHARE.match(after)
+    ending = percent or _AND_SHARE.match(after)
     rest = after[ending.end() :] if ending else after.removeprefix("-")  # 5-year
     around = split_bound(_BULLET.sub("", before, count=1), rest)
     if around is None:
@@ -142,12 +147,40 @@ def read_number_in_words(text: str, *, asked_for: bool = False) -> Number | None
     return number._replace(value=value, bound=bound)
 
 
+def _said_once(text: str) -> str:
+    """Drop a number in brackets that repeats the number before it, one in digits and one in words: `5 (five)`."""
+    twice = _SAID_TWICE.fullmatch(text)
+    if twice is None:
+        return text
+    before, within, after = twice.groups()
+    in_figures = [read_number(side) for side in (before, within)]
+    if (in_figures[0] or read_number_in_words(before)) != (in_figures[1] or read_number_in_words(within)):
+        return text
+    return before + after if in_figures.count(None) == 1 else text
+
+
+def in_digits(text: str) -> str:
+    r"""Write numbers in digits where a word scales them.
+
+    >>> in_digits("2.5 million dollars"), in_digits("2 dozen eggs"), in_digits(r"5\text{ million}")
+    ('2500000  dollars', '24  eggs', '5000000\\text{ }')
+    """
+    return _SCALED.sub(_scaled, text)
+
+
+def _scaled(scaled: re.Match[str]) -> str:
+    number, between, scale = scaled.groups()
+    try:
+        value = Fraction(number.replace(",", "")) * _SCALES_AFTER_DIGITS[scale]
+    except ZeroDivisionError:
+        return scaled[0]
+    return f"{value}{between.replace('-', ' ')}"
+
+
 def _with_ending(value: Fraction, ending: re.Match[str] | None) -> Fraction:
-    """Return the value of a number with the word after it: "2 dozen", "1 and a half"."""
+    """Return the value of a number with the words after it: "1 and a half"."""
     if ending is None or ending.re is PERCENT:
         return value
-    if ending.re is _SCALE:
-        return value * _SCALES_AFTER_DIGITS[ending[1]]
     share = Fraction(3, 4) if ending[3] else Fraction(1, _SHARES[ending[2]])
     if value < 0:
         return value - share
