@@ -158,6 +158,9 @@ def _announced_letter(answer: str) -> str | None:
         return "I"
     if len(others) != 1 or len(words) < 2 or others[0] not in LETTERS:
         return None
+    following = words[words.index(others[0]) + 1 :]
+    if following and following[0] not in ("is", "only", "alone"):  # A solution
+        return None
     return others[0]
 
 

@@ -90,7 +90,9 @@ _SIGN_IN_WORDS = re.compile(  # negative 3, minus \pi
     rf"{_NO_TERM_BEFORE}(?:(?:an? )?negative|minus|neg\.?) *(?={_NUMBER_AHEAD}|\\(?:sqrt|pi|infty)(?![a-z]))",
     re.IGNORECASE,
 )
-_EQUALS = re.compile(r"(?<=[\w)}] )(?:is equal to|equals(?: to)?)(?= )|(?<=^[A-Za-z] )is(?= [-0-9.\\])")  # x equals 5
+_EQUALS = re.compile(
+    r"(?<=[\w)}] )(?<![Ii]t )(?:is equal to|equals(?: to)?)(?= )|(?<=^[A-Za-z] )is(?= [-0-9.\\])"
+)  # x equals 5
 _BARE_EXPONENT = re.compile(  # 10^-2, e^-x
     r"\^\s*([+-])(?:(?<=-)\s*)?"
     r"([0-9]+(?:\.[0-9]+)?|\\[dt]?frac\s*(?:[0-9]{2}|\{[^{}]*\}\s*\{[^{}]*\})|\\sqrt\s*\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z]|\([^()]*\))"

@@ -7,8 +7,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from .bounds import split_bound
-from .notation import DELIMITERS, UPRIGHT, plain, to_ascii
-from .numerals import read_number
+from .notation import DELIMITERS, UPRIGHT, to_ascii
 from .unit_names import CURRENCY, PRODUCTS, in_one_word, unit_named
 from .words import WORDS_THAT_CHANGE_A_NUMBER, may_change
 
@@ -34,6 +33,7 @@ _UNIT_TOKEN = re.compile(
     rf"|(?P<square>(?:{_SQUARE})(?![A-Za-z]))"
     rf"|(?<![A-Za-z\\])(?P<name>{_NAME})"  # cm
 )
+_DIGITS = re.compile(r"\s*[-+]?[0-9][0-9.,]*")
 _ONE_LETTER = re.compile(  # m^2, \mu m: may be variables unless upright
     rf"{_GAP}*(?:\\mu{_GAP}*)?[A-Za-z]{_GAP}*(?:\^\s*\{{?\s*-?[1-4]\s*\}}?)?{_GAP}*"
 )
@@ -121,10 +121,10 @@ def _units_at_end(flat: str) -> _Units | None:
 
 
 def _may_be_variable(units: str, value: str) -> bool:
-    """Whether a unit is a single letter that is not upright, unless a space separates it from a number: `12 m`."""
+    """Whether a unit is a single letter that is not upright, unless a space separates it from digits: `12 m`."""
     if "<" in units or _ONE_LETTER.fullmatch(units) is None:
         return False
-    return not units[0].isspace() or read_number(plain(value.rpartition("=")[2])) is None
+    return not units[0].isspace() or _DIGITS.fullmatch(value.rpartition("=")[2]) is None
 
 
 def _flat(text: str) -> str:

@@ -172,7 +172,7 @@ def _scaled(scaled: re.Match[str]) -> str:
     number, between, scale = scaled.groups()
     try:
         value = Fraction(number.replace(",", "")) * _SCALES_AFTER_DIGITS[scale]
-    except ZeroDivisionError:
+    except (ValueError, ZeroDivisionError):  # 2.5/3 million
         return scaled[0]
     return f"{value}{between.replace('-', ' ')}"
 
