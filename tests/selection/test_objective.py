@@ -76,7 +76,7 @@ def test_values_outside_the_mask_are_ignored(junk: float) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"logps_PMT": torch.zeros(2, 3)}, r"^logps .*\[2, 3\]"),
+        ({"logps_PMT": torch.zeros(3)}, r"^logps .*\[3\]"),
         ({"mask_PMT": torch.zeros(2, 3, 1)}, r"^mask .*\[2, 3, 1\]"),
         ({"advantages_PM": torch.zeros(6)}, r"^advantages .*\[2, 3\].*\[6\]"),
         ({"ref_logps": None, "beta": 0.04}, "^beta = 0.04 .*ref_logps.*None"),

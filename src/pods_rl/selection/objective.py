@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .types import Selection, check_device, check_not_negative, check_rewards, check_tensor, describe
+from .types import BatchSelection, Selection, check_device, check_not_negative, check_rewards, check_tensor, describe
 
 # Sums of equal parts in two orders differ by rounding, in float32 by a few times 6e-8 of their size.
 CONSTANT_TOLERANCE = 5e-7  # of the magnitude of a group's rewards
@@ -19,7 +19,7 @@ _CHOICES = {"when": ("after", "before"), "scale": ("group", "batch", "none"), "b
 
 def advantages(
     rewards_PN: Tensor,
-    selection: Selection,
+    selection: Selection | BatchSelection,
     *,
     when: Literal["after", "before"] = "after",
     scale: Literal["group", "batch", "none"] = "group",
@@ -34,22 +34,24 @@ def advantages(
 
     Args:
         rewards_PN: `[P, N]`, finite or NaN.
-        selection: the rollouts kept of each prompt.
-        when: "after" takes mean and deviation of the m kept rewards (the paper), "before" of all n.
+        selection: the rollouts kept of each prompt, or of the batch. Each advantage of a `BatchSelection` with weights
+            is multiplied by its row's weight.
+        when: "after" takes mean and deviation of the prompt's kept rewards (the paper), "before" of all n.
         scale: divide by the deviation of the "group", of the "batch" (all prompts' rewards), or "none".
         baseline: the group's "mean", or for each rollout the mean of the others ("leave_one_out"). With the
             latter, "batch" standardises the batch's advantages (TRL's `normalize_advantages`).
         epsilon: added to the deviation, in units of reward; at least 0.
 
     Returns:
-        `[P, M]`, float64 for float64 and integer rewards, else float32.
+        `[P, M]`, or `[R]` in the order of `indices` for a `BatchSelection`; float64 for float64 and integer rewards,
+        else float32.
 
     Edges: NaN rewards do not count in any mean or deviation, and have advantage 0. A group of equal rewards
     (`is_constant`), or of one scored rollout, has advantages of exactly 0. Rewards above 1e15 may overflow in float32.
+    Scaled by the "group", a kept group with a small spread has advantages as large as one with a large spread.
 
     Raises:
-        TypeError: rewards that are not a tensor, a selection that is not a `Selection`, or an epsilon that is not a
-            number.
+        TypeError: rewards that are not a tensor, a selection of another type, or an epsilon that is not a number.
         ValueError: an unknown `when`, `scale` or `baseline`; leave-one-out scaled by the group; an infinite reward;
             a selection that does not fit; a negative epsilon.
 
@@ -59,13 +61,15 @@ def advantages(
     """
     _check_choices(when=when, scale=scale, baseline=baseline)
     check_not_negative("epsilon", epsilon)
-    if not isinstance(selection, Selection):
+    if not isinstance(selection, Selection | BatchSelection):
         raise TypeError(
-            f"selection must be a Selection, as `select` returns it; got {describe(selection)}. "
+            f"selection must be a Selection, as `select` returns it, or a BatchSelection; got {describe(selection)}. "
             "Pass Selection(indices) with the int64 indices [P, M] of the kept rollouts."
         )
     rewards_PN, _ = check_rewards(rewards_PN)
     kept_PM = selection.take(rewards_PN)
+    if isinstance(selection, BatchSelection):
+        kept_PM = selection.by_prompt(kept_PM)
     # Mean and deviation are those of the reference: `[P, M]` or `[P, N]`.
     reference_PR = kept_PM if when == "after" else rewards_PN
 
@@ -84,7 +88,11 @@ def advantages(
         scaled_PM = centred_PM / (_nan_std(groups_PR) + epsilon)
     # Rounding of a constant group's mean must not become an advantage.
     constant_P1 = is_constant(reference_PR).unsqueeze(1)
-    return scaled_PM.nan_to_num(nan=0.0).masked_fill(constant_P1, 0.0)
+    advantages_PM = scaled_PM.nan_to_num(nan=0.0).masked_fill(constant_P1, 0.0)
+    if not isinstance(selection, BatchSelection):
+        return advantages_PM
+    advantages_R = advantages_PM[selection.groups, selection.slots]
+    return advantages_R if selection.weights is None else advantages_R * selection.weights.to(advantages_R.dtype)
 
 
 def spread(rewards_PN: Tensor) -> Tensor:
@@ -134,14 +142,15 @@ def pods_objective(
     term is GRPO's (arXiv 2402.03300, equation 4): exp(ref - logp) - (ref - logp) - 1 per token.
 
     Args:
-        logps_PMT: `[P, M, T]`, log-probability (nats) of each completion token under the policy in training.
-        old_logps_PMT: `[P, M, T]`, under the policy that generated them; held constant.
-        advantages_PM: `[P, M]`, held constant.
-        mask_PMT: `[P, M, T]`, true or 1 on completion tokens; values elsewhere are ignored.
+        logps_PMT: `[P, M, T]`, or `[R, T]` for the rows of a batch: log-probability (nats) of each completion token
+            under the policy in training.
+        old_logps_PMT: of the same shape, under the policy that generated them; held constant.
+        advantages_PM: `[P, M]` or `[R]`, held constant.
+        mask_PMT: of the shape of `logps_PMT`, true or 1 on completion tokens; values elsewhere are ignored.
         epsilon_low: the ratio is clipped at 1 - epsilon_low; at least 0.
         epsilon_high: and at 1 + epsilon_high, at least 0; None takes epsilon_low.
         beta: weight of the KL term against the reference policy, at least 0; the paper's default is 0.
-        ref_logps: `[P, M, T]`, under the reference policy, held constant; required unless beta is 0.
+        ref_logps: of the shape of `logps_PMT`, under the reference policy, held constant; required unless beta is 0.
 
     Returns:
         A scalar to minimise, in the dtype of `logps_PMT`. A completion without tokens counts as 0.
@@ -154,6 +163,8 @@ def pods_objective(
 
     >>> logps = torch.zeros(1, 2, 3)
     >>> pods_objective(logps, logps, torch.tensor([[1.0, -0.5]]), torch.ones(1, 2, 3))
+    tensor(-0.2500)
+    >>> pods_objective(logps[0], logps[0], torch.tensor([1.0, -0.5]), torch.ones(2, 3))
     tensor(-0.2500)
     """
     check_not_negative("epsilon_low", epsilon_low)
@@ -213,9 +224,9 @@ def _check_inputs(
         check_tensor(name, value)
         check_device(name, value, "logps", logps_PMT)
     _check_dtypes(per_token, advantages_PM)
-    if logps_PMT.ndim != 3:
-        raise ValueError(f"logps must have shape [P, M, T]; got {describe(logps_PMT)}.")
-    if 0 in logps_PMT.shape[:2]:
+    if logps_PMT.ndim not in (2, 3):
+        raise ValueError(f"logps must have shape [P, M, T] or [R, T]; got {describe(logps_PMT)}.")
+    if 0 in logps_PMT.shape[:-1]:
         raise ValueError(
             f"logps must hold at least one completion; got {describe(logps_PMT)}, whose mean would be NaN. Skip the "
             "update of a batch without completions."
@@ -223,19 +234,19 @@ def _check_inputs(
     for name, value in per_token.items():
         if value.shape != logps_PMT.shape:
             raise ValueError(f"{name} must have the shape of logps, {list(logps_PMT.shape)}; got {describe(value)}.")
-    if advantages_PM.shape != logps_PMT.shape[:2]:
+    if advantages_PM.shape != logps_PMT.shape[:-1]:
         raise ValueError(
-            f"advantages must have shape [P, M] = {list(logps_PMT.shape[:2])}; got {describe(advantages_PM)}."
+            f"advantages must have the shape of logps without T, {list(logps_PMT.shape[:-1])}; got "
+            f"{describe(advantages_PM)}."
         )
     if mask.dtype != torch.bool and not ((mask == 0) | (mask == 1)).all():
         raise ValueError("mask must be true or 1 on completion tokens and false or 0 elsewhere; it has other values.")
     unusable = (~advantages_PM.isfinite()).nonzero().tolist()
     if unusable:
-        prompt, row = unusable[0]
+        place = "prompt {}, row {}" if advantages_PM.ndim == 2 else "row {}"
         raise ValueError(
-            f"{len(unusable)} of {advantages_PM.numel()} advantages are NaN or infinite, the first at prompt "
-            f"{prompt}, row {row}. Give a rollout that cannot be scored advantage 0, as "
-            "`advantages` does."
+            f"{len(unusable)} of {advantages_PM.numel()} advantages are NaN or infinite, the first at "
+            f"{place.format(*unusable[0])}. Give a rollout that cannot be scored advantage 0, as `advantages` does."
         )
 
 

@@ -168,6 +168,21 @@ class BatchSelection:
         check_device("values", values_PN, "the selection", self.indices)
         return values_PN.reshape(-1)[self.indices]
 
+    def by_prompt(self, values_R: Tensor) -> Tensor:
+        """Return values of the kept rollouts as rows of their prompts, `[P, M]`: M is the largest size, at least 1.
+
+        Places without a rollout are NaN.
+
+        >>> BatchSelection(torch.tensor([0, 2, 6, 7, 8]), 3, 3).by_prompt(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]))
+        tensor([[1., 2., nan],
+                [nan, nan, nan],
+                [3., 4., 5.]])
+        """
+        largest = max(self.sizes.tolist(), default=1)
+        values_PM = values_R.new_full((self.num_prompts, max(largest, 1)), math.nan)
+        values_PM[self.groups, self.slots] = values_R
+        return values_PM
+
 
 @dataclass(frozen=True, eq=False)
 class Selection:
