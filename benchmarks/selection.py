@@ -1,5 +1,7 @@
 """Speed of the max-variance rule against the paper's Algorithm 2 in a Python loop, and against a sort.
 
+The rule over the batch (`select_batch`) is timed next to `select` of as many rows, and next to the same sort.
+
     python benchmarks/selection.py [--repeats 31] [--json FILE]
 
 One thread, CPU time. Each round times every contender once; the table has the median and quartiles of the ratios
@@ -21,12 +23,15 @@ import torch
 from torch import Tensor
 
 from measuring import alternate, command_line, write_json
-from pods_rl.selection import RULES, select
+from pods_rl.selection import RULES, select, select_batch
 
 SETTINGS = [(256, 512, 128), (1, 64, 16), (4096, 64, 16)]
 GOAL_SETTING = (256, 512, 128)
 GOAL_LOOP = 100.0
 GOAL_SORT = 2.0
+BATCH_SETTINGS = [(8, 16, 32), (64, 16, 256), (512, 64, 8192)]  # P, n, R
+GOAL_BATCH_SETTING = (512, 64, 8192)
+GOAL_BATCH_SECONDS = 0.05
 KINDS: dict[str, Callable[[Tensor], Tensor]] = {"normal": lambda x_PN: x_PN, "binary": lambda x_PN: (x_PN > 0).float()}
 
 
@@ -102,6 +107,35 @@ def compare(prompts: int, n: int, m: int, kind: str, repeats: int, loop_repeats:
     }
 
 
+def compare_batch(prompts: int, n: int, rows: int, kind: str, repeats: int) -> dict:
+    """Measure the rule over a batch: seconds of `select_batch`, of `select` of as many rows, and of a sort."""
+    normal_PN = torch.randn(prompts, n, generator=torch.Generator().manual_seed(0))
+    rewards_PN = KINDS[kind](normal_PN)
+    contenders: dict[str, Callable[[], object]] = {
+        "select_batch": lambda: select_batch(rewards_PN, rows),
+        "select": lambda: select(rewards_PN, rows // prompts),
+        "sort": lambda: rewards_PN.sort(dim=1),
+    }
+    seconds = measure(contenders, repeats)
+    return {
+        "setting": [prompts, n, rows],
+        "rewards": kind,
+        "seconds": {name: quartiles(values) for name, values in seconds.items()},
+    }
+
+
+def batch_table(results: list[dict]) -> str:
+    """Return a line per setting of a batch: medians in ms."""
+    header = f"{'P x n -> R':19}{'rewards':7}{'select_batch ms':>17}{'select ms':>11}{'sort ms':>9}"
+    lines = [header, "-" * len(header)]
+    for result in results:
+        prompts, n, rows = result["setting"]
+        setting = f"{prompts} x {n} -> {rows}"
+        batch, one_prompt, sort = (1e3 * result["seconds"][name][1] for name in ("select_batch", "select", "sort"))
+        lines.append(f"{setting:19}{result['rewards']:7}{batch:17.3f}{one_prompt:11.3f}{sort:9.3f}")
+    return "\n".join(lines)
+
+
 def table(results: list[dict]) -> str:
     """Return a line per setting, within 80 columns: medians in ms, ratios with quartiles."""
     header = f"{'P x n -> m':17}{'rewards':7}{'rule ms':>9}{'sort ms':>9}{'loop / rule':>18}{'rule / sort':>18}"
@@ -138,8 +172,18 @@ def main() -> None:
     met = judged["times_faster_than_loop"][1] >= GOAL_LOOP and judged["times_sort_float32"][1] <= GOAL_SORT
     setting = "{} x {} -> {}".format(*GOAL_SETTING)
     print(f"Goal at {setting}: >= {GOAL_LOOP:.0f} x the loop, <= {GOAL_SORT:.0f} sorts: {'met' if met else 'MISSED'}")
+
+    batch_results = []
+    for (prompts, n, rows), kind in product(BATCH_SETTINGS, KINDS):
+        batch_results.append(compare_batch(prompts, n, rows, kind, arguments.repeats))
+    print(batch_table(batch_results))
+    judged_batches = [result for result in batch_results if tuple(result["setting"]) == GOAL_BATCH_SETTING]
+    slowest = max(result["seconds"]["select_batch"][1] for result in judged_batches)
+    setting = "{} x {} -> {}".format(*GOAL_BATCH_SETTING)
+    verdict = "met" if slowest < GOAL_BATCH_SECONDS else "MISSED"
+    print(f"Goal at {setting}: below {1e3 * GOAL_BATCH_SECONDS:.0f} ms: {verdict}")
     environment = {"torch": torch.__version__, "processor": platform.processor(), "threads": 1}
-    write_json(arguments.json, {"environment": environment, "results": results})
+    write_json(arguments.json, {"environment": environment, "results": results, "batches": batch_results})
 
 
 if __name__ == "__main__":

@@ -77,6 +77,52 @@ def test_a_random_rule_is_seeded(tmp_path):
     assert ids(1) == ids(1) != ids(2)
 
 
+def test_a_batch_keeps_different_numbers_of_its_groups(tmp_path):
+    """1 and 0 of b are worth more than a second pair of c; a has equal rewards, d a single row."""
+    rows = rollouts("a", [1, 1, 1, 1]) + rollouts("b", [0, 2, 0, 2]) + rollouts("c", [1, 0, 1, 0]) + rollouts("d", [5])
+    mixed = rows[::2] + rows[1::2]
+    source = write(tmp_path / "r.jsonl", mixed)
+    result = select(source, "--selection", "batch", "--rows", 6, "--output", tmp_path / "k.jsonl")
+    kept = rows_of(tmp_path / "k.jsonl")
+    by_id = {row["id"]: row for row in kept}
+    assert set(by_id) == {"b0", "b1", "b2", "b3", "c0", "c1"}
+    assert [row["id"] for row in kept] == [row["id"] for row in mixed if row["id"] in by_id]
+    assert (by_id["c0"]["selected_rank"], by_id["c1"]["selected_rank"]) == (1, 2)
+    assert by_id["c0"]["advantage"] == pytest.approx(0.5 / (0.5**0.5 + 1e-4))  # 1 and 0, ddof = 1
+    assert sorted(by_id[f"b{i}"]["selected_rank"] for i in range(4)) == [1, 2, 3, 4]
+    assert "kept 6 rows" in result.output
+    assert "4 groups, 2 without kept rows" in result.output
+    select(source, "--selection", "batch", "-m", 1, "--output", tmp_path / "k.jsonl")  # 4 groups x 1
+    assert {row["id"] for row in rows_of(tmp_path / "k.jsonl")} == {"b0", "b1", "b2", "b3"}
+    select(source, "--selection", "batch", "--output", tmp_path / "k.jsonl")  # fewer are live than 4 x 16
+    assert len(rows_of(tmp_path / "k.jsonl")) == 8
+
+
+def test_each_parquet_file_is_a_batch(tmp_path):
+    rows = rollouts("a", [1.0, 0.0, 1.0, 0.0]) + rollouts("b", [1.0, 1.0, 1.0, 1.0])
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    for step in (1, 2):
+        write_parquet(tmp_path / "rollouts" / f"step-{step}.parquet", columns)
+    select(tmp_path / "rollouts", "--selection", "batch", "--rows", 4, "--output", tmp_path / "k.jsonl")
+    assert [row["id"] for row in rows_of(tmp_path / "k.jsonl")] == 2 * ["a0", "a1", "a2", "a3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--selection", "all"], "prompt or batch"),
+        (["--rows", 2], "--selection batch"),
+        (["--selection", "batch", "--rows", 4], "--rows 4 .* 3 rollouts"),
+        (["--selection", "batch", "--rule", "percentile"], "batch rule 'percentile'"),
+        (["--selection", "batch", "--advantages", "during"], "during"),
+    ],
+)
+def test_mistakes_of_a_batch_are_refused(source, words, message):
+    with pytest.raises(UserError, match=message):
+        select(source, *words)
+    assert select(source, "--selection", "batch", "--rows", 1).exit_code == 2
+
+
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 REWARD = '{{"prompt": 1, "reward": {}}}'

@@ -57,6 +57,18 @@ KEPT = [
     [],
 ]
 
+# What max_variance keeps over the batch, 4 x 8 of the 40 rollouts that are usable and whose group is not constant.
+KEPT_OF_BATCH = [
+    [],
+    [1, 2, 5, 7, 8, 9],
+    list(range(16)),
+    [4, 6, 7, 8],
+    [0, 1, 2, 3],
+    [0, 1],
+    [],
+    [],
+]
+
 
 def usable(group: int, rollout: int) -> bool:
     """Whether a rollout can be trained on, written out as no engine does."""

@@ -98,6 +98,7 @@ def test_mistakes_in_the_config_are_refused(tmp_path):
         ({"rule": "max_varience"}, "Did you mean max_variance"),
         ({"rule": lambda rewards, m, *, generator=None: rewards}, "at the top of a module"),
         ({"advantages": "later"}, "after or before: got 'later'"),
+        ({"selection": "batch"}, "selection = .batch."),
         ({"dynamic_sampling": "accuracy"}, "dynamic_sampling = 'accuracy': expected True or False"),
         ({"dynamic_sampling": "false"}, "expected True or False"),
         ({"num_rollouts": "16"}, "num_rollouts = '16': expected a whole number"),

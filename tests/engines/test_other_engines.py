@@ -19,11 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pods_rl import advantages, select
+from pods_rl import advantages, select, select_batch
 from pods_rl.engines.ledger import HELD_STEPS, Ledger
+from pods_rl.engines.measuring import pad_rewards
 
 from . import same_rows
-from .same_rows import KEPT
+from .same_rows import KEPT, KEPT_OF_BATCH
 
 P = 100
 N = 16
@@ -104,10 +105,8 @@ def test_slimes_options_mean_what_they_mean_without_pods(example, estimator, wit
     torch.testing.assert_close(torch.tensor(normalized).double(), expected, rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("reward_key", [None, "score"])
-def test_slime_keeps_the_rows_of_every_engine_and_fills_a_group_with_what_trains_nothing(example, reward_key):
-    recipe = example("slime_pods")
-    args = slime_args(reward_key=reward_key)
+def slimes_groups(reward_key=None):
+    """The rollouts of `same_rows` as slime holds them."""
     groups = []
     for rewards, tokens in zip(same_rows.REWARDS, same_rows.TOKENS, strict=True):
         group = []
@@ -120,6 +119,14 @@ def test_slime_keeps_the_rows_of_every_engine_and_fills_a_group_with_what_trains
                 sample.loss_mask = [0, 0, 0]
             group.append(sample)
         groups.append(group)
+    return groups
+
+
+@pytest.mark.parametrize("reward_key", [None, "score"])
+def test_slime_keeps_the_rows_of_every_engine_and_fills_a_group_with_what_trains_nothing(example, reward_key):
+    recipe = example("slime_pods")
+    args = slime_args(reward_key=reward_key)
+    groups = slimes_groups(reward_key)
     complete = [list(group) for group in groups]
     recipe.keep(args, groups)
     raw, normalized = recipe.normalize(args, list(chain(*groups)))
@@ -132,6 +139,36 @@ def test_slime_keeps_the_rows_of_every_engine_and_fills_a_group_with_what_trains
         assert (values[fillers] == 0).all()
         assert values.sum().abs() < 1e-6
     assert all(len(group) == same_rows.N for group in complete)
+
+
+def test_slime_over_the_batch_keeps_the_rows_of_every_engine(example, monkeypatch):
+    recipe = example("slime_pods")
+    monkeypatch.setattr(recipe, "SELECTION", "batch")
+    groups = slimes_groups()
+    recipe.keep(slime_args(), groups)
+    assert [[sample.index for sample in group] for group in groups] == KEPT_OF_BATCH
+    _, normalized = recipe.normalize(slime_args(), list(chain(*groups)))
+    kept = select_batch(rewards_of_same_rows(), 4 * len(KEPT))
+    expected = advantages(rewards_of_same_rows(), kept)
+    torch.testing.assert_close(torch.tensor(normalized, dtype=torch.float64), expected, rtol=1e-9, atol=1e-12)
+
+
+def rewards_of_same_rows():
+    trained = [[tokens > 0 for tokens in group] for group in same_rows.TOKENS]
+    return pad_rewards(same_rows.REWARDS, trained)
+
+
+def test_slime_fills_a_batch_that_has_too_few_rows_with_what_trains_nothing(example, monkeypatch):
+    recipe = example("slime_pods")
+    monkeypatch.setattr(recipe, "SELECTION", "batch")
+    groups = [[Sample(i, 0, float(i)) for i in range(6)], *([Sample(i, p, 1.0) for i in range(6)] for p in (1, 2))]
+    recipe.keep(slime_args(), groups)
+    samples = list(chain(*groups))
+    assert len(samples) == recipe.M * 3  # slime trains complete batches alone
+    assert [sample.group_index for sample in samples if recipe.trained_tokens(sample)] == [0] * 6
+    _, normalized = recipe.normalize(slime_args(), samples)
+    assert normalized[6:] == [0.0] * 6
+    assert sum(map(abs, normalized)) > 0
 
 
 def test_slimes_complete_groups_stay_for_its_other_functions(example):

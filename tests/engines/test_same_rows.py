@@ -11,6 +11,7 @@ import asyncio
 import importlib
 import sys
 from dataclasses import dataclass
+from itertools import product
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -20,10 +21,10 @@ from datasets import Dataset
 from pods_rl.engines.measuring import pad_rewards
 from pods_rl.engines.seeds import seeded_generator
 from pods_rl.engines.verl.groups import choose
-from pods_rl.selection import advantages, select
+from pods_rl.selection import advantages, select, select_batch
 
 from .conftest import batches_of
-from .same_rows import KEPT, NAMES, REWARDS, TOKENS, M, N, usable
+from .same_rows import KEPT, KEPT_OF_BATCH, NAMES, REWARDS, TOKENS, M, N, usable
 
 TRAINED = [[tokens > 0 for tokens in group] for group in TOKENS]
 FULL = [group for group, kept in enumerate(KEPT) if len(kept) == M]
@@ -33,6 +34,47 @@ def test_the_cases_are_as_they_are_described():
     for group, kept in enumerate(KEPT):
         assert all(usable(group, i) for i in kept), NAMES[group]
         assert len(kept) == min(M, sum(usable(group, i) for i in range(N)))
+
+
+def squares(values):
+    """The sum of squared deviations from the mean; 0 of no values."""
+    return sum((value - sum(values) / len(values)) ** 2 for value in values)
+
+
+def largest_squares(group):
+    """Of each possible number of rows of a group, the largest sum of squares: the highest and the lowest rewards."""
+    rewards = sorted(REWARDS[group][i] for i in range(N) if usable(group, i))
+    if len(set(rewards)) < 2:
+        return {0: 0.0}
+    sums = {0: 0.0}
+    for size in range(2, len(rewards) + 1):
+        splits = [rewards[: size - k] + rewards[len(rewards) - k :] for k in range(size + 1)]
+        sums[size] = max(map(squares, splits))
+    return sums
+
+
+def test_the_rows_of_a_batch_have_the_largest_sum_of_squares():
+    """Of all sizes that fill the batch."""
+    sums = [largest_squares(group) for group in range(len(KEPT))]
+    full = [sizes for sizes in product(*sums) if sum(sizes) == M * len(KEPT)]
+    best = max(sum(sums[group][size] for group, size in enumerate(sizes)) for sizes in full)
+    kept = [[REWARDS[group][i] for i in rows] for group, rows in enumerate(KEPT_OF_BATCH)]
+    assert sum(map(len, kept)) == M * len(KEPT)
+    assert sum(map(squares, kept)) == pytest.approx(best, rel=1e-12)
+    assert all(usable(group, i) for group, rows in enumerate(KEPT_OF_BATCH) for i in rows)
+
+
+def test_the_kit_and_verls_choice_over_the_batch():
+    rewards_PN = pad_rewards(REWARDS, TRAINED)
+    kept = select_batch(rewards_PN, M * len(KEPT))
+    assert [row.nonzero().flatten().tolist() for row in kept.mask()] == KEPT_OF_BATCH
+    assert choose(rewards_PN, M, "max_variance", batch_rule="max_variance").equal(kept.mask())
+
+
+def test_verl_trains_something_of_a_batch_without_a_group_to_compare():
+    kept_PN = choose(torch.ones(2, 4), 2, "max_variance", batch_rule="max_variance")
+    assert kept_PN.tolist() == [[True, True, False, False]] * 2
+    assert choose(torch.ones(1, 1), 1, "max_variance", batch_rule="max_variance").tolist() == [[True]]
 
 
 def test_the_kit_and_verls_choice():

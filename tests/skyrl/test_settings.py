@@ -33,6 +33,11 @@ REFUSED = [
     (["pods.num_rollouts=8", "pods.rule=max_varience"], "unknown rule 'max_varience'. Did you mean max_variance?"),
     (["pods.num_rollouts=8", "pods.rule=nowhere:rule"], "the rule 'nowhere:rule' could not be imported"),
     (["pods.num_rollouts=8", "pods.rule=os.path:basename"], "takes (p); expected a function of (rewards, m, "),
+    (
+        ["pods.num_rollouts=8", "pods.selection=batch"],
+        "pods.selection = batch: SkyRL counts its mini-batches in prompts",
+    ),
+    (["pods.num_rollouts=8", "pods.selection=all"], "pods.selection = 'all'"),
     (["pods.num_rollouts=8", "pods.seed=1.5"], "pods.seed = 1.5"),
     (["pods.num_rollouts=8", "pods.ledger=3"], "pods.ledger must be the path of a folder; got 3"),
     (["pods.num_rollouts=8", "pods.ledger_every=0"], "pods.ledger_every = 0"),

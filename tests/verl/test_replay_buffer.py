@@ -91,6 +91,21 @@ def test_the_rows_of_every_engine_are_kept(make_buffer):
     assert metrics["pods/unusable_rewards"] == sum(not same_rows.usable(*place) for place in places)
 
 
+def test_the_rows_of_every_engine_are_kept_over_the_batch(make_buffer):
+    buffer = make_buffer("+trainer.v1.sampler.sampler_kwargs.selection=batch")
+    for group, (rewards, tokens) in enumerate(zip(same_rows.REWARDS, same_rows.TOKENS, strict=True)):
+        values = [math.nan if reward is None else reward for reward in rewards]
+        put_group(f"g{group}", values, tokens=[min(count, 2) for count in tokens])
+    batch, metrics = sample(buffer, len(same_rows.KEPT))
+    found = kept_sessions(batch.keys)
+    assert [found.get(f"g{group}", []) for group in range(len(same_rows.KEPT))] == same_rows.KEPT_OF_BATCH
+    assert left_in_queue() == set(batch.keys)
+    assert metrics["pods/selected/rows"] == 32
+    assert metrics["pods/prompts_trained"] == 5
+    assert metrics["pods/rows_a_prompt"] == 32 / 5
+    assert metrics["pods/zero_variance_share"] == 0
+
+
 def test_a_drawing_rule_repeats_with_its_seed_and_differs_by_step(make_buffer):
     rule = "trainer.v1.sampler.sampler_kwargs.rule=random"
     seen = []

@@ -18,6 +18,7 @@ from pods_rl.engines.verl.estimators import GROUP_ESTIMATORS
 from pods_rl.engines.verl.replay_buffer import PODSReplayBuffer
 from pods_rl.engines.verl.settings import VerlSettings, read_settings
 from pods_rl.errors import UserError
+from pods_rl.selection import BATCH_RULES
 from pods_rl.selection.rules import percentile
 
 KWARGS = "trainer.v1.sampler.sampler_kwargs"
@@ -52,7 +53,10 @@ def test_verl_accepts_the_shipped_configuration(make_config, estimator):
 
 REFUSED = [
     ([f"{KWARGS}.rule=max_varience"], "max_varience"),
-    ([f"+{KWARGS}.num_rolouts=64"], "unknown key 'num_rolouts', expected num_rollouts, rule, seed, ledger, "),
+    ([f"+{KWARGS}.num_rolouts=64"], "unknown key 'num_rolouts', expected num_rollouts, selection, rule, seed, "),
+    ([f"+{KWARGS}.selection=all"], "selection = 'all': expected prompt or batch"),
+    ([f"+{KWARGS}.selection=batch", f"{KWARGS}.rule=percentile"], "unknown batch rule 'percentile'"),
+    ([f"+{KWARGS}.selection=batch", "data.train_batch_size=1"], "verl samples 1 prompt at a time"),
     ([f"{KWARGS}.num_rollouts=3"], "num_rollouts = 3 is less than actor_rollout_ref.rollout.n = 4"),
     ([f"{KWARGS}.num_rollouts=many"], "num_rollouts = 'many'"),
     ([f"~{KWARGS}.num_rollouts"], "num_rollouts = None"),
@@ -118,6 +122,13 @@ def test_one_kept_session_is_refused_where_kept_sessions_are_compared(make_confi
 def test_one_kept_session_is_accepted_where_it_is_compared_with_more(make_config, estimator):
     config = make_config("actor_rollout_ref.rollout.n=1", f"algorithm.adv_estimator={estimator}")
     assert read_settings(config).num_generations == 1
+
+
+def test_a_mean_of_one_session_is_accepted_over_the_batch(make_config):
+    """A prompt keeps none or at least two."""
+    settings = read_settings(make_config("actor_rollout_ref.rollout.n=1", f"+{KWARGS}.selection=batch"))
+    assert settings.num_generations == 1
+    assert settings.batch_rule is BATCH_RULES["max_variance"]
 
 
 def test_the_batches_of_a_step_are_counted_as_by_verls_trainer(make_config):

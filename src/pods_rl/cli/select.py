@@ -26,9 +26,10 @@ _HEAD = '{"selected_rank": '  # how a file of kept rows begins
 
 @dataclass
 class Rollout:
-    """One rollout of the input: its values, group and reward (NaN: unscored)."""
+    """One rollout of the input: its values, the Parquet file and group that it belongs to, and its reward or NaN."""
 
     values: dict[str, Any]
+    file: str
     group: str
     reward: float
 
@@ -42,7 +43,15 @@ def select(
         ),
     ],
     rule: Annotated[str, Option(help="A rule's name, or your own as package.module:function.")] = "max_variance",
-    keep: Annotated[int, Option("-m", "--keep", min=1, help="Number of rollouts to keep in each group.")] = 16,
+    keep: Annotated[
+        int, Option("-m", "--keep", min=1, help="Number of rollouts to keep in each group; of a batch, the mean.")
+    ] = 16,
+    selection: Annotated[
+        str, Option(help="Keep m rollouts of each group (prompt), or as many rows among all groups of a file (batch).")
+    ] = "prompt",
+    batch_rows: Annotated[
+        int | None, Option("--rows", min=2, help="With --selection batch: rows to keep of a file, instead of -m.")
+    ] = None,
     group_by: Annotated[str, Option("--group_by", help="The key that identifies the group of a rollout.")] = "prompt",
     reward_key: Annotated[
         str, Option("--reward_key", help="The key of the reward; null and NaN mean unscored.")
@@ -60,12 +69,15 @@ def select(
 
     Keeps the m rollouts of each group that the rule selects, in the file's order, and adds selected_rank (1: highest
     reward) and advantage to each. Groups may differ in size. If a group has fewer than m rows, all are kept. A group
-    does not span several Parquet files. Values that JSON cannot hold, such as dates and bytes, are written as text.
+    does not span several Parquet files. With --selection batch a file is a batch: groups keep different numbers of
+    rollouts, and a group of equal rewards keeps none. Values that JSON cannot hold, such as dates and bytes, are
+    written as text.
 
     \b
     Examples:
       pods select rollouts.jsonl -m 16 --output kept.jsonl
       pods select rollouts.jsonl --rule percentile -m 4 --group_by prompt_id
+      pods select rollouts.jsonl --selection batch --rows 64 --output kept.jsonl
       pods select runs/mine/rollouts -m 16 --rule max_variance --output kept.jsonl
     """
     if output is not None and output != "-":
@@ -74,9 +86,16 @@ def select(
         check_output(
             Path(output), "--output", inputs=[Path(rollouts)], ours=lambda path: begins_with(path, _HEAD), force=force
         )
+    if selection not in ("prompt", "batch"):
+        raise UserError(f"--selection {selection}: expected prompt or batch.")
+    if batch_rows is not None and selection == "prompt":
+        raise UserError("--rows counts the rows of a batch: add --selection batch, or give -m for those of a group.")
     with working("reading the rollouts", in_log=False):
         rows = read_rollouts(rollouts, group_by, reward_key)
-        kept = keep_best(rows, keep, rule, advantages, seed)
+        if selection == "batch":
+            kept = keep_of_batches(rows, keep, batch_rows, rule, advantages, seed)
+        else:
+            kept = keep_best(rows, keep, rule, advantages, seed)
     if output is not None:
         # our keys come first, which marks the file as ours, and replace those of the same name in the row
         lines = [additions | rows[place].values | additions for place, additions in kept.items()]
@@ -85,7 +104,7 @@ def select(
             sys.stdout.write(text)
         else:
             write_output(Path(output), "--output", text)
-    _summarise(rows, kept, keep, output)
+    _summarise(rows, kept, keep if selection == "prompt" else None, output)
 
 
 def read_rollouts(source: str, group_by: str, reward_key: str) -> list[Rollout]:
@@ -168,7 +187,7 @@ def _rollout(item: bytes | dict[str, Any], file: str, place: str, group_by: str,
             "null."
         )
     group = json.dumps(values[group_by], sort_keys=True, default=str)
-    return Rollout(values, file + group, float(reward))
+    return Rollout(values, file, file + group, float(reward))
 
 
 def keep_best(rows: list[Rollout], keep: int, rule: str, when: str, seed: int) -> dict[int, dict[str, Any]]:
@@ -178,12 +197,9 @@ def keep_best(rows: list[Rollout], keep: int, rule: str, when: str, seed: int) -
     from .. import selection
 
     selection.get_rule(rule)
-    groups: dict[str, list[int]] = {}
-    for place, row in enumerate(rows):
-        groups.setdefault(row.group, []).append(place)
     added: dict[int, dict[str, Any]] = {}
     generator = torch.Generator().manual_seed(seed)
-    for group in groups.values():
+    for group in _places_by(rows, "group"):
         rewards_1N = torch.tensor([[rows[place].reward for place in group]], dtype=torch.float64)  # [1, N]
         try:
             chosen = selection.select(rewards_1N, min(keep, len(group)), rule, generator)
@@ -191,10 +207,65 @@ def keep_best(rows: list[Rollout], keep: int, rule: str, when: str, seed: int) -
         except (TypeError, ValueError) as error:
             raise UserError(f"Cannot select: {error}") from error
         places = [group[index] for index in chosen.indices[0].tolist()]
-        advantage_of = dict(zip(places, advantages_1M[0].tolist(), strict=True))
-        for rank, place in enumerate(_by_reward(rows, places), start=1):
-            added[place] = {"selected_rank": rank, "advantage": advantage_of[place]}
+        added |= _additions(rows, dict(zip(places, advantages_1M[0].tolist(), strict=True)))
     return dict(sorted(added.items()))
+
+
+def keep_of_batches(
+    rows: list[Rollout], keep: int, batch_rows: int | None, rule: str, when: str, seed: int
+) -> dict[int, dict[str, Any]]:
+    """Select over the groups of each file; return rank and advantage of each kept row, by its place.
+
+    Args:
+        rows: of all files.
+        keep: m, of which a batch keeps m times its groups, or all rows if it has fewer.
+        batch_rows: R, the rows to keep of each batch instead. If None, m decides.
+        rule: a rule over a batch.
+        when: as of `selection.advantages`.
+        seed: of rules that draw.
+    """
+    import torch
+
+    from .. import selection
+
+    selection.get_batch_rule(rule)
+    added: dict[int, dict[str, Any]] = {}
+    generator = torch.Generator().manual_seed(seed)
+    for batch in _places_by(rows, "file"):
+        groups = [[batch[index] for index in group] for group in _places_by([rows[place] for place in batch], "group")]
+        rewards = [torch.tensor([rows[place].reward for place in group], dtype=torch.float64) for group in groups]
+        rewards_PN = torch.nn.utils.rnn.pad_sequence(rewards, batch_first=True, padding_value=math.nan)
+        rows_to_keep = min(keep * len(groups), len(batch)) if batch_rows is None else batch_rows
+        try:
+            if rows_to_keep > len(batch):
+                raise ValueError(f"--rows {rows_to_keep} is more than the {len(batch)} rollouts of a batch. Lower it.")
+            chosen = selection.select_batch(rewards_PN, rows_to_keep, rule, generator=generator)
+            advantages_R = selection.advantages(rewards_PN, chosen, when=when)  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            raise UserError(f"Cannot select: {error}") from error
+        kept = chosen.mask().nonzero().tolist()
+        places = [groups[prompt][rollout] for prompt, rollout in kept]
+        added |= _additions(rows, dict(zip(places, advantages_R.tolist(), strict=True)))
+    return dict(sorted(added.items()))
+
+
+def _places_by(rows: list[Rollout], name: str) -> list[list[int]]:
+    """Return the places of the rows with the same group or file, in the order of their first rows."""
+    places: dict[str, list[int]] = {}
+    for place, row in enumerate(rows):
+        places.setdefault(getattr(row, name), []).append(place)
+    return list(places.values())
+
+
+def _additions(rows: list[Rollout], advantages: dict[int, float]) -> dict[int, dict[str, Any]]:
+    """Return rank, within its group, and advantage of each kept row by its place."""
+    added: dict[int, dict[str, Any]] = {}
+    ranks: Counter[str] = Counter()
+    for place in _by_reward(rows, list(advantages)):
+        group = rows[place].group
+        ranks[group] += 1
+        added[place] = {"selected_rank": ranks[group], "advantage": advantages[place]}
+    return added
 
 
 def _by_reward(rows: list[Rollout], places: list[int]) -> list[int]:
@@ -209,19 +280,30 @@ def _by_reward(rows: list[Rollout], places: list[int]) -> list[int]:
     return sorted(places, key=order)
 
 
-def _summarise(rows: list[Rollout], kept: dict[int, dict[str, Any]], keep: int, output: str | None) -> None:
-    """Print how many rows and groups there are, their mean rewards, and where the kept rows are."""
+def _summarise(rows: list[Rollout], kept: dict[int, dict[str, Any]], keep: int | None, output: str | None) -> None:
+    """Print how many rows and groups there are, their mean rewards, and where the kept rows are.
+
+    Args:
+        rows: of the input.
+        kept: what is added to each kept row, by its place.
+        keep: m of each group. If None, the groups of a batch keep different numbers.
+        output: where the kept rows were written.
+    """
     out = console(stderr=output in ("-", "/dev/stdout"))
     for name, part in (("all", rows), ("kept", [rows[place] for place in kept])):
         scored = [row.reward for row in part if not math.isnan(row.reward)]
         out.print(f"{name:<4} {counted(len(part), 'row')}, mean reward {mean(scored or [math.nan]):.4g}")
     sizes = Counter(row.group for row in rows)
-    with_signal = {rows[place].group for place, additions in kept.items() if additions["advantage"] != 0}
-    out.print(f"{counted(len(sizes), 'group')}, {len(sizes) - len(with_signal)} with equal rewards (no signal)")
-    small_groups = [group for group, size in sizes.items() if size < keep]
-    if small_groups:
-        count = counted(len(small_groups), "group")
-        out.print(f"[yellow]{count} of fewer than {keep} rows: all rows are kept[/yellow]")
+    if keep is None:
+        without_rows = len(sizes) - len({rows[place].group for place in kept})
+        out.print(f"{counted(len(sizes), 'group')}, {without_rows} without kept rows")
+    else:
+        with_signal = {rows[place].group for place, additions in kept.items() if additions["advantage"] != 0}
+        out.print(f"{counted(len(sizes), 'group')}, {len(sizes) - len(with_signal)} with equal rewards (no signal)")
+        small_groups = [group for group, size in sizes.items() if size < keep]
+        if small_groups:
+            count = counted(len(small_groups), "group")
+            out.print(f"[yellow]{count} of fewer than {keep} rows: all rows are kept[/yellow]")
     if output is None:
         out.print("Nothing written: give --output FILE for the kept rows.")
     elif output not in ("-", "/dev/stdout"):

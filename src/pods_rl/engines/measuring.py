@@ -76,12 +76,13 @@ def describe_selection(rewards_PN: Tensor, kept_PN: Tensor) -> dict[str, float]:
     if rewards_PN.isnan().all():
         return {}
     selected_PN = rewards_PN.masked_fill(~kept_PN, math.nan)
-    constant_P = is_constant(selected_PN).double()
+    # A rule over the batch keeps nothing of some prompts: they are not among the groups that are trained.
+    trained_QN = selected_PN[kept_PN.any(dim=1)] if kept_PN.any() else selected_PN
     return {
         "pods/all/reward_mean": rewards_PN.nanmean().item(),
         "pods/all/reward_std": spread(rewards_PN.reshape(1, -1)).item(),
         "pods/all/zero_variance_share": is_constant(rewards_PN).double().mean().item(),
         "pods/selected/reward_mean": selected_PN.nanmean().item(),
-        "pods/selected/reward_std": spread(selected_PN).mean().item(),
-        "pods/zero_variance_share": constant_P.mean().item(),
+        "pods/selected/reward_std": spread(trained_QN).mean().item(),
+        "pods/zero_variance_share": is_constant(trained_QN).double().mean().item(),
     }

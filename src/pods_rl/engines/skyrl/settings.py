@@ -10,6 +10,11 @@ from ..settings import SelectionSettings, read_selection
 
 _M = "generator.n_samples_per_prompt"
 
+_NO_BATCH = (
+    "SkyRL counts its mini-batches in prompts and expects rows of every prompt, the same number of each "
+    "(compute_prompt_mini_batch_boundaries), and its asynchronous trainer generates one prompt at a time."
+)
+
 # SkyRL's estimators whose baseline is the group's other trajectories.
 GROUP_ESTIMATORS = ("grpo", "rloo", "maxrl")
 
@@ -36,7 +41,8 @@ def read_settings(config: Any, options: Any) -> SkyRLSettings:
         UserError: see `engines.settings.read_selection`; m = 1 with an estimator that compares the trajectories of a
             prompt.
     """
-    selection = read_selection(options, config.generator.n_samples_per_prompt, prefix="pods", m_key=_M)
+    m = config.generator.n_samples_per_prompt
+    selection = read_selection(options, m, prefix="pods", m_key=_M, no_batch=_NO_BATCH)
     _check_estimator(config.trainer.algorithm.advantage_estimator, selection["num_generations"])
     return SkyRLSettings(**selection, step_wise=bool(config.generator.step_wise_trajectories))
 

@@ -26,6 +26,8 @@ class AsyncPODSConfig(AsyncGRPOConfig):
     Args:
         num_rollouts: n, the rollouts requested for each prompt; at least m = num_generations, the rollouts trained of
             each prompt. If None, n = m, with TRL's advantages.
+        selection: prompt: m rollouts of each prompt. The worker queues each group as soon as it is scored, so no batch
+            exists from which `batch` could select.
         rule: which m of the n rollouts are kept: max_variance (the paper, section 3.1), max_reward, random,
             percentile, or your own as a function of a module or as package.module:function.
         advantages: normalise advantages over the m kept rollouts (after; the paper, section 3.2) or over all n
@@ -34,7 +36,7 @@ class AsyncPODSConfig(AsyncGRPOConfig):
             replaces a dropped one. Epochs and checkpoints count dropped prompts as used.
 
     Raises:
-        UserError: n < m, m < 2, an unknown choice, or a rule without an importable name.
+        UserError: n < m, m < 2, an unknown choice, `selection: batch`, or a rule without an importable name.
 
     Example:
         >>> config = AsyncPODSConfig("out", num_generations=4, num_rollouts=16, use_cpu=True, bf16=False)
@@ -43,6 +45,7 @@ class AsyncPODSConfig(AsyncGRPOConfig):
     """
 
     num_rollouts: int | None = None
+    selection: str = "prompt"
     rule: RuleOrName = "max_variance"
     advantages: str = "after"
     dynamic_sampling: bool = False
@@ -57,6 +60,11 @@ class AsyncPODSConfig(AsyncGRPOConfig):
             raise UserError(
                 f"dynamic_sampling = {self.dynamic_sampling!r}: expected True or False. This trainer judges groups by "
                 "their advantages, and not by the name of a reward function."
+            )
+        if self.selection != "prompt":
+            raise UserError(
+                f"selection = {self.selection!r}: the asynchronous trainer queues each group as soon as it is scored, "
+                "so it can only select within a prompt. Set it to prompt, or select over the batch with PODSTrainer."
             )
         if self.advantages not in ("after", "before"):
             raise UserError(f"advantages must be after or before: got {self.advantages!r}.")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...selection import Rule, select
+from ...selection import BatchRule, Rule, select, select_batch
 
 
 @dataclass(frozen=True)
@@ -72,23 +72,39 @@ def kept_keys(groups: Iterable[Group], kept_PN: Tensor) -> set[str]:
     return keys
 
 
-def choose(rewards_PN: Tensor, m: int, rule: str | Rule, generator: torch.Generator | None = None) -> Tensor:
-    """Return which sessions to train on, bool `[P, N]`: at most m of each group's scored sessions.
+def choose(
+    rewards_PN: Tensor,
+    m: int,
+    rule: str | Rule,
+    generator: torch.Generator | None = None,
+    batch_rule: str | BatchRule | None = None,
+) -> Tensor:
+    """Return which sessions to train on, bool `[P, N]`: at most m of each group's scored sessions, or P m of all.
 
     Args:
         rewards_PN: `[P, N]`, NaN where a session is missing or unscored.
-        m: sessions to keep of each group.
+        m: sessions to keep of each group, or their mean over the groups.
         rule: as in `selection.select`.
         generator: passed to the rule.
+        batch_rule: as in `selection.select_batch`; it decides instead of `rule`, if a group has a signal.
 
     Edges: NaN is never kept, because verl's advantages would turn all of its group into NaN. So a group may keep fewer
-    than m sessions, or none.
+    than m sessions, or none. A batch without a group to compare keeps what `rule` does: verl cannot train zero rows,
+    and the advantages of these are 0.
 
     >>> choose(torch.tensor([[0.0, 1.0, 0.0, 0.5], [1.0, 0.0, torch.nan, torch.nan]]), 2, "max_variance")
     tensor([[ True,  True, False, False],
             [ True,  True, False, False]])
+    >>> choose(torch.tensor([[0.0, 1.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0]]), 2, "max_variance", None, "max_variance")
+    tensor([[ True,  True,  True,  True],
+            [False, False, False, False]])
     """
     scored_PN = ~rewards_PN.isnan()
+    rows = min(m * len(rewards_PN), rewards_PN.numel())
+    if batch_rule is not None and rows >= 2:
+        kept_PN = select_batch(rewards_PN, rows, batch_rule, generator=generator).mask() & scored_PN
+        if kept_PN.any():
+            return kept_PN
     kept_PN = scored_PN.clone()
     crowded_P = scored_PN.sum(dim=1) > m
     if crowded_P.any():

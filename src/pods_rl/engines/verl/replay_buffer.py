@@ -121,7 +121,7 @@ class PODSMixin:
         self._check_sizes(groups, batch.partition_id)
         rewards = _rewards(groups, batch.partition_id)
         rewards_PN = pad_rewards(rewards, _trained(groups, batch.partition_id))
-        kept_PN = choose(rewards_PN, self.pods.num_generations, self.pods.rule, self._generator)
+        kept_PN = choose(rewards_PN, self.pods.num_generations, self.pods.rule, self._generator, self.pods.batch_rule)
         if not kept_PN.any():
             raise RuntimeError(
                 f"none of the {len(batch.keys)} rows sampled has a usable reward (all NaN, infinite, beyond 1e15, or "
@@ -189,6 +189,7 @@ def describe_step(batches: list[SampledBatch]) -> dict[str, float]:
     kept_PN = stack_groups([batch.kept for batch in batches])
     sessions = sum(batch.sessions for batch in batches)
     scored = int((~rewards_PN.isnan()).sum())
+    prompts_trained = int(kept_PN.any(dim=1).sum())
     lengths: list[int] = []
     trained: list[int] = []
     for batch in batches:
@@ -200,6 +201,8 @@ def describe_step(batches: list[SampledBatch]) -> dict[str, float]:
         "pods/all/response_length_mean": sum(lengths) / len(lengths),
         "pods/all/response_length_max": float(max(lengths)),
         "pods/selected/rows": float(len(trained)),
+        "pods/prompts_trained": float(prompts_trained),
+        "pods/rows_a_prompt": float(kept_PN.sum()) / prompts_trained,
         "pods/tokens/generated": float(sum(lengths)),
         "pods/tokens/trained": float(sum(trained)),
         "pods/unusable_rewards": float(sessions - scored),

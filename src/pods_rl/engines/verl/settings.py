@@ -54,15 +54,18 @@ def read_settings(config: DictConfig) -> VerlSettings:
     selection = read_selection(keys, _get(config, _M), prefix=_KWARGS, m_key=_M, more=own)
     _check_plugins(config)
     _check_modes(config)
-    _check_estimator(config, selection["num_generations"])
+    _check_estimator(config, selection["num_generations"], over_batch=selection["batch_rule"] is not None)
     _check_data(config, keys.get("check_data"))
     mode = _get(config, "trainer.v1.trainer_mode")
+    batches_per_step = _get(config, f"trainer.v1.{mode}.parameter_sync_step", 1)
+    if selection["batch_rule"] is not None:
+        _check_batch(_get(config, "data.train_batch_size"), batches_per_step)
     return VerlSettings(
         **selection,
         before=_get(config, _ESTIMATOR) == BEFORE,
         filter_arguments=_filter_arguments(config),
         poll_interval=seconds(f"{_KWARGS}.poll_interval", keys.get("poll_interval", 2.0)),
-        batches_per_step=_get(config, f"trainer.v1.{mode}.parameter_sync_step", 1),
+        batches_per_step=batches_per_step,
     )
 
 
@@ -132,7 +135,7 @@ def _check_modes(config: DictConfig) -> None:
         )
 
 
-def _check_estimator(config: DictConfig, m: int) -> None:
+def _check_estimator(config: DictConfig, m: int, *, over_batch: bool) -> None:
     """Refuse estimators that would have no signal on the kept m, or the wrong one."""
     estimator = _get(config, _ESTIMATOR)
     if estimator == BEFORE and _get(config, "algorithm.use_kl_in_reward"):
@@ -146,11 +149,22 @@ def _check_estimator(config: DictConfig, m: int) -> None:
             "several of the best, so this distance is mostly 0 and nothing is trained. Use grpo, rloo or another of "
             "the estimators in docs/verl.md."
         )
-    if m == 1 and estimator in GROUP_ESTIMATORS:
+    # Over a batch m is a mean: each prompt keeps none or at least two.
+    if m == 1 and not over_batch and estimator in GROUP_ESTIMATORS:
         raise UserError(
             f"actor_rollout_ref.rollout.n (m, trained per prompt) is 1, and {_ESTIMATOR}={estimator} compares the kept "
             f"sessions of a prompt with each other: every advantage would be 0. Set rollout.n to at least 2, or "
             f"{_ESTIMATOR} to {BEFORE}, which compares with all n."
+        )
+
+
+def _check_batch(prompts: int, batches_per_step: int) -> None:
+    """Refuse a selection over the batch where each batch that verl samples has a single prompt."""
+    if prompts // batches_per_step < 2:
+        raise UserError(
+            f"{_KWARGS}.selection = batch, and verl samples {prompts // batches_per_step} prompt at a time "
+            f"(data.train_batch_size = {prompts}, parameter_sync_step = {batches_per_step}): no prompts to choose "
+            "between. Raise data.train_batch_size, or set selection to prompt."
         )
 
 
