@@ -110,6 +110,44 @@ def test_engines_never_import_each_other():
         assert found & engines <= {path.relative_to(folder).parts[0]}, path
 
 
+TRL_ENGINE = ROOT / "engines/trl"
+
+
+def names_below(path: Path, package: str) -> set[str]:
+    """The modules and folders of a package that a module imports."""
+    return {name.removeprefix(f"{package}.").split(".")[0] for name in imported(path) if name.startswith(f"{package}.")}
+
+
+def test_the_layers_of_the_trainer_do_not_import_each_other():
+    layers = {"selecting", "step", "guarded"}
+    assert layers == {path.parent.name for path in TRL_ENGINE.glob("*/trainer.py")}
+    for layer in layers:
+        for path in (TRL_ENGINE / layer).rglob("*.py"):
+            assert names_below(path, "pods_rl.engines.trl") & layers <= {layer}, path
+    for path in set(TRL_ENGINE.glob("*.py")) - {TRL_ENGINE / "__init__.py", TRL_ENGINE / "trainer.py"}:
+        assert not names_below(path, "pods_rl.engines.trl") & layers, path
+    for path in (TRL_ENGINE / "selecting").rglob("*.py"):
+        assert "prefix_tree" not in names_below(path, "pods_rl"), path
+
+
+def test_a_reader_of_pods_meets_few_lines():
+    """The layer that selects, and what it imports of the engine, with what these import of it."""
+    found: set[Path] = set()
+    waiting = {TRL_ENGINE / "selecting/trainer.py"}
+    while waiting:
+        path = waiting.pop()
+        found.add(path)
+        for name in imported(path):
+            module = ROOT.parent.joinpath(*name.split("."))
+            for candidate in (module.with_suffix(".py"), module.parent.with_suffix(".py")):
+                if candidate.is_relative_to(TRL_ENGINE) and candidate.is_file() and candidate not in found:
+                    waiting.add(candidate)
+    lines = {str(path.relative_to(TRL_ENGINE)): len(path.read_text().splitlines()) for path in found}
+    assert "compat.py" in lines
+    assert "selecting/generation.py" in lines
+    assert sum(lines.values()) <= 2200, lines
+
+
 @pytest.mark.parametrize(
     ("library", "owner"),
     [

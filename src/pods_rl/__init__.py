@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .engines.trl import PODSConfig, PODSTrainer, RunDirectory
+    from .engines.trl import PODSConfig, PODSTrainer, PrefixTreeTrainer, RunDirectory
     from .engines.trl_async import AsyncPODSConfig, AsyncPODSTrainer
     from .selection import (
         BATCH_RULES,
@@ -30,6 +30,7 @@ _HOME = {
     "AsyncPODSTrainer": ".engines.trl_async",
     "PODSConfig": ".engines.trl",
     "PODSTrainer": ".engines.trl",
+    "PrefixTreeTrainer": ".engines.trl",
     "RunDirectory": ".engines.trl",
     "BATCH_RULES": ".selection",
     "BatchSelection": ".selection",
@@ -50,6 +51,7 @@ __all__ = [
     "BatchSelection",
     "PODSConfig",
     "PODSTrainer",
+    "PrefixTreeTrainer",
     "RolloutBatch",
     "RunDirectory",
     "Selection",

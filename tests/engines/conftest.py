@@ -153,7 +153,7 @@ def run_processes(tmp_path_factory, random_model, tokenizer) -> Callable[[str], 
 @pytest.fixture
 def trl_draws(monkeypatch):
     """Let TRL's generation draw the rollouts, whatever `prefix_tree` says."""
-    monkeypatch.setattr("pods_rl.engines.trl.trainer.over_prefix_tree", lambda *_: nullcontext())
+    monkeypatch.setattr("pods_rl.engines.trl.step.trainer.over_prefix_tree", lambda *_: nullcontext())
 
 
 @pytest.fixture

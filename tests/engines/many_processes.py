@@ -27,7 +27,7 @@ from trl.trainer import grpo_trainer
 
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.selecting.modes import Redrawing
-from pods_rl.engines.trl.selecting.record import as_text
+from pods_rl.engines.trl.transcript import as_text
 from tests import DEADLINE, free_port
 
 from .conftest import PROMPTS, Gradients, around, batches_of, letter_reward, texts_of, weights

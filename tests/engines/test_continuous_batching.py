@@ -8,7 +8,7 @@ import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
-from pods_rl.engines.trl.step.turns import check_completions
+from pods_rl.engines.trl.guarded.tools import check_completions
 
 from .conftest import assert_equal_weights, batches_of
 from .test_losses import PLAIN

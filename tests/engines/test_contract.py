@@ -15,18 +15,28 @@ from trl.trainer import grpo_trainer
 from pods_rl import PODSTrainer
 from pods_rl.engines import TESTED
 from pods_rl.engines.trl import compat
-from pods_rl.engines.trl.compat import ROW_LISTS, Generated, TRLTrainer, check_overrides, row_lists
+from pods_rl.engines.trl.compat import ROW_LISTS, Generated, Layer, TRLTrainer, check_overrides, row_lists
+from pods_rl.engines.trl.guarded.trainer import Guarded
+from pods_rl.engines.trl.selecting.trainer import Selecting
+from pods_rl.engines.trl.step.trainer import PrefixTreeTrainer
 from pods_rl.errors import UserError
 
 INSTALL = "pip install " + " ".join(f"'{package}=={version}'" for package, version in TESTED.items())
-OVERRIDDEN = {name for name, method in vars(PODSTrainer).items() if getattr(method, "__override__", False)}
+LAYERS = (Selecting, PrefixTreeTrainer, Guarded)
+
+
+def overridden(layer):
+    methods = {name for name, method in vars(layer).items() if getattr(method, "__override__", False)}
+    return methods - set(vars(Layer))
 
 
 def test_every_overridden_method_is_marked_so_that_its_parameters_are_compared():
-    defined = {name for name, value in vars(PODSTrainer).items() if inspect.isfunction(value)}
-    assert {name for name in defined if hasattr(GRPOTrainer, name)} - {"__init__"} == OVERRIDDEN
-    assert len(OVERRIDDEN) <= 18
-    check_overrides(PODSTrainer)
+    for layer in LAYERS:
+        defined = {name for name, value in vars(layer).items() if inspect.isfunction(value)}
+        assert {name for name in defined if hasattr(GRPOTrainer, name)} - {"__init__"} == overridden(layer)
+        check_overrides(layer)
+    assert overridden(Selecting) == {"_generate", "_generate_and_score_completions"}
+    assert len(set.union(*map(overridden, LAYERS))) <= 18
 
 
 def test_every_private_name_that_the_engine_uses_is_in_trl_s_source():
@@ -84,15 +94,22 @@ def test_another_number_of_results_of_a_generation_is_refused(count):
 def test_only_the_compatibility_module_names_what_is_not_public():
     folder = Path(compat.__file__).parent
     private = re.compile(r"(from|import) (trl\.|transformers\.trainer)")
-    found = {path.name for path in folder.glob("*.py") if private.search(path.read_text())}
+    found = {path.name for path in folder.rglob("*.py") if private.search(path.read_text())}
     assert found == {"compat.py"}
 
 
 def test_names_of_our_own_are_free_in_trl(make_trainer):
     trl = make_trainer(GRPOTrainer, GRPOConfig)
     ours = set(vars(make_trainer())) - set(vars(trl))
-    assert {"_rewards", "_stability", "_update", "_resume", "_dynamic", "_tools"} == ours
-    inherited = {name for name in vars(PODSTrainer) if hasattr(trl, name)} - OVERRIDDEN - set(vars(object))
+    assert {
+        *("_selections", "_dynamic"),
+        *("_generations", "_update"),
+        *("_rewards", "_stability", "_resume", "_tools"),
+    } == ours
+    inherited: set[str] = set()
+    for layer in (PODSTrainer, Layer, *LAYERS):
+        inherited |= {name for name in vars(layer) if hasattr(trl, name)} - overridden(layer)
+    inherited -= set(vars(object))
 
     class Empty:
         """What Python gives every class; 3.13 gives more than 3.11."""

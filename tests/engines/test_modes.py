@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pods_rl import PODSTrainer
-from pods_rl.engines.trl.selecting.modes import Generating, Measuring, Redrawing, Resting, Sampling
+from pods_rl.engines.trl.selecting.modes import Evaluating, Generating, Measuring, Redrawing, Resting
 
 from .conftest import half_dead
 
@@ -42,16 +42,17 @@ class Watched(PODSTrainer):
 
 def of_a_generation(mode):
     """What a generation shows that begins in a mode."""
-    return [("score", mode), ("tokenize", Sampling), ("turn", Sampling), ("reward", Generating)]
+    return [("score", mode), ("tokenize", Generating), ("turn", Generating), ("reward", Generating)]
 
 
-def test_a_step_generates_and_an_evaluation_rests(make_trainer):
+def test_a_step_generates_and_an_evaluation_has_a_mode_of_its_own(make_trainer):
     trainer = make_trainer(Watched, **ONE_STEP)
     trainer.train()
     assert trainer.seen == of_a_generation(Resting)
     trainer.seen.clear()
     trainer.evaluate(trainer.train_dataset.select(range(1)))
-    assert trainer.seen == [(name, Resting) for name in ("score", "tokenize", "turn", "reward")]
+    inside = [(name, Evaluating) for name in ("tokenize", "turn", "reward")]
+    assert trainer.seen == [("score", Resting), *inside]
 
 
 def test_measuring_stays_for_the_next_generations(make_trainer):

@@ -22,7 +22,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import parse_response
 
 from pods_rl import PODSConfig, PODSTrainer
-from pods_rl.engines.trl.step.turns import RolloutKey, Turns, tokenize_copies_once
+from pods_rl.engines.trl.step.turns import Turns, tokenize_copies_once
 from pods_rl.errors import UserError
 from pods_rl.sandbox.limits import parsing_anything, time_limit
 from tests import DEADLINE
@@ -217,7 +217,7 @@ def test_n_conversations_a_prompt_and_results_in_their_rows(build):
 def test_each_turn_of_a_rollout_draws_anew():
     """A row is found again by its tokens; of equal rows the first asked is the first."""
     trainer = SimpleNamespace(args=SimpleNamespace(rollout_batch_size=2), use_vllm=False)
-    turns = Turns(trainer, [RolloutKey(9, 1, 1, 0, number) for number in range(4)])
+    turns = Turns(trainer, [(9, 1, 1, 0, number) for number in range(4)])
     asked = []
 
     def ask(prompt_ids):

@@ -15,7 +15,9 @@ import torch
 from PIL import Image
 
 from pods_rl.engines.trl.guarded.checkpoints import read_state, write_state
-from pods_rl.engines.trl.selecting.record import Rollouts, as_text, gather_columns
+from pods_rl.engines.trl.guarded.run_directory import gather_columns
+from pods_rl.engines.trl.selecting.record import Rollouts
+from pods_rl.engines.trl.transcript import as_text
 from pods_rl.runs import RunWriter
 
 
@@ -151,7 +153,7 @@ def test_a_ledger_is_written_and_read_back(tmp_path, monkeypatch):
     parts[0].rewards = torch.ones(1, 2)
     columns = [part.columns() for part in parts]
     rows = [[dict(zip(part, row, strict=True)) for row in zip(*part.values(), strict=True)] for part in columns]
-    monkeypatch.setattr("pods_rl.engines.trl.selecting.record.gather", lambda _: [(part, "") for part in rows])
+    monkeypatch.setattr("pods_rl.engines.trl.guarded.run_directory.gather", lambda _: [(part, "") for part in rows])
     columns = gather_columns(None)
     with RunWriter(tmp_path / "run") as writer:
         rows = pq.read_table(writer.write_rollouts(1, columns)).to_pylist()

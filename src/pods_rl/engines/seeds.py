@@ -27,3 +27,22 @@ def seeded_generator(*parts: int | str) -> torch.Generator:
     True
     """
     return torch.Generator().manual_seed(stable_seed(*parts))
+
+
+class StepCounter:
+    """Numbers what happens several times in a step, such as its generations.
+
+    >>> counter = StepCounter()
+    >>> [counter.number(step) for step in (0, 0, 1)]
+    [0, 1, 0]
+    """
+
+    def __init__(self) -> None:
+        self._step = -1
+        self._number = 0
+
+    def number(self, step: int) -> int:
+        """Return how often this was called before in this step."""
+        self._number = self._number + 1 if step == self._step else 0
+        self._step = step
+        return self._number

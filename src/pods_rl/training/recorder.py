@@ -229,7 +229,7 @@ class Recorder(TrainerCallback):
 
     def _write_attention(self) -> None:
         """Add to `environment.json` how the update computes the policy, which its first pass decides."""
-        attention = self._trainer.attention()
+        attention = self._trainer.attention
         if self._writer and attention is not None and attention != self._attention:
             self._writer.add_to_environment({"attention": attention})
             self._attention = attention

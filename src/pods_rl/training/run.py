@@ -227,7 +227,7 @@ def _add_recorder(
     context: Context, prepared: Prepared, trainer: RunTrainer, environment: Mapping[str, Any]
 ) -> Recorder:
     """Add a `Recorder` that writes the run directory."""
-    from ..engines.trl.selecting.record import gather_columns
+    from ..engines.trl.guarded.run_directory import gather_columns
     from .recorder import Recorder, add_trackers
 
     evaluates = context.recipe.run_settings()["eval_prompts"] != 0

@@ -82,10 +82,6 @@ class RunTrainer(PODSTrainer):
         """Save a checkpoint of the current step. Call it on every process."""
         self._save_checkpoint(self.model, None)
 
-    def attention(self) -> str | None:
-        """Return how the update computes the policy, and with which attention; None before its first pass."""
-        return self._update.attention
-
     def log_evaluation(self, row: Mapping[str, Any]) -> None:
         """Log the numbers of a row of ``evals.jsonl``, under names that trackers show as ``eval/accuracy``.
 

@@ -13,17 +13,19 @@ if TYPE_CHECKING:
     from .guarded.rewards import killable
     from .guarded.run_directory import RunDirectory
     from .guarded.stability import UnstableTrainingError
+    from .step.trainer import PrefixTreeTrainer
     from .trainer import PODSTrainer
 
 _HOME = {
     "PODSConfig": "config",
     "PODSTrainer": "trainer",
+    "PrefixTreeTrainer": "step.trainer",
     "RunDirectory": "guarded.run_directory",
     "UnstableTrainingError": "guarded.stability",
     "killable": "guarded.rewards",
 }
 
-__all__ = ["PODSConfig", "PODSTrainer", "RunDirectory", "UnstableTrainingError", "killable"]
+__all__ = ["PODSConfig", "PODSTrainer", "PrefixTreeTrainer", "RunDirectory", "UnstableTrainingError", "killable"]
 
 
 def __getattr__(name: str) -> Any:

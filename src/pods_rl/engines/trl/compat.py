@@ -7,7 +7,7 @@
 - `ENTROPY` to `IMAGE_INPUTS`: names in TRL's metrics and batches.
 - the imports below: names that are not public.
 - the context managers: what is replaced for a time in TRL, the policy and the processor. Two changes stay:
-  `use_fsdp2` sets accelerate's state, and `prefix_tree.attention` wraps the attention functions of transformers.
+  `sharding.use_fsdp2` sets accelerate's state, and `prefix_tree.attention` wraps attention functions of transformers.
 
 TRL 1.17 is not supported: pip refuses it (`trl<1.17`), and this module does too. What breaks first, judged by how often
 it changed from TRL 1.0 to 1.16, and the error that a user gets:
@@ -29,7 +29,6 @@ compares these names with TRL's source both ways. `test_contract.py` and `test_s
 from __future__ import annotations
 
 import inspect
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -40,16 +39,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 import transformers
 import trl
-from accelerate import Accelerator, PartialState
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from transformers import TrainerControl, TrainerState
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer import TRAINER_STATE_NAME  # noqa: F401  (the engine imports private names from here)
 from transformers.trainer_pt_utils import safe_globals  # noqa: F401
 from trl import GRPOTrainer
-from trl.models import unwrap_model_for_generation  # gathers ZeRO-3's weights
+from trl.models import unwrap_model_for_generation  # noqa: F401  (gathers ZeRO-3's weights)
 from trl.trainer import grpo_trainer  # its VLLMGeneration and logger are patched below
 from trl.trainer.grpo_trainer import disable_gradient_checkpointing, use_adapter  # noqa: F401
 from trl.trainer.utils import (  # noqa: F401
@@ -66,6 +63,7 @@ from ...text import change_text, plain_text
 from .. import TESTED
 from .config import PODSConfig
 
+_OURS = f"{__package__}."  # how the names of our modules begin
 Batch = dict[str, Any]
 LogProbs = tuple[Tensor, Tensor | None, Tensor | None]  # log-probabilities, entropies, auxiliary loss
 Completions = tuple[list[list[int]], Any]  # token ids; log-probabilities, None if the sampler returns none
@@ -299,9 +297,29 @@ else:
     TypedGRPOTrainer = GRPOTrainer
 
 
+class Layer(TypedGRPOTrainer):
+    """What the layers of PODSTrainer tell each other. Here each of these methods does nothing."""
+
+    rollouts: Any = None  # the record of the latest generation
+    _selects = False  # whether a layer keeps m of n rollouts
+
+    def _enter_phase(self, phase: str) -> None:
+        """Called when a phase of a step begins (`PHASES`)."""
+
+    def _running_phase(self) -> str | None:
+        """Return the phase that runs, None between steps and where no layer counts them."""
+
+    def _saved_values(self) -> dict[str, Any]:
+        """Return what a checkpoint needs of a layer, as plain data and tensors."""
+        return {}
+
+    def _restore_values(self, values: Mapping[str, Any], rollouts: Mapping[str, Any] | None) -> None:
+        """Restore what `_saved_values` returned, and the saved record of a generation that is still to be trained."""
+
+
 @cache
 def check_overrides(trainer_class: type) -> None:
-    """Check that the methods that a class marks with `override` exist in TRL's trainer, with the same parameters.
+    """Check that the methods that a layer marks with `override` exist in TRL's trainer, with the same parameters.
 
     An override that takes `*args` or `**kwargs` has to have the first parameters in common.
 
@@ -309,7 +327,7 @@ def check_overrides(trainer_class: type) -> None:
         UserError: the method, its parameters here and those expected, and the versions to install.
     """
     for name, method in vars(trainer_class).items():
-        if not getattr(method, "__override__", False):
+        if not getattr(method, "__override__", False) or name in vars(Layer):
             continue
         parameters = inspect.signature(method).parameters.values()
         expected = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
@@ -330,14 +348,24 @@ def check_overrides(trainer_class: type) -> None:
             )
 
 
-def is_overridden(trainer: TRLTrainer, base: type, names: Iterable[str]) -> bool:
-    """Return whether a subclass of `base`, or the trainer itself, replaces one of these methods."""
+def is_overridden(trainer: TRLTrainer, names: Iterable[str]) -> bool:
+    """Return whether a user's subclass, or the trainer itself, replaces one of these methods."""
     for name in names:
         if name in vars(trainer):
             return True
-        if getattr(type(trainer), name) is not getattr(base, name):
+        owner = next(cls for cls in type(trainer).__mro__ if name in vars(cls))
+        if owner not in GRPOTrainer.__mro__ and not owner.__module__.startswith(_OURS):
             return True
     return False
+
+
+def check_config(config: Any) -> None:
+    """Raise TypeError if `args` is not a PODSConfig."""
+    if not isinstance(config, PODSConfig):
+        raise TypeError(
+            f"PODSTrainer needs args of type PODSConfig, got {type(config).__name__}: "
+            "PODSConfig takes the same fields, plus num_rollouts"
+        )
 
 
 def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
@@ -348,11 +376,7 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
         UserError: tools or environments with ZeRO-3, unless vLLM generates.
     """
     config = arguments["args"]
-    if not isinstance(config, PODSConfig):
-        raise TypeError(
-            f"PODSTrainer needs args of type PODSConfig, got {type(config).__name__}: "
-            "PODSConfig takes the same fields, plus num_rollouts"
-        )
+    check_config(config)
     if config.use_vllm or not is_deepspeed_zero3_enabled():
         return
     for name in ("tools", "environment_factory"):
@@ -470,76 +494,3 @@ def room_in_vllm(at_once: int) -> AbstractContextManager[None]:
         return build(**settings | {"max_num_seqs": at_once})
 
     return _replacing(grpo_trainer, VLLMGeneration=with_room)
-
-
-# -- sharded weights: FSDP2 and ZeRO-3 ---------------------------------------------------------------------------------
-
-
-def use_fsdp2(trainer: TRLTrainer) -> None:
-    """Shard on the CPU too, where accelerate would silently fall back to DDP; called once accelerate is set up.
-
-    Raises:
-        UserError: FSDP1.
-    """
-    state = trainer.accelerator.state
-    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
-        return
-    plugin = getattr(state, "fsdp_plugin", None)
-    if plugin is None and state.distributed_type == DistributedType.MULTI_CPU:
-        # The plugin that accelerate makes from the launcher's environment.
-        state.fsdp_plugin = plugin = FullyShardedDataParallelPlugin(**(trainer.args.fsdp_plugin_args or {}))
-        if state.mixed_precision != "no":
-            plugin.set_mixed_precision(state.mixed_precision)
-        PartialState().distributed_type = state.distributed_type = DistributedType.FSDP
-        trainer.is_fsdp_enabled = True
-    if plugin is not None and plugin.fsdp_version != 2:
-        raise UserError(f"FSDP{plugin.fsdp_version} is not supported: set fsdp_version: 2 (FSDP2).")
-
-
-def layout(trainer: TRLTrainer) -> str:
-    """How the processes share the model: `FSDP2`, `ZeRO-3`, `DDP`, or `single` for one process."""
-    if trainer._dist.is_fsdp:
-        return f"FSDP{trainer._dist.fsdp_version}"
-    if trainer.is_deepspeed_enabled:
-        return f"ZeRO-{trainer._dist.zero_stage}"
-    if trainer.accelerator.num_processes > 1:
-        return "DDP"
-    return "single"
-
-
-@contextmanager
-def whole_weights(trainer: TRLTrainer) -> Iterator[None]:
-    """Give every process the full policy inside, to run but not to train. Call this on every process.
-
-    Nothing happens if the weights are not sharded.
-    """
-    if trainer._dist.is_fsdp:
-        with _gathered(trainer.model_wrapped, trainer.accelerator.state.fsdp_plugin.reshard_after_forward):
-            yield
-    elif trainer._dist.is_zero3:
-        kwargs = trainer.args.gradient_checkpointing_kwargs
-        with unwrap_model_for_generation(
-            trainer.model_wrapped, trainer.accelerator, gradient_checkpointing_kwargs=kwargs
-        ):
-            yield
-    else:
-        yield
-
-
-@contextmanager
-def _gathered(model: Any, reshard: bool) -> Iterator[None]:
-    """Gather all parameters of an FSDP2 model; the resharding behaviour of each module is restored at the end."""
-    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    for module in sharded:
-        module.set_reshard_after_forward(False, recurse=False)
-        module.unshard()
-    try:
-        yield
-    finally:
-        for module in sharded:
-            module.set_reshard_after_forward(reshard, recurse=False)
-            module.reshard()
-        # As accelerate shards: the last modules of a forward pass are the first of the backward pass.
-        for module in sharded:
-            if module in (model, model.get_output_embeddings()):
-                module.set_reshard_after_forward(False, recurse=False)

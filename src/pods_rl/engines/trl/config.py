@@ -185,6 +185,17 @@ for _name, _help in documented_arguments(PODSConfig.__doc__ or "").items():
     PODSConfig.__dataclass_fields__[_name].metadata = MappingProxyType({"help": _help})  # for TRL's command line
 
 
+def complete_config(args: Any) -> None:
+    """Give a GRPOConfig the fields of PODSConfig, with their defaults, for a layer that reads some of them."""
+    if isinstance(args, PODSConfig):
+        return
+    for own in fields(PODSConfig):
+        if not hasattr(args, own.name):
+            setattr(args, own.name, own.default)
+    if args.num_rollouts is None:
+        args.num_rollouts = args.num_generations
+
+
 def group_sizes(args: PODSConfig) -> tuple[int, int]:
     """Return n and m, which PODSConfig sets when it is built."""
     assert args.num_rollouts is not None

@@ -19,7 +19,7 @@ import json
 import logging
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
@@ -33,9 +33,8 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
 
 from ....errors import UserError
-from ..compat import TRAINER_STATE_NAME, TRLTrainer, safe_globals
-from ..selecting.dynamic_sampling import DynamicSampling
-from ..selecting.record import Rollouts, saved_table
+from ..compat import TRAINER_STATE_NAME, Layer, TRLTrainer, safe_globals
+from ..transcript import without_images
 from .stability import is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -58,9 +57,8 @@ class ExactResume:
     where there is one, it is verified before a resume.
     """
 
-    def __init__(self, trainer: TRLTrainer, dynamic: DynamicSampling) -> None:
+    def __init__(self, trainer: Layer) -> None:
         self._trainer = trainer
-        self._dynamic = dynamic
         self._resumed: Path | None = None
         self.verified: Path | None = None  # a checkpoint whose hashes and states the caller has checked already
 
@@ -162,7 +160,7 @@ class ExactResume:
 
     # -- the state of a process --------------------------------------------------------------------------------------
 
-    def save(self, folder: Path, record: Rollouts | None) -> None:
+    def save(self, folder: Path) -> None:
         """Write this process's state; the first process writes a synchronised reference policy."""
         trainer = self._trainer
         accelerator = trainer.accelerator
@@ -171,25 +169,26 @@ class ExactResume:
             "attributes": {name: getattr(trainer, name) for name in _ATTRIBUTES},
             "loss": trainer._tr_loss.item(),
             "metrics": trainer._metrics["train"],
-            "prompts_drawn": self._dynamic.drawn,
-            "generation": self._open_generation(record),
+            "prompts_drawn": 0,
+            "generation": self._open_generation(),
+            **trainer._saved_values(),
         }
         write_state(folder, accelerator.process_index, values)
         if trainer.args.sync_ref_model and accelerator.is_main_process and not _is_sharded(trainer):
             save_model(accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE))
 
-    def load(self, folder: Path) -> Rollouts | None:
-        """Restore this process's state; return the record of a generation that is still to be trained."""
+    def load(self, folder: Path) -> None:
+        """Restore this process's state."""
         accelerator = self._trainer.accelerator
         process = accelerator.process_index
         values = read_state(folder, process, accelerator.num_processes)
         if not values:
-            return None  # TRL's own checkpoint
+            return  # TRL's own checkpoint
         with restoring(folder, [_file(folder, process, kind).name for kind in ("json", "safetensors")]):
-            return self._restore(values, folder)
+            self._restore(values, folder)
 
-    def _restore(self, values: dict[str, Any], folder: Path) -> Rollouts | None:
-        """Restore what `read_state` returned; return as `load` does."""
+    def _restore(self, values: dict[str, Any], folder: Path) -> None:
+        """Restore what `read_state` returned."""
         trainer = self._trainer
         accelerator = trainer.accelerator
         device = accelerator.device
@@ -198,12 +197,12 @@ class ExactResume:
         trainer._tr_loss = torch.tensor(values["loss"], device=device)
         trainer._metrics["train"].clear()
         trainer._metrics["train"].update(values["metrics"])
-        self._dynamic.drawn = values["prompts_drawn"]
         if trainer.args.sync_ref_model:
             load_model(accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE), device=str(device))
         generation = values["generation"]
+        trainer._restore_values(values, generation and generation["rollouts"])
         if generation is None:
-            return None
+            return
         trainer._buffered_inputs = send_to_device(generation["buffer"], device)
         for name, column in generation["logs"].items():
             if isinstance(column, dict):  # a column for each reward function
@@ -211,20 +210,33 @@ class ExactResume:
                     trainer._logs[name][part].extend(entries)
             else:
                 trainer._logs[name].extend(column)
-        return Rollouts(**generation["rollouts"])
 
-    def _open_generation(self, record: Rollouts | None) -> dict[str, Any] | None:
+    def _open_generation(self) -> dict[str, Any] | None:
         """Return the latest generation if it is still trained; None if a new one comes next."""
         trainer = self._trainer
         # TRL generates again when its counter reaches this multiple.
         if trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0:
             return None
-        assert record is not None
         return {
             "buffer": trainer._buffered_inputs,
-            "rollouts": record.saved(),
+            "rollouts": trainer.rollouts and trainer.rollouts.saved(),
             "logs": saved_table(trainer._logs) if trainer.log_completions else {},
         }
+
+
+def saved_table(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return TRL's table of completions for a checkpoint, without images: after a resume its rows show none."""
+    return {name: _saved_column(name, column) for name, column in logs.items()}
+
+
+def _saved_column(name: str, column: Any) -> Any:
+    if isinstance(column, Mapping):  # a column for each reward function
+        return {part: list(values) for part, values in column.items()}
+    if name == "images":
+        return [None] * len(column)
+    if name in ("prompt", "completion"):
+        return [without_images(entry) for entry in column]
+    return list(column)
 
 
 # Keys of the files that `torch.save` writes into a checkpoint, by the pattern of their names.

@@ -26,7 +26,7 @@ from ....selection.types import describe
 from ....text import plain_text, short
 from .. import compat
 from ..compat import TRLTrainer, get_callable_name, is_async_callable
-from ..selecting.record import as_text
+from ..transcript import as_text
 
 logger = logging.getLogger(__name__)
 Scores = list[float | RewardFailure | None]

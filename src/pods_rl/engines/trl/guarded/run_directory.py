@@ -26,9 +26,9 @@ from ....runs.environment import git_commit, processor_name
 from ....runs.files import CONFIG, EXPERIMENT, plain
 from ....runs.identity import changed_settings, check_token, is_of_other_run, keep_state, kept_state, token_of
 from ....selection.rules import rule_name
+from ....tables import columns_of, rows_of
 from ....text import counted
 from ....yaml_files import dump_yaml
-from ..selecting.record import gather_columns
 
 if TYPE_CHECKING:
     from ..config import PODSConfig
@@ -411,3 +411,26 @@ def precision(bf16: bool, fp16: bool, weights: str) -> str:
     if bf16 or fp16:
         return "bf16" if bf16 else "fp16"
     return {"bfloat16": "bf16", "float16": "fp16"}.get(weights, weights)
+
+
+def gather_columns(record: Any, write: Callable[[Any], str] | None = None) -> dict[str, list[Any]] | None:
+    """Return the ledger's columns of all processes, ordered by group and rollout. Call it on every process.
+
+    Args:
+        record: `trainer.rollouts` of this process. If None, it has no generation yet.
+        write: as of `Rollouts.columns`.
+    """
+    rows_here: list[dict[str, Any]] = []
+    problem = ""
+    try:
+        if record is not None:
+            rows_here = rows_of(record.columns(write))
+    except Exception as error:  # each process must reach `gather`
+        problem = f"{type(error).__name__}: {error}"
+    rows: list[dict[str, Any]] = []
+    for process_rows, process_problem in gather([(rows_here, problem)]):
+        if process_problem:
+            raise RuntimeError(process_problem)
+        rows += process_rows
+    rows.sort(key=lambda row: (row["group"], row["rollout"]))
+    return columns_of(rows) or None  # the rows of one process alone may have turns

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import TrainerControl
+from transformers import TrainerCallback, TrainerControl
 
 from ....errors import UserError
 from ..compat import TRLTrainer
@@ -55,8 +55,8 @@ class Stability:
         self.step_loss = loss if self.step_loss is None else self.step_loss + loss
         return loss.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
-    def skip_bad_step(self) -> bool:
-        """Before the optimizer step: clear the gradients of a bad step on all processes; return whether it is bad."""
+    def skip_bad_step(self) -> None:
+        """Before the optimizer step: clear the gradients of a bad step on all processes."""
         trainer = self._trainer
         accelerator = trainer.accelerator
         if self.step_loss is None:  # a subclass's `training_step` that does not call ours: only its gradient is known
@@ -72,10 +72,10 @@ class Stability:
         if not loss_is_finite:
             self._bad_losses.append(loss)
         elif accelerator.scaler is not None and not gradient_is_finite:
-            return False  # with fp16 this tunes the loss scale, and the scaler skips such steps itself
+            return  # with fp16 this tunes the loss scale, and the scaler skips such steps itself
         if loss_is_finite and gradient_is_finite:
             self.bad_steps = []
-            return False
+            return
         step = trainer.state.global_step + 1
         self.bad_steps.append((step, loss, gradient))
         trainer.model_wrapped.zero_grad(set_to_none=True)
@@ -86,7 +86,6 @@ class Stability:
                 "once; see pods/bad_loss and pods/bad_gradient.",
                 step, loss, gradient, LIMIT,
             )  # fmt: skip
-        return True
 
     def stop_if_unstable(self, control: TrainerControl) -> None:
         """After a step: if too many were bad, save the weights, which are the last good ones, and stop."""
@@ -142,6 +141,19 @@ class Stability:
             activity, advice = _LESS_MEMORY.get(phase() or "", _OTHERS)
             step = self._trainer.state.global_step + 1
             raise UserError(f"Out of memory in {activity} of step {step} ({reason}). {advice}") from error
+
+
+class StabilityCallback(TrainerCallback):
+    """Skip the update of a step that is not finite, and end a training with too many of them."""
+
+    def __init__(self, stability: Stability) -> None:
+        self._stability = stability
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self._stability.skip_bad_step()
+
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
+        self._stability.stop_if_unstable(control)
 
 
 def _number(norm: Any) -> float:

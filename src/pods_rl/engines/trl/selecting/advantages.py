@@ -12,6 +12,7 @@ from ....selection import Selection, advantages, is_constant, spread
 from ...measuring import mark_unusable
 from ..compat import Batch, TRLTrainer, nanstd
 from ..config import group_sizes
+from ..counters import Metrics, add_up_counters
 from .generation import Built, Selected
 from .record import Rollouts, total_reward
 
@@ -89,27 +90,6 @@ def gather_advantages(batch: Batch, trainer: TRLTrainer) -> Tensor:
 
 # -- metrics ---------------------------------------------------------------------------------------------------------
 
-Metrics = dict[str, list[float]]
-
-# Numbers of rollouts, rows or steps: they add up within a step, and are not logged while they are zero.
-COUNTERS = (
-    "pods/unusable_rewards", "pods/unscored_rollouts", "pods/reward_errors", "pods/reward_timeouts",
-    "pods/masked_rollouts", "pods/verifier_timeouts", "pods/verifier_crashes", "pods/rows_moved",
-    "pods/rows/left_out", "pods/skipped_step", "pods/bad_loss", "pods/bad_gradient",
-)  # fmt: skip
-
-
-def drop_zero_counters(metrics: Metrics) -> None:
-    """Remove counters that were zero in every step since the last line of the log.
-
-    >>> metrics = {"pods/bad_loss": [0.0, 0.0], "reward": [0.0]}
-    >>> drop_zero_counters(metrics); metrics
-    {'reward': [0.0]}
-    """
-    for name in COUNTERS:
-        if name in metrics and not any(metrics[name]):
-            del metrics[name]
-
 
 def log_generation(trainer: TRLTrainer, record: Rollouts, scores: Tensor, before: Mapping[str, int]) -> None:
     """Log the statistics of a generation, of its kept rows and of all its rollouts.
@@ -121,17 +101,9 @@ def log_generation(trainer: TRLTrainer, record: Rollouts, scores: Tensor, before
     """
     metrics = trainer._metrics["train"]
     _log_selection(metrics, record)
-    _add_up_counters(metrics, before)
+    add_up_counters(metrics, before)
     if record.kept.numel() != record.rewards.numel():
         _log_all_rollouts(trainer, scores, before)
-
-
-def _add_up_counters(metrics: Metrics, before: Mapping[str, int]) -> None:
-    """Add up what several generations of one step counted: TRL logs the mean of the entries."""
-    for name in COUNTERS:
-        start = before.get(name, 0)
-        if len(metrics.get(name, ())) > start + 1:
-            metrics[name][start:] = [sum(metrics[name][start:])]
 
 
 def _log_selection(metrics: Metrics, record: Rollouts) -> None:

@@ -20,7 +20,6 @@ from ....errors import UserError
 from ....tables import columns_of
 from ..batching import Shares
 from ..compat import Batch, Generated, TRLTrainer
-from ..step.turns import RolloutKey
 from .record import Rollouts, total_reward
 
 Columns = dict[Any, Sequence[Any]]  # by name, a value for each rollout of this process
@@ -66,16 +65,6 @@ class Generation:
     def rows(self) -> range:
         """The rows that this process trains."""
         return self.shares.rows(self.process)
-
-    @property
-    def groups(self) -> list[int]:
-        """The group of each rollout that this process generates."""
-        return [number // self.shares.num_rollouts for number in self.numbers]
-
-    @property
-    def rollout_keys(self) -> list[RolloutKey]:
-        """The key of each rollout's random draws: they do not depend on the process that generates it."""
-        return [RolloutKey(*self.key, *divmod(number, self.shares.num_rollouts)) for number in self.numbers]
 
     def data_rows(self) -> list[Batch]:
         """Return TRL's row of the prompt of each rollout of this process."""

@@ -3,10 +3,9 @@
 TRL calls the same methods to train, to evaluate and for the prompts of dynamic sampling. They read the mode. A mode is
 entered inside another and left to it again:
 
-    Resting, Measuring -> Generating -> Sampling
-    Resting, Measuring -> Redrawing -> Generating -> Sampling    (dynamic sampling, with a subclass's method)
-
-An evaluation has no mode of its own: it runs TRL's methods in `Resting` or `Measuring`, where they change nothing.
+    Resting, Measuring -> Evaluating
+    Resting, Measuring -> Generating
+    Resting, Measuring -> Redrawing -> Generating    (dynamic sampling, with a subclass's method)
 """
 
 from __future__ import annotations
@@ -15,13 +14,17 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ..batching import BatchPlan
-from ..step.turns import Turns
 from .generation import Built, Generation
 
 
 @dataclass(frozen=True)
 class Resting:
     """Between generations: the next one is of the rows that TRL passes."""
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """TRL's methods run as they are: an evaluation never selects."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,4 @@ class Generating:
     generation: Generation
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """TRL's `_generate` runs: the policy writes the turns of the rollouts of a generation."""
-
-    turns: Turns
-
-
-Mode: TypeAlias = Resting | Measuring | Redrawing | Generating | Sampling
+Mode: TypeAlias = Resting | Measuring | Evaluating | Redrawing | Generating

@@ -1,4 +1,4 @@
-"""The record of one generation: n rollouts per prompt, their rewards, and the m kept ones, as files and tables."""
+"""The record of one generation: n rollouts per prompt, their rewards, and the m kept ones."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....distributed.processes import gather
 from ....selection import is_constant
-from ....tables import columns_of, rows_of
-from ....text import DEEPEST, TOO_DEEP, call_text, change_text, content_text, depth, utf8_text
 from ...measuring import mark_unusable
+from ..transcript import as_text, has_turns, messages_json, plain_completion, turn_numbers, without_images
 
 
 @dataclass
@@ -69,10 +67,10 @@ class Rollouts:
             None if math.isnan(advantage) else advantage for advantage in advantages[numbers].tolist()
         ]
         columns["completion_tokens"] = list(self.completion_tokens)
-        if any(map(_has_turns, self.completions)):
-            columns["messages"] = [_messages_json(completion) for completion in self.completions]
+        if any(map(has_turns, self.completions)):
+            columns["messages"] = [messages_json(completion) for completion in self.completions]
         if any(rewards is not None for rewards in self.turn_rewards):
-            columns["turn_rewards"] = [_numbers(rewards) for rewards in self.turn_rewards]
+            columns["turn_rewards"] = [turn_numbers(rewards) for rewards in self.turn_rewards]
         return columns
 
     def kept_numbers(self) -> Tensor:
@@ -115,33 +113,10 @@ class Rollouts:
         """Return the record for a checkpoint, which `Rollouts(**saved)` restores: rows have their answer, no images."""
         return {part.name: getattr(self, part.name) for part in fields(self)} | {
             "inputs": [{"answer": row["answer"]} if "answer" in row else {} for row in self.inputs],
-            "prompts": [_without_images(prompt) for prompt in self.prompts],
-            "completions": [_written_completion(completion) for completion in self.completions],
-            "turn_rewards": [_numbers(rewards) for rewards in self.turn_rewards],
+            "prompts": [without_images(prompt) for prompt in self.prompts],
+            "completions": [plain_completion(completion) for completion in self.completions],
+            "turn_rewards": [turn_numbers(rewards) for rewards in self.turn_rewards],
         }
-
-
-def gather_columns(record: Rollouts | None, write: Callable[[Any], str] | None = None) -> dict[str, list[Any]] | None:
-    """Return the ledger's columns of all processes, ordered by group and rollout. Call it on every process.
-
-    Args:
-        record: of this process. If None, it has no generation yet.
-        write: as of `Rollouts.columns`.
-    """
-    rows_here: list[dict[str, Any]] = []
-    problem = ""
-    try:
-        if record is not None:
-            rows_here = rows_of(record.columns(write))
-    except Exception as error:  # each process must reach `gather`
-        problem = f"{type(error).__name__}: {error}"
-    rows: list[dict[str, Any]] = []
-    for process_rows, process_problem in gather([(rows_here, problem)]):
-        if process_problem:
-            raise RuntimeError(process_problem)
-        rows += process_rows
-    rows.sort(key=lambda row: (row["group"], row["rollout"]))
-    return columns_of(rows) or None  # the rows of one process alone may have turns
 
 
 def total_reward(
@@ -172,9 +147,6 @@ def total_reward(
     return total.masked_fill(unscored, torch.nan).view(-1, group)
 
 
-# -- prompts and completions as text -----------------------------------------------------------------------------------
-
-
 def _answer(row: Mapping[str, Any]) -> str | None:
     """Return the answer of a row of the data as text; None if it has none."""
     return str(row["answer"]) if "answer" in row else None
@@ -185,7 +157,7 @@ def _each_once(prompts: Sequence[Any], write: Callable[[Any], str]) -> list[str]
     texts: list[str] = []
     written: Any = None  # the prompt of the latest text
     for prompt in prompts:
-        plain = _without_images(prompt)
+        plain = without_images(prompt)
         if not texts or plain != written:
             written = plain
             text = write(plain)
@@ -193,129 +165,7 @@ def _each_once(prompts: Sequence[Any], write: Callable[[Any], str]) -> list[str]
     return texts
 
 
-def as_text(value: Any) -> str:
-    """Return a prompt or completion as text: messages become `role: content` blocks, one assistant turn its content.
-
-    Tool calls are lines below the content, an image is `[image]`.
-
-    >>> call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
-    >>> print(as_text([{"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
-    ...                {"role": "tool", "name": "add", "content": "3"}]))
-    assistant: Let me see.
-    tool call: add(a=1, b=2)
-    <BLANKLINE>
-    tool add: 3
-    """
-    if isinstance(value, str):
-        return value
-    if len(value) == 1 and value[0].get("role") == "assistant":
-        return _message_text(value[0])
-    return "\n\n".join(f"{_speaker(message)}: {_message_text(message)}" for message in value)
-
-
-def _speaker(message: Mapping[str, Any]) -> str:
-    return " ".join(str(message[key]) for key in ("role", "name") if message.get(key))
-
-
-def _message_text(message: Mapping[str, Any]) -> str:
-    lines = [f"tool call: {call_text(call)}" for call in message.get("tool_calls") or ()]
-    content = content_text(message.get("content"))
-    if content or not lines:
-        lines.insert(0, content)
-    return "\n".join(lines)
-
-
-def _has_turns(completion: Any) -> bool:
-    """Return whether a completion is more than a text or one assistant message without tool calls."""
-    if isinstance(completion, str):
-        return False
-    return len(completion) > 1 or any(message.get("tool_calls") for message in completion)
-
-
-def _messages_json(completion: Any) -> str | None:
-    """Return the messages of a completion that has turns; None for one that has none."""
-    from ....runs import to_json
-
-    if not _has_turns(completion):
-        return None
-    return to_json(_written_completion(completion))
-
-
-def _written_completion(completion: Any) -> Any:
-    if isinstance(completion, str):
-        return completion
-    return [_written(message) for message in completion]
-
-
-def _written(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as files hold it: its texts, and its tool calls as they are unless they nest too deeply."""
-    names = ("role", "name", "reasoning_content", "thinking", "content")
-    kept: dict[str, Any] = {name: content_text(message[name]) for name in names if message.get(name) is not None}
-    calls = message.get("tool_calls")
-    if calls:
-        kept["tool_calls"] = [_written_call(call) for call in calls]
-    return kept
-
-
-def _written_call(call: Any) -> Any:
-    if depth(call) <= DEEPEST:
-        return call
-    return {"function": {"name": call_text(call).partition("(")[0], "arguments": TOO_DEEP}}
-
-
-def _without_images(prompt: Any) -> Any:
-    """Return a prompt without the images of its messages, which a chat template does not read."""
-    if isinstance(prompt, str):
-        return prompt
-    return [_message_without_images(message) for message in prompt]
-
-
-def _message_without_images(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    return {**message, "content": [_part_without_images(part) for part in content]}
-
-
-def _part_without_images(part: Any) -> Any:
-    if not isinstance(part, Mapping):
-        return part
-    return {key: value if isinstance(value, str) else None for key, value in part.items()}
-
-
-def _numbers(rewards: Any) -> list[float] | None:
-    """Return one rollout's rewards by turn; NaN: not a number."""
-    if rewards is None:
-        return None
-    values = rewards.tolist() if hasattr(rewards, "tolist") else rewards
-    if not isinstance(values, list | tuple):
-        values = [values]
-    return [_number(value) for value in values]
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
-
-
 # -- TRL's table of completions ----------------------------------------------------------------------------------------
-
-
-def saved_table(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return TRL's table of completions for a checkpoint, without images: after a resume its rows show none."""
-    return {name: _saved_column(name, column) for name, column in logs.items()}
-
-
-def _saved_column(name: str, column: Any) -> Any:
-    if isinstance(column, Mapping):  # a column for each reward function
-        return {part: list(values) for part, values in column.items()}
-    if name == "images":
-        return [None] * len(column)
-    if name in ("prompt", "completion"):
-        return [_without_images(entry) for entry in column]
-    return list(column)
 
 
 def show_scores(logged: Mapping[str, Any], record: Rollouts, scores: Tensor) -> None:
@@ -346,11 +196,3 @@ def _replace_last(column: Any, values: list[float]) -> None:
     for _ in range(min(len(column), len(values))):
         column.pop()
     column.extend(values)
-
-
-def make_table_storable(logs: Mapping[str, Any]) -> None:
-    """Escape characters in TRL's table of completions, in place, that its Parquet file cannot hold."""
-    for column in (logs["prompt"], logs["completion"], *logs["extra"].values()):
-        storable = [change_text(entry, utf8_text) for entry in column]
-        column.clear()
-        column.extend(storable)

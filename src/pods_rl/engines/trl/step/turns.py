@@ -1,4 +1,4 @@
-"""The turns of a generation, with the policy over the tree of its prefixes or with vLLM, and the tools between them."""
+"""The turns of a generation, with the policy over the tree of its prefixes or with vLLM."""
 
 from __future__ import annotations
 
@@ -6,38 +6,25 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 from transformers import GenerationConfig
 
 from ....distributed.processes import version
 from ....errors import UserError
-from ....sandbox.limits import ToolLimits, close_environment, parsing_anything, tokenizable
 from .. import compat
 from ..batching import Shares
 from ..compat import Completions, Tokenized, TRLTrainer
 from ..config import PODSConfig
 
-CLOSE = "close"  # the method that ends an environment; TRL would offer it to the policy as a tool
-
-
-class RolloutKey(NamedTuple):
-    """What a rollout's random draws depend on: not on its process, nor on the rows that are generated with it."""
-
-    seed: int
-    step: int
-    generation: int  # of the step, from 0
-    prompt: int  # of the generation
-    rollout: int  # of the prompt
-
-    def of_turn(self, turn: int) -> tuple[int, ...]:
-        """Return the numbers that seed a turn, from 0: those of the first turn are the key itself."""
-        return (*self, turn) if turn else tuple(self)
+# What a row's random draws depend on: seed, step, how many generations the step had before, prompt of the generation
+# and rollout of the prompt. They depend neither on its process nor on other rows. Later turns add their number.
+Key = tuple[int, ...]
 
 
 @contextmanager
-def over_prefix_tree(trainer: TRLTrainer, keys: Sequence[tuple[int, ...]]) -> Iterator[None]:
+def over_prefix_tree(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]:
     """Inside, `generate` of the policy computes each distinct prefix once, and row i draws by `keys[i]`.
 
     Nothing changes without keys, with another generator, with `prefix_tree` off, and where ZeRO-3 gathers
@@ -81,7 +68,7 @@ class Turns:
         keys: of the rows of the latest turn; empty once they are not known.
     """
 
-    def __init__(self, trainer: TRLTrainer, keys: list[RolloutKey]) -> None:
+    def __init__(self, trainer: TRLTrainer, keys: list[Key]) -> None:
         self._trainer = trainer
         self.keys = keys
         self._number = 0
@@ -103,7 +90,7 @@ class Turns:
         return tokenize_copies_once(tokenize, prompts)
 
     def generate(
-        self, prompt_ids: list[list[int]], images: bool, sample: Callable[[slice, list[tuple[int, ...]]], Completions]
+        self, prompt_ids: list[list[int]], images: bool, sample: Callable[[slice, list[Key]], Completions]
     ) -> Completions:
         """Call `sample` for the rows of a turn, part by part; for all at once if it is vLLM.
 
@@ -112,7 +99,7 @@ class Turns:
         """
         if self._number > 0:
             self.keys = self._remaining_keys(prompt_ids)
-        keys = [key.of_turn(self._number) for key in self.keys]
+        keys = [(*key, self._number) if self._number else key for key in self.keys]
         count = len(prompt_ids)
         size = self._trainer.args.rollout_batch_size or count
         if self._trainer.use_vllm or size >= count:  # vLLM has a limit of its own
@@ -129,11 +116,11 @@ class Turns:
                 part_ids, _ = sample(part, keys[part])
                 completion_ids.extend(part_ids)
             logprobs = None  # generators that work in parts return none
-        self._rows = [[*ids, *new] for ids, new in zip(prompt_ids, completion_ids, strict=True)]
+        self._rows = [[*ids, *new] for ids, new in zip(prompt_ids, completion_ids, strict=False)]
         self._number += 1
         return completion_ids, logprobs
 
-    def _remaining_keys(self, prompt_ids: list[list[int]]) -> list[RolloutKey]:
+    def _remaining_keys(self, prompt_ids: list[list[int]]) -> list[Key]:
         """Return the keys of the rows of a later turn; none if they are not known.
 
         Such a row begins with all tokens of its row of the turn before, and the order stays. Some rows have ended in
@@ -141,7 +128,7 @@ class Turns:
         """
         if not self.keys:
             return []
-        remaining: list[RolloutKey] = []
+        remaining: list[Key] = []
         row_before = 0
         for ids in prompt_ids:
             while row_before < len(self._rows) and not _begins_with(ids, self._rows[row_before]):
@@ -218,21 +205,6 @@ def sequences_at_once(args: PODSConfig) -> int:
     return min(rollouts, args.rollout_batch_size or rollouts) * args.vllm_tensor_parallel_size
 
 
-def check_completions(prompts: int, completion_ids: Sequence[Sequence[int]]) -> None:
-    """Raise RuntimeError unless there is one completion for each prompt, with a token at least.
-
-    Continuous batching logs a request that failed and skips it; those after it would then be scored against the answers
-    of other prompts.
-    """
-    empty = sum(len(ids) == 0 for ids in completion_ids)
-    if len(completion_ids) != prompts or empty:
-        raise RuntimeError(
-            f"the generator returned {len(completion_ids)} completions for {prompts} prompts, {empty} of them without "
-            "a token, so they cannot be matched to prompts. The generator's log above says why; if it ran out of "
-            "memory, set a smaller rollout_batch_size."
-        )
-
-
 def describe_vllm(trainer: TRLTrainer) -> dict[str, dict[str, str | None]]:
     """Return vLLM's version and, of a colocated engine, the dtype it computes in: by default not that of training."""
     if not trainer.use_vllm:
@@ -242,90 +214,3 @@ def describe_vllm(trainer: TRLTrainer) -> dict[str, dict[str, str | None]]:
     if engine:
         description["dtype"] = str(engine.llm_engine.model_config.dtype)
     return {"vllm": description}
-
-
-# -- tools and environments --------------------------------------------------------------------------------------------
-
-
-class Tools:
-    """The tools and environments of a trainer, in training and in evaluation.
-
-    A tool that raises, or runs for longer than `tool_timeout`, gives the policy an error instead of its result, as in
-    TRL, and is named once in the log. TRL resets environments and uses them again; those with a method `close` are
-    closed when training ends, also by an error or an interrupt.
-    """
-
-    def __init__(self, trainer: TRLTrainer) -> None:
-        self._trainer = trainer
-        self._limits = ToolLimits(trainer.args.tool_timeout)
-        if trainer.rollout_func is not None:
-            trainer.rollout_func = counted(trainer.rollout_func)
-        if trainer.environment_factories:
-            for tools in (trainer.tools, *trainer._env_tools.values()):
-                tools[:] = [tool for tool in tools if not _closes(tool)]
-
-    def limit(self) -> None:
-        """Put limits on the tools of the rows that TRL has prepared."""
-        if not self._trainer.tools:
-            return
-        # In place, since TRL finds a row's tools in these dictionaries.
-        for plain, asynchronous in zip(self._trainer._sync_tool_dicts, self._trainer._async_tool_dicts, strict=True):
-            limited = self._limits.of_rollout({**plain, **asynchronous})
-            for tools in (plain, asynchronous):
-                names = [name for name, tool in tools.items() if not _closes(tool)]
-                tools.clear()
-                tools |= {name: limited[name] for name in names}
-
-    @contextmanager
-    def reading_anything(self) -> Iterator[None]:
-        """Inside, the parser of turns and the chat template take any text of the policy, environments and tools."""
-        processor = self._trainer.processing_class
-        render = processor.apply_chat_template
-
-        def rendered(*args: Any, **kwargs: Any) -> Any:
-            return render(*tokenizable(list(args)), **tokenizable(kwargs))
-
-        with compat.rendering_by(processor, rendered), compat.parsing_by(parsing_anything):
-            yield
-
-    @contextmanager
-    def closing(self) -> Iterator[None]:
-        """Close every environment at the end of training, however it ends; TRL makes new ones for the next."""
-        try:
-            yield
-        finally:
-            if self._trainer.environment_factories:
-                for pool in self._trainer._environment_pool.values():
-                    _close_all(pool)
-
-
-def _close_all(pool: list[Any]) -> None:
-    """Close the environments of a pool that have a method `close`, and take each out before it is closed."""
-    for environment in list(pool):
-        if callable(getattr(type(environment), CLOSE, None)):
-            pool.remove(environment)
-            close_environment(environment)
-
-
-def _closes(tool: Any) -> bool:
-    """Return whether a tool is an environment's own `close`."""
-    return getattr(tool, "__name__", None) == CLOSE and getattr(tool, "__self__", None) is not None
-
-
-def counted(rollout_func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a rollout function that raises UserError unless all that it returns has a row for each prompt.
-
-    TRL would train the wrong pairs.
-    """
-
-    def call(prompts: list[Any], trainer: Any) -> Any:
-        output = rollout_func(prompts, trainer)
-        for name, values in output.items():
-            if isinstance(values, Sequence) and not isinstance(values, str) and len(values) != len(prompts):
-                raise UserError(
-                    f"rollout_func returned {len(values)} {name} for {len(prompts)} prompts: return one for each, in "
-                    "their order (PODS passes num_rollouts copies of each prompt)"
-                )
-        return output
-
-    return call

@@ -18,7 +18,6 @@ from ....prefix_tree.packing import Probe, TreePass, probe_trees
 from ....prefix_tree.recurrence import unregister_tree_recurrence
 from ... import PHASES
 from ..compat import IMAGE_INPUTS, Batch, LogProbs, TRLTrainer, is_overridden
-from ..guarded.stability import Stability
 from .micro_batches import LOSS_SHARE, REPEATED_ROWS, Counts, StepMetrics, pack_rows, step_windows
 
 logger = logging.getLogger(__name__)
@@ -56,6 +55,8 @@ class PhaseClock:
 
     def enter(self, phase: str | None) -> None:
         """Close the running phase, if any, and start `phase`; None starts none."""
+        if phase == self.phase:
+            return
         if self._device is not None and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         now = self._now()
@@ -89,12 +90,10 @@ class Update:
 
     Args:
         trainer: whose loss is computed.
-        base: the class whose methods are not a user's.
     """
 
-    def __init__(self, trainer: TRLTrainer, base: type) -> None:
+    def __init__(self, trainer: TRLTrainer) -> None:
         self._trainer = trainer
-        self._base = base
         self._trees: WeakKeyDictionary[Any, Probe] = WeakKeyDictionary()  # by model: whether it computes trees
         self._rows_because: str | None = None  # why TRL computed the latest rows of a loss, and no tree
         self._logged: set[str] = set()
@@ -196,7 +195,7 @@ class Update:
         trainer = self._trainer
         if not trainer.args.prefix_tree or has_images(batch):
             return False
-        if self._has_user_loss or is_overridden(trainer, self._base, ["_prepare_inputs"]):
+        if self._has_user_loss or is_overridden(trainer, ["_prepare_inputs"]):
             return False  # a user's code may compare the rows of a micro-batch
         if trainer.loss_type == "bnpo" or trainer._entropy_bonus_enabled or trainer.aux_loss_enabled:
             return False  # a mean over the tokens of the micro-batch
@@ -208,7 +207,7 @@ class Update:
 
     @property
     def _has_user_loss(self) -> bool:
-        return is_overridden(self._trainer, self._base, LOSS_METHODS)
+        return is_overridden(self._trainer, LOSS_METHODS)
 
     @property
     def _has_other_terms(self) -> bool:
@@ -467,16 +466,15 @@ def present_images(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class StepCallback(TrainerCallback):
-    """Time one optimizer step by phase, and clear the gradients of a step whose gradient is 0 or not finite.
+    """Time one optimizer step by phase, and clear the gradients of a step whose gradient is 0.
 
     A step whose advantages are all zero has a zero policy gradient, but AdamW's momentum and weight decay would move
     the weights anyway. The optimizer skips parameters without gradients.
     """
 
-    def __init__(self, trainer: TRLTrainer, update: Update, guard: Stability) -> None:
+    def __init__(self, trainer: TRLTrainer, update: Update) -> None:
         self._trainer = trainer
         self._update = update
-        self._guard = guard
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         self._update.begin_step()
@@ -485,19 +483,16 @@ class StepCallback(TrainerCallback):
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         trainer = self._trainer
         update = self._update
-        is_bad = self._guard.skip_bad_step()
-        if not is_bad:
-            update.is_skipped = bool(trainer.args.skip_zero_advantage_steps) and update.has_no_gradient()
-            if update.is_skipped:
-                trainer.model_wrapped.zero_grad(set_to_none=True)
-                update.tokens["trained"] = 0
-            else:
-                update.complete_gradients()
+        update.is_skipped = bool(trainer.args.skip_zero_advantage_steps) and update.has_no_gradient()
+        if update.is_skipped:
+            trainer.model_wrapped.zero_grad(set_to_none=True)
+            update.tokens["trained"] = 0
+        else:
+            update.complete_gradients()
         trainer._metrics["train"]["pods/skipped_step"].append(float(update.is_skipped))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self._trainer
-        self._guard.stop_if_unstable(control)
         if self._update.is_skipped and trainer.use_vllm and trainer._last_loaded_step == state.global_step - 1:
             trainer._last_loaded_step = state.global_step  # the generator already has these weights
         self._update.clock.enter(None)

@@ -1,0 +1,232 @@
+"""Guarded: TRL's GRPOTrainer with rewards that are checked, tools with limits, skipped bad steps and exact resume.
+
+A layer of PODSTrainer, and its outermost one: what it lets through is what TRL and the layers below it see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from torch import Tensor
+from typing_extensions import override
+
+from ....errors import UserError
+from ....prefix_tree.positions import Positions, positions_of, with_longest_text
+from .. import compat, sharding
+from ..compat import Batch, Completions, Layer
+from ..config import check_prompts
+from ..counters import drop_zero_counters
+from .checkpoints import OPTIMIZER, WEIGHTS, ExactResume, check_output_dir, load_renamed, restoring
+from .rewards import CheckedRewards
+from .stability import Stability, StabilityCallback
+from .tools import Tools, check_completions, make_table_storable
+
+
+class Guarded(Layer):
+    """GRPO as TRL's `GRPOTrainer` trains it, protected from what ends or spoils a run.
+
+    Takes the arguments of TRL's trainer, with `args` a `PODSConfig`, of which it reads `reward_errors` and
+    `tool_timeout`. Usable rewards and finite steps equal TRL's bit for bit.
+
+    Raises:
+        UserError: versions of TRL or transformers whose methods take other arguments; prompts and completions that
+            are longer than the policy's learned positions; in training, memory that runs out.
+    """
+
+    _positions: Positions | None = None  # of the policy, if it has a table of them
+
+    def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *others: Any, **named: Any) -> None:
+        compat.check_overrides(Guarded)
+        compat.check_config(args)
+        if args.output_dir is not None:
+            check_output_dir(args.output_dir)
+        super().__init__(model, reward_funcs, args, *others, **named)  # type: ignore[call-arg]
+        compat.warn_of_lossy_cast(self)
+        self._check_positions()
+        self._rewards = CheckedRewards(self)
+        self._stability = Stability(self)
+        self._tools = Tools(self)
+        self._resume = ExactResume(self)
+        self.add_callback(StabilityCallback(self._stability))
+
+    @override
+    def create_accelerator_and_postprocess(self) -> None:
+        # Here, since the constructors of transformers and TRL prepare models next.
+        super().create_accelerator_and_postprocess()
+        sharding.use_fsdp2(self)
+
+    # -- generation and rewards ----------------------------------------------------------------------------------------
+
+    @override
+    def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
+        score = self._calculate_rewards
+        if not (isinstance(score, partial) and score.func == self._rewards.score):  # not within another generation
+            score = partial(self._rewards.score, score)
+        with compat.scoring_by(self, score), self._tools.reading_anything():
+            return super()._generate_and_score_completions(inputs)
+
+    @override
+    def _calculate_rewards(
+        self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
+    ) -> Tensor:
+        with self._rewards.watching():
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        return self._rewards.clean(rewards)
+
+    @override
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        if hasattr(self, "_tools"):  # not in a trainer without its constructor, as TRL's own tests make one
+            self._tools.limit()
+        return super()._generate(prompts)
+
+    @override
+    def _generate_single_turn(
+        self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int,
+        has_tool_images: bool = False,
+    ) -> Completions:  # fmt: skip
+        self._check_length(max(map(len, prompt_ids), default=0))
+        options = {"has_tool_images": True} if has_tool_images else {}
+        with self._stability.explaining_sampling():
+            completions = super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, num_generations, **options
+            )
+        check_completions(len(prompt_ids), completions[0])
+        return completions
+
+    def _check_positions(self) -> None:
+        """Raise UserError if the policy's table of positions is too short for its prompts, as far as these are known.
+
+        Each generation repeats the check for its own prompts.
+        """
+        positions = positions_of(self.model)
+        if positions is None or not positions.end:
+            return
+        self._positions = positions
+        self._check_length(1, which="The shortest possible prompt")
+        # With environments, TRL reads the tools of a prompt from lists that it fills when it generates.
+        if not isinstance(self.train_dataset, Dataset) or self.environment_factories is not None:
+            return
+        prompts = with_longest_text(row["prompt"] for row in self.train_dataset.select_columns("prompt"))
+        prompt_ids, _, _ = self._tokenize_prompts(prompts)
+        self._check_length(max(map(len, prompt_ids), default=1))
+
+    def _check_length(self, prompt: int, which: str = "The longest prompt") -> None:
+        """Raise UserError if the policy's table of positions is too short for a prompt of this length."""
+        if self._positions is not None:
+            self._positions.check(
+                prompt,
+                self.args.max_completion_length or 0,
+                which=which,
+                advice="remove the longest prompts",
+            )
+
+    # -- steps that are not finite -------------------------------------------------------------------------------------
+
+    @override
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        # Read the loss before transformers' filter turns NaN into 0.
+        return self._stability.take_loss(super().training_step(model, inputs, num_items_in_batch))
+
+    @override
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        # Only here is the norm of every step known.
+        self._stability.gradient_norm = super()._get_grad_norm(model, grad_norm)
+        return self._stability.gradient_norm
+
+    @override
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        # Log the original loss and no zero counters. TRL prints model output to the terminal, and saves it.
+        self._stability.restore_loss(logs)
+        drop_zero_counters(self._metrics["train"])
+        drop_zero_counters(self._metrics["eval"])
+        if self.log_completions:
+            make_table_storable(self._logs)
+        with compat.printing_escaped():
+            super().log(logs, start_time)
+
+    # -- resume (checkpoints.py) ---------------------------------------------------------------------------------------
+
+    @override
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train; resume exactly from a checkpoint of this trainer, and as TRL does from one of TRL's.
+
+        On a CPU the resumed run is the same bit for bit. On a GPU it can differ by rounding, as any two runs do there.
+
+        Args:
+            resume_from_checkpoint: a folder that this trainer or TRL's saved. If True, the newest complete one in
+                `output_dir`. Its hashes are compared where it has a manifest.
+            args: as TRL's, like `kwargs`.
+
+        Raises:
+            UserError: the checkpoint is damaged, missing or of another number of processes; there are fewer prompts
+                than one generation needs; memory ran out.
+            UnstableTrainingError: three steps in a row had a loss or gradient that is not finite.
+        """
+        if isinstance(self.train_dataset, Sized):  # a stream has no length
+            check_prompts(self.args, len(self.train_dataset))
+        self._stability.reset()
+        checkpoint = self._resume.find(resume_from_checkpoint)
+        explaining_memory = self._stability.explaining_memory(self._running_phase)
+        with self._reporting_errors(), explaining_memory, self._tools.closing():
+            output = super().train(checkpoint, *args, **kwargs)
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
+            load_renamed(self, self.state.best_model_checkpoint)
+        self._stability.raise_if_unstable()
+        return output
+
+    @contextmanager
+    def _reporting_errors(self) -> Iterator[None]:
+        """Inside, an exception is passed to callbacks with `on_train_error`: transformers has no such event.
+
+        That of a full disk becomes a UserError.
+        """
+        try:
+            yield
+        except BaseException as error:
+            for callback in self.callback_handler.callbacks:
+                if hasattr(callback, "on_train_error"):
+                    callback.on_train_error(error, self.state)
+            from ....runs.files import write_failure
+
+            full = write_failure(error)
+            if full is None or isinstance(error, UserError):
+                raise
+            raise UserError(
+                f"Cannot write to {getattr(error, 'filename', None) or self.args.output_dir}: {full}. Free some space, "
+                "then continue from the last checkpoint with resume_from_checkpoint=True."
+            ) from error
+
+    @override
+    def _run_epoch(self, **kwargs: Any) -> None:  # transformers calls it by keyword
+        if not self._resume.begins_finished(kwargs["epoch"], kwargs["epochs_trained"], kwargs["train_dataloader"]):
+            super()._run_epoch(**kwargs)
+
+    @override
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        with restoring(resume_from_checkpoint, WEIGHTS):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    @override
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with restoring(checkpoint, OPTIMIZER):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    @override
+    def _save_rng_state(self, output_dir: str) -> None:
+        # Save each process's state together with its random state.
+        super()._save_rng_state(output_dir)
+        self._resume.save(Path(output_dir))
+
+    @override
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        if checkpoint is not None:
+            self._resume.load(Path(checkpoint))
+
+    layout = property(sharding.layout)
+    whole_weights = sharding.whole_weights

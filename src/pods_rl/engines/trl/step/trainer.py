@@ -1,0 +1,174 @@
+"""PrefixTreeTrainer: TRL's GRPOTrainer with a cheaper step, for plain GRPO and as a layer of PODSTrainer.
+
+Each distinct prefix of the rows of a prompt is computed once, in generation and in the update. A row without a gradient
+is not computed, and a step without one does not move the weights. The rows and their advantages are TRL's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from typing_extensions import override
+
+from ....errors import UserError
+from ....prefix_tree.tree import distinct_share
+from ...seeds import StepCounter
+from .. import compat
+from ..compat import Batch, Completions, Generated, Layer, LogProbs, Tokenized
+from ..config import complete_config
+from ..sharding import whole_weights
+from .turns import Turns, over_prefix_tree, sequences_at_once
+from .update import StepCallback, Update
+
+if TYPE_CHECKING:
+    from ..config import PODSConfig
+
+
+class PrefixTreeTrainer(Layer):
+    """GRPO as TRL's `GRPOTrainer` trains it, in less time and memory: each distinct prefix is computed once.
+
+    Takes the arguments of TRL's trainer, with `args` a `GRPOConfig` or a `PODSConfig`. Of `PODSConfig` it reads
+    `prefix_tree`, `skip_zero_advantage_steps`, `rollout_batch_size`, `clock` and `exact_trl`; a `GRPOConfig` gets their
+    defaults. With `exact_trl` it is TRL's trainer to the last bit. By default it draws its own random numbers, and its
+    gradient differs by rounding (`docs/trl.md`).
+
+    Raises:
+        UserError: versions of TRL or transformers whose methods take other arguments; n > m, which needs PODSTrainer.
+    """
+
+    _turns: Turns | None = None  # of the generation that runs, in training
+
+    def __init__(
+        self, model: Any, reward_funcs: Any = None, args: PODSConfig | None = None, *others: Any, **named: Any
+    ) -> None:
+        compat.check_overrides(PrefixTreeTrainer)
+        if args is not None:
+            complete_config(args)
+        with nullcontext() if args is None else compat.room_in_vllm(sequences_at_once(args)):
+            super().__init__(model, reward_funcs, args, *others, **named)  # type: ignore[call-arg]
+        complete_config(self.args)  # of TRL's own, without `args`
+        if self.args.num_rollouts != self.args.num_generations and not self._selects:
+            raise UserError(
+                f"PrefixTreeTrainer trains every rollout: got num_rollouts = {self.args.num_rollouts} and "
+                f"num_generations = {self.args.num_generations}. Use PODSTrainer, or set num_rollouts: null."
+            )
+        self._generations = StepCounter()
+        self._update = Update(self)
+        self.add_callback(StepCallback(self, self._update))
+
+    # -- generation ----------------------------------------------------------------------------------------------------
+
+    @override
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        # FSDP2: gather the weights, so that no process waits for another's tokens. TRL gathers those of ZeRO-3.
+        if not hasattr(self, "_update"):  # a trainer without its constructor, as TRL's own tests make one
+            return super()._generate(prompts)
+        gathers = self._dist.is_fsdp and not self.use_vllm
+        with whole_weights(self) if gathers else nullcontext():
+            if not self.model.training:
+                return super()._generate(prompts)
+            self._enter_phase("rollout")
+            groups, keys = self._numbered(len(prompts))
+            self._turns = Turns(self, keys)
+            try:
+                results = super()._generate(prompts)
+            finally:
+                self._turns = None
+        output = Generated.of(results)
+        self._update.tokens["generated"] += sum(output.policy_tokens())
+        self._metrics["train"]["pods/distinct_tokens"].append(distinct_share(output.completion_ids, groups))
+        self._enter_phase("reward")
+        return results
+
+    def _numbered(self, rows: int) -> tuple[list[int], list[tuple[int, ...]]]:
+        """Return the prompt of each row of this process, and the key of its random draws.
+
+        Rows are numbered over all processes, prompt by prompt, so a key does not depend on the process of its row.
+        """
+        size = self.args.num_rollouts or self.num_generations
+        first_row = self.accelerator.process_index * rows
+        generation = (self.args.seed, self.state.global_step, self._generations.number(self.state.global_step))
+        groups: list[int] = []
+        keys: list[tuple[int, ...]] = []
+        for row in range(first_row, first_row + rows):
+            groups.append(row // size)
+            keys.append((*generation, row // size, row % size))
+        return groups, keys
+
+    @override
+    def _tokenize_prompts(self, prompts: list[Any]) -> Tokenized:
+        # Tokenize the copies of a prompt once.
+        tokenize = super()._tokenize_prompts
+        return tokenize(prompts) if self._turns is None else self._turns.tokenize(tokenize, prompts)
+
+    @override
+    def _generate_single_turn(
+        self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int,
+        has_tool_images: bool = False,
+    ) -> Completions:  # fmt: skip
+        # Generate in parts of `rollout_batch_size` rows, each prefix once.
+        sample = super()._generate_single_turn
+        # Without pixels TRL would add token types of images, which few models take.
+        has_pixels = "pixel_values" in multimodal_fields
+        options = {"has_tool_images": True} if has_tool_images and has_pixels else {}
+
+        def generate(rows: slice, keys: Sequence[tuple[int, ...]] = ()) -> Completions:
+            fields = {name: values[rows] for name, values in multimodal_fields.items()}
+            with over_prefix_tree(self, keys):
+                return sample(prompt_ids[rows], images, fields, num_generations, **options)
+
+        if self._turns is None:  # an evaluation
+            return generate(slice(None))
+        return self._turns.generate(prompt_ids, has_pixels, generate)
+
+    # -- the update ----------------------------------------------------------------------------------------------------
+
+    @override
+    def _prepare_inputs(self, generation_batch: Any) -> Batch:
+        # TRL shuffles the rows of a new generation over its micro-batches: those of a step are packed into few passes.
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        if not self.model.training:
+            return inputs
+        self._enter_phase("update")
+        if self._buffered_inputs is not None and self._buffered_inputs is not before:
+            self._buffered_inputs = self._update.pack_rows(self._buffered_inputs)
+            inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
+        self._update.count_trained(inputs)
+        return inputs
+
+    @override
+    def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
+        # Skip rows and passes without a gradient, by the advantages that a subclass gives to TRL's loss.
+        compute = super()._compute_loss
+        return self._update.loss(inputs, lambda: compute(model, inputs))
+
+    @override
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int,
+        batch_size: int | None = None, *args: Any, **kwargs: Any,
+    ) -> LogProbs:  # fmt: skip
+        # Compute each prompt once, and only rows with a gradient.
+        compute = super()._get_per_token_logps_and_entropies
+        positional = (model, input_ids, attention_mask, logits_to_keep, batch_size)
+        if args:  # not from TRL, which passes all else by keyword
+            return compute(*positional, *args, **kwargs)
+        return self._update.log_probs(compute, *positional, kwargs)
+
+    # -- for the layers around it --------------------------------------------------------------------------------------
+
+    @override
+    def _enter_phase(self, phase: str) -> None:
+        self._update.clock.enter(phase)
+
+    @override
+    def _running_phase(self) -> str | None:
+        return self._update.clock.phase
+
+    @property
+    def attention(self) -> str | None:
+        """How the update computes the policy, and with which attention; None before its first pass."""
+        return self._update.attention

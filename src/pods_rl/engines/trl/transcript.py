@@ -1,0 +1,116 @@
+"""Prompts, completions and rewards by turn as text, and as the plain data without images that files hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ...text import DEEPEST, TOO_DEEP, call_text, content_text, depth
+
+
+def as_text(value: Any) -> str:
+    """Return a prompt or completion as text: messages become `role: content` blocks, one assistant turn its content.
+
+    Tool calls are lines below the content, an image is `[image]`.
+
+    >>> call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+    >>> print(as_text([{"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
+    ...                {"role": "tool", "name": "add", "content": "3"}]))
+    assistant: Let me see.
+    tool call: add(a=1, b=2)
+    <BLANKLINE>
+    tool add: 3
+    """
+    if isinstance(value, str):
+        return value
+    if len(value) == 1 and value[0].get("role") == "assistant":
+        return _message_text(value[0])
+    return "\n\n".join(f"{_speaker(message)}: {_message_text(message)}" for message in value)
+
+
+def _speaker(message: Mapping[str, Any]) -> str:
+    return " ".join(str(message[key]) for key in ("role", "name") if message.get(key))
+
+
+def _message_text(message: Mapping[str, Any]) -> str:
+    lines = [f"tool call: {call_text(call)}" for call in message.get("tool_calls") or ()]
+    content = content_text(message.get("content"))
+    if content or not lines:
+        lines.insert(0, content)
+    return "\n".join(lines)
+
+
+def has_turns(completion: Any) -> bool:
+    """Return whether a completion is more than a text or one assistant message without tool calls."""
+    if isinstance(completion, str):
+        return False
+    return len(completion) > 1 or any(message.get("tool_calls") for message in completion)
+
+
+def messages_json(completion: Any) -> str | None:
+    """Return the messages of a completion that has turns; None for one that has none."""
+    from ...runs import to_json
+
+    if not has_turns(completion):
+        return None
+    return to_json(plain_completion(completion))
+
+
+def plain_completion(completion: Any) -> Any:
+    if isinstance(completion, str):
+        return completion
+    return [_written(message) for message in completion]
+
+
+def _written(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message as files hold it: its texts, and its tool calls as they are unless they nest too deeply."""
+    names = ("role", "name", "reasoning_content", "thinking", "content")
+    kept: dict[str, Any] = {name: content_text(message[name]) for name in names if message.get(name) is not None}
+    calls = message.get("tool_calls")
+    if calls:
+        kept["tool_calls"] = [_written_call(call) for call in calls]
+    return kept
+
+
+def _written_call(call: Any) -> Any:
+    if depth(call) <= DEEPEST:
+        return call
+    return {"function": {"name": call_text(call).partition("(")[0], "arguments": TOO_DEEP}}
+
+
+def without_images(prompt: Any) -> Any:
+    """Return a prompt without the images of its messages, which a chat template does not read."""
+    if isinstance(prompt, str):
+        return prompt
+    return [_message_without_images(message) for message in prompt]
+
+
+def _message_without_images(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [_part_without_images(part) for part in content]}
+
+
+def _part_without_images(part: Any) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    return {key: value if isinstance(value, str) else None for key, value in part.items()}
+
+
+def turn_numbers(rewards: Any) -> list[float] | None:
+    """Return one rollout's rewards by turn; NaN: not a number."""
+    if rewards is None:
+        return None
+    values = rewards.tolist() if hasattr(rewards, "tolist") else rewards
+    if not isinstance(values, list | tuple):
+        values = [values]
+    return [_number(value) for value in values]
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
