@@ -11,7 +11,7 @@ from tests.numeric import FLOAT32, assert_near
 from tests.operations import Operations
 
 from pods_rl.selection import RULES
-from pods_rl.selection.rules import running_sums, sums_by_doubling
+from pods_rl.sums import running_sums, sums_by_doubling
 
 NAN = math.nan
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())

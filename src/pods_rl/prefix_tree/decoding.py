@@ -32,7 +32,7 @@ from transformers import (
 )
 from transformers.generation import GenerationMode
 
-from ..selection.rules import running_sums
+from ..sums import running_sums
 from .cache import CannotServeError, decoding, rope_types, why_not_copied
 from .images import ENCODED
 from .nodes import CACHES, PER_TOKEN, Nodes, cache_argument

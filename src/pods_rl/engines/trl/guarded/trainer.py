@@ -18,9 +18,8 @@ from typing_extensions import override
 from ....errors import UserError
 from ....prefix_tree.positions import Positions, positions_of, with_longest_text
 from .. import compat, sharding
-from ..compat import Batch, Completions, Layer
+from ..compat import Batch, Completions, Layer, drop_zero_counters
 from ..config import check_prompts
-from ..counters import drop_zero_counters
 from .checkpoints import OPTIMIZER, WEIGHTS, ExactResume, check_output_dir, load_renamed, restoring
 from .rewards import CheckedRewards
 from .stability import Stability, StabilityCallback

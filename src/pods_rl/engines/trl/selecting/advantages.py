@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ....selection import Selection, advantages, is_constant, spread
 from ...measuring import mark_unusable
-from ..compat import Batch, TRLTrainer, nanstd
+from ..compat import Batch, Metrics, TRLTrainer, add_up_counters, nanstd
 from ..config import group_sizes
-from ..counters import Metrics, add_up_counters
 from .generation import Built, Selected
 from .record import Rollouts, total_reward
 
