@@ -20,7 +20,7 @@ from ....selection import select
 from ...seeds import StepCounter, seeded_generator
 from .. import compat
 from ..batching import BatchPlan, Shares, batch_plan
-from ..compat import Batch, Generated, Layer
+from ..compat import Batch, Completions, Generated, Layer
 from ..config import PAPER, PODSConfig, group_sizes
 from .advantages import gather_advantages, log_generation, set_advantages
 from .dynamic_sampling import DynamicSampling
@@ -66,14 +66,23 @@ class Selecting(Layer):
         if not isinstance(mode, Generating):
             return super()._generate(prompts)
         generation = mode.generation
-        with compat.group_size_of(self, generation.shares.num_rollouts):  # vLLM returns this many for each prompt
-            results = super()._generate(prompts)
+        results = super()._generate(prompts)  # n rollouts of each prompt
         output = Generated.of(results)
         scores = self._score(generation, prompts, output)
         record = record_of(generation, self, prompts, output, scores)
         record.kept = self._select(generation, record.scored_rewards())
         generation.selected = Selected.of(record, scores)
         return self._shorten(generation, record, prompts, output)
+
+    @override
+    def _generate_single_turn(
+        self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int,
+        has_tool_images: bool = False,
+    ) -> Completions:  # fmt: skip
+        if isinstance(self._mode, Generating) and num_generations == self.num_generations:
+            num_generations = group_sizes(self.args)[0]  # vLLM returns this many for each prompt
+        options = {"has_tool_images": True} if has_tool_images else {}
+        return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **options)
 
     def _score(self, generation: Generation, prompts: list[Any], output: Generated) -> Tensor:
         """Return the scores of all n rollouts of all processes, `[P * n, F]`."""
