@@ -28,9 +28,9 @@ import numpy as np
 
 from measuring import command_line
 from pods_rl.report.analysis import compare, cost_of, mean_over, speedup_between, times_after_start
-from pods_rl.report.arms import Arm, Curve, arms_from_runs, curve_of
+from pods_rl.report.arms import Arm, arms_from_runs, curve_of
 from pods_rl.report.intervals import Array, Difference, difference
-from pods_rl.report.statistics import Speedup
+from pods_rl.report.statistics import Curve, Speedup
 from pods_rl.runs.speed import LIMIT, disturbed, speed_of
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

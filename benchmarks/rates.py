@@ -23,7 +23,8 @@ from measuring import command_line
 from pods_rl.errors import UserError
 from pods_rl.experiment import Event, Experiment, build_experiment, load_experiment, run_experiment
 from pods_rl.report.analysis import cost_of
-from pods_rl.report.arms import Curve, curve_of
+from pods_rl.report.arms import curve_of
+from pods_rl.report.statistics import Curve
 from pods_rl.runs import Run, is_run
 from pods_rl.yaml_files import Origin
 

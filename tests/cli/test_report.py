@@ -51,7 +51,7 @@ def test_published_runs_give_the_published_table(published: Path, arm: str) -> N
     assert base is not None
     assert curve is not None
     # by the authors' rule, from checkpoint to checkpoint
-    level = level_of(base.evaluations)
+    level = level_of(base)
     reached = base.times[base.mean >= level][0]
     assert reached == 3.0 * 3600
     by_arm = curve.times[curve.mean >= level]
@@ -72,18 +72,9 @@ def test_published_runs_give_the_published_table(published: Path, arm: str) -> N
     assert final["final_runs"] == "10"
 
 
-def test_published_runs_give_the_paper_s_ablations_and_every_figure(published: Path) -> None:
-    families: dict[str, list[str]] = {}
-    for row in rows_of(published / "ablations.csv"):
-        families.setdefault(row["axis"], []).append(row["value"])
-    assert families == {
-        "n": ["16 (GRPO)", "32", "64", "128", "256"],
-        "m": ["2", "4", "8", "16"],
-        "rule": ["max_variance", "max_reward", "random"],
-    }
+def test_published_runs_give_every_figure(published: Path) -> None:
     figures = {path.stem for path in (published / "figures").iterdir()}
-    scores = {"curves", "format_accuracy", "both_accuracy", "mean_completion_tokens"}
-    assert figures == {*scores, "ablation-n", "ablation-m", "ablation-rule"}
+    assert figures == {"curves", "format_accuracy", "both_accuracy", "mean_completion_tokens"}
 
 
 def test_published_runs_are_compared_in_pairs(published: Path) -> None:

@@ -17,7 +17,7 @@ from pods_rl.experiment import load_experiment
 from pods_rl.report.analysis import Analysis, Final, analyse, cost_of
 from pods_rl.report.arms import Arm, arms_from_csv, arms_from_runs, curve_of
 from pods_rl.report.build import read_account
-from pods_rl.report.contrasts import find_ablations, settings_of, things
+from pods_rl.report.contrasts import most_varied, settings_of, things
 from pods_rl.report.intervals import Difference
 from pods_rl.report.ledger import Ledger
 from pods_rl.report.notes import notes as notes_of
@@ -587,7 +587,7 @@ def test_a_sentence_opens_with_the_difference_and_the_speedup_and_cost_follow(tm
     fast = pair.speedup
     assert fast.speedup == pytest.approx(fast.baseline_time / fast.arm_time)
     ratio = f"{fast.speedup:.2f} times faster than grpo (16) to {100 * fast.threshold:.1f} % accuracy"
-    interval = f"(95 % interval {fast.ci_low:.2f} to {fast.ci_high:.2f} times, settled)"
+    interval = f"(95 % interval {fast.ci_low:.2f} to {fast.ci_high:.2f} times as fast, settled)"
     times = f"{fast.arm_time:.1f} s against {fast.baseline_time:.1f} s"
     assert details(analysis) == (
         f"pods (64→16) is {ratio}: {times} {interval}.",
@@ -703,7 +703,7 @@ def test_an_arm_that_is_slower_or_never_there(tmp_path: Path, rate: float, words
         assert f"(95 % interval {1 / fast.ci_high:.2f} to {1 / fast.ci_low:.2f} times, settled)" in line
 
 
-def test_every_pair_of_few_arms_is_compared_and_the_one_that_drops_rollouts_leads(tmp_path: Path) -> None:
+def test_every_arm_is_compared_with_the_baseline_and_with_the_one_that_drops_rollouts(tmp_path: Path) -> None:
     """As in the quickstart: the baseline, PODS, and GRPO with cheaper steps."""
     for arm, rate in (("grpo-trl", 0.6), ("cheaper", 0.9), ("pods", 1.8)):
         config = {} if arm == "pods" else {"num_rollouts": 16}
@@ -893,35 +893,31 @@ BASE = {"num_generations": 16, "num_rollouts": 64, "rule": "max_variance", "adva
 BATCH = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1, "learning_rate": 1e-5}
 
 
-def families(configs: dict[str, dict[str, Any]]) -> dict[str, list[tuple[str, str]]]:
-    """Of each family, (value, arm)."""
-    found = find_ablations([Arm(name, name, None, BASE | BATCH | config) for name, config in configs.items()])
-    return {a.axis: [(value, arm.name) for value, arm in zip(a.values, a.arms, strict=True)] for a in found}
+def varied(configs: dict[str, dict[str, Any]]) -> str:
+    """The name of the arm that others vary; empty if there is none."""
+    found = most_varied([Arm(name, name, None, BASE | BATCH | config) for name, config in configs.items()])
+    return found.name if found else ""
 
 
-def test_the_study_s_arms_fall_into_the_paper_s_ablations() -> None:
+def test_the_arm_that_the_paper_s_ablations_vary_is_found() -> None:
     declared = yaml.safe_load(STUDY.read_text())
     base = {"rule": "max_variance", "advantages": "after", "gradient_accumulation_steps": 1, **declared["base"]}
     arms = [Arm(name, name, None, base | keys) for name, keys in declared["arms"].items()]
-    found = {a.axis: [f"{value}: {arm.name}" for value, arm in zip(a.values, a.arms, strict=True)]
-             for a in find_ablations(arms)}  # fmt: skip
-    assert found["n"] == ["16 (GRPO): grpo-16", "32: pods-32-16", "64: pods-64-16", "128: pods-128-16"]
-    # one prompt per step, whose rows are m
-    m = ["2: pods-64-2", "4: pods-64-4", "16: pods-64-16", "64 (GRPO): grpo-64"]
-    assert found["m"] == m
-    assert [value.split(":")[0] for value in found["rule"]] == ["max_variance", "max_reward", "random", "percentile"]
-    assert found["advantages"] == ["after: pods-64-16", "before: before-64-16"]
+    found = most_varied(arms)
+    assert found is not None
+    assert found.name == "pods-64-16"
 
 
-def test_an_arm_that_differs_in_more_than_one_setting_is_in_no_family() -> None:
-    odd = {"pods": {}, "32": {"num_rollouts": 32}, "rate": {"num_rollouts": 128, "learning_rate": 1e-4}}
+def test_an_arm_that_differs_in_more_than_one_setting_varies_nothing() -> None:
+    odd = {"rate": {"num_rollouts": 128, "learning_rate": 1e-4}, "pods": {}, "32": {"num_rollouts": 32}}
     odd |= {"prompts": {"num_generations": 8}}  # 16 rows with m = 8 are two prompts
     odd |= {"both": {"num_rollouts": 128, "num_generations": 8, "per_device_train_batch_size": 8}}
-    assert families(odd) == {"n": [("32", "32"), ("64", "pods")]}
+    assert varied(odd) == "pods"
     own = {"seed": 4, "output_dir": "x", "rollout_batch_size": 32, "vllm_gpu_memory_utilization": 0.3}
-    assert families({"pods": {}, "32": {"num_rollouts": 32} | own, "128": {"num_rollouts": 128}})["n"][0][1] == "32"
-    assert families({"grpo": {"num_rollouts": 16}, "pods": {}}) == {}  # two arms are a comparison
-    assert find_ablations([Arm(name, name, None, {"rule": name}) for name in "abc"]) == ()
+    assert varied({"rate": odd["rate"], "pods": {}, "32": {"num_rollouts": 32} | own}) == "pods"
+    assert varied({"grpo": {"num_rollouts": 16}, "pods": {}}) == ""  # two arms are a comparison
+    assert varied({"pods": {}, "rate": odd["rate"], "prompts": odd["prompts"]}) == ""
+    assert most_varied([Arm(name, name, None, {"rule": name}) for name in "abc"]) is None
     assert settings_of({"num_generations": "many"}) == {}
 
 

@@ -289,7 +289,7 @@ def test_figures_embed_their_fonts_and_take_any_name(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text("\n".join(lines))
     build_report(tmp_path / "runs.csv", tmp_path, baseline="a", figures=["pdf", "svg", "png"])
     names = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert names == {f"{name}.{kind}" for name in ("curves", "ablation-n") for kind in ("pdf", "svg", "png")}
+    assert names == {f"{name}.{kind}" for name in ("curves",) for kind in ("pdf", "svg", "png")}
     content = (tmp_path / "figures" / "curves.pdf").read_bytes()
     assert b"/FontFile2" in content
     assert b"/Type3" not in content

@@ -6,6 +6,7 @@ The authors' published runs: tests/cli/test_report.py.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,18 +14,27 @@ import pytest
 from pods_rl.report.analysis import analyse
 from pods_rl.report.arms import Arm, curve_of
 from pods_rl.report.intervals import Difference, corrected, difference, half_widths, t_band
-from pods_rl.report.statistics import FLAT, NEVER, SHORT, Evaluations, Speedup, level_of, speedup_to
+from pods_rl.report.statistics import FLAT, NEVER, SHORT, Curve, Speedup, level_of, mean_curve, speedup_to
 from pods_rl.report.wording import details, opening
 
 Runs = list[list[float]]  # NaN: no such checkpoint
 NAN, INF = float("nan"), float("inf")
 
 
+def curve(
+    scores: np.ndarray, seconds: np.ndarray, errors: np.ndarray | None = None, due: np.ndarray | None = None
+) -> Curve:
+    """A curve whose nominal seconds are the mean ones by default."""
+    runs = tuple(map(str, range(len(scores))))
+    nominal = mean_curve(seconds) if due is None else due
+    return Curve(runs, nominal, seconds, scores, np.full_like(scores, NAN) if errors is None else errors)
+
+
 def speedup(*tables: object, paired: bool = False) -> Speedup:
     """The speedup to 99 % of the peak of the first arm."""
     scores, seconds, arm_scores, arm_seconds = (np.asarray(table, dtype=float) for table in tables)
-    baseline = Evaluations(scores, seconds)
-    return speedup_to(baseline, Evaluations(arm_scores, arm_seconds), level_of(baseline), paired=paired)
+    baseline = curve(scores, seconds)
+    return speedup_to(baseline, curve(arm_scores, arm_seconds), level_of(baseline), paired=paired)
 
 
 def mean_at(runs: Runs, at: int) -> float | None:
@@ -148,23 +158,23 @@ def test_there_is_no_speedup_against_a_baseline_that_never_rose(base: list[float
 def test_there_is_no_speedup_to_a_level_within_the_noise_of_the_baseline_s_rise() -> None:
     """The baseline gains 1, 2 and 6 points: 3 on average, with an interval of 6.6. Of one run, evaluations give it."""
     clock = np.array([[0.0, 8.0]] * 3)
-    base = Evaluations(np.array([[0.20, 0.21], [0.20, 0.22], [0.20, 0.26]]), clock)
-    arm = Evaluations(np.array([[0.2, 0.6]] * 3), clock)
+    base = curve(np.array([[0.20, 0.21], [0.20, 0.22], [0.20, 0.26]]), clock)
+    arm = curve(np.array([[0.2, 0.6]] * 3), clock)
     for baseline, compared in ((base, arm), (arm, base)):  # the second only at a score that the first never reaches
         found = speedup_to(baseline, compared, 0.225)
         assert (found.problem == FLAT) == (baseline is base)
     assert math.isnan(speedup_to(base, arm, 0.225).speedup)
     for error, problem in ((0.001, ""), (0.02, FLAT)):
-        one = Evaluations(base.scores[2:], clock[2:], np.full((1, 2), error))
+        one = curve(base.scores[2:], clock[2:], np.full((1, 2), error))
         # the rise of 2.5 points is below 1.96 standard errors of a difference of two evaluations, 5.5 points
         assert speedup_to(one, arm, 0.225).problem == problem
 
 
 def test_an_arm_that_ends_before_the_baseline_has_the_level_may_still_reach_it() -> None:
     """By the nominal seconds, since the last step of each run ends at another real second."""
-    base = Evaluations(np.array([[0.1, 0.3, 0.6]] * 3), np.array([[0.0, 10.0, 20.4]] * 3), due=np.array([0.0, 10, 20]))
-    short = Evaluations(base.scores[:, :2], base.seconds[:, :2], due=np.array([0.0, 10]))
-    low = Evaluations(np.array([[0.1, 0.2, 0.3]] * 3), np.array([[0.0, 10.0, 20.1]] * 3), due=np.array([0.0, 10, 20]))
+    base = curve(np.array([[0.1, 0.3, 0.6]] * 3), np.array([[0.0, 10.0, 20.4]] * 3), due=np.array([0.0, 10, 20]))
+    short = curve(base.scores[:, :2], base.seconds[:, :2], due=np.array([0.0, 10]))
+    low = curve(np.array([[0.1, 0.2, 0.3]] * 3), np.array([[0.0, 10.0, 20.1]] * 3), due=np.array([0.0, 10, 20]))
     early, never = (speedup_to(base, arm, level_of(base)) for arm in (short, low))
     assert (early.problem, early.never_reached, early.arm_end) == (SHORT, False, 10.0)
     assert math.isnan(early.speedup)
@@ -395,7 +405,7 @@ def test_intervals_of_times_to_a_target_cover_a_null_and_a_known_effect(runs: in
         for scale, one in zip((1.0, effect), own, strict=True):
             rate = 0.02 * scale * np.exp(0.2 * math.sqrt(0.5) * (shared + one))
             scores = random.binomial(128, 0.2 + 0.65 * (1 - np.exp(-rate * clock))) / 128
-            tables.append(Evaluations(scores, clocks))
+            tables.append(curve(scores, clocks))
         for place, target in enumerate((0.5, 0.6)):
             found = speedup_to(*tables, target, paired=True)
             bounds[trial, place] = found.ci_low, found.ci_high
@@ -408,8 +418,8 @@ def test_intervals_of_times_to_a_target_cover_a_null_and_a_known_effect(runs: in
 
 def test_an_arm_that_alone_reaches_a_target_is_infinitely_faster() -> None:
     clock = np.array([[0.0, 30.0, 60.0]] * 3)
-    slow = Evaluations(np.array([[0.2, 0.30, 0.40], [0.2, 0.32, 0.41], [0.2, 0.31, 0.45]]), clock)
-    fast = slow._replace(scores=slow.scores + np.array([0.0, 0.2, 0.4]))
+    slow = curve(np.array([[0.2, 0.30, 0.40], [0.2, 0.32, 0.41], [0.2, 0.31, 0.45]]), clock)
+    fast = replace(slow, scores=slow.scores + np.array([0.0, 0.2, 0.4]))
     found = speedup_to(slow, fast, 0.6)
     assert found.speedup == math.inf == found.baseline_time
     assert found.ci_low > 1

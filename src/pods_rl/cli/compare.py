@@ -207,7 +207,8 @@ def report(
     """Write report.html, report.md and a CSV of every table: final.csv, pairs.csv, curves.csv and more.
 
     --csv reads runs of other tools: a row per run and evaluation, with the columns arm, run, hours and the metric; the
-    columns rule, n, m and advantages, if present, add the ablations. Of several directories, the first is the baseline.
+    columns rule, n, m and advantages, if present, say what arms differ in. Of several directories, the first is the
+    baseline.
 
     \b
     Examples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,15 +14,12 @@ from ..engines import PHASES
 from ..errors import UserError
 from ..runs import Run
 from ..text import suggest
-from .arms import ACCURACIES, SAME_MOMENT, Arm, Curve, rollouts_of, same_seeds
+from .arms import ACCURACIES, Arm, rollouts_of, same_seeds
 from .comparable import refusal
-from .contrasts import Ablation, contrasts, find_ablations, things
-from .intervals import Z_95, Array, Difference, corrected, difference, error_of_mean, t_band
-from .statistics import Speedup, level_of, mean_curve, speedup_to
+from .contrasts import contrasts, most_varied, things
+from .intervals import UNKNOWN, Z_95, Array, Difference, corrected, difference, error_of_mean, t_band
+from .statistics import SAME_MOMENT, Curve, Speedup, level_of, mean_curve, speedup_to
 from .text import finite, finite_numbers, plain
-
-_UNKNOWN = Difference(math.nan, math.nan, math.nan)
-_EVERY_PAIR = 4  # with up to this many arms every pair is compared
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,6 @@ class Final:
     final_due: float  # nominal second of the final score
     final_seconds: float
     final_runs: int
-    scores: Array  # of these runs
     low: float  # of Student's 95 % interval over runs; NaN with one run
     high: float
     peak: float
@@ -115,7 +110,6 @@ class Analysis:
     baseline: Arm | None
     metric: str
     horizon: float  # nominal second up to which the scores of the table are: the baseline's end, else the last one
-    ablations: tuple[Ablation, ...]
     pairs: tuple[Pair, ...]  # the one that the experiment is about first
     stated: tuple[Pair, ...] = ()  # those that show one thing, in the order of the sentences
 
@@ -219,17 +213,12 @@ def analyse(
     base = _find_baseline(arms, baseline)
     ordered = sorted(arms, key=lambda arm: arm is not base)
     reference = base if base is not None and base.has_scores else None
-    horizon = _horizon(ordered, reference)
+    ends = [arm.end for arm in arms if arm.has_scores]
+    horizon = reference.end if reference else max(ends, default=0.0)
     results = [_result_of(arm, reference, horizon) for arm in ordered]
     compared = [result.arm for result in results if result.speedup]
-    repeated = []
-    for arm in ordered:
-        # an ablation of single runs would show nothing but that runs differ
-        if arm.curve and not arm.is_single:
-            repeated.append(arm)
-    ablations = find_ablations(repeated)
     pairs = []
-    for arm, rival in _pairs(compared, base, ablations):
+    for arm, rival in _pairs(compared, base):
         if not _why_not(arm, rival):
             pairs.append(compare(arm, rival))
     stated = []
@@ -250,7 +239,6 @@ def analyse(
         baseline=base,
         metric=metric,
         horizon=horizon,
-        ablations=ablations,
         pairs=tuple(by_arms[pair.arm, pair.rival] for pair in pairs),
         stated=tuple(first[: len(stated)]),
     )
@@ -263,7 +251,7 @@ def _corrected(pairs: Sequence[Pair], subject: Pair | None = None) -> list[Pair]
     follows from the scores, so it is settled only if one of the two differences is.
     """
     at_end = [pair.difference for pair in pairs]
-    over_time = [pair.over_time or _UNKNOWN for pair in pairs]
+    over_time = [pair.over_time or UNKNOWN for pair in pairs]
     weights = [len(pairs) - 1.0 if pair is subject and len(pairs) > 1 else 1.0 for pair in pairs]
     all_differences = corrected([*at_end, *over_time], weights * 2)
     found = []
@@ -289,14 +277,6 @@ def _put(pair: Pair, pairs: list[Pair]) -> None:
             pairs[place] = pair
             return
     pairs.append(pair)
-
-
-def _horizon(arms: Sequence[Arm], reference: Arm | None) -> float:
-    """Return the end of the reference, else the last end of an arm that has scores."""
-    if reference is not None:
-        return reference.end
-    ends = [arm.end for arm in arms if arm.has_scores]
-    return max(ends, default=0.0)
 
 
 def _result_of(arm: Arm, reference: Arm | None, horizon: float) -> ArmResult:
@@ -423,7 +403,7 @@ def _gap(
 def _speedup(arm: Arm, rival: Arm) -> Speedup:
     """Return the speedup of an arm to 99 % of the peak of another, with an interval unless it is the same arm."""
     assert rival.curve
-    found = speedup_between(arm, rival, level_of(rival.curve.evaluations))
+    found = speedup_between(arm, rival, level_of(rival.curve))
     return replace(found, ci_low=math.nan, ci_high=math.nan) if arm is rival else found
 
 
@@ -431,14 +411,9 @@ def speedup_between(arm: Arm, rival: Arm, target: float) -> Speedup:
     """Return the speedup of an arm to a score, over another arm; paired by seed if both have the same seeds."""
     assert arm.curve
     assert rival.curve
-    theirs = rival.curve.evaluations
     order = same_seeds(arm, rival)
-    if order is not None:
-        ended = None if theirs.ended is None else theirs.ended[order]
-        theirs = theirs._replace(
-            scores=theirs.scores[order], seconds=theirs.seconds[order], errors=rival.curve.errors[order], ended=ended
-        )
-    return speedup_to(theirs, arm.curve.evaluations, target, paired=order is not None)
+    theirs = rival.curve if order is None else rival.curve.in_order(order)
+    return speedup_to(theirs, arm.curve, target, paired=order is not None)
 
 
 def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
@@ -454,36 +429,33 @@ def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
     )
 
 
-def _pairs(arms: Sequence[Arm], base: Arm | None, ablations: Sequence[Ablation]) -> list[tuple[Arm, Arm]]:
+def _pairs(arms: Sequence[Arm], base: Arm | None) -> list[tuple[Arm, Arm]]:
     """Return the pairs that the experiment is about, none without a baseline.
 
     The first is the subject of the experiment against the baseline. Then follow all others against the baseline, and
-    the subject against them. With few arms, every pair is compared.
+    the subject against them.
     """
-    candidates = [*arms]
-    if base is None or base not in candidates or len(candidates) == 1:
+    if base is None or base not in arms or len(arms) == 1:
         return []
-    candidates.remove(base)
-    subject = _subject(candidates, base, ablations)
-    rest = [*candidates]
-    rest.remove(subject)
-    pairs = [(arm, base) for arm in (subject, *rest)]
-    pairs += [(subject, arm) for arm in rest]
-    if len(arms) <= _EVERY_PAIR:
-        pairs += itertools.combinations(rest, 2)
-    return pairs
+    subject = _subject(arms, base)
+    rest = [arm for arm in arms if arm not in (base, subject)]
+    return [(arm, base) for arm in (subject, *rest)] + [(subject, arm) for arm in rest]
 
 
-def _subject(candidates: Sequence[Arm], base: Arm, ablations: Sequence[Ablation]) -> Arm:
-    """Return the arm that the ablations vary, else the first that drops rollouts, else the first."""
-    for ablation in ablations:
-        if ablation.reference is not base:
-            return ablation.reference
-    for arm in candidates:
+def _subject(arms: Sequence[Arm], base: Arm) -> Arm:
+    """Return the arm that an ablation varies, else the first that drops rollouts, else the first; not the baseline.
+
+    Single runs make no ablation, which would show only that runs differ.
+    """
+    varied = most_varied([arm for arm in arms if not arm.is_single])
+    if varied is not None and varied is not base:
+        return varied
+    others = [arm for arm in arms if arm is not base]
+    for arm in others:
         n, m = rollouts_of(arm.config)
         if n != m:
             return arm
-    return candidates[0]
+    return others[0]
 
 
 def _final_of(curve: Curve, horizon: float) -> Final:
@@ -516,7 +488,6 @@ def _final_of(curve: Curve, horizon: float) -> Final:
         final_due=due,
         final_seconds=seconds,
         final_runs=len(scores),
-        scores=scores,
         low=float(low[0]),
         high=float(high[0]),
         peak=float(curve.mean[peak]),

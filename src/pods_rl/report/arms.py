@@ -20,16 +20,13 @@ from ..errors import UserError
 from ..runs import Run, find_runs, is_run, undeclared_runs
 from ..runs.files import CONFIG, ENVIRONMENT, EVALS, EXPERIMENT, METRICS, STATUS
 from .comparable import config_of, recipe_difference
-from .intervals import Z_95, Array, t_band
-from .statistics import Evaluations, Mask, mean_curve
+from .intervals import Array
+from .statistics import SAME_MOMENT, Curve, on_a_line
 from .text import finite, from_csv_text, plain, tally
 
 ACCURACIES = ("accuracy", "answer_accuracy", "both_accuracy", "format_accuracy")
 LENGTH = "mean_completion_tokens"
 HOUR = 3600.0
-SAME_MOMENT = 1 + 1e-9
-"""Times up to this factor later count as the same nominal second: read and computed ones differ in the last digit."""
-
 MOST_CHECKPOINTS = 1000  # of a curve; a longer one keeps this many, evenly spread
 _METRICS = (*ACCURACIES, LENGTH)
 _CSV_SETTINGS = {"rule": "rule", "num_rollouts": "n", "num_generations": "m", "advantages": "advantages"}
@@ -39,92 +36,6 @@ _MOST_DAMAGED = 5  # files that are named
 
 Evals = Mapping[str, Iterable[Mapping[str, Any]]]  # by run
 Points = dict[float, tuple[float, float, float]]  # by nominal second or step: real second, score, standard error
-
-
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """One arm's evaluations: R runs, C checkpoints aligned by their nominal second, or by their step."""
-
-    runs: tuple[str, ...]
-    due: Array  # [C] nominal seconds
-    seconds: Array  # [R, C] real seconds of training clock; NaN if a run has no such checkpoint
-    scores: Array  # [R, C]
-    errors: Array  # [R, C] standard error of each evaluation; NaN if it is unknown
-    ended: Mask | None = None  # [R] which runs have ended; None for all
-    by_step: bool = False  # a checkpoint is a step, and its time is the mean over runs
-    interpolated: bool = False  # each run was evaluated at its own times
-
-    @cached_property
-    def mean(self) -> Array:
-        return mean_curve(self.scores, self.ended)
-
-    @cached_property
-    def times(self) -> Array:
-        """Mean of the real seconds over runs."""
-        return mean_curve(self.seconds, self.ended)
-
-    @cached_property
-    def interval(self) -> tuple[Array, Array]:
-        """Student's 95 % interval over the runs, low and high, each ``[C]``; NaN where fewer than two have a score."""
-        return t_band(self.scores, self.errors)
-
-    @cached_property
-    def band(self) -> tuple[Array, Array]:
-        """The interval that figures draw: over the runs, or of a single run 1.96 standard errors of its evaluation."""
-        if len(self.runs) > 1:
-            return self.interval
-        margin = Z_95 * self.errors[0]
-        return self.scores[0] - margin, self.scores[0] + margin
-
-    @property
-    def evaluations(self) -> Evaluations:
-        return Evaluations(self.scores, self.seconds, self.errors, self.due, self.ended)
-
-    def has_mean(self, due: float) -> bool:
-        """Whether enough runs have a score at a nominal second (`mean_curve`)."""
-        scores, _ = self.at(due)
-        return not np.isnan(mean_curve(scores[:, None], self.ended)[0])
-
-    def last(self, horizon: float = math.inf) -> int | None:
-        """Return the last checkpoint with a mean, no later than ``horizon`` nominal seconds; None if there is none."""
-        has_mean = ~np.isnan(self.mean)
-        usable = np.flatnonzero(has_mean & (self.due <= horizon * SAME_MOMENT))
-        if len(usable) == 0:
-            return None
-        return int(usable[-1])
-
-    @property
-    def end(self) -> float:
-        """Nominal seconds of the last checkpoint with a mean; NaN if there is none."""
-        at = self.last()
-        if at is None:
-            return math.nan
-        return float(self.due[at])
-
-    def at(self, due: float) -> tuple[Array, Array]:
-        """Return score and standard error of each run at a nominal second, each ``[R]``.
-
-        Between two checkpoints, both are on a straight line, also where few runs have the checkpoint, since one step
-        may be longer than the interval between evaluations. A run that has not begun or has ended has NaN.
-        """
-        exact = np.flatnonzero(np.isclose(self.due, due, rtol=1e-9, atol=1e-9))
-        if len(exact) and not np.isnan(self.mean[exact[0]]):
-            return self.scores[:, exact[0]], self.errors[:, exact[0]]
-        scores = np.array([self._between(due, row) for row in self.scores])
-        errors = np.array([self._between(due, row) for row in self.errors])
-        return scores, errors
-
-    def _between(self, due: float, values: Array) -> float:
-        """Interpolate the values of one run, ``[C]``, skipping checkpoints that it does not have."""
-        measured = ~np.isnan(values)
-        if not measured.any():
-            return math.nan
-        return float(_on_a_line(np.array([due]), self.due[measured], values[measured])[0])
-
-
-def _on_a_line(due: Array, times: Array, values: Array) -> Array:
-    """Interpolate linearly; NaN before the first time and after the last."""
-    return np.interp(due, times, values, left=math.nan, right=math.nan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,7 +227,7 @@ def _point_at(points: Points, due: float) -> tuple[float, float, float]:
         return points[due]
     times = np.array(sorted(points))
     seconds, score, error = (
-        float(_on_a_line(np.array([due]), times, values)[0])
+        float(on_a_line(np.array([due]), times, values)[0])
         for values in np.array([points[time] for time in times.tolist()]).T
     )
     return seconds, score, error
@@ -387,7 +298,7 @@ def _interpolated(runs: Mapping[str, Points], *, over_steps: bool = False) -> Cu
     count = min(int(np.median([len(points) for points in runs.values()])), MOST_CHECKPOINTS)
     all_keys = np.concatenate([table[0] for table in tables])
     grid = np.unique(np.quantile(all_keys, np.linspace(0, 1, max(2, count))))  # [C]
-    columns = [[_on_a_line(grid, keys, column) for column in values] for keys, *values in tables]
+    columns = [[on_a_line(grid, keys, column) for column in values] for keys, *values in tables]
     seconds_RC, scores_RC, errors_RC = np.array(columns).transpose(1, 0, 2)
     return Curve(tuple(runs), grid, seconds_RC, scores_RC, errors_RC, interpolated=True)
 

@@ -21,7 +21,7 @@ from .ledger import DATA_MB, ledger_of
 from .notes import method, notes
 from .outputs import Account, print_account, print_opening, to_html, to_markdown
 from .tables import CSV_NAMES, tables
-from .text import finite, plain
+from .text import finite, listed, plain
 from .wording import details, opening
 
 PAGE = "report.html"
@@ -30,7 +30,6 @@ FILES = (PAGE, MARKDOWN, *(f"{name}.csv" for name in CSV_NAMES))
 """The files that a report writes into its folder, next to ``figures/``."""
 
 _KINDS = ("pdf", "svg", "png")
-_MOST_NAMED = 6  # runs that a note names
 _MOST_MB = 2000.0  # a browser holds no larger page
 
 
@@ -51,7 +50,7 @@ class ReportFiles:
 
     @property
     def csv(self) -> dict[str, Path]:
-        """By table: final, pairs, ablations, curves, runs, config."""
+        """By table: final, pairs, curves, runs, config."""
         return {name: self.folder / f"{name}.csv" for name in CSV_NAMES}
 
 
@@ -105,7 +104,7 @@ def _write(report: ReportFiles, figures: Sequence[str]) -> None:
         from .figures import printed  # matplotlib, which a report without figures does not load
 
         scores = account.charts.get("scores", ())
-        for name, picture in printed(account.analysis, scores, account.styles, figures):
+        for name, picture in printed(account.analysis, scores, figures):
             pictures[f"figures/{name}"] = picture
     in_markdown = [name for name in pictures if name.endswith(".png")]
     contents: dict[str, str | bytes] = {
@@ -180,7 +179,7 @@ def _notes_on_declared(paths: Sequence[Path], arms: Sequence[Arm]) -> list[str]:
         if missing:
             notes.append(
                 f"{counted(len(missing), 'run')} that {EXPERIMENT} declares {'is' if len(missing) == 1 else 'are'} "
-                f"missing: {_listed(missing)}."
+                f"missing: {listed(missing)}."
             )
         ignored = []
         for folder, runs in undeclared_runs(path).items():
@@ -190,16 +189,9 @@ def _notes_on_declared(paths: Sequence[Path], arms: Sequence[Arm]) -> list[str]:
                 ignored.append(folder if is_folder_itself else f"{folder}/{run.path.name}")
         if ignored:
             notes.append(
-                f"Ignored {counted(len(ignored), 'run')} that {EXPERIMENT} does not declare: {_listed(ignored)}."
+                f"Ignored {counted(len(ignored), 'run')} that {EXPERIMENT} does not declare: {listed(ignored)}."
             )
     return notes
-
-
-def _listed(names: Sequence[str]) -> str:
-    listed = ", ".join(map(plain, names[:_MOST_NAMED]))
-    if len(names) > _MOST_NAMED:
-        listed += f" and {len(names) - _MOST_NAMED} more"
-    return listed
 
 
 def read_account(

@@ -12,9 +12,9 @@ import numpy as np
 
 from ..runs import Run
 from .analysis import Analysis
-from .arms import Arm, Curve, curve_of, evals_of
+from .arms import Arm, curve_of, evals_of
 from .intervals import Array
-from .statistics import mean_curve
+from .statistics import Curve, mean_curve
 from .text import UNITS, finite, finite_numbers, plain, rounded, significant, unit_for, words
 from .wording import level_text
 

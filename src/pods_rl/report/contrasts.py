@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .arms import Arm, rollouts_of
 from .comparable import NO_MATTER, OWN_TO_A_RUN
 from .text import finite, in_order, plain
 
-AXES = {
-    "n": "rollouts generated (n)",
-    "m": "rollouts kept (m)",
-    "rule": "selection rule",
-    "advantages": "advantages",
-}
+AXES = ("n", "m", "rule", "advantages")
 """What an ablation varies."""
 
 CHEAPER_STEP = "the cheaper step"
@@ -71,7 +65,7 @@ def things(arm: Arm, rival: Arm) -> tuple[str, ...] | None:
         takes_trl_step = _own_settings(ours) < _own_settings(theirs)
         names.append(_TRL_STEP if takes_trl_step else CHEAPER_STEP)
     names += _selection_names(ours, theirs, keys)
-    for key in sorted(keys - _STEP.keys() - {"n", "m", "rule", "advantages"}):
+    for key in sorted(keys - _STEP.keys() - {*AXES}):
         names.append(_NAMES.get(key) or plain(key))
     return tuple(names)
 
@@ -95,7 +89,7 @@ def _selection_names(ours: Settings, theirs: Settings, keys: set[str]) -> list[s
         if len(sizes) == 2:
             names.append("the group size")
         return names
-    return [_NAMES[key] for key in ("n", "m", "rule", "advantages") if key in keys]
+    return [_NAMES[key] for key in AXES if key in keys]
 
 
 def contrasts(arms: Sequence[Arm], base: Arm, subject: Arm, shows: Mapping[str, str]) -> list[Contrast]:
@@ -205,43 +199,20 @@ def _skips_by_default(settings: Settings) -> bool:
     return settings.get(_SKIPS) in (None, in_order(not is_plain(settings)))
 
 
-@dataclass(frozen=True, eq=False)
-class Ablation:
-    """Arms that differ from the reference in one setting, with the value of each, in order of the values."""
+def most_varied(arms: Sequence[Arm]) -> Arm | None:
+    """Return the arm from which most others differ in n, m, the rule or the advantages alone; None if none does.
 
-    axis: str
-    reference: Arm
-    arms: tuple[Arm, ...]
-    values: tuple[str, ...]
-
-
-def find_ablations(arms: Sequence[Arm]) -> tuple[Ablation, ...]:
-    """Return the ablations around one reference arm: the one from which most others differ in a single setting.
-
-    Of several such arms, the reference is one that drops rollouts if there is one, and the first of those. Two arms
-    alone are not an ablation, since the rest of the report compares them already.
+    Of several such arms, it is one that drops rollouts if there is one, and the first of those. Two arms alone do not
+    vary one of them.
     """
-    all_settings = {arm: settings_of(arm.config) for arm in arms}
-    settings = {arm: of_arm for arm, of_arm in all_settings.items() if of_arm}
-    if not settings or len(arms) == 2:
-        return ()
+    settings = {arm: settings_of(arm.config) for arm in arms}
+    known = [arm for arm in arms if settings[arm]]
+    if not known or len(arms) == 2:
+        return None
 
-    def family(reference: Arm, axis: str) -> list[Arm]:
-        return [arm for arm in settings if differences(settings[reference], settings[arm]) == {axis}]
+    def varied(arm: Arm) -> int:
+        all_differences = [differences(settings[arm], settings[other]) for other in known]
+        return sum(len(keys) == 1 and keys <= {*AXES} for keys in all_differences)
 
-    def rank(arm: Arm) -> tuple[int, bool]:
-        return sum(len(family(arm, axis)) for axis in AXES), not is_plain(settings[arm])
-
-    reference = max(settings, key=rank)
-    ablations = []
-    for axis in AXES:
-        members = [reference, *family(reference, axis)]
-        if axis in ("n", "m"):
-            members.sort(key=lambda arm: settings[arm][axis])
-        values = []
-        for arm in members:
-            value = plain(settings[arm][axis], limit=30)
-            values.append(f"{value} (GRPO)" if is_plain(settings[arm]) else value)
-        if len(members) > 1:
-            ablations.append(Ablation(axis, reference, tuple(members), tuple(values)))
-    return tuple(ablations)
+    found = max(known, key=lambda arm: (varied(arm), not is_plain(settings[arm])))
+    return found if varied(found) else None

@@ -14,9 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .analysis import Analysis
-from .charts import Panel, Style, Styles
-from .contrasts import AXES, Ablation
-from .text import plain, words
+from .charts import Panel, Style
+from .text import plain
 
 WIDTH = 3.25  # inches: a column of a paper with two columns
 _VARYING = {"svg": "Date", "pdf": "CreationDate", "png": "Software"}  # what would change a file's bytes
@@ -41,16 +40,12 @@ STYLE: dict[str, Any] = {
 }
 
 
-def printed(
-    analysis: Analysis, scores: Sequence[Panel], styles: Styles, kinds: Sequence[str]
-) -> Iterator[tuple[str, bytes]]:
-    """Yield a file name and its content for each panel of scores and each ablation, in each format."""
+def printed(analysis: Analysis, scores: Sequence[Panel], kinds: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield a file name and its content for each panel of scores, in each format."""
     figures = {}
     for panel in scores:
         name = "curves" if panel.metric == analysis.metric else panel.metric
         figures[name] = curves_figure(panel)
-    for ablation in analysis.ablations:
-        figures[f"ablation-{ablation.axis}"] = ablation_figure(analysis, ablation, styles)
     for name, figure in figures.items():
         for kind in kinds:
             yield f"{name}.{kind}", to_bytes(figure, kind)
@@ -139,29 +134,3 @@ def _plot(axes: Axes, x: Sequence[float | None], y: Sequence[float | None], **ke
     points = points[:, ~np.isnan(points).any(axis=0)]
     marker = "." if points.shape[1] == 1 else None
     return axes.plot(*points, marker=marker, **keywords)[0]
-
-
-@styled
-def ablation_figure(analysis: Analysis, ablation: Ablation, styles: Styles) -> Figure:
-    """One setting varied: the final scores with 95 % interval and every run."""
-    figure = new_figure()
-    axes = figure.add_subplot()
-    labels: list[str] = []
-    for arm, value in zip(ablation.arms, ablation.values, strict=True):
-        final = analysis.result_of(arm.name).final
-        if final is None:
-            continue
-        x = len(labels)
-        colour = styles[arm.name].colour
-        runs_x = np.full(len(final.scores), x - 0.2)
-        axes.plot(runs_x, final.scores, "o", color=colour, alpha=0.45, markersize=3, mew=0)
-        has_interval = not math.isnan(final.low)
-        error = [[final.final - final.low], [final.high - final.final]] if has_interval else None
-        axes.errorbar([x], [final.final], yerr=error, fmt="o", color=colour, capsize=3, markersize=5, zorder=3)
-        labels.append(plain(value, 16).replace(" (", "\n("))
-    axes.set_xticks(range(len(labels)), labels)
-    axes.set_xlim(-0.5, max(len(labels), 1) - 0.5)
-    axes.set_xlabel(AXES[ablation.axis])
-    axes.set_ylabel(f"final {words(analysis.metric)}")
-    axes.grid(visible=False, axis="x")
-    return figure

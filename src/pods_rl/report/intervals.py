@@ -99,7 +99,6 @@ def half_widths(
     paired: bool,
     arm_error_C: ArrayLike = math.nan,
     other_error_C: ArrayLike = math.nan,
-    one_run: bool = False,
 ) -> Array:
     """Return half the width of the 95 % interval of the arm's mean minus the other's, ``[C]``.
 
@@ -114,13 +113,12 @@ def half_widths(
             the rows, where both have the same seeds. Else it is Welch's.
         arm_error_C: standard error that the evaluations' own noise gives the arm's mean, NaN if it is unknown.
         other_error_C: the same of the other.
-        one_run: whether evaluations alone give the interval of a single run.
 
     Returns:
         NaN where fewer than two pairs, or fewer than two runs on either side, have a score.
     """
     spread = _spread(arm_RC, other_RC, paired=paired, arm_error_C=arm_error_C, other_error_C=other_error_C)
-    return Z_95 * spread.floor if one_run and len(arm_RC) == 1 else _half_of(spread)
+    return _half_of(spread)
 
 
 def _half_of(spread: _Spread) -> Array:
@@ -226,6 +224,9 @@ class Difference:
         if self.settled or self.side == 0:
             return ""
         return "above" if self.side > 0 else "below"
+
+
+UNKNOWN = Difference(math.nan, math.nan, math.nan)
 
 
 def difference(

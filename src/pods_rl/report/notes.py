@@ -11,9 +11,8 @@ from .arms import Arm, damaged_files, sets_of
 from .comparable import refusal, remarks
 from .ledger import Ledger
 from .statistics import FLAT
-from .text import duration, plain, tally
+from .text import duration, listed, plain, tally
 
-_MOST_RUNS = 6  # that a note names
 _MOST_FILES = 300  # characters that names of damaged files may take
 
 
@@ -60,9 +59,7 @@ def _speed_notes(analysis: Analysis) -> list[str]:
     slow = disturbed(speeds)
     if not slow:
         return []
-    named = ", ".join(f"{plain(run)} {factor:.2f}" for run, factor in [*slow.items()][:_MOST_RUNS])
-    if len(slow) > _MOST_RUNS:
-        named += f" and {len(slow) - _MOST_RUNS} more"
+    named = listed([f"{run} {factor:.2f}" for run, factor in slow.items()])
     return [
         f"The machine was slower for {counted(len(slow), 'run')}: the speed check took this many times as long as "
         f"usual: {named}. Their times cannot be compared. Delete and repeat them with nothing else running."

@@ -7,13 +7,14 @@ that checkpoint (it failed or was killed earlier, or it still trains).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .intervals import SPEEDUP_DIGITS, Array, error_of_mean, excludes, half_widths
+from .intervals import SPEEDUP_DIGITS, Z_95, Array, error_of_mean, excludes, half_widths, t_band
 
 SHARE_OF_PEAK = 0.99
 """Share of the baseline's peak that an arm has to reach: the authors' rule."""
@@ -28,6 +29,9 @@ SHORT = "short"
 """The arm ends below the level, and earlier than the baseline reaches it, so the ratio is unknown."""
 
 _ROUNDING = 1e-12  # the means of two and of three runs at 0.8 differ in the last digit
+
+SAME_MOMENT = 1 + 1e-9
+"""Times up to this factor later count as the same nominal second: read and computed ones differ in the last digit."""
 
 Mask = NDArray[np.bool_]
 
@@ -103,35 +107,102 @@ def time_ratio(baseline_time: float, arm_time: float) -> float:
     return baseline_time / arm_time
 
 
-class Evaluations(NamedTuple):
-    """The evaluations of the runs of one arm, each ``[R, C]``."""
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One arm's evaluations: R runs, C checkpoints aligned by their nominal second, or by their step."""
 
-    scores: Array
-    seconds: Array
-    errors: Array | None = None  # standard error of each evaluation
-    due: Array | None = None  # [C] nominal seconds; by default the mean of the seconds
-    ended: Mask | None = None  # [R] which runs have ended; by default all
+    runs: tuple[str, ...]
+    due: Array  # [C] nominal seconds
+    seconds: Array  # [R, C] real seconds of training clock; NaN if a run has no such checkpoint
+    scores: Array  # [R, C]
+    errors: Array  # [R, C] standard error of each evaluation; NaN if it is unknown
+    ended: Mask | None = None  # [R] which runs have ended; None for all
+    by_step: bool = False  # a checkpoint is a step, and its time is the mean over runs
+    interpolated: bool = False  # each run was evaluated at its own times
 
-    @property
+    @cached_property
     def mean(self) -> Array:
         return mean_curve(self.scores, self.ended)
 
-    @property
+    @cached_property
     def times(self) -> Array:
-        """Mean of the seconds over runs, ``[C]``."""
+        """Mean of the real seconds over runs."""
         return mean_curve(self.seconds, self.ended)
 
-    @property
-    def nominal(self) -> Array:
-        """Nominal seconds of each checkpoint, ``[C]``."""
-        return self.times if self.due is None else self.due
+    @cached_property
+    def interval(self) -> tuple[Array, Array]:
+        """Student's 95 % interval over the runs, low and high, each ``[C]``; NaN where fewer than two have a score."""
+        return t_band(self.scores, self.errors)
+
+    @cached_property
+    def band(self) -> tuple[Array, Array]:
+        """The interval that figures draw: over the runs, or of a single run 1.96 standard errors of its evaluation."""
+        if len(self.runs) > 1:
+            return self.interval
+        margin = Z_95 * self.errors[0]
+        return self.scores[0] - margin, self.scores[0] + margin
 
     @property
     def error(self) -> Array:
-        """Standard error that evaluations give the mean at each checkpoint, ``[C]``; NaN if it is unknown."""
-        if self.errors is None:
-            return np.full(self.scores.shape[1], math.nan)
+        """Standard error that the evaluations give the mean at each checkpoint, ``[C]``; NaN if it is unknown."""
         return error_of_mean(np.where(np.isnan(self.scores), math.nan, self.errors))
+
+    def in_order(self, order: Sequence[int]) -> Curve:
+        """Return the curve with its runs in another order."""
+        return replace(
+            self,
+            runs=tuple(self.runs[run] for run in order),
+            seconds=self.seconds[order],
+            scores=self.scores[order],
+            errors=self.errors[order],
+            ended=None if self.ended is None else self.ended[order],
+        )
+
+    def has_mean(self, due: float) -> bool:
+        """Whether enough runs have a score at a nominal second (`mean_curve`)."""
+        scores, _ = self.at(due)
+        return not np.isnan(mean_curve(scores[:, None], self.ended)[0])
+
+    def last(self, horizon: float = math.inf) -> int | None:
+        """Return the last checkpoint with a mean, no later than ``horizon`` nominal seconds; None if there is none."""
+        has_mean = ~np.isnan(self.mean)
+        usable = np.flatnonzero(has_mean & (self.due <= horizon * SAME_MOMENT))
+        if len(usable) == 0:
+            return None
+        return int(usable[-1])
+
+    @property
+    def end(self) -> float:
+        """Nominal seconds of the last checkpoint with a mean; NaN if there is none."""
+        at = self.last()
+        if at is None:
+            return math.nan
+        return float(self.due[at])
+
+    def at(self, due: float) -> tuple[Array, Array]:
+        """Return score and standard error of each run at a nominal second, each ``[R]``.
+
+        Between two checkpoints, both are on a straight line, also where few runs have the checkpoint, since one step
+        may be longer than the interval between evaluations. A run that has not begun or has ended has NaN.
+        """
+        exact = np.flatnonzero(np.isclose(self.due, due, rtol=1e-9, atol=1e-9))
+        if len(exact) and not np.isnan(self.mean[exact[0]]):
+            return self.scores[:, exact[0]], self.errors[:, exact[0]]
+        scores = np.array([self._between(due, row) for row in self.scores])
+        errors = np.array([self._between(due, row) for row in self.errors])
+        return scores, errors
+
+    def _between(self, due: float, values: Array) -> float:
+        """Interpolate the values of one run, ``[C]``, skipping checkpoints that it does not have."""
+        measured = ~np.isnan(values)
+        if not measured.any():
+            return math.nan
+        return float(on_a_line(np.array([due]), self.due[measured], values[measured])[0])
+
+
+def on_a_line(due: Array, times: Array, values: Array) -> Array:
+    """Interpolate linearly; NaN before the first time and after the last."""
+    return np.interp(due, times, values, left=math.nan, right=math.nan)
 
 
 @dataclass(frozen=True)
@@ -159,12 +230,12 @@ class Speedup:
         return math.isinf(self.arm_time) and not self.problem
 
 
-def level_of(baseline: Evaluations) -> float:
+def level_of(baseline: Curve) -> float:
     """Return the score that speedups against a baseline are to: 99 % of the peak of its mean curve."""
     return SHARE_OF_PEAK * float(np.fmax.reduce(baseline.mean))  # NaN checkpoints are skipped
 
 
-def speedup_to(baseline: Evaluations, arm: Evaluations, target: float, *, paired: bool = False) -> Speedup:
+def speedup_to(baseline: Curve, arm: Curve, target: float, *, paired: bool = False) -> Speedup:
     """Return the speedup of an arm to a score: the baseline's time to it over the arm's time.
 
     A time is where the mean curve crosses the score, on a straight line between two checkpoints.
@@ -180,8 +251,8 @@ def speedup_to(baseline: Evaluations, arm: Evaluations, target: float, *, paired
     would be unbounded.)
 
     Args:
-        baseline: scores and seconds, each ``[R, C]``; a checkpoint's time is the mean of its seconds over runs.
-        arm: the same of the arm, which may have other runs and checkpoints.
+        baseline: a checkpoint's time is the mean of its seconds over runs.
+        arm: it may have other runs and checkpoints.
         target: the score, chosen before the runs, or `level_of` the baseline.
         paired: whether the same row of both is the same seed.
 
@@ -192,8 +263,8 @@ def speedup_to(baseline: Evaluations, arm: Evaluations, target: float, *, paired
         reaches it.
 
     >>> clock = np.array([[0.0, 30.0, 60.0]] * 2)
-    >>> grpo = Evaluations(np.array([[0.2, 0.4, 0.6]] * 2), clock)
-    >>> pods = Evaluations(np.array([[0.2, 0.6, 0.8]] * 2), clock)
+    >>> grpo = Curve(("1", "2"), clock[0], clock, np.array([[0.2, 0.4, 0.6]] * 2), np.zeros((2, 3)))
+    >>> pods = replace(grpo, scores=np.array([[0.2, 0.6, 0.8]] * 2))
     >>> [round(speedup_to(grpo, pods, target).speedup, 2) for target in (0.4, 0.6, 0.7, 0.9, 0.2)]
     [2.0, 2.0, inf, nan, nan]
     """
@@ -223,7 +294,7 @@ def _inverse(ratio: float) -> float:
     return math.inf if ratio == 0 else 1 / ratio
 
 
-def _compare(base: Evaluations, arm: Evaluations, goal: float, *, paired: bool) -> Speedup:
+def _compare(base: Curve, arm: Curve, goal: float, *, paired: bool) -> Speedup:
     """Return the speedup to a score that the baseline reaches."""
     base_mean = base.mean
     arm_mean = arm.mean
@@ -239,7 +310,7 @@ def _compare(base: Evaluations, arm: Evaluations, goal: float, *, paired: bool) 
         return replace(result, problem=FLAT)
     # by nominal seconds, since the last step of each run ends at another real second
     last = np.flatnonzero(~np.isnan(arm_mean))[-1]
-    ends_before = arm.nominal[last] < base.nominal[at] * (1 - 1e-9)
+    ends_before = arm.due[last] < base.due[at] * (1 - 1e-9)
     if math.isinf(arm_time) and ends_before:
         return replace(result, problem=SHORT)
     result = replace(result, speedup=time_ratio(base_time, arm_time))
@@ -262,7 +333,7 @@ def _compare(base: Evaluations, arm: Evaluations, goal: float, *, paired: bool) 
     return replace(result, ci_low=low, ci_high=high)
 
 
-def _rises_to(base: Evaluations, goal: float, at: int) -> bool:
+def _rises_to(base: Curve, goal: float, at: int) -> bool:
     """Whether the mean rises from its first checkpoint to the score by more than the 95 % interval of this rise.
 
     The interval is over the rises of the runs. Of one run it is that of the two evaluations.
@@ -277,8 +348,9 @@ def _rises_to(base: Evaluations, goal: float, at: int) -> bool:
         paired=True,
         arm_error_C=base.error[[at]],
         other_error_C=base.error[[start]],
-        one_run=True,
     )
+    if len(base.scores) == 1:
+        half = Z_95 * math.hypot(*np.nan_to_num(base.error[[start, at]]))
     return not rise <= half  # without an interval, any rise counts
 
 

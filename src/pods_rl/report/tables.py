@@ -19,7 +19,7 @@ from ..text import counted
 from .analysis import Analysis, ArmResult, Pair
 from .arms import HOUR, LENGTH, Arm, evals_of, rollouts_of
 from .comparable import OWN_TO_A_RUN, task_of
-from .contrasts import AXES
+from .intervals import UNKNOWN
 from .text import as_text, csv_text, duration, finite, finite_numbers, number, plain, tally, unit_for, words
 from .wording import (
     LEVEL_MARGIN,
@@ -38,15 +38,13 @@ from .wording import (
     verdict_text,
 )
 
-CSV_NAMES = ("final", "pairs", "ablations", "curves", "runs", "config")
+CSV_NAMES = ("final", "pairs", "curves", "runs", "config")
 """The tables that are files; the others are shown only, and final.csv and runs.csv have their values."""
 
 ARM = "arm"
 """The title of the column of arms, which the page marks with their colours."""
 
-_TEXTS = frozenset(
-    {ARM, "task", "verdict", "against", "differs in", "interval", "setting", "value", "run", "state", "reason"}
-)
+_TEXTS = frozenset({ARM, "task", "verdict", "against", "differs in", "interval", "run", "state", "reason"})
 _SPEEDUP = "speedup, 95 % interval"
 _FINAL = "final, 95 % interval"
 _SHORT = {"both_accuracy": "both right", LENGTH: "tokens"}  # titles that a column has room for
@@ -122,7 +120,6 @@ def tables(analysis: Analysis) -> dict[str, Table]:
         costs_table(analysis),
         arms_table(analysis),
         pairs_table(analysis),
-        ablations_table(analysis),
         runs_table(analysis),
         config_table(analysis),
         curves_table(analysis),
@@ -192,7 +189,7 @@ def arms_table(analysis: Analysis) -> Table:
         notes = [f"Scores are at {duration(analysis.horizon)} of training; peaks are the highest until then."]
     if any(not math.isnan(result.margin) for result in analysis.scored):
         notes.append("± is 1.96 standard errors of the evaluation of a single run.")
-    if analysis.baseline and _has_speedups(analysis):
+    if analysis.baseline and any(result.speedup for result in results):
         cells["to\u00a099\u00a0%"] = _times_to_level(analysis, results)
         cells[_SPEEDUP] = [speedup_text(result.speedup, result.arm) for result in results]
         notes.append(
@@ -221,33 +218,6 @@ def costs_table(analysis: Analysis) -> Table:
     return Table("costs", "Seconds per step", _shown(cells, [result.arm.name for result in results]), note=note)
 
 
-def ablations_table(analysis: Analysis) -> Table:
-    """A row for each value of each setting that was varied."""
-    results = []
-    rows: list[Row] = []
-    for ablation in analysis.ablations:
-        for arm, value in zip(ablation.arms, ablation.values, strict=True):
-            result = analysis.result_of(arm.name)
-            results.append(result)
-            rows.append(_arm_row(analysis, result) | {"axis": ablation.axis, "value": value})
-    cells = {
-        "setting": [AXES[row["axis"]] for row in rows],
-        "value": [number(row["value"]) for row in rows],
-        ARM: [result.arm.label for result in results],
-        _FINAL: [result_text(analysis, result) for result in results],
-        "peak": _scores(analysis, rows, "peak"),
-    }
-    if _has_speedups(analysis):
-        cells[_SPEEDUP] = [speedup_text(result.speedup, result.arm) for result in results]
-    if any(result.cost for result in analysis.results):
-        cells["s/step"] = [number(row.get("seconds_per_step")) for row in rows]
-    keys = "axis value arm runs final low high peak speedup ci_low ci_high seconds_per_step"
-    reference = analysis.ablations[0].reference.label if analysis.ablations else ""
-    note = f"Arms that differ in one setting from {reference}. Batches are counted in prompts of m rows each."
-    shown = _shown(cells, [result.arm.name for result in results])
-    return Table("ablations", "Ablations", shown, _values(rows, keys.split()), note)
-
-
 def _names(results: Sequence[ArmResult]) -> Cells:
     """Return the columns with which a table of arms begins: their labels, and their tasks if there are several."""
     cells = {ARM: [result.arm.label for result in results]}
@@ -265,11 +235,6 @@ def _scores(analysis: Analysis, rows: Sequence[Row], key: str, metric: str = "")
     """Return the scores under a key as cells; by the compared metric if no other is given."""
     scores = [finite(row.get(key)) for row in rows]
     return ["–" if score is None else score_text(analysis, metric or analysis.metric, score) for score in scores]
-
-
-def _has_speedups(analysis: Analysis) -> bool:
-    """Whether some arm is compared with the baseline."""
-    return any(result.speedup for result in analysis.results)
 
 
 def _has_several_ends(analysis: Analysis) -> bool:
@@ -316,11 +281,8 @@ def _arm_row(analysis: Analysis, result: ArmResult) -> Row:
             "final": final.final,
             "final_hours": final.final_seconds / HOUR,
             "final_runs": final.final_runs,
-            # ablations.csv has these two by their short names
             "final_low": final.low,
             "final_high": final.high,
-            "low": final.low,
-            "high": final.high,
             "peak": final.peak,
             "peak_hours": final.peak_seconds / HOUR,
             "evaluation_se": final.error,
@@ -384,6 +346,7 @@ def pairs_table(analysis: Analysis) -> Table:
 
 
 def _pair_row(pair: Pair) -> Row:
+    over_time = pair.over_time or UNKNOWN
     return {
         "arm": pair.arm.name,
         "other": pair.rival.name,
@@ -398,26 +361,17 @@ def _pair_row(pair: Pair) -> Row:
         "p": pair.difference.p,
         "paired": pair.difference.paired,
         "settled": pair.difference.settled,
-        **_over_time_row(pair),
+        "over_time": over_time.mean,
+        "over_time_low": over_time.low,
+        "over_time_high": over_time.high,
+        "over_time_p": over_time.p,
+        "over_time_settled": over_time.settled if pair.over_time else None,
         "speedup": pair.speedup.speedup,
         "ci_low": pair.speedup.ci_low,
         "ci_high": pair.speedup.ci_high,
         "speedup_settled": pair.speedup.settled,
         "differs_in": ", ".join(pair.differs_in or ()),
         "shows": pair.shows,
-    }
-
-
-def _over_time_row(pair: Pair) -> Row:
-    gap = pair.over_time
-    if gap is None:
-        return {}
-    return {
-        "over_time": gap.mean,
-        "over_time_low": gap.low,
-        "over_time_high": gap.high,
-        "over_time_p": gap.p,
-        "over_time_settled": gap.settled,
     }
 
 

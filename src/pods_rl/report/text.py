@@ -6,7 +6,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
@@ -142,6 +142,12 @@ def tally(counts: Iterable[tuple[str, int]]) -> str:
     '2 failed, 1 stopped'
     """
     return ", ".join(f"{count} {plain(state, limit=20)}" for state, count in counts)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first six names on one line, and how many more there are."""
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return ", ".join(map(plain, names[:6])) + more
 
 
 def finite_numbers(values: Iterable[object]) -> list[float]:

@@ -432,7 +432,7 @@ def _speedup_sentence(analysis: Analysis, pair: Pair) -> str:
     if not speedup.settled:
         return f"{faster} to {goal}: {times}{_range_of(speedup)}."
     so_far = " so far" if pair.is_running else ""
-    return f"{arm} is {_faster(speedup)} than {rival} to {goal}{so_far}: {times}{_settled_range(speedup)}."
+    return f"{arm} is {_faster(speedup)} than {rival} to {goal}{so_far}: {times}{_range_of(speedup, ', settled')}."
 
 
 def _faster(speedup: Speedup) -> str:
@@ -442,30 +442,16 @@ def _faster(speedup: Speedup) -> str:
     return f"{number(1 / speedup.speedup, SPEEDUP_DIGITS)} times slower"
 
 
-def _settled_range(speedup: Speedup) -> str:
-    """Return the interval of a settled speedup, as many times faster or slower as the speedup is."""
-    low = speedup.ci_low
-    high = speedup.ci_high
-    if speedup.speedup < 1:
-        low = 1 / speedup.ci_high
-        high = 1 / speedup.ci_low if speedup.ci_low > 0 else math.inf
-    if math.isinf(high):
-        ends = f"at least {number(low, SPEEDUP_DIGITS)} times"
-    else:
-        ends = f"{number(low, SPEEDUP_DIGITS)} to {number(high, SPEEDUP_DIGITS)} times"
-    return f" (95 % interval {ends}, settled)"
-
-
-def _range_of(speedup: Speedup) -> str:
-    """Return what an unsettled speedup may be, or why nothing is known of it."""
+def _range_of(speedup: Speedup, verdict: str = "") -> str:
+    """Return what a speedup may be, or why nothing is known of it."""
     if math.isnan(speedup.ci_low):
         return ", with one run on a side"
     low = number(speedup.ci_low, SPEEDUP_DIGITS)
     high = number(speedup.ci_high, SPEEDUP_DIGITS)
     if speedup.ci_low > 0 and math.isfinite(speedup.ci_high):
-        return f" (95 % interval {low} to {high} times as fast)"
+        return f" (95 % interval {low} to {high} times as fast{verdict})"
     if speedup.ci_low > 0:
-        return f" (95 % interval from {low} times as fast, without an upper end)"
+        return f" (95 % interval from {low} times as fast, without an upper end{verdict})"
     if math.isfinite(speedup.ci_high):
-        return f" (95 % interval up to {high} times as fast)"
+        return f" (95 % interval up to {high} times as fast{verdict})"
     return " (the 95 % interval has no end)"
