@@ -154,12 +154,11 @@ def result_table(analysis: Analysis) -> Table:
         cells["verdict"] = [verdict_text(analysis, result) for result in results]
         terminal["verdict"] = "verdict"
     if analysis.pairs and analysis.baseline:
-        notes += [
-            f"Better or worse: the 95 % interval of the difference from {analysis.baseline.label} excludes 0.",
-            "Not settled: it does not, so the difference may be chance.",
-        ]
+        notes.append(
+            f"Better or worse: the difference from {analysis.baseline.label} is settled. Not settled: it may be chance."
+        )
         if analysis.is_share:
-            notes.append(f"Level: it does not, and it lies within {100 * LEVEL_MARGIN:g} points of 0.")
+            notes.append(f"Level: not settled, and its interval lies within {100 * LEVEL_MARGIN:g} points of 0.")
     shown = _shown(cells, [result.arm.name for result in results])
     return Table("result", "Result", shown, note=" ".join(notes), terminal=terminal)
 

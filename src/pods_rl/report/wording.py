@@ -432,14 +432,8 @@ def _speedup_sentence(analysis: Analysis, pair: Pair) -> str:
     if not speedup.settled:
         return f"{faster} to {goal}: {times}{_range_of(speedup)}."
     so_far = " so far" if pair.is_running else ""
-    return f"{arm} is {_faster(speedup)} than {rival} to {goal}{so_far}: {times}{_range_of(speedup, ', settled')}."
-
-
-def _faster(speedup: Speedup) -> str:
-    """Return a speedup in words."""
-    if speedup.speedup >= 1:
-        return f"{number(speedup.speedup, SPEEDUP_DIGITS)} times faster"
-    return f"{number(1 / speedup.speedup, SPEEDUP_DIGITS)} times slower"
+    ratio = f"{number(speedup.speedup, SPEEDUP_DIGITS)} times {'faster than' if speedup.speedup >= 1 else 'as fast as'}"
+    return f"{arm} is {ratio} {rival} to {goal}{so_far}: {times}{_range_of(speedup, ', settled')}."
 
 
 def _range_of(speedup: Speedup, verdict: str = "") -> str:

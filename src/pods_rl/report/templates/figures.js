@@ -238,12 +238,21 @@ window.pods = { figures: (() => {
       }
       return `data:text/csv;charset=utf-8,${encodeURIComponent(rows.map((row) => row.map(quoted).join(",")).join("\n"))}`;
     };
-    for (const [kind, make] of [["csv", table], ["png", () => plot.querySelector("canvas").toDataURL()]]) {
+    const picture = () => {
+      const shown = plot.querySelector("canvas"), { width, height } = shown;
+      const copy = element("canvas", { width, height }), pen = copy.getContext("2d");
+      pen.fillStyle = pageColour("--page");  // the page's colours are unreadable on another background
+      pen.fillRect(0, 0, width, height);
+      pen.drawImage(shown, 0, 0);
+      return copy.toDataURL();
+    };
+    for (const [kind, make] of [["csv", table], ["png", picture]]) {
       const link = element("a", { textContent: kind.toUpperCase(), href: "#", download: `${figure.dataset.chart}.${kind}`, onclick: () => { link.href = make(); } });
       save.append(link, " ");
     }
     range.setAttribute("aria-label", "smoothing");
     // only the plot is drawn again, so the slider stays where the reader drags it
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (chart) redraw(); });
     range.oninput = () => { state.smooth = Number(range.value); redraw(); };
     plot.setAttribute("role", "img");
     plot.setAttribute("aria-label", "Figure. The left and right arrow keys move from evaluation to evaluation.");
