@@ -838,24 +838,6 @@ def test_a_baseline_that_peaks_at_its_start_is_noted(tmp_path: Path) -> None:
     assert math.isnan(speedup.speedup)
 
 
-def test_evaluation_sets_are_not_mixed(tmp_path: Path) -> None:
-    """A script that evaluates on two sets writes the name of each."""
-    for arm in ("grpo", "pods"):
-        path = write_run(tmp_path / arm / "seed-1", arm, 1)
-        rows = []
-        for k in range(3):
-            rows += [
-                {"set": name, "seconds": 10.0 * k, "step": k, "reward": score + 0.1 * k}
-                for name, score in (("easy", 0.5), ("hard", 0.0))
-            ]
-        (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    account = read_account([tmp_path])
-    assert account.analysis is not None
-    assert final_of(account.analysis, "pods").final == pytest.approx(0.7)
-    assert [row[-1] for row in account.tables["runs"].cells] == ["0.700"] * 2
-    assert any("easy" in note and "hard" in note for note in account.notes)
-
-
 def test_runs_on_a_slower_machine_are_named(tmp_path: Path) -> None:
     for arm in ("grpo", "pods"):
         for seed in (1, 2, 3):

@@ -337,24 +337,9 @@ def arms_from_runs(
     arms = []
     for name, runs in folders.items():
         _check_one_recipe(name, runs)
-        evals = {str(run.path): evals_of(run) for run in runs}
+        evals = {str(run.path): run.evals for run in runs}
         arms.append(_arm(name, config_of(runs), evals, metric, runs))
     return arms
-
-
-def evals_of(run: Run) -> list[Mapping[str, Any]]:
-    """Return the evaluations of a run, of several sets those of the first (`sets_of`)."""
-    first, *others = sets_of(run)
-    return [row for row in run.evals if row.get("set") == first] if others else [*run.evals]
-
-
-def sets_of(run: Run) -> list[Any]:
-    """Return the names of the sets on which a run was evaluated, in order; None for the set of a run that has one."""
-    names: list[Any] = []
-    for row in run.evals:
-        if row.get("set") not in names:
-            names.append(row.get("set"))
-    return names or [None]
 
 
 def _runs_by_arm(sources: Sequence[str | Path], named: Mapping[str, Sequence[str | Path]]) -> dict[str, list[Run]]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..runs import Run
 from .analysis import Analysis
-from .arms import Arm, curve_of, evals_of
+from .arms import Arm, curve_of
 from .intervals import Array
 from .statistics import Curve, mean_curve
 from .text import UNITS, finite, finite_numbers, plain, rounded, significant, unit_for, words
@@ -230,7 +230,7 @@ def _curve_over(arm: Arm, metric: str, clock: str) -> Curve | None:
     for run in arm.runs:
         rows: list[Mapping[str, Any]] = []
         tokens = _tokens_by_step(run)
-        for row in evals_of(run):
+        for row in run.evals:
             step = finite(row.get("step"))
             if step is None:
                 continue

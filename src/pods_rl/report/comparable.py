@@ -187,7 +187,6 @@ def _facts(run: Run) -> dict[str, str]:
     if size and repeats != 1:
         size += f" x {repeats:.0f}"
     style = run.config.get("prompt_style")
-    sets = run.evals[0].get("set") if run.evals else None
     device = str(run.environment.get("device") or "")
     processor = run.environment.get("processor") if device.startswith("cpu") else ""
     return {
@@ -197,7 +196,6 @@ def _facts(run: Run) -> dict[str, str]:
         "Prompts are written differently: {}. Differences are not of the method alone.": (
             f"{plain(style)}, {_system_prompt(run)}" if style else ""
         ),
-        "Evaluations are on different sets: {}. Their scores cannot be compared.": plain(sets or ""),
         "Evaluations differ in size: {}. The smaller ones are less exact.": size,
         "Evaluations sample at different temperatures: {}. Their scores differ for that reason too.": (
             "" if temperature is None else f"{temperature:g}"

@@ -7,7 +7,7 @@ from collections import Counter
 from ..runs.speed import disturbed, speed_of
 from ..text import counted
 from .analysis import Analysis, ArmResult
-from .arms import Arm, damaged_files, sets_of
+from .arms import Arm, damaged_files
 from .comparable import refusal, remarks
 from .ledger import Ledger
 from .statistics import FLAT
@@ -35,19 +35,9 @@ def notes(analysis: Analysis, ledger: Ledger) -> tuple[str, ...]:
     if ledger.unreadable:
         names = plain(", ".join(ledger.unreadable), limit=_MOST_FILES)
         lines.append(f"{len(ledger.unreadable)} of {ledger.files} rollout files could not be read: {names}.")
-    lines += _set_notes(analysis)
     lines += _speed_notes(analysis)
     lines += remarks({arm.label: arm.runs for arm in analysis.compared})
     return tuple(lines)
-
-
-def _set_notes(analysis: Analysis) -> list[str]:
-    """Return which evaluation sets the numbers are not of."""
-    sets = dict.fromkeys(name for arm in analysis.arms for run in arm.runs for name in sets_of(run))
-    if len(sets) < 2:
-        return []
-    first, *others = map(plain, sets)
-    return [f"Runs were evaluated on several sets. Scores are of {first}, and not of {', '.join(others)}."]
 
 
 def _speed_notes(analysis: Analysis) -> list[str]:

@@ -17,7 +17,7 @@ from ..runs.progress import Progress, progress_of
 from ..runs.speed import FIELD, speed_of
 from ..text import counted
 from .analysis import Analysis, ArmResult, Pair
-from .arms import HOUR, LENGTH, Arm, evals_of, rollouts_of
+from .arms import HOUR, LENGTH, Arm, rollouts_of
 from .comparable import OWN_TO_A_RUN, task_of
 from .intervals import UNKNOWN
 from .text import as_text, csv_text, duration, finite, finite_numbers, number, plain, tally, unit_for, words
@@ -416,7 +416,7 @@ def _runs(analysis: Analysis) -> list[tuple[Arm, Run]]:
 
 
 def _last_score(run: Run, metric: str) -> float:
-    scores = finite_numbers(row.get(metric) for row in evals_of(run))
+    scores = finite_numbers(row.get(metric) for row in run.evals)
     return scores[-1] if scores else math.nan
 
 
@@ -476,7 +476,7 @@ def _run_row(arm: Arm, run: Run, metric: str) -> Row:
         "reason": plain(run.status.get("reason") or "", limit=200),
         "steps": finite(run.status.get("step")),
         "seconds": math.nan if seconds is None else seconds,
-        "evaluations": len(finite_numbers(row.get(metric) for row in evals_of(run))),
+        "evaluations": len(finite_numbers(row.get(metric) for row in run.evals)),
         "last_score": _last_score(run, metric),
         FIELD: speed_of(run.evals) or None,
         "device": plain(run.environment.get("device") or ""),
