@@ -420,6 +420,13 @@ def test_arms_on_different_contents_are_not_compared(
     assert any(reason in note for note in notes(analysis) if "is not compared with" in note)
 
 
+def test_arms_with_another_reward_function_of_the_same_name_are_not_compared(tmp_path: Path) -> None:
+    """Scripts, whose settings do not name their functions."""
+    analysis = on_contents(tmp_path, {"reward_funcs": {"judge": "a"}}, {"reward_funcs": {"judge": "b"}})
+    assert verdicts(analysis)["pods"] == "not compared"
+    assert any("reward_funcs" in note for note in notes(analysis))
+
+
 @pytest.mark.parametrize(
     ("contents", "config"),
     [
