@@ -39,7 +39,7 @@ ALLOWED = {
     "report": {"engines", "errors", "runs", "text"},
     "policies": set(),
     "recipe": {"engines", "errors", "masking", "packages", "policies", "runs", "text", "yaml_files"},
-    "loading": {"errors", "policies", "prefix_tree", "recipe", "tasks", "text"},
+    "loading": {"errors", "policies", "prefix_tree", "recipe", "runs", "tasks", "text"},
     "evaluation": LOW | {"loading", "prefix_tree", "recipe", "sandbox", "tasks"},
     "training": LOW
     | {"engines", "evaluation", "loading", "policies", "prefix_tree", "recipe", "report", "rewards"}

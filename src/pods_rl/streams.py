@@ -137,7 +137,9 @@ class _Lasting(Stream):
         note = f"Standard {self._name} cannot be written: {reason}. The run continues and prints"
         if log is not None:
             with suppress(OSError):
-                target = log.open("a", encoding="utf-8", errors="backslashreplace")
+                # a pipe in its place would block without this option
+                handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o666)
+                target = open(handle, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
                 print(f"{note} here.", file=target, flush=True)
         try:
             os.dup2(target.fileno(), self._stream.fileno())  # also for processes that inherit it

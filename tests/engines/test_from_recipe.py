@@ -110,11 +110,9 @@ def missing_entry():
 @pytest.mark.parametrize(
     "break_off", [missing_attribute, missing_name, missing_module, another_signature, missing_entry]
 )
-@pytest.mark.parametrize("decides", [False, True])
-def test_an_error_of_libraries_that_do_not_fit_is_not_blamed_on_a_value(monkeypatch, break_off, decides):
+def test_an_error_of_libraries_that_do_not_fit_is_not_blamed_on_a_value(monkeypatch, break_off):
     def construct(recipe, processes):
-        if not decides or "save_strategy" in recipe.given:
-            break_off()
+        break_off()
 
     monkeypatch.setattr(checks, "_construct", construct)
     recipe = build_recipe({**RECIPE, "optim": "sgd", "save_strategy": "no"}, Origin("r.yaml"))
@@ -123,7 +121,7 @@ def test_an_error_of_libraries_that_do_not_fit_is_not_blamed_on_a_value(monkeypa
     message = str(refused.value)
     assert message.startswith("r.yaml: ")
     assert f"transformers {transformers.__version__}" in message
-    assert ("save_strategy = no" in message) == decides
+    assert "save_strategy = no" not in message
     assert "rejects" not in message
     assert "optim" not in message
     assert "\n" not in message

@@ -129,10 +129,11 @@ def _show_dry_run(
     recipe: Recipe, output: Path | None, launch: Launch | None, resume_options: Mapping[str, bool]
 ) -> None:
     """Check a recipe and its data, and print what a run would do."""
-    from ..training.checks import describe_update
-
     processes = launch and launch.processes
-    with working("checking the recipe and its data"):
+    with working("importing torch and TRL, to check the recipe") as line:
+        from ..training.checks import describe_update
+
+        line.begin("checking the recipe and its data")
         notes = check_recipe(recipe, processes)
     if output is not None:
         if resume_options["resume"]:

@@ -452,6 +452,8 @@ def _last_error(log: Path, begin: int = 0) -> str | None:
         log: what a run printed.
         begin: the byte to read from.
     """
+    if not log.is_file():  # opening a pipe would block
+        return None
     try:
         with log.open("rb") as file:
             file.seek(max(begin, log.stat().st_size - _LOG_END))

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..errors import UserError, hub_problem
 from ..policies import policy_path
 from ..recipe.catalog import local_path, looks_like_path
+from ..runs.files import check_regular
 
 ADAPTER_CONFIG = "adapter_config.json"
 _WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors")  # what transformers and PEFT load
@@ -124,6 +125,8 @@ def _folder(name: str, what: str, revision: str) -> Path:
 
 
 def _require(folder: Path, file: str, name: str, expected: str) -> None:
+    for path in folder.glob("*"):
+        check_regular(path)
     if not (folder / file).is_file():
         raise UserError(f"{name} holds no {file}: expected {expected}.")
     weight_files(folder)

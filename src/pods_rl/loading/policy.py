@@ -11,13 +11,15 @@ from typing import Any, cast
 
 import torch
 import transformers
-from peft import PeftModel
+from peft import PeftModel, get_peft_model
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from trl import ModelConfig, get_quantization_config
+from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ..errors import UserError, first_line, hub_problem
 from ..recipe import Recipe
+from ..runs.files import check_regular
+from ..text import short
 from .folders import ADAPTER_CONFIG, Policy, weight_files
 
 
@@ -34,6 +36,8 @@ def check_policy(path: str, revision: str = "main") -> PreTrainedModel | None:
         UserError: a file is missing, truncated or a pickle, or config.json does not match the weights.
     """
     folder = Path(path)
+    for file in folder.glob("*"):
+        check_regular(file)
     with _one_line(f"model_name_or_path = {path}"):
         if folder.is_dir():
             files = weight_files(folder)
@@ -74,6 +78,45 @@ def _check_model(path: str, revision: str) -> PreTrainedModel | None:
             f"{len(mismatched)} of its weights have another shape than config.json says, such as {mismatched[0]}"
         )
     return cast(PreTrainedModel, model)
+
+
+def check_adapter(skeleton: PreTrainedModel, recipe: Recipe) -> None:
+    """Raise UserError if PEFT rejects the LoRA settings of a recipe for its policy, such as layers it does not have.
+
+    Args:
+        skeleton: the policy on the device "meta", from `check_policy`. It gets the adapter.
+        recipe: its settings of LoRA.
+    """
+    adapter = get_peft_config(ModelConfig(**recipe.model_arguments()))
+    if adapter is None:
+        return
+    settings = ", ".join(f"{key} = {recipe.given[key]}" for key in recipe.given if key.startswith("lora_"))
+    try:
+        get_peft_model(skeleton, adapter, low_cpu_mem_usage=True)
+    except Exception as error:  # PEFT raises errors of several kinds
+        targets = recipe.values.get("lora_target_modules")
+        advice = ""
+        if isinstance(targets, list) and len(targets) == 1:
+            advice = f" TRL reads a single name as a pattern of full names: write '.*{targets[0]}'."
+        raise UserError(
+            f"{recipe.source}: the policy rejects {settings or 'use_peft = true'}: {short(first_line(error), 400)}"
+            f"{advice}"
+        ) from error
+
+
+def check_init_kwargs(path: str, recipe: Recipe) -> None:
+    """Raise UserError if transformers rejects `model_init_kwargs` for a recipe's policy; reads no weights."""
+    arguments = dict(recipe.values.get("model_init_kwargs") or {})
+    if not arguments:
+        return
+    if isinstance(arguments.get("device_map"), str):
+        with _one_line(f"{recipe.source}: model_init_kwargs: device_map"):
+            if arguments["device_map"] not in ("auto", "balanced", "balanced_low_0", "sequential"):
+                torch.device(arguments["device_map"])
+    with _one_line(f"{recipe.source}: model_init_kwargs = {arguments}: the policy"):
+        AutoModelForCausalLM.from_pretrained(
+            path, **load_options(recipe) | arguments | {"device_map": "meta", "trust_remote_code": False}
+        )
 
 
 def load_policy(policy: Policy, recipe: Recipe, device: torch.device) -> PreTrainedModel | PeftModel:

@@ -21,6 +21,7 @@ from ..errors import UserError
 from ..masking import mask_secrets
 from ..packages import brought
 from ..policies import SHIPPED
+from ..runs.files import check_regular
 from ..runs.identity import FREE
 from ..text import describe, short, suggest
 from ..yaml_files import Origin, dump_yaml
@@ -49,6 +50,7 @@ DATA_FOLDERS = {
 _ON_HUB = tuple(DATA_FOLDERS)  # tasks of published data
 _GENERATED = ("arithmetic", "words", "countdown")  # tasks without data; so are those of reasoning_gym
 _ENDLESS_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt", None)  # schedules without a last step
+_FILE_KEYS = ("dataset_name", "dataset_test_name", "deepspeed", "fsdp_config", "accelerator_config")  # may name a file
 DATA_KEYS = ("dataset_name", "dataset_test_name", "task")  # the keys that may name data on the hub
 _UNAUTHORISED = 401  # the hub's status for a wrong token
 _HUB_TIMEOUT = 1.5  # seconds; a slow hub may still answer the loaders
@@ -95,14 +97,6 @@ class Recipe:
     def run_settings(self) -> dict[str, Any]:
         """Return the budget, evaluation, ledger and threads."""
         return self._section("run")
-
-    def without(self, key: str) -> Recipe:
-        """Return the recipe without a key that the user set; other checks than those of values are not repeated."""
-        user_values = dict(self.given)
-        user_values.pop(key, None)
-        values = defaults() | user_values
-        _resolve(values, user_values)
-        return Recipe(MappingProxyType(values), MappingProxyType(user_values), self.source)
 
     def every_value(self) -> dict[str, Any]:
         """Return ``values``, and the default of every other key."""
@@ -371,6 +365,9 @@ def _completed(user_values: Mapping[str, Any]) -> dict[str, Any]:
 def check_values(values: Mapping[str, Any]) -> None:
     """Raise UserError for the first value or combination that cannot work, except batch sizes."""
     _check_task(values)
+    for key in _FILE_KEYS:
+        if isinstance(values.get(key), str):
+            check_regular(local_path(values[key]))
     name = values["model_name_or_path"]
     if name is None:
         shipped = [f"{policy} (shipped, for task {task})" for policy, task in SHIPPED.items()]
@@ -388,6 +385,11 @@ def check_values(values: Mapping[str, Any]) -> None:
         )
     if values["max_completion_length"] is None:
         raise UserError("max_completion_length = null: expected a whole number of at least 1.")
+    if values.get("sync_ref_model") and values.get("use_peft"):
+        raise UserError(
+            "sync_ref_model with use_peft: the reference of an adapter is its base model, which does not change. Unset "
+            "one of them."
+        )
     if _is_quantised(values) and values.get("use_vllm"):
         raise UserError(
             "load_in_4bit or load_in_8bit with use_vllm: TRL would merge the adapter into the quantised weights before "

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..engines.bounds import CHOICES, INTERVALS, inside
 from ..errors import UserError
-from ..text import describe, documented_arguments, short, suggest
+from ..text import DEEPEST, depth, describe, documented_arguments, short, suggest
 from ..yaml_files import YAMLError, parse_value
 
 COMPUTED = "(chosen at run time)"  # a default that is not a literal in the source
@@ -93,7 +93,9 @@ class Field:
         1e-06
         """
         if not _is_plain(value):
-            raise ValueError(f"got {describe(value)}, expected finite numbers and text in it, and text as keys.")
+            raise ValueError(
+                f"got {describe(value)}, expected finite numbers below 2^63 and text in it, and text as keys."
+            )
         try:
             converted = value if "Any" in self.kinds else _convert(value, self.kinds)
         except TypeError:
@@ -157,9 +159,21 @@ def _is_plain(value: Any) -> bool:
     if value is None or isinstance(value, float):  # the checks of numbers refuse infinity, with a better message
         return True
     try:
-        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+        is_json = json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError, RecursionError):  # a date, infinity, a list that contains itself
         return False
+    return is_json and depth(value) <= DEEPEST and all(map(_is_small, _entries(value)))
+
+
+def _entries(value: Any) -> Iterator[Any]:
+    """Yield a value, and every value in its lists and mappings."""
+    yield value
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _entries(part)
+
+
+def _is_small(value: Any) -> bool:
+    return not isinstance(value, int) or abs(value) <= _LARGEST
 
 
 def parse_overrides(words: list[str], stray: list[str] | None = None) -> dict[str, str | bool]:
@@ -385,8 +399,12 @@ _INTERVALS = INTERVALS | {
     "lora_alpha": "[1, 1e9]",
     "lora_dropout": "[0, 1]",
 }
-# "best" needs TRL's evaluation
-_CHOICES = CHOICES | {"save_strategy": ("no", "steps", "epoch")}
+_LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
+_CHOICES = CHOICES | {
+    "save_strategy": ("no", "steps", "epoch"),  # "best" needs TRL's evaluation
+    "log_level": _LOG_LEVELS,
+    "log_level_replica": _LOG_LEVELS,
+}
 
 # TRL's keys that `pods train` always writes into config.yaml, set or not: they define a run
 _RECORDED = (

@@ -74,7 +74,7 @@ _REFUSED = (
     _Needs("ref_model_mixup_alpha ref_model_sync_steps", _uses("sync_ref_model"), "sync_ref_model: true"),
     _Needs(
         "transformers_continuous_batching_config",
-        _uses("use_transformers_continuous_batching"),
+        lambda values: bool(values.get("use_transformers_continuous_batching") or values.get("use_transformers_paged")),
         "use_transformers_continuous_batching: true",
     ),
 )

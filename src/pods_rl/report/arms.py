@@ -18,7 +18,7 @@ from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
 
 from ..errors import UserError
 from ..runs import Run, find_runs, is_run, undeclared_runs
-from ..runs.files import CONFIG, ENVIRONMENT, EVALS, EXPERIMENT, METRICS, STATUS
+from ..runs.files import CONFIG, ENVIRONMENT, EVALS, EXPERIMENT, METRICS, STATUS, check_regular
 from .comparable import config_of, recipe_difference
 from .intervals import Array
 from .statistics import SAME_MOMENT, Curve, on_a_line
@@ -446,6 +446,7 @@ def _settings_of_csv(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rows_of_csv(path: str | Path, metric: str) -> list[dict[str, Any]]:
     """Read a CSV that has the columns of `arms_from_csv`."""
+    check_regular(Path(path))
     needed = ["arm", "run", "hours", metric]
     texts = ("arm", "run", "rule", "advantages")
     types = dict.fromkeys(texts, pa.string())

@@ -23,7 +23,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from .files import encoded, read_mapping, to_json
+from .files import check_regular, encoded, read_mapping, to_json
 from .identity import is_of_other_run, token_of
 
 MANIFEST = "manifest.json"
@@ -239,6 +239,7 @@ def _size_problem(path: Path, row: Any, name: str) -> str | None:
 def _form_problem(path: Path) -> str | None:
     """Return why a file cannot be what its name says; None if it can, or if its kind is unknown."""
     try:
+        check_regular(path)
         if path.suffix == ".json":
             json.loads(path.read_text(encoding="utf-8"))
         elif path.suffix == ".safetensors":

@@ -37,6 +37,12 @@ _SAFETENSORS_ERROR = re.compile(r"os error (\d+)")
 _TORCH_ERROR = re.compile(r"inline_container|PytorchStreamWriter|iostream error")
 
 
+def check_regular(path: Path) -> None:
+    """Raise UserError for a pipe, a device or a socket: opening one may block forever. A missing file is not one."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(f"{path} is a pipe or a device: expected a file. Remove it, or name another.")
+
+
 def read_jsonl(path: Path, skipped: list[int] | None = None, tail: int = 0) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSONL file; skip a torn line, or one of another type.
 
@@ -153,7 +159,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 def open_own(path: Path, mode: str) -> IO[Any]:
     """Open a file to append or write, as bytes or as text with characters escaped that UTF-8 cannot hold.
 
-    Raises OSError for a link, whose target may belong to somebody else.
+    Raises OSError for a link, whose target may belong to somebody else, and for a pipe, which may block.
     """
     text_options: dict[str, Any] = {}
     if "b" not in mode:
@@ -162,8 +168,12 @@ def open_own(path: Path, mode: str) -> IO[Any]:
 
 
 def _open_no_link(name: str, flags: int) -> int:
-    no_link = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
-    return os.open(name, flags | no_link, 0o666)
+    options = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # Windows has none
+    handle = os.open(name, flags | options, 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", name)
+    return handle
 
 
 def write_parquet(target: Path, columns: Mapping[str, Sequence[Any]]) -> Path:

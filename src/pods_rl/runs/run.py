@@ -132,11 +132,11 @@ class Run:
 
     def rollout_files(self) -> list[Path]:
         """The files of the ledger, by step."""
-        return sorted((self.path / files.ROLLOUTS).glob("step-*.parquet"), key=step_of)
+        return _step_files(self.path / files.ROLLOUTS)
 
     def evaluation_files(self) -> list[Path]:
         """The completions of each evaluation, by step."""
-        return sorted((self.path / files.EVALUATIONS).glob("step-*.parquet"), key=step_of)
+        return _step_files(self.path / files.EVALUATIONS)
 
     def checkpoints(self) -> list[Path]:
         """TRL's checkpoints, by step, without ``final/``."""
@@ -173,6 +173,11 @@ def _join_sets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if all(isinstance(reward, (int, float)) for reward in rewards):
             row["reward"] = sum(map(number, rewards)) / len(rewards)
     return joined
+
+
+def _step_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that are named after a step, by step; not a pipe, which may block."""
+    return sorted((path for path in folder.glob("step-*.parquet") if path.is_file()), key=step_of)
 
 
 def _real(path: Path) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from .files import check_regular
 
 _ALLOWED = 512_000_000  # bytes of values that any file may hold
 _ALLOWED_RATIO = 50  # of a larger file's own size
@@ -30,9 +31,10 @@ def check_size(path: Path) -> None:
     Takes the memory of one part of the file. Files of other kinds are as large as their values, and are not read.
 
     Raises:
-        UserError: the values have more than 512 MB and more than 50 times the size of the file.
+        UserError: it is a pipe, or the values have more than 512 MB and more than 50 times the size of the file.
         Exception: those of pyarrow, zlib and others for a damaged file.
     """
+    check_regular(path)
     status = path.stat()
     allowed = max(_ALLOWED, _ALLOWED_RATIO * status.st_size)
     size = _size(path, allowed, status.st_ctime_ns)

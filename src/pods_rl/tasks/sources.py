@@ -25,6 +25,7 @@ from datasets import (
 from datasets.fingerprint import Hasher
 
 from ..errors import UserError, hub_problem, out_of_memory
+from ..runs.files import check_regular
 from ..runs.sizes import check_size
 from ..runs.sources import file_hashes
 from ..tables import rows_of
@@ -70,6 +71,7 @@ class DataSource:
             siblings = os.listdir(path.parent) if path.parent.is_dir() else []
             near = suggest(path.name, siblings)
             raise UserError(f"there is no file or folder {self.name!r} (looked in {Path.cwd()}).{near}")
+        check_regular(path)
         if path.is_file() and path.suffix.lower() not in READERS:
             kind = path.suffix or "file without an ending"
             raise UserError(f"{path} is a {kind}; expected one of {', '.join(READERS)}")
@@ -141,6 +143,7 @@ class DataSource:
     def _check_sizes(self, folder: Path) -> None:
         """Raise UserError for a file of a folder that holds far more than its size; `datasets` decodes it to look."""
         for file in sorted(folder.rglob("*.*")):
+            check_regular(file)
             if file.is_file():
                 check_size(file)
 
@@ -197,6 +200,8 @@ def _contents_hash(path: Path) -> str:
             continue
         visited.add(real)
         found |= {os.path.relpath(os.path.join(folder, name), path): Path(folder, name) for name in names}
+    for file in found.values():
+        check_regular(file)
     return hashlib.sha256(repr(sorted(file_hashes(found).items())).encode()).hexdigest()
 
 

@@ -6,14 +6,23 @@ import inspect
 import re
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 
 import torch
 from accelerate.utils import DynamoBackend, TorchDynamoPlugin
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import LlamaConfig, LlamaForCausalLM, SchedulerType, Trainer, get_scheduler
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    SchedulerType,
+    Trainer,
+    generation,
+    get_scheduler,
+)
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.utils import is_liger_kernel_available
@@ -32,6 +41,7 @@ from ..tasks import Fitted, Task
 from ..text import describe, short, suggest
 from .arguments import engine_arguments
 
+_VOCABULARY = 2**18  # tokens that settings of generation may name
 _STEPS = 100  # of a schedule without a number of steps
 _SCHEDULE_ARGUMENTS = frozenset(("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"))  # set by the run
 _WRONG_VALUE = (ValueError, TypeError, AttributeError, LookupError, ImportError, NotImplementedError)
@@ -40,7 +50,9 @@ _LIBRARIES = ("trl", "transformers", "peft", "accelerate", "torch")  # whose ver
 
 
 @contextmanager
-def as_recipe_errors(recipe: Recipe, kinds: tuple[type[Exception], ...] = _WRONG_VALUE) -> Iterator[None]:
+def as_recipe_errors(
+    recipe: Recipe, kinds: tuple[type[Exception], ...] = _WRONG_VALUE, read: Sequence[str] = ()
+) -> Iterator[None]:
     """Turn an error of TRL, transformers or peft into a UserError of one line, with the cause.
 
     For a refusal of a value (`_is_refusal`), the line names the keys that are wrong, if they can be found
@@ -49,6 +61,7 @@ def as_recipe_errors(recipe: Recipe, kinds: tuple[type[Exception], ...] = _WRONG
     Args:
         recipe: a loaded recipe.
         kinds: the exceptions that mean a wrong value.
+        read: the keys that decide what happens inside. If empty, any may.
     """
     try:
         yield
@@ -65,9 +78,11 @@ def as_recipe_errors(recipe: Recipe, kinds: tuple[type[Exception], ...] = _WRONG
             ) from error
         if not isinstance(error, kinds):
             raise
-        if not _is_refusal(error) and not _names_an_entry(recipe, reason):
-            raise UserError(f"{recipe.source}: {_mismatch(recipe, error)}") from error
-        rejected = _settings(recipe, _wrong_keys(recipe, reason)) or "this recipe"
+        # a step that reads few keys passes their values on, so that Python itself may refuse one
+        is_refusal = _is_refusal(error) or (bool(read) and isinstance(error, (TypeError, LookupError)))
+        if not is_refusal and not _names_an_entry(recipe, reason):
+            raise UserError(f"{recipe.source}: {_mismatch(error)}") from error
+        rejected = _settings(recipe, _wrong_keys(recipe, reason, read)) or "this recipe"
         raise UserError(f"{recipe.source}: the trainer rejects {rejected}: {short(reason, 400)}") from error
 
 
@@ -98,14 +113,12 @@ def _names_an_entry(recipe: Recipe, reason: str) -> bool:
     return match is not None and any(match[1] in mapping for mapping in mappings)
 
 
-def _mismatch(recipe: Recipe, error: Exception) -> str:
+def _mismatch(error: Exception) -> str:
     """Return the description of an error in the code of the libraries."""
     installed = ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)
     tested = " ".join(f"'{name}=={number}'" for name, number in TESTED.items())
-    deciding = _settings(recipe, _deciding_keys(recipe))
-    cause = f"It does not occur without {deciding}. " if deciding else ""
     return (
-        f"the installed libraries raised {raised(error)}, and the recipe's values were not refused. {cause}Installed: "
+        f"the installed libraries raised {raised(error)}, and the recipe's values were not refused. Installed: "
         f"{installed}. Tested: {tested}, which pip installs; if you have these, report the error."
     )
 
@@ -116,40 +129,20 @@ def _as_written(value: object) -> str:
     return describe(value)
 
 
-def _wrong_keys(recipe: Recipe, reason: str) -> list[str]:
+def _wrong_keys(recipe: Recipe, reason: str, read: Sequence[str]) -> list[str]:
     """Return the keys of a recipe that an error is about; empty if they cannot be found.
 
-    A key counts if the recipe is accepted without it. If no single key decides, these are the keys that the error
-    names, or whose value it quotes.
+    These are the keys that the error names, or else those whose value it quotes, or else all that were read.
 
     Args:
         recipe: a recipe that was rejected.
         reason: the error's text.
+        read: the keys that the failed step reads. If empty, any of the recipe.
     """
-    deciding_keys = _deciding_keys(recipe)
-    if deciding_keys:
-        return deciding_keys
-    words = reason.lower().replace(" ", "_")
-    named_keys = [key for key in recipe.given if re.search(rf"(?<![a-z_]){key}(?![a-z_])", words)]
-    if named_keys:
-        return named_keys
-    return [key for key, value in recipe.given.items() if _quotes(reason, value)]
-
-
-def _deciding_keys(recipe: Recipe) -> list[str]:
-    """Return the keys without each of which a rejected recipe is accepted."""
-    if not _is_rejected(recipe):
-        return []
-    return [key for key in recipe.given if not _is_rejected(recipe.without(key))]
-
-
-def _is_rejected(recipe: Recipe) -> bool:
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            _construct(recipe, processes=1)
-    except Exception:
-        return True
-    return False
+    candidates = [key for key in recipe.given if not read or key in read]
+    named_keys = [key for key in candidates if re.search(rf"(?<![a-z_]){key}(?![a-z_])", reason.lower())]
+    quoted_keys = [key for key in candidates if _quotes(reason, recipe.given[key])]
+    return named_keys or quoted_keys or (candidates if read else [])
 
 
 def _quotes(reason: str, value: object) -> bool:
@@ -163,7 +156,7 @@ def _quotes(reason: str, value: object) -> bool:
     texts = [entry for entry in entries if isinstance(entry, str)]
     for text in texts:
         word = re.escape(text)
-        if len(text) < 4:  # "no" is in many sentences
+        if len(text) < 4 and not reason.startswith(f"{text} "):  # "no" is in many sentences
             word = f"['\"`]{word}['\"`]"
         if text and re.search(rf"(?<!\w){word}(?!\w)", reason):
             return True
@@ -196,7 +189,8 @@ def check_task(
     if loaded is None:
         loaded = {}
     lengths = [recipe.values[key] for key in ("max_completion_length", "eval_prompts")]  # compared with the positions
-    key = repr((recipe.task_settings(), recipe.model_arguments(), recipe.values.get("chat_template_kwargs"), lengths))
+    of_policy = [recipe.values.get(key) for key in ("chat_template_kwargs", "model_init_kwargs")]
+    key = repr((recipe.task_settings(), recipe.model_arguments(), of_policy, lengths))
     if key not in loaded:
         if policy_problem:
             loaded[key] = (training_task(recipe), None)
@@ -204,6 +198,12 @@ def check_task(
             prepared = prepare(recipe)
             loaded[key] = (prepared.task, prepared.fitted)
     task, fitted = loaded[key]
+    named = recipe.values["dynamic_sampling"]
+    if isinstance(named, str) and named not in task.rewards:
+        raise UserError(
+            f"{recipe.source}: dynamic_sampling = {short(named)}: the task has no such reward."
+            f"{suggest(named, task.rewards)} Name one of {', '.join(task.rewards)}, or set true for their sum."
+        )
     if config is not None:
         with as_recipe_errors(recipe):
             check_prompts(config, len(task.train))
@@ -260,32 +260,58 @@ def check_engine(recipe: Recipe, processes: int = 1) -> PODSConfig:
 
 def _construct(recipe: Recipe, processes: int) -> PODSConfig:
     """Construct what the settings of a recipe configure, without its policy; raise what rejects them."""
+
+    def reading(*keys: str) -> AbstractContextManager[None]:
+        return as_recipe_errors(recipe, (Exception,), keys)
+
     arguments = engine_arguments(recipe)
     arguments["per_device_train_batch_size"] *= processes  # the batch of all of them, in this one
-    model = ModelConfig(**recipe.model_arguments())
-    get_peft_config(model)
+    with reading(*recipe.model_arguments()):
+        model = ModelConfig(**recipe.model_arguments())
+        get_peft_config(model)
     config = PODSConfig("unused", **arguments)
-    _check_optimizer(config)
-    _check_packages(config)
-    _check_attention(model.attn_implementation)
-    DataLoader(
-        TensorDataset(torch.zeros(1)),
-        num_workers=config.dataloader_num_workers,
-        prefetch_factor=config.dataloader_prefetch_factor,
-        persistent_workers=config.dataloader_persistent_workers,
-        multiprocessing_context=getattr(config, "dataloader_multiprocessing_context", None),  # since 5.15
-    )
-    for callback in get_reporting_integration_callbacks(recipe.values.get("report_to") or []):
-        callback()
+    if config.fsdp and processes == 1:
+        raise UserError(
+            f"fsdp = {describe(recipe.given['fsdp'])} shares the policy among processes, and this run has one: remove "
+            "fsdp, or start several with --num_processes K --accelerate_config fsdp2."
+        )
+    if config.accelerator_config.dispatch_batches:
+        raise UserError(
+            "accelerator_config: dispatch_batches needs batches of tensors, and a prompt is text: remove it."
+        )
+    with reading("optim", "optim_args", "learning_rate"):
+        layer = torch.nn.Linear(1, 1)
+        kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)
+        optimizer = kind(**{"params": layer.parameters(), **options})
+    with reading("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"):
+        _check_schedule(config, optimizer)
+    with reading("use_liger_kernel", "torch_compile", "torch_compile_backend", "torch_compile_mode"):
+        _check_packages(config)
+    with reading("attn_implementation"):
+        _check_attention(model.attn_implementation)
+    with reading("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
+        _check_checkpointing(config)
+    if not config.use_vllm:
+        with reading("generation_kwargs", "cache_implementation", "transformers_continuous_batching_config"):
+            _check_generation(config)
+    with reading(*(key for key in recipe.given if key.startswith("dataloader_"))):
+        DataLoader(
+            TensorDataset(torch.zeros(1)),
+            num_workers=config.dataloader_num_workers,
+            prefetch_factor=config.dataloader_prefetch_factor,
+            persistent_workers=config.dataloader_persistent_workers,
+            multiprocessing_context=getattr(config, "dataloader_multiprocessing_context", None),  # since 5.15
+        )
+    with reading("report_to"):
+        for callback in get_reporting_integration_callbacks(recipe.values.get("report_to") or []):
+            callback()
     return config
 
 
-def _check_optimizer(config: PODSConfig) -> None:
-    layer = torch.nn.Linear(1, 1)
-    kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)
-    optimizer = kind(**{"params": layer.parameters(), **options})
+def _check_schedule(config: PODSConfig, optimizer: torch.optim.Optimizer) -> None:
+    """Construct the schedule; raise UserError for entries of `lr_scheduler_kwargs` that it does not have."""
     steps = config.max_steps if config.max_steps > 0 else _STEPS
-    _check_schedule(config)
+    _check_schedule_entries(config)
     get_scheduler(
         config.lr_scheduler_type,
         optimizer,
@@ -295,7 +321,7 @@ def _check_optimizer(config: PODSConfig) -> None:
     )
 
 
-def _check_schedule(config: PODSConfig) -> None:
+def _check_schedule_entries(config: PODSConfig) -> None:
     """Raise UserError for entries of `lr_scheduler_kwargs` that the schedule does not have."""
     name = SchedulerType(config.lr_scheduler_type)
     passes_all_on = name == SchedulerType.REDUCE_ON_PLATEAU
@@ -315,6 +341,23 @@ def _check_schedule(config: PODSConfig) -> None:
                 f"{suggest(entry, entries)} It has {', '.join(entries) or 'none'}. Remove the entry, or set "
                 "another lr_scheduler_type."
             )
+
+
+def _check_checkpointing(config: PODSConfig) -> None:
+    """Raise what torch raises for arguments of activation checkpointing, when a layer is first computed."""
+    arguments = dict(config.gradient_checkpointing_kwargs or {})  # transformers copies a newer name's into it
+    every = arguments.pop("every_n_layers", 1)  # transformers' own
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise UserError(
+            f"gradient_checkpointing_kwargs: every_n_layers: got {describe(every)}, expected a whole number of at "
+            "least 1."
+        )
+    for key in ("use_reentrant", "preserve_rng_state", "debug", "early_stop"):
+        if not isinstance(arguments.get(key, True), bool):
+            raise UserError(
+                f"gradient_checkpointing_kwargs: {key}: got {describe(arguments[key])}, expected true or false."
+            )
+    checkpoint(torch.nn.Identity(), torch.ones(1, requires_grad=True), **{"use_reentrant": True, **arguments})
 
 
 def _check_packages(config: PODSConfig) -> None:
@@ -343,3 +386,23 @@ def _check_attention(name: str | None) -> None:
         sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "vocab_size": 8}
         with torch.device("meta"):
             LlamaForCausalLM._from_config(LlamaConfig(num_hidden_layers=1, **sizes), attn_implementation=name)
+
+
+def _check_generation(config: PODSConfig) -> None:
+    """Raise what `generate` raises for the settings of generation. A model of one small layer stands for the policy."""
+    if config.use_transformers_continuous_batching:
+        generation.ContinuousBatchingConfig(**config.transformers_continuous_batching_config or {})
+        return
+    if not config.generation_kwargs:
+        return
+    settings = {"do_sample": True, "pad_token_id": 0, **config.generation_kwargs, "max_new_tokens": 2}
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "vocab_size": _VOCABULARY}
+    with torch.random.fork_rng(devices=[]):
+        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes))
+        try:
+            tokens = model.generate(torch.ones(1, 2, dtype=torch.long), GenerationConfig(**settings))
+        except Exception as error:  # it raises errors of many kinds
+            reason = short(" ".join(str(error).split()) or type(error).__name__, 300)
+            raise UserError(f"generation_kwargs = {describe(config.generation_kwargs)}: {reason}") from error
+    if not isinstance(tokens, torch.Tensor):
+        raise UserError("generation_kwargs: `generate` would not return tokens alone. Remove return_dict_in_generate.")
