@@ -14,7 +14,7 @@ from ...errors import UserError, first_line
 from ...selection import RuleOrName
 from ...selection.rules import check_rule, rule_name
 from ...text import counted, describe, documented_arguments, short, suggest
-from ..bounds import INTERVALS, check_bounds, check_mappings, check_number
+from ..bounds import INTERVALS, check_bounds, check_cache_size, check_mappings, check_number
 from .batching import LEVERS, batch_plan, check_losses, check_values
 
 PAPER = {  # as TRL's trainers name theirs, for the model card
@@ -111,7 +111,7 @@ class PODSConfig(GRPOConfig):
         check_mappings(vars(self))
         super().__post_init__()  # reads mappings that are JSON
         self._check_generation()
-        self._check_paged_cache()
+        check_cache_size(vars(self), on_cpu=self.device.type == "cpu")
         # After it, since it starts the processes and chooses the device.
         if self.clock == "cpu" and (self.world_size > 1 or self.device.type != "cpu"):
             raise UserError(
@@ -176,18 +176,6 @@ class PODSConfig(GRPOConfig):
             except Exception as error:  # also a TypeError of Python's own
                 key = "generation_kwargs" if arguments else "cache_implementation"
                 raise UserError(f"{key} = {describe(getattr(self, key))}: {first_line(error)}") from error
-
-    def _check_paged_cache(self) -> None:
-        """Raise UserError for continuous batching on a CPU without a size: it takes 60 % of the free memory."""
-        sizes = self.transformers_continuous_batching_config or {}
-        if not self.use_transformers_continuous_batching or self.device.type != "cpu":
-            return
-        if not {"num_blocks", "max_batch_tokens"} <= set(sizes):
-            raise UserError(
-                "use_transformers_continuous_batching (use_transformers_paged) takes 60 % of the free memory for its "
-                "cache. On a CPU set its size, as in transformers_continuous_batching_config: {num_blocks: 64, "
-                "max_batch_tokens: 64}."
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what TRL pickles into a checkpoint: a rule that is a function, which may be a lambda, by its name."""
