@@ -11,7 +11,8 @@ import torch
 
 from pods_rl.errors import UserError
 from pods_rl.recipe import Origin, build_recipe
-from pods_rl.recipe.contents import changed_contents, contents_of, module_hashes, sources_of
+from pods_rl.recipe.contents import contents_of, module_hashes, sources_of
+from pods_rl.runs.identity import changed_contents
 from pods_rl.selection import RULES, get_rule, select
 from pods_rl.selection.rules import check_rule
 from pods_rl.tasks import load_task

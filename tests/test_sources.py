@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from pods_rl.recipe import Origin, build_recipe
-from pods_rl.recipe.contents import changed_contents, contents_of, module_hashes
+from pods_rl.recipe.contents import contents_of, module_hashes
+from pods_rl.runs.identity import changed_contents
 from pods_rl.runs.sources import code_hash, file_hashes, installed_hash
 
 FILES = {

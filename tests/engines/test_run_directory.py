@@ -17,9 +17,11 @@ from transformers import SchedulerType, Trainer
 
 from pods_rl import PODSConfig, RunDirectory
 from pods_rl.engines.trl.guarded.run_directory import settings_of
+from pods_rl.engines.trl.guarded.script_contents import script_contents
 from pods_rl.errors import UserError
 from pods_rl.report import build_report
 from pods_rl.report.arms import Arm
+from pods_rl.report.comparable import refusal
 from pods_rl.report.contrasts import things
 from pods_rl.runs import Run, RunWriter, read_jsonl
 from pods_rl.runs.identity import token_of
@@ -383,3 +385,31 @@ def test_another_trainer_is_refused(tmp_path):
     args = PODSConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none")
     with pytest.raises(TypeError, match="PODSTrainer"):
         RunDirectory(Trainer(model=torch.nn.Linear(1, 1), args=args), tmp_path / "run")
+
+
+def scaled(factor):
+    def scaled_reward(completions, **columns):
+        return [factor * reward for reward in letter_reward(completions)]
+
+    return scaled_reward
+
+
+def test_a_run_does_not_continue_with_other_data_or_another_reward_of_the_same_name(make_trainer, dataset, tmp_path):
+    run = tmp_path / "run"
+    recorded(make_trainer(reward=scaled(1.0), **SAVING), run).train()
+    again = script_contents(make_trainer(reward=scaled(1.0)))
+    assert again == Run(run).environment["contents"]
+    assert set(again) == {"prompts", "reward_funcs", "modules"}
+    before = contents(run)
+    for change, named in (
+        ({"reward": scaled(2.0)}, "reward_funcs"),
+        ({"reward": scaled(1.0), "train_dataset": dataset.select(range(1, 32))}, "prompts"),
+    ):
+        with pytest.raises(UserError, match=named):
+            recorded(make_trainer(**change, **SAVING), run).train(resume_from_checkpoint=True)
+        assert contents(run) == before
+        other = recorded(make_trainer(**change), tmp_path / named)
+        other.train()
+        assert refusal([Run(run)], [Run(tmp_path / named)])
+    recorded(make_trainer(reward=scaled(1.0)), tmp_path / "same").train()
+    assert not refusal([Run(run)], [Run(tmp_path / "same")])

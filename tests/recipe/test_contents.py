@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from pods_rl.recipe import Origin, build_recipe
-from pods_rl.recipe.contents import changed_contents, contents_of, names_all_rows
+from pods_rl.recipe.contents import contents_of, names_all_rows
 from pods_rl.recipe.recipe import DATA_FOLDERS
 from pods_rl.recipe.schema import TASKS
+from pods_rl.runs.identity import changed_contents
 
 FILES = {
     "train.jsonl": '{"question": "1+1?", "answer": "2"}\n',

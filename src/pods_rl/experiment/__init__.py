@@ -23,11 +23,12 @@ from ..distributed.signals import PARENT, Stop, print_notice, stop_on_signals
 from ..errors import UserError
 from ..recipe import find_accelerate_config
 from ..recipe.catalog import check_accelerate
-from ..recipe.contents import ROWS, Contents, changed_contents, contents_of, module_hashes, names_all_rows
+from ..recipe.contents import ROWS, Contents, contents_of, module_hashes, names_all_rows
 from ..recipe.recipe import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
 from ..runs.checkpoints import MANIFEST, last_good, unreadable
 from ..runs.files import CHECKPOINTS, EXPERIMENT, LOG, begins_with, open_own, read_mapping
+from ..runs.identity import changed_contents
 from .definition import HEAD, Experiment, PlannedRun, build_experiment, load_experiment
 from .starters import RunProcess, Starters
 

@@ -131,38 +131,6 @@ def names_all_rows(recipe: Recipe) -> bool:
     return True
 
 
-def changed_contents(saved: object, now: Contents) -> list[str]:
-    """Return each key whose contents differ, with the files: those that changed, are missing or are new.
-
-    Only keys with contents on both sides are compared.
-
-    Args:
-        saved: what a run has written; anything but a mapping counts as nothing, as of a run of an earlier version.
-        now: from `contents_of`.
-
-    >>> changed_contents({"data_dir": {"gsm8k/train.jsonl": "3f"}}, {"data_dir": {"gsm8k/train.jsonl": "a0"}})
-    ['data_dir (gsm8k/train.jsonl)']
-    """
-    changes: list[str] = []
-    if not isinstance(saved, Mapping):
-        return changes
-    for key, files in now.items():
-        saved_files = saved.get(key)
-        if not isinstance(saved_files, Mapping):
-            continue
-        names = []
-        for name in sorted({*saved_files, *files}):
-            was_read = not (name in files and files[name] is None)
-            if was_read and saved_files.get(name) != files.get(name):
-                names.append(name)
-        if names:
-            listed = ", ".join(names[:3])
-            if len(names) > 3:
-                listed += f" and {len(names) - 3} more"
-            changes.append(f"{key} ({listed})")
-    return changes
-
-
 def _named_by(key: str, value: Any, task: str) -> Iterator[tuple[str, Path]]:
     """Yield the files that a key names, each with its place below what is named."""
     if key == "data_dir" and task in DATA_FOLDERS:

@@ -119,3 +119,35 @@ def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any], *, all_ke
         if key not in FREE | _FREE_OF_SCRIPTS and saved.get(key) != now.get(key):
             changes.append(f"{key} (saved {saved.get(key)}, now {now.get(key)})")
     return changes
+
+
+def changed_contents(saved: object, now: Mapping[str, Mapping[str, str | None]]) -> list[str]:
+    """Return each key whose contents differ, with the files: those that changed, are missing or are new.
+
+    Only keys with contents on both sides are compared.
+
+    Args:
+        saved: what a run has written; anything but a mapping counts as nothing, as of a run of an earlier version.
+        now: of what the run would use now (`recipe.contents_of`).
+
+    >>> changed_contents({"data_dir": {"gsm8k/train.jsonl": "3f"}}, {"data_dir": {"gsm8k/train.jsonl": "a0"}})
+    ['data_dir (gsm8k/train.jsonl)']
+    """
+    changes: list[str] = []
+    if not isinstance(saved, Mapping):
+        return changes
+    for key, files in now.items():
+        saved_files = saved.get(key)
+        if not isinstance(saved_files, Mapping):
+            continue
+        names = []
+        for name in sorted({*saved_files, *files}):
+            was_read = not (name in files and files[name] is None)
+            if was_read and saved_files.get(name) != files.get(name):
+                names.append(name)
+        if names:
+            listed = ", ".join(names[:3])
+            if len(names) > 3:
+                listed += f" and {len(names) - 3} more"
+            changes.append(f"{key} ({listed})")
+    return changes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import math
@@ -17,7 +16,7 @@ from ..rewards import REWARDS, Reward, get_reward, graded_text, score
 from ..rewards.thinking import CLOSING, OPENING, opened_thought
 from ..sandbox import RewardFailure, Scores
 from ..sandbox.limits import close_environment
-from ..tables import rows_of
+from ..tables import rows_hash, rows_of
 from ..text import short
 
 Settings = Mapping[str, Any]  # the task part of a recipe
@@ -329,15 +328,7 @@ def row_hashes(task: Task) -> dict[str, str]:
     >>> hashes["train"] == hashes["test"]
     True
     """
-    hashes = {}
-    for name, split in (("train", task.train), ("test", task.test)):
-        digest = hashlib.sha256()
-        # As Arrow stores them: an image is then its bytes, and no object of a library.
-        for table in split.with_format("arrow").iter(_BATCH):
-            for row in table.to_pylist():
-                digest.update(json.dumps(row, sort_keys=True, default=repr).encode())
-        hashes[name] = digest.hexdigest()
-    return hashes
+    return {"train": rows_hash(task.train), "test": rows_hash(task.test)}
 
 
 def last_turn(completion: str | Messages, prompt: str = "", raw: str | None = None) -> str:

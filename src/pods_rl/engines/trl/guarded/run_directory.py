@@ -24,11 +24,20 @@ from ....runs import Record, Run, RunWriter, is_run, last_clocks, place_of
 from ....runs.checkpoints import find_checkpoints
 from ....runs.environment import git_commit, processor_name
 from ....runs.files import CONFIG, EXPERIMENT, plain
-from ....runs.identity import changed_settings, check_token, is_of_other_run, keep_state, kept_state, token_of
+from ....runs.identity import (
+    changed_contents,
+    changed_settings,
+    check_token,
+    is_of_other_run,
+    keep_state,
+    kept_state,
+    token_of,
+)
 from ....selection.rules import rule_name
 from ....tables import columns_of, rows_of
 from ....text import counted
 from ....yaml_files import dump_yaml
+from .script_contents import script_contents
 
 if TYPE_CHECKING:
     from ..config import PODSConfig
@@ -50,7 +59,7 @@ class RunDirectory(TrainerCallback):
 
     A training that resumes from a checkpoint continues the directory of the run that saved it, without what was
     written after the checkpoint. It is refused, and nothing is removed, if the directory holds another run, or if
-    settings or the policy have changed since. In a new directory it begins a new run.
+    settings, the policy's name, the data or a reward function have changed since. In a new directory it begins a run.
 
     If a file cannot be written while it trains (a full disk, a folder that was deleted), the training saves a
     checkpoint, ends after its next step and raises UserError.
@@ -63,7 +72,7 @@ class RunDirectory(TrainerCallback):
         rollouts_every: steps between those whose rollouts are written, from step 1 on. If 0, no rollouts are written.
         overwrite: if training begins with its first step, remove the files of an earlier run of a script in the
             directory. A run of `pods train` is never removed.
-        allow_changes: continue a run although its settings or the name of its policy have changed.
+        allow_changes: continue a run although settings, the policy's name, the data or a reward function have changed.
 
     Raises:
         TypeError: `trainer` is not a PODSTrainer.
@@ -95,6 +104,7 @@ class RunDirectory(TrainerCallback):
         self._record = Record(None)
         self._problem: str | None = None  # why nothing more is written
         self._rollouts_failed = False
+        self._contents: dict[str, dict[str, str]] = {}
         self._on_first_process(self._check_place)
 
     def _on_first_process(self, work: Callable[[], None]) -> None:
@@ -113,6 +123,8 @@ class RunDirectory(TrainerCallback):
 
     def _check_place(self) -> None:
         """Raise UserError, before anything is trained, for a directory that this training cannot use in any case."""
+        # Here, since values that a reward uses may change while it trains.
+        self._contents = script_contents(self._trainer)
         RunWriter(self.path, resume=True).close()  # raises if it cannot be written, or another process writes it
         if (self.path / EXPERIMENT).exists():
             raise UserError(f"{self.path} holds an experiment of `pods compare`: {_NEW}.")
@@ -178,10 +190,11 @@ class RunDirectory(TrainerCallback):
                 f"steps between were trained without RunDirectory. Resume from an earlier checkpoint, or {_NEW}."
             )
         changes = changed_settings(run.config, self._settings(), all_keys=bool(token_of(self.path)))
+        changes += changed_contents(run.environment.get("contents"), self._contents)
         if changes and not self._allow_changes:
             raise UserError(
-                f"{self.path} has other settings than this training: {', '.join(changes)}. Restore them, {_NEW}, or "
-                "continue with the changes with allow_changes=True."
+                f"The run in {self.path} has other settings, data or rewards than this training: {', '.join(changes)}. "
+                f"Restore them, {_NEW}, or continue with the changes with allow_changes=True."
             )
         return changes
 
@@ -196,7 +209,7 @@ class RunDirectory(TrainerCallback):
         writer = RunWriter(self.path, resume=True)
         try:
             changes = self._claim(state, writer)
-            environment = environment_of(self._trainer)
+            environment = environment_of(self._trainer) | {"contents": self._contents}
             if state.global_step:
                 environment["resumed"] = [f"resumes from step {state.global_step}", *changes]
             self._record.writer = writer
