@@ -235,7 +235,8 @@ class RunDirectory(TrainerCallback):
                 self._record.writer.check()
         self._write_rollouts()
         # A problem of the first process ends the training on all of them.
-        if gather([self._problem])[0] is not None:
+        self._problem = gather([self._problem])[0]
+        if self._problem is not None:
             control.should_training_stop = True
             control.should_save = True
 
