@@ -31,8 +31,8 @@ from .types import (
 )
 
 TIE = 1e-9  # of the worth of the last row: gains that differ by less count as equal, so that rounding decides nothing
-DYNAMIC_PROGRAM = 2**18  # numbers in the largest table; a batch that needs more is solved in a window
-LEAST_WINDOW = 4
+EXACT = 2**18  # numbers in the largest table of a dynamic program over all rows
+WINDOW = 8  # in a larger batch: the rows that a part of the prompts may gain or lose
 
 
 def max_variance(batch: RolloutBatch) -> BatchSelection:
@@ -45,8 +45,8 @@ def max_variance(batch: RolloutBatch) -> BatchSelection:
     The sizes come from the upper hulls of the prompts' gains g(k), the largest sum of squared deviations of k
     rollouts: the steps of all hulls are taken in order of their worth per row, until the next does not fit. A dynamic
     program then moves rows between prompts, so that all R are used. The sum is the largest possible if the steps fit
-    exactly, or if P (2 R + 1)^2 is at most 2^18. Otherwise the program moves fewer rows at once (at least 4), and the
-    sum is less than the largest by at most the worth of one step.
+    exactly, or if P (2 R + 1)^2 is at most 2^18. Otherwise the program considers few rows at once, and the sum is less
+    than the largest by at most the worth of one step.
 
     Ties: sums that differ by less than 1e-9 of the last row's worth are equal. Then the sizes are as even as possible
     (least sum of squares), and of equal ones the lower prompt keeps more. Within a prompt: as `rules.max_variance`.
@@ -206,8 +206,8 @@ def best_sizes(rewards_PN: Tensor, rows: int) -> Tensor:
     # A size is possible if the prompt has so many live rollouts, and two can be compared.
     is_possible_PK = (size_K <= live_P[:, None]) & (size_K != 1)
     sizes_P, worth, left, longest = _whole_steps(gains_PK, is_possible_PK, rows)
-    side = math.isqrt(DYNAMIC_PROGRAM // max(len(live_P), 1))
-    window = min(rows, max(side // 2, LEAST_WINDOW, 2 * longest))
+    is_exact = len(live_P) * (2 * rows + 1) ** 2 <= EXACT
+    window = rows if is_exact else max(WINDOW, 2 * longest)
     return _move_rows(gains_PK, is_possible_PK, sizes_P, worth, left, window)
 
 
