@@ -25,7 +25,10 @@ REFUSED = [
     ([], "pods.num_rollouts = None"),
     (["pods=16"], "pods must be a group of keys; got 16"),
     (["pods=[16]"], "pods must be a group of keys; got [16]"),
-    (["pods.num_rolouts=16"], "unknown key 'num_rolouts', expected num_rollouts, rule, seed, ledger, ledger_every."),
+    (
+        ["pods.num_rolouts=16"],
+        "unknown key 'num_rolouts', expected num_rollouts, selection, rule, seed, ledger, ledger_every.",
+    ),
     (["pods.num_rolouts=16"], "Did you mean num_rollouts?"),
     (["pods.num_rollouts=3"], "pods.num_rollouts = 3 is less than generator.n_samples_per_prompt = 4"),
     (["pods.num_rollouts=many"], "pods.num_rollouts = 'many'"),
