@@ -106,7 +106,7 @@ def numbered_rollouts(trainer: PODSTrainer) -> Any:
     done: dict[str, Any] = {"drawn": None, "rollouts": 0}
 
     def generate(prompt_ids: list[list[int]], images: Any, fields: Any, n: int, *_: Any) -> Any:
-        drawn, total = trainer._mode.turns.keys, trainer.args.num_rollouts
+        drawn, total = trainer._turns.keys, trainer.args.num_rollouts
         if done["drawn"] is not drawn:
             done.update(drawn=drawn, rollouts=0)
         asked = drawn[done["rollouts"] :][: len(prompt_ids)] or drawn[-1:]
