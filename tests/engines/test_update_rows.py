@@ -15,6 +15,7 @@ from trl.trainer import utils
 
 from pods_rl import PODSTrainer
 from pods_rl.engines.trl.step.update import Update
+from pods_rl.prefix_tree.packing import TreePass
 from tests.numeric import FLOAT64, assert_near
 
 from .conftest import PROMPTS, Gradients, around, constant, half_dead, letter_reward, update_of
@@ -304,3 +305,20 @@ def test_a_micro_batch_without_a_row_to_compute_has_no_pass(make_trainer):
     assert len(passes) == 1
     assert "entropy" not in row
     assert row["clip_ratio/region_mean"] == 0
+
+
+@pytest.mark.parametrize(("budget", "passes"), [(10_000, 1), (1, 8)])
+def test_old_and_reference_log_probabilities_are_packed(make_trainer, monkeypatch, budget, passes):
+    rows_of_pass = []
+    call = TreePass.__call__
+
+    def counting(self, input_ids, *args, **options):
+        if not torch.is_grad_enabled():
+            rows_of_pass.append(len(input_ids))
+        return call(self, input_ids, *args, **options)
+
+    monkeypatch.setattr(TreePass, "__call__", counting)
+    config = SETTINGS["eight micro-batches, n = m"] | {"beta": 0.04, "max_steps": 1}
+    run(make_trainer, **config, max_tokens_per_microbatch=budget)
+    assert len(rows_of_pass) == passes
+    assert sum(rows_of_pass) == 16

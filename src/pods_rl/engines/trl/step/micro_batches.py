@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ....prefix_tree.grouping import divide_rows
@@ -30,6 +31,9 @@ def step_windows(steps_per_generation: int, accumulation_steps: int) -> list[ran
     return [range(start, start + size) for start in range(0, steps_per_generation, size)]
 
 
+Gather = Callable[[list[int]], list[list[int]]]
+"""Returns the numbers of every process; called with as many numbers on each of them."""
+
 LOSS_SHARE = "loss_share"
 """The column of a packed pass that has the number of TRL's micro-batches that it stands for."""
 
@@ -44,7 +48,7 @@ def pack_rows(
     trees: bool,
     budget: int | None,
     all_passes: bool,
-    gather: Callable[[list[int]], list[list[int]]],
+    gather: Gather,
 ) -> list[Batch]:
     """Return the micro-batches of a window with all their rows in the last ones, as few as the budget allows.
 
@@ -59,29 +63,22 @@ def pack_rows(
         trees: whether a pass computes the tree of its rows; else it computes each of them, padded.
         budget: the most tokens that a pass computes. If None, the tokens of a micro-batch of TRL with its padding.
         all_passes: whether no micro-batch may be empty.
-        gather: returns the numbers of every process. It is called the same number of times on each of them.
+        gather: among the processes.
     """
     size = len(batches[0]["completion_ids"])
     columns = {name: _joined([batch[name] for batch in batches], size) for name in batches[0]}
     is_known = not any(column is _UNKNOWN for column in columns.values())
     if not all(flag for (flag,) in gather([int(is_known)])):
         return list(batches)
-    rows = _rows(columns).cpu().numpy()
-    width = rows.shape[1]
-    if not trees:
-        # Rows that share nothing, and have as many nodes as columns.
-        rows = np.arange(len(rows))[:, None].repeat(width + 1, axis=1)
-    divide = partial(
-        divide_rows,
-        rows,
-        budget or size * width,
-        most_passes=len(batches),
+    passes = divide_on_all_processes(
+        _rows(columns).cpu().numpy(),
+        size,
+        trees=trees,
+        budget=budget,
+        all_passes=all_passes,
         computed=None if computed is None else computed.tolist(),
+        gather=gather,
     )
-    passes = divide(least_passes=len(batches) if all_passes else 1)
-    most_passes = max(count for (count,) in gather([len(passes)]))
-    if most_passes > len(passes):
-        passes = divide(least_passes=most_passes)
     sizes = [max(of_processes) for of_processes in zip(*gather([len(members) for members in passes]), strict=True)]
     padded = [members + members[:1] * (count - len(members)) for members, count in zip(passes, sizes, strict=True)]
     none = torch.zeros(0, dtype=torch.int64)
@@ -98,6 +95,35 @@ def pack_rows(
         packed.append(batch)
     # Empty ones first, because the last micro-batch of a step sends the gradients to all processes.
     return [empty] * (len(batches) - len(packed)) + packed
+
+
+def divide_on_all_processes(
+    rows: NDArray[np.int64],
+    size: int,
+    *,
+    trees: bool,
+    budget: int | None,
+    gather: Gather,
+    all_passes: bool = False,
+    computed: Sequence[bool] | None = None,
+) -> list[list[int]]:
+    """Return the rows of each pass, with the same number of passes on every process. Call this on every process.
+
+    Args:
+        rows: `[R, T]`, tokens with -1 around them.
+        size: the rows of a micro-batch of TRL. There are at most R / size passes.
+        trees, budget, gather, all_passes: as of `pack_rows`.
+        computed: which rows are. If None, all.
+    """
+    count, width = rows.shape
+    if not trees:
+        # Rows that share nothing, and have as many nodes as columns.
+        rows = np.arange(count)[:, None].repeat(width + 1, axis=1)
+    most_passes = math.ceil(count / size)
+    divide = partial(divide_rows, rows, budget or size * width, most_passes=most_passes, computed=computed)
+    passes = divide(least_passes=most_passes if all_passes else 1)
+    agreed = max(number for (number,) in gather([len(passes)]))
+    return passes if agreed == len(passes) else divide(least_passes=agreed)
 
 
 class _Shared:

@@ -18,7 +18,15 @@ from ....prefix_tree.packing import Probe, TreePass, probe_trees
 from ....prefix_tree.recurrence import unregister_tree_recurrence
 from ... import PHASES
 from ..compat import IMAGE_INPUTS, Batch, LogProbs, TRLTrainer, is_overridden
-from .micro_batches import LOSS_SHARE, REPEATED_ROWS, Counts, StepMetrics, pack_rows, step_windows
+from .micro_batches import (
+    LOSS_SHARE,
+    REPEATED_ROWS,
+    Counts,
+    StepMetrics,
+    divide_on_all_processes,
+    pack_rows,
+    step_windows,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -368,7 +376,18 @@ class Update:
             if trainer.args.prefix_tree:
                 self._log_rows(model, why_rows)
             self.tokens["computed"] += ids.size(0) * (ids.size(1) - 1)  # a row's last token predicts nothing
-        return compute(model, ids, mask, keep, batch_size, **inputs)
+        may_pack = why_rows is None and not in_loss and not trainer.args.torch_compile
+        if not may_pack or batch_size is None or batch_size >= len(ids):
+            return compute(model, ids, mask, keep, batch_size, **inputs)
+        rows = ids.masked_fill(mask == 0, -1).cpu().numpy()
+        budget = trainer.args.max_tokens_per_microbatch
+        passes = divide_on_all_processes(rows, batch_size, trees=model.tree, budget=budget, gather=self._gather)
+        results = [compute(model, ids[members], mask[members], keep, len(members), **inputs) for members in passes]
+        row_order = torch.tensor([row for members in passes for row in members], device=ids.device).argsort()
+        log_probs = torch.cat([result[0] for result in results])[row_order]
+        entropies = [result[1] for result in results if result[1] is not None]
+        entropy = torch.cat(entropies)[row_order] if entropies else None
+        return log_probs, entropy, results[0][2]
 
     def _why_rows(self, images: bool) -> str | None:
         """Return why TRL computes rows whatever the model; None if the model decides."""
