@@ -43,7 +43,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("settings", SETTINGS, ids=", ".join)
 def test_selecting_alone_is_pods_trainer_with_exact_trl(make_trainer, settings):
     alone = trained(make_trainer, Selecting, **EXACT, **settings)
     together = trained(make_trainer, PODSTrainer, **EXACT, **settings)
@@ -55,7 +55,7 @@ def test_selecting_alone_is_pods_trainer_with_exact_trl(make_trainer, settings):
 @pytest.mark.parametrize(
     "settings",
     [{}, {"beta": 0.1, "num_iterations": 2}, {"gradient_accumulation_steps": 2, "prefix_tree": False}],
-    ids=str,
+    ids=lambda settings: ", ".join(settings) or "no setting",
 )
 def test_the_cheaper_step_alone_is_pods_trainer_at_n_equal_to_m(make_trainer, settings):
     alone = trained(make_trainer, PrefixTreeTrainer, max_steps=3, **settings)
