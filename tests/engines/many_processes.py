@@ -55,6 +55,13 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         2,
         {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
     ),
+    "dead groups, masked, over two": (
+        2,
+        {
+            "num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 4, "mask_constant_groups": True, "beta": 0.04,
+        },
+    ),
     # Subclasses: other advantages, with which one process has a gradient where the other has none; another loss.
     "dead groups, shaped, over two": (
         2,

@@ -16,7 +16,7 @@ from pods_rl.errors import UserError
 from pods_rl.recipe.schema import fields
 from tests.numeric import FLOAT32, assert_near
 
-from .conftest import Gradients, around, assert_equal_weights, batches_of, constant, texts_of, weights
+from .conftest import Gradients, around, assert_equal_weights, batches_of, constant, half_dead, texts_of, weights
 
 PLAIN = {"exact_trl": True}
 # Each loss as its paper sets it, with the settings under which TRL would divide by something else.
@@ -141,6 +141,52 @@ def test_a_trained_step_has_the_gradient_of_the_reference_objective(make_trainer
         batch["completion_mask"].view(rows),
     ).backward()
     assert_near(watch.steps[0], {name: parameter.grad for name, parameter in model.named_parameters()}, FLOAT32)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("prefix_tree", [True, False])
+@pytest.mark.parametrize("accumulated", [1, 4])
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "luspo", "dapo", "cispo"])
+def test_masked_constant_groups_count_in_no_denominator(make_trainer, loss, accumulated, prefix_tree):
+    """The mean over the rows or tokens of live groups, by hand in float64. A first step has ratios of 1."""
+    settings = {"max_steps": 1, "dtype": torch.float64, "max_grad_norm": 0.0, "learning_rate": 0.0, "loss_type": loss}
+    trainer = make_trainer(
+        reward=half_dead, num_rollouts=8, mask_constant_groups=True, prefix_tree=prefix_tree,
+        per_device_train_batch_size=16 // accumulated, gradient_accumulation_steps=accumulated, epsilon_high=5.0,
+        **settings,
+    )  # fmt: skip
+    watch, batches = Gradients(trainer), batches_of(trainer)
+    trainer.train()
+    (batch,), model = batches, trainer.model
+    live = (batch["advantages"].view(-1, 4) != 0).any(1).repeat_interleave(4)
+    assert 0 < live.sum() < len(live)
+    assert not batch["completion_mask"][~live].any()
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)[live]
+    tokens = batch["completion_mask"][live].double()
+    mask = torch.cat([batch["prompt_mask"][live], batch["completion_mask"][live]], dim=1)
+    T = tokens.size(1)
+    model.zero_grad()
+    logits = model(input_ids=ids, attention_mask=mask).logits[:, -T - 1 : -1].double()
+    logps = logits.log_softmax(-1).gather(-1, ids[:, -T:].unsqueeze(-1)).squeeze(-1)
+    row_losses = -(logps * tokens).sum(1) * batch["advantages"][live].double()
+    rows = len(ids)
+    lengths = tokens.sum(1)
+    expected = {
+        "grpo": (row_losses / lengths).sum() / rows,
+        "dr_grpo": row_losses.sum() / (rows * trainer.max_completion_length),
+        "luspo": row_losses.sum() / rows,
+        "dapo": row_losses.sum() / lengths.sum(),
+        "cispo": row_losses.sum() / lengths.sum(),
+    }
+    expected[loss].backward()
+    assert_near(watch.steps[0], {name: parameter.grad for name, parameter in model.named_parameters()}, FLOAT32)
+
+
+def test_what_masked_constant_groups_cannot_be_divided_by_is_refused(make_trainer):
+    with pytest.raises(UserError, match="bnpo"):
+        check_losses({"mask_constant_groups": True, "loss_type": "bnpo"})
+    with pytest.raises(UserError, match="entropy_coef"):
+        make_trainer(mask_constant_groups=True, entropy_coef=0.01)
 
 
 @pytest.mark.parametrize(("scale", "normalize"), [("none", False), ("batch", True)])

@@ -212,7 +212,7 @@ def check_values(settings: Mapping[str, Any]) -> None:
     ...
     pods_rl.errors.UserError: exact_trl = 'false': expected True or False, and not a text.
     """
-    for key in ("prefix_tree", "exact_trl", "skip_zero_advantage_steps"):
+    for key in ("prefix_tree", "exact_trl", "mask_constant_groups", "skip_zero_advantage_steps"):
         _check_switch(key, settings.get(key, False), optional=key == "skip_zero_advantage_steps")
     _check_dynamic_sampling(settings.get("dynamic_sampling", False))
     rounds = settings.get("dynamic_sampling_rounds", 3)
@@ -314,6 +314,11 @@ def check_losses(settings: Mapping[str, Any]) -> None:
         raise UserError(
             f"{name} works on the summed reward: got multi_objective_aggregation = {aggregation}. Set "
             "multi_objective_aggregation: sum_then_normalize."
+        )
+    if settings.get("mask_constant_groups") and settings.get("loss_type") == "bnpo":
+        raise UserError(
+            "mask_constant_groups counts the rows of a generation, and loss_type = bnpo divides by the tokens of each "
+            "micro-batch. Set loss_type: dapo, or mask_constant_groups: false."
         )
     # TRL reads true as group and false as none.
     if baseline == "leave_one_out" and settings.get("scale_rewards", "group") in ("group", True, "True", "true"):

@@ -71,6 +71,10 @@ class PODSConfig(GRPOConfig):
             cannot be replaced have advantage 0.
         dynamic_sampling_rounds: the most times that new prompts are generated for a batch. It ends earlier if one pass
             over the prompts, and at least 256 of them, found no group whose rewards differ.
+        mask_constant_groups: leave groups whose advantages are all 0 out of the loss, as mask_truncated_completions
+            leaves out truncated completions: its means are over the tokens or rows of the other groups of a generation.
+            If False, they count in its denominators, as in TRL. Not with loss_type bnpo, an entropy bonus or an
+            auxiliary loss, which are means over a micro-batch.
 
     Raises:
         UserError: n < m, an unknown rule or choice, a value of a wrong type or out of bounds, a batch that cannot hold
@@ -100,6 +104,7 @@ class PODSConfig(GRPOConfig):
     exact_trl: bool = False
     dynamic_sampling: bool | str = False
     dynamic_sampling_rounds: int = 3
+    mask_constant_groups: bool = False
 
     def __post_init__(self) -> None:
         given = self._unwrapped_values()

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import override
 
 from ..arguments import check_arguments
 from . import compat
 from .config import PODSConfig
 from .guarded.trainer import Guarded
 from .selecting.trainer import Selecting
+from .step.micro_batches import mask_constant_groups
 from .step.trainer import PrefixTreeTrainer
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig, PreTrainedModel, ProcessorMixin, TrainerCallback
     from transformers import PreTrainedTokenizerBase as Tokenizer
 
-    from .compat import Data, EvalData, RewardFunc
+    from .compat import Batch, Data, EvalData, RewardFunc
 
 
 class PODSTrainer(Guarded, Selecting, PrefixTreeTrainer):
@@ -64,3 +66,11 @@ class PODSTrainer(Guarded, Selecting, PrefixTreeTrainer):
             arguments["args"] = PODSConfig(f"{name.split('/')[-1]}-PODS")
         compat.refuse_unsupported(arguments)
         super().__init__(**arguments)
+
+    @override
+    def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
+        # Which groups are constant is known once the selecting layer has set the advantages.
+        batch = super()._generate_and_score_completions(inputs)
+        if self.args.mask_constant_groups and self.model.training:
+            mask_constant_groups(batch, self)
+        return batch

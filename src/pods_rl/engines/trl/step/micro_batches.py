@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....prefix_tree.grouping import divide_rows
-from ..compat import CLIP_RATIO, ENTROPY, EXTREMES, LOSS_METRICS, PHI, Batch
+from ..compat import CLIP_RATIO, ENTROPY, EXTREMES, LOSS_METRICS, PHI, Batch, TRLTrainer
 
 
 def step_windows(steps_per_generation: int, accumulation_steps: int) -> list[range]:
@@ -34,11 +34,39 @@ def step_windows(steps_per_generation: int, accumulation_steps: int) -> list[ran
 Gather = Callable[[list[int]], list[list[int]]]
 """Returns the numbers of every process; called with as many numbers on each of them."""
 
+MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
+"""The losses of TRL that divide a sum over rows by the rows of the micro-batch."""
+
 LOSS_SHARE = "loss_share"
 """The column of a packed pass that has the number of TRL's micro-batches that it stands for."""
 
 REPEATED_ROWS = "repeated_rows"
 """The column of a packed pass that has the number of its last rows that only fill it."""
+
+ROW_SCALE = "row_scale"
+"""The groups of a generation, divided by those that are not masked: the factor of a loss that is a mean over rows."""
+
+
+def mask_constant_groups(batch: Batch, trainer: TRLTrainer) -> None:
+    """Leave groups whose advantages are all 0 out of TRL's batch, as TRL leaves out truncated completions.
+
+    Call this on every process, with the rows of a generation before TRL shuffles them. Losses that are means over
+    tokens divide by `num_items_in_batch`. Those over rows divide by all rows, so `ROW_SCALE` corrects them.
+    """
+    m = trainer.num_generations
+    is_live_B = trainer.accelerator.gather(batch["advantages"]) != 0  # of all processes, [P * M]
+    is_live_P = is_live_B.view(-1, m).any(dim=1)
+    rows = len(batch["advantages"])
+    start = trainer.accelerator.process_index * rows
+    live_B1 = is_live_P.repeat_interleave(m)[start : start + rows].unsqueeze(1)  # [P] -> [P * M] -> [B, 1]
+    for name in ("completion_mask", "tool_mask"):
+        if name in batch:
+            batch[name] = batch[name] * live_B1
+    tokens = (batch["completion_mask"] * batch.get("tool_mask", 1)).sum()
+    batch["num_items_in_batch"] = trainer.accelerator.gather(tokens).sum()
+    if trainer.loss_type in MEANS_OVER_ROWS:
+        # Without a live group the loss is 0, whatever the scale.
+        batch[ROW_SCALE] = len(is_live_P) / is_live_P.sum().clamp(min=1)
 
 
 def pack_rows(

@@ -14,13 +14,16 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from ....errors import UserError
 from ....prefix_tree.packing import Probe, TreePass, probe_trees
 from ....prefix_tree.recurrence import unregister_tree_recurrence
 from ... import PHASES
 from ..compat import IMAGE_INPUTS, Batch, LogProbs, TRLTrainer, is_overridden
 from .micro_batches import (
     LOSS_SHARE,
+    MEANS_OVER_ROWS,
     REPEATED_ROWS,
+    ROW_SCALE,
     Counts,
     StepMetrics,
     divide_on_all_processes,
@@ -35,10 +38,6 @@ LOSS_METHODS = (
     "compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies", "get_high_entropy_mask",
     "get_off_policy_mask", "get_gamma_weights",
 )  # fmt: skip
-
-
-# Of TRL: their loss divides a sum over rows by the rows of the micro-batch.
-MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 
 
 class PhaseClock:
@@ -101,6 +100,12 @@ class Update:
     """
 
     def __init__(self, trainer: TRLTrainer) -> None:
+        if trainer.args.mask_constant_groups and (trainer._entropy_bonus_enabled or trainer.aux_loss_enabled):
+            raise UserError(
+                "mask_constant_groups counts the rows of a generation, and an entropy bonus or an auxiliary loss of "
+                "experts is a mean over each micro-batch. Set entropy_coef and router_aux_loss_coef to 0, or "
+                "mask_constant_groups: false."
+            )
         self._trainer = trainer
         self._trees: WeakKeyDictionary[Any, Probe] = WeakKeyDictionary()  # by model: whether it computes trees
         self._rows_because: str | None = None  # why TRL computed the latest rows of a loss, and no tree
@@ -159,8 +164,11 @@ class Update:
         if signal.counts is not None and not trainer.args.exact_trl:
             self._step_metrics.take(metrics, before, signal.counts)
         # TRL divides a mean over rows by the number of micro-batches. Sums over tokens have one divisor for all rows.
-        is_mean_over_rows = trainer.loss_type in MEANS_OVER_ROWS
-        return loss * batch[LOSS_SHARE] if is_mean_over_rows and LOSS_SHARE in batch else loss
+        if trainer.loss_type in MEANS_OVER_ROWS:
+            for factor in (LOSS_SHARE, ROW_SCALE):
+                if factor in batch:
+                    loss = loss * batch[factor]
+        return loss
 
     def pack_rows(self, batches: list[Batch]) -> list[Batch]:
         """Return the micro-batches of a generation, with the rows of each optimizer step in as few as possible.
