@@ -9,6 +9,7 @@ import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
+from pods_rl import PODSConfig
 from pods_rl.errors import UserError
 from pods_rl.selection import Selection, advantages, select
 
@@ -121,6 +122,35 @@ def test_rounding_of_a_sum_is_not_a_signal(make_trainer, reward, n, settings):
     assert log["pods/skipped_step"] == 1.0
     assert log["pods/zero_variance_share"] == 1.0
     assert trainer.rollouts.rewards.dtype == torch.float64
+
+
+def close(completions, **_):
+    """Rewards of a group that differ by 0.1."""
+    return [0.3 + 0.1 * (i % 2) for i in range(len(completions))]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"exact_trl": True}, {"advantages": "before", "num_rollouts": 8}, {"dynamic_sampling": True}]
+)
+def test_rewards_within_the_tolerance_are_no_signal(make_trainer, settings):
+    common = {"max_steps": 1, "dynamic_sampling_rounds": 1, **settings}
+    for tolerance, is_dead in ((0.1, True), (0.099, False), (0.0, False)):
+        trainer = make_trainer(reward=close, reward_tolerance=tolerance, **common)
+        trainer.train()
+        log = trainer.state.log_history[0]
+        assert (trainer.rollouts.advantages == 0).all().item() == is_dead
+        assert log["pods/zero_variance_share"] == is_dead
+        assert log.get("pods/dynamic_sampling/live_share", 1 - is_dead) == 1 - is_dead
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"reward_tolerance": -0.1}, {"reward_tolerance": float("nan")}, {"reward_tolerance": None},
+     {"reward_tolerance": 0.1, "multi_objective_aggregation": "normalize_then_sum"}],
+)  # fmt: skip
+def test_a_tolerance_that_has_no_meaning_is_refused(tmp_path, settings):
+    with pytest.raises(UserError, match="reward_tolerance"):
+        PODSConfig(str(tmp_path), use_cpu=True, bf16=False, **settings)
 
 
 def test_dynamic_sampling_replaces_a_group_that_is_constant_up_to_rounding(make_trainer):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pods_rl.selection import Selection, advantages, is_constant, select, spread
+from pods_rl.selection import Selection, advantages, is_constant, select, select_batch, spread
 
 pytestmark = pytest.mark.numeric
 
@@ -205,6 +205,28 @@ def test_small_differences_are_still_differences(low: float, high: float) -> Non
     assert is_constant(rewards_PN).tolist() == [False]
     assert is_constant(rewards_PN.float()).tolist() == [False]
     assert (advantages(rewards_PN, everything(rewards_PN)) != 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_tolerance_is_absolute_and_includes_its_end(dtype: torch.dtype) -> None:
+    rewards_PN = torch.tensor(
+        [[0.3, 0.4, 0.35], [100.3, 100.4, NAN], [0.3, 0.401, 0.35], [-0.05, 0.06, 0.0]], dtype=dtype
+    )
+    assert is_constant(rewards_PN, 0.1).tolist() == [True, True, False, False]
+    assert is_constant(rewards_PN, 0.0).tolist() == is_constant(rewards_PN).tolist() == [False] * 4
+    for when in ("after", "before"):
+        values_PM = advantages(rewards_PN, everything(rewards_PN), when=when, tolerance=0.1)
+        assert (values_PM != 0).any(dim=1).tolist() == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "error"), [(-0.1, ValueError), (NAN, ValueError), ("0.1", TypeError), (True, TypeError)]
+)
+def test_a_tolerance_is_a_number_of_at_least_0(tolerance, error) -> None:
+    with pytest.raises(error, match="tolerance"):
+        is_constant(torch.rand(1, 2), tolerance)
+    with pytest.raises(error, match="tolerance"):
+        select_batch(torch.rand(1, 2), 2, tolerance=tolerance)
 
 
 def test_unscored_rollouts_are_no_part_of_a_constant_group() -> None:

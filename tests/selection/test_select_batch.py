@@ -429,3 +429,15 @@ def test_a_batch_selection_needs_values_of_its_batch() -> None:
         kept.take(torch.zeros(4, 2))
     with pytest.raises(TypeError, match=r"^values"):
         kept.take([[1.0]])
+
+
+@pytest.mark.parametrize(
+    "rule", [*BATCH_RULES, lambda batch: (~batch.rewards.isnan()).flatten().nonzero().squeeze(1)[:4]]
+)
+def test_prompts_within_the_tolerance_are_not_kept(rule) -> None:
+    rewards_PN = torch.tensor([[0.0, 0.1, 0.1, 0.0], [0.0, 0.2, 0.0, 0.2], [1.0, 1.0, 1.1, 1.0]])
+    generator = torch.Generator().manual_seed(0)
+    kept = select_batch(rewards_PN, 4, rule, tolerance=0.1, generator=generator)
+    assert kept.indices.tolist() == [4, 5, 6, 7]
+    assert len(select_batch(torch.tensor([[0, 1], [1, 2]]), 2, rule, tolerance=1, generator=generator).indices) == 0
+    assert set(select_batch(rewards_PN, 12, generator=generator).groups.tolist()) == {0, 1, 2}

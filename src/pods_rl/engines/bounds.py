@@ -54,6 +54,7 @@ INTERVALS = {
     "vllm_gpu_memory_utilization": "(0, 1]",
     "vllm_max_model_length": "[1, 1e9]",
     "vllm_tensor_parallel_size": "[1, 1e9]",
+    "reward_tolerance": "[0, inf)",
     # the loss
     "num_iterations": "[1, 1e6]",
     "beta": "[0, inf)",

@@ -80,6 +80,7 @@ def select_batch(
     *,
     generator: torch.Generator | None = None,
     completion_tokens: Tensor | None = None,
+    tolerance: float = 0.0,
 ) -> BatchSelection:
     """Keep R of the rollouts of a batch, different numbers of different prompts.
 
@@ -91,12 +92,14 @@ def select_batch(
             copies, which it may change.
         generator: for rules that draw.
         completion_tokens: int64 `[P, N]`, for rules of your own that read it.
+        tolerance: of `is_constant`, in units of reward. The rule receives the prompts whose rewards differ by no more
+            as unscored.
 
     Returns:
         At most R rollouts. There are fewer if fewer are live: scored, of a prompt whose rewards are not all equal.
 
     Raises:
-        TypeError, ValueError: bad rewards, rows, generator or completion tokens.
+        TypeError, ValueError: bad rewards, rows, generator, completion tokens or tolerance.
         UserError: an unknown rule, or one that raises or does not return at most R different rollouts.
 
     >>> select_batch(torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.5, 0.5, 0.5, 0.5]]), 2).indices
@@ -104,7 +107,8 @@ def select_batch(
     """
     function = as_batch_function(rule)
     check_generator(generator)
-    check_rewards(rewards_PN)
+    checked_PN, _ = check_rewards(rewards_PN)
+    is_within_P = is_constant(rewards_PN, tolerance)
     prompts, n = rewards_PN.shape
     check_rows(rows, prompts, n)
     if completion_tokens is not None:
@@ -115,6 +119,8 @@ def select_batch(
                 f"{describe(completion_tokens)}."
             )
         completion_tokens = completion_tokens.clone()
+    if tolerance:
+        rewards_PN = checked_PN.masked_fill(is_within_P[:, None], math.nan)
     batch = RolloutBatch(rewards_PN.detach().clone(), rows, generator, completion_tokens)
     name = rule if isinstance(rule, str) else getattr(rule, "__name__", repr(rule))
     expected = f"at most {rows} different int64 numbers p * {n} + i on {rewards_PN.device}, or a BatchSelection of them"

@@ -25,6 +25,7 @@ def advantages(
     scale: Literal["group", "batch", "none"] = "group",
     baseline: Literal["mean", "leave_one_out"] = "mean",
     epsilon: float = 1e-4,
+    tolerance: float = 0.0,
 ) -> Tensor:
     """Return each kept rollout's reward minus its group's baseline, divided by a standard deviation.
 
@@ -41,6 +42,7 @@ def advantages(
         baseline: the group's "mean", or for each rollout the mean of the others ("leave_one_out"). With the
             latter, "batch" standardises the batch's advantages (TRL's `normalize_advantages`).
         epsilon: added to the deviation, in units of reward; at least 0.
+        tolerance: of `is_constant`, which gives groups of equal rewards advantages of 0.
 
     Returns:
         `[P, M]`, or `[R]` in the order of `indices` for a `BatchSelection`; float64 for float64 and integer rewards,
@@ -87,7 +89,7 @@ def advantages(
         groups_PR = reference_PR if scale == "group" else reference_PR.reshape(1, -1)
         scaled_PM = centred_PM / (_nan_std(groups_PR) + epsilon)
     # Rounding of a constant group's mean must not become an advantage.
-    constant_P1 = is_constant(reference_PR).unsqueeze(1)
+    constant_P1 = is_constant(reference_PR, tolerance).unsqueeze(1)
     advantages_PM = scaled_PM.nan_to_num(nan=0.0).masked_fill(constant_P1, 0.0)
     if not isinstance(selection, BatchSelection):
         return advantages_PM
@@ -101,28 +103,33 @@ def spread(rewards_PN: Tensor) -> Tensor:
     return _nan_std(rewards_PN).squeeze(1).nan_to_num(nan=0.0)
 
 
-def is_constant(rewards_PN: Tensor) -> Tensor:
+def is_constant(rewards_PN: Tensor, tolerance: float = 0.0) -> Tensor:
     """Return whether each group's scored rewards are all equal up to rounding, bool `[P]`; true if none is scored.
 
-    The highest and the lowest reward count as equal if they differ by at most 5e-7 of the larger magnitude of the two
-    (`CONSTANT_TOLERANCE`), plus 1e-12. It is decided in float64, whatever the dtype. Trainers, dynamic sampling,
-    advantages and metrics use this function to decide whether a group has a signal.
+    The highest and the lowest reward count as equal if they differ by at most `tolerance`, plus 5e-7 of the larger
+    magnitude of the two (`CONSTANT_TOLERANCE`), plus 1e-12. It is decided in float64, whatever the dtype. Trainers,
+    dynamic sampling, advantages and metrics use this function to decide whether a group has a signal.
 
     Args:
         rewards_PN: `[P, N]`, finite or NaN.
+        tolerance: in units of reward, at least 0. It is absolute, because a difference that does not matter, such as
+            one of 0.01 in a length penalty, does not grow with the rewards. The other part is relative, as rounding is.
 
     Raises:
-        TypeError, ValueError: as `select`.
+        TypeError, ValueError: as `select`; a tolerance that is not a finite number of at least 0.
 
+    >>> is_constant(torch.tensor([[0.3, 0.4], [0.3, 0.41]]), tolerance=0.1)
+    tensor([ True, False])
     >>> is_constant(torch.tensor([[0.1 + 0.2 + 0.05, 0.05 + 0.2 + 0.1], [0.35, 0.36]], dtype=torch.float64))
     tensor([ True, False])
     """
+    check_not_negative("tolerance", tolerance)
     rewards_PN = check_rewards(rewards_PN)[0].double()
     unscored_PN = rewards_PN.isnan()
     high_P = rewards_PN.masked_fill(unscored_PN, -math.inf).amax(dim=1)
     low_P = rewards_PN.masked_fill(unscored_PN, math.inf).amin(dim=1)
     magnitude_P = torch.maximum(high_P.abs(), low_P.abs())
-    return high_P - low_P <= CONSTANT_TOLERANCE * magnitude_P + CONSTANT_FLOOR
+    return high_P - low_P <= tolerance + CONSTANT_TOLERANCE * magnitude_P + CONSTANT_FLOOR
 
 
 def pods_objective(

@@ -217,10 +217,9 @@ def check_values(settings: Mapping[str, Any]) -> None:
     _check_dynamic_sampling(settings.get("dynamic_sampling", False))
     rounds = settings.get("dynamic_sampling_rounds", 3)
     whole_number("dynamic_sampling_rounds", rounds, why="set dynamic_sampling: false to draw no new prompts")
-    if settings.get("max_tokens_per_microbatch") is not None:
-        whole_number(
-            "max_tokens_per_microbatch", settings["max_tokens_per_microbatch"], why="unset it for those of TRL's"
-        )
+    budget = settings.get("max_tokens_per_microbatch")
+    if budget is not None:
+        whole_number("max_tokens_per_microbatch", budget, why="unset it for those of TRL's")
     _check_training(settings)
     _check_weights(settings.get("reward_weights"))
 
@@ -307,6 +306,7 @@ def check_losses(settings: Mapping[str, Any]) -> None:
         "advantages = before": settings.get("advantages") == "before",
         "advantage_baseline = leave_one_out": baseline == "leave_one_out",
         "dynamic_sampling": bool(settings.get("dynamic_sampling")),
+        "reward_tolerance": bool(settings.get("reward_tolerance")),
     }
     for name, is_set in needs_a_sum.items():
         if not is_set or aggregation == "sum_then_normalize":
@@ -316,10 +316,7 @@ def check_losses(settings: Mapping[str, Any]) -> None:
             "multi_objective_aggregation: sum_then_normalize."
         )
     if settings.get("mask_constant_groups") and settings.get("loss_type") == "bnpo":
-        raise UserError(
-            "mask_constant_groups counts the rows of a generation, and loss_type = bnpo divides by the tokens of each "
-            "micro-batch. Set loss_type: dapo, or mask_constant_groups: false."
-        )
+        raise UserError("loss_type = bnpo divides by a micro-batch: set dapo, or mask_constant_groups: false.")
     # TRL reads true as group and false as none.
     if baseline == "leave_one_out" and settings.get("scale_rewards", "group") in ("group", True, "True", "true"):
         raise UserError(

@@ -71,10 +71,12 @@ class PODSConfig(GRPOConfig):
             cannot be replaced have advantage 0.
         dynamic_sampling_rounds: the most times that new prompts are generated for a batch. It ends earlier if one pass
             over the prompts, and at least 256 of them, found no group whose rewards differ.
-        mask_constant_groups: leave groups whose advantages are all 0 out of the loss, as mask_truncated_completions
-            leaves out truncated completions: its means are over the tokens or rows of the other groups of a generation.
-            If False, they count in its denominators, as in TRL. Not with loss_type bnpo, an entropy bonus or an
-            auxiliary loss, which are means over a micro-batch.
+        mask_constant_groups: leave groups whose advantages are all 0 out of the loss, whose means are then over the
+            tokens or rows of the other groups of a generation. If False, they count in its denominators, as in TRL.
+            Not with loss_type bnpo, an entropy bonus or an auxiliary loss, which are means over a micro-batch.
+        reward_tolerance: the difference between the highest and the lowest reward of a group up to which they count as
+            equal, in units of reward. Such a group has advantage 0, and dynamic_sampling replaces it. If 0, they
+            may differ by rounding alone.
 
     Raises:
         UserError: n < m, an unknown rule or choice, a value of a wrong type or out of bounds, a batch that cannot hold
@@ -105,6 +107,7 @@ class PODSConfig(GRPOConfig):
     dynamic_sampling: bool | str = False
     dynamic_sampling_rounds: int = 3
     mask_constant_groups: bool = False
+    reward_tolerance: float = 0.0
 
     def __post_init__(self) -> None:
         given = self._unwrapped_values()

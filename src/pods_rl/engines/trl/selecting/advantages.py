@@ -43,10 +43,10 @@ def set_advantages(built: Built, trainer: TRLTrainer) -> None:
         advantages_PM = advantages(_single_rewards(selected, trainer), Selection(record.kept), **settings)
         advantages_B = advantages_PM.flatten()[rows_here].to(advantages_B.device)  # [P, M] -> [P * M] -> [B]
         if over_all_rollouts:
-            without_signal_P |= is_constant(record.scored_rewards()[record.groups])
+            without_signal_P |= is_constant(record.scored_rewards()[record.groups], args.reward_tolerance)
         else:
-            without_signal_P |= is_constant(record.kept_rewards())
-    elif not (is_plain and args.exact_trl):
+            without_signal_P |= is_constant(record.kept_rewards(), args.reward_tolerance)
+    elif not (is_plain and args.exact_trl) or args.reward_tolerance:
         # The mean of equal float32 rewards can differ from them by rounding: TRL's advantages are then not zero.
         without_signal_P |= has_constant_rows(selected, trainer)
     without_signal_B = without_signal_P.repeat_interleave(m)[rows_here]  # [P] -> [P * M] -> [B]
@@ -73,7 +73,7 @@ def has_constant_rows(selected: Selected, trainer: TRLTrainer) -> Tensor:
     """Return which prompts have kept rows of equal rewards, added up as TRL does for its advantages, bool `[P]`."""
     record = selected.record
     if trainer.multi_objective_aggregation == "sum_then_normalize":
-        return is_constant(record.kept_rewards())
+        return is_constant(record.kept_rewards(), trainer.args.reward_tolerance)
     # Each function is normalised over the kept rows. Dynamic sampling never joins such batches.
     totals_PM = total_reward(
         selected.kept_scores.cpu(), trainer.reward_weights, record.kept.size(1), trainer.multi_objective_aggregation
@@ -99,18 +99,18 @@ def log_generation(trainer: TRLTrainer, record: Rollouts, scores: Tensor, before
         before: the number of entries of each metric before the generation.
     """
     metrics = trainer._metrics["train"]
-    _log_selection(metrics, record)
+    _log_selection(metrics, record, trainer.args.reward_tolerance)
     add_up_counters(metrics, before)
     if record.kept.numel() != record.rewards.numel():
         _log_all_rollouts(trainer, scores, before)
 
 
-def _log_selection(metrics: Metrics, record: Rollouts) -> None:
+def _log_selection(metrics: Metrics, record: Rollouts, tolerance: float) -> None:
     """Log the kept rollouts' rewards and the groups without spread, over all processes."""
     kept_PM = record.kept_rewards()
     metrics["pods/selected/reward_mean"].append(kept_PM.nanmean().item())
     metrics["pods/selected/reward_std"].append(spread(kept_PM).mean().item())
-    metrics["pods/zero_variance_share"].append(is_constant(kept_PM).float().mean().item())
+    metrics["pods/zero_variance_share"].append(is_constant(kept_PM, tolerance).float().mean().item())
 
 
 def _log_all_rollouts(trainer: TRLTrainer, scores: Tensor, before: Mapping[str, int]) -> None:

@@ -111,11 +111,11 @@ class DynamicSampling:
         record = selected.record
         name = self._trainer.args.dynamic_sampling
         if not isinstance(name, str):
-            return is_constant(record.scored_rewards())
+            return is_constant(record.scored_rewards(), self._trainer.args.reward_tolerance)
         named_GN = selected.scores[:, record.reward_names.index(name)].cpu().view(record.rewards.shape)
         if record.masked is not None:
             named_GN = named_GN.masked_fill(record.masked, torch.nan)
-        return is_constant(named_GN)
+        return is_constant(named_GN, self._trainer.args.reward_tolerance)
 
     def _gives_up(self, drawn_in_vain: int) -> bool:
         """Return whether `drawn_in_vain` prompts without a live group are enough to stop; log it once."""
