@@ -19,7 +19,6 @@ from tools.pretrain import build_model, build_tokenizer
 from transformers import TrainerCallback, set_seed
 
 from pods_rl import PODSConfig, PODSTrainer
-from pods_rl.engines.trl.selecting.modes import Redrawing
 from tests import DEADLINE
 
 PROMPTS = ["1+2=", "37+4=", "5-1=", "60+60=", "9+9+9=", "8-3+1=", "77-1=", "2+2="]
@@ -61,6 +60,13 @@ def texts_of(trainer: Any) -> dict[str, Any]:
     return trainer._logs
 
 
+def kept_of(record: Any) -> torch.Tensor:
+    """Which rollouts of each prompt are kept, `[P, M]`, counted in their prompt."""
+    n = record.rewards.size(1)
+    _, sizes = (record.kept // n).unique_consecutive(return_counts=True)
+    return (record.kept % n).view(len(sizes), -1)
+
+
 def update_of(trainer: Any) -> Any:
     """The part of a trainer that computes its update."""
     return trainer._update
@@ -82,10 +88,8 @@ def batches_of(trainer: Any) -> list[dict[str, Any]]:
 
     @around(trainer, "_generate_and_score_completions")
     def keep(build: Callable[..., Any], inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        is_round = isinstance(getattr(trainer, "_mode", None), Redrawing)
-        batch = build(inputs)
-        if not is_round:
-            batches.append(batch)
+        batch = build(inputs)  # does not return for prompts of dynamic sampling
+        batches.append(batch)
         return batch
 
     return batches

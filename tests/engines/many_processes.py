@@ -26,7 +26,6 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from pods_rl import PODSConfig, PODSTrainer
-from pods_rl.engines.trl.selecting.modes import Redrawing
 from pods_rl.engines.trl.transcript import as_text
 from tests import DEADLINE, free_port
 
@@ -224,7 +223,7 @@ def train_case(folder: Path, name: str, settings: dict[str, Any]) -> None:
 
     @around(trainer, "_generate_and_score_completions")
     def keep(score: Callable[..., Any], inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if isinstance(trainer._mode, Redrawing):  # a round of dynamic sampling
+        if trainer._mode == "adding":  # a round of dynamic sampling
             return score(inputs)
         seen.append({"asked": [row["prompt"] for row in inputs]})
         batch = score(inputs)

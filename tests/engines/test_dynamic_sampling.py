@@ -10,7 +10,6 @@ from datasets import Dataset, IterableDataset
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, set_seed
 from trl import GRPOTrainer
 
-from pods_rl.engines.trl.selecting.modes import Redrawing
 from pods_rl.errors import UserError
 from pods_rl.policies import tiny_policy_path
 
@@ -31,6 +30,11 @@ def answer(prompts, completions, **_):
     return [float(i % 2 and prompt not in DEAD) for i, prompt in enumerate(prompts)]
 
 
+def trained_groups(record):
+    """The group of each prompt's rows, in their order."""
+    return (record.kept // record.rewards.size(1)).unique_consecutive().tolist()
+
+
 def of_rollouts(record, values):
     """Values by rollout as `[G, N]`; one process has them all."""
     return [values[record.numbers.index(i)] for i in range(len(values))]
@@ -44,11 +48,11 @@ def test_every_trained_group_is_live_and_has_its_own_advantages(make_trainer, sc
     prompts = of_rollouts(found, found.prompts)
     assert log["pods/dynamic_sampling/live_share"] == 1.0
     assert log["pods/dynamic_sampling/prompts_drawn"] == len(found.rewards) - 4 > 0
-    assert not {prompts[8 * group] for group in found.groups.tolist()} & set(DEAD)
+    assert not {prompts[8 * group] for group in trained_groups(found)} & set(DEAD)
     kept = found.kept_rewards().float()
     centred = kept - kept.mean(dim=1, keepdim=True)
     deviation = kept.std(dim=1, keepdim=True) if scale == "group" else kept.std()
-    torch.testing.assert_close(found.advantages, centred / (deviation + 1e-4), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found.advantages, (centred / (deviation + 1e-4)).flatten(), rtol=1e-4, atol=1e-6)
     everything = torch.tensor(of_rollouts(found, dead_for_half(found.prompts, found.completions)))
     assert log["reward"] == pytest.approx(everything.mean().item(), abs=1e-6)
 
@@ -59,7 +63,7 @@ def test_the_rows_of_a_joined_batch_are_those_of_its_groups(make_trainer):
     trainer.train()
     (batch,), found, tokenizer = batches, trainer.rollouts, trainer.processing_class
     prompts, completions = of_rollouts(found, found.prompts), of_rollouts(found, found.completions)
-    for row, number in enumerate(found.kept_numbers().tolist()):
+    for row, number in enumerate(found.kept.tolist()):
         for part, text in (("prompt", prompts[number]), ("completion", completions[number])):
             ids = batch[f"{part}_ids"][row][batch[f"{part}_mask"][row].bool()]
             assert tokenizer.decode(ids, skip_special_tokens=True) == text
@@ -74,7 +78,7 @@ def test_a_named_reward_decides_which_groups_are_dead(make_trainer):
     trainer.train()
     found = trainer.rollouts
     prompts = of_rollouts(found, found.prompts)
-    assert not {prompts[8 * group] for group in found.groups.tolist()} & set(DEAD)
+    assert not {prompts[8 * group] for group in trained_groups(found)} & set(DEAD)
 
 
 def test_groups_stay_dead_after_the_last_round(make_trainer):
@@ -85,7 +89,7 @@ def test_groups_stay_dead_after_the_last_round(make_trainer):
     assert log["pods/dynamic_sampling/prompts_drawn"] == 4
     assert log["pods/dynamic_sampling/live_share"] == 0
     assert len(trainer.rollouts.rewards) == 6
-    assert trainer.rollouts.groups.tolist() == [0, 1]
+    assert trained_groups(trainer.rollouts) == [0, 1]
 
 
 LONG = ["1+2=", "37+40+12+12+1=", "5-1=", "60+60+33=", "9+9+9=", "8-3+1=", "77-1=", "2+2="]
@@ -144,7 +148,7 @@ def test_a_joined_batch_has_the_log_probabilities_of_its_own_padding(
     trainer.train()
     log = trainer.state.log_history[0]
     assert log["pods/dynamic_sampling/prompts_drawn"] > 0
-    assert len(checked) == 4  # of the batch of new prompts, which pass through the override too, and of the joined one
+    assert len(checked) == 2
     assert max(checked) < 1e-4
     assert log["clip_ratio/region_mean"] == 0.0
 
@@ -158,12 +162,10 @@ def test_groups_that_stay_dead_by_the_named_reward_train_nothing(make_trainer):
     @around(trainer, "_generate_and_score_completions")
     def built(build, inputs):
         batch = build(inputs)
-        if isinstance(trainer._mode, Redrawing):  # new prompts pass through this override too, before they are joined
-            return batch
         found = trainer.rollouts
         prompts = of_rollouts(found, found.prompts)
-        dead = torch.tensor([prompts[8 * group] in DEAD for group in found.groups.tolist()])
-        assert torch.equal((found.advantages == 0).all(dim=1), dead)
+        dead = torch.tensor([prompts[8 * group] in DEAD for group in trained_groups(found)])
+        assert torch.equal((found.advantages.view(len(dead), -1) == 0).all(dim=1), dead)
         assert torch.equal(found.advantages.flatten(), batch["advantages"])
         assert (found.kept_rewards().std(dim=1) > 0).all()
         live_and_dead.extend(dead.tolist())

@@ -196,7 +196,7 @@ def test_kept_rows_keep_their_images(tmp_path, family, setting):
     assert (further > 0) == (setting == "new prompts")
     assert generated == (4 + further) * n
     place = {number: i for i, number in enumerate(record.numbers)}
-    kept = [place[number] for number in record.kept_numbers().tolist()]
+    kept = [place[number] for number in record.kept.tolist()]
     asked = [(record.inputs[i]["prompt"][0]["content"], record.completions[i][0]["content"]) for i in kept]
     trained = [row for batch in trainer._buffered_inputs for row in rows_with_own_images(trainer, batch)]
     assert sorted(trained) == sorted(asked)

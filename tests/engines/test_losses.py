@@ -16,7 +16,17 @@ from pods_rl.errors import UserError
 from pods_rl.recipe.schema import fields
 from tests.numeric import FLOAT32, assert_near
 
-from .conftest import Gradients, around, assert_equal_weights, batches_of, constant, half_dead, texts_of, weights
+from .conftest import (
+    Gradients,
+    around,
+    assert_equal_weights,
+    batches_of,
+    constant,
+    half_dead,
+    kept_of,
+    texts_of,
+    weights,
+)  # fmt: skip
 
 PLAIN = {"exact_trl": True}
 # Each loss as its paper sets it, with the settings under which TRL would divide by something else.
@@ -228,7 +238,7 @@ def test_a_step_whose_rows_are_all_masked_moves_nothing(make_trainer, random_mod
     trainer.eos_token_ids = []  # no token ends a completion
     trainer.train()
     assert (trainer.rollouts.rewards.diff(dim=1) > 0).all()  # recorded, although no rollout is scored for selection
-    assert trainer.rollouts.kept.tolist() == [[0, 1, 2, 3]] * 2
+    assert kept_of(trainer.rollouts).tolist() == [[0, 1, 2, 3]] * 2
     assert (trainer.rollouts.advantages == 0).all()
     assert trainer.state.log_history[0]["pods/masked_rollouts"] == 24.0
     assert trainer.state.log_history[0]["pods/skipped_step"] == 1.0

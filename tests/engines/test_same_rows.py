@@ -23,7 +23,7 @@ from pods_rl.engines.seeds import seeded_generator
 from pods_rl.engines.verl.groups import choose
 from pods_rl.selection import advantages, select, select_batch
 
-from .conftest import batches_of
+from .conftest import batches_of, kept_of
 from .same_rows import KEPT, KEPT_OF_BATCH, NAMES, REWARDS, TOKENS, M, N, usable
 
 TRAINED = [[tokens > 0 for tokens in group] for group in TOKENS]
@@ -120,7 +120,9 @@ def test_trl_keeps_them_and_trains_no_other(make_trainer):
     record = trainer.rollouts
     order = numbers(record.prompts[::N])
     kept = {}
-    for group, indices, advantages_M in zip(order, record.kept.tolist(), record.advantages, strict=True):
+    for group, indices, advantages_M in zip(
+        order, kept_of(record).tolist(), record.advantages.view(-1, M), strict=True
+    ):
         kept[group] = [i for i in indices if usable(group, i)]
         fillers = torch.tensor([not usable(group, i) for i in indices])
         assert (advantages_M[fillers] == 0).all(), NAMES[group]
@@ -139,7 +141,7 @@ def test_trl_draws_by_the_formula_of_every_engine(make_trainer):
     trainer.train()
     found = trainer.rollouts
     generator = seeded_generator(3, 0, 0)  # the run's seed, the steps before, and the generations of the step before
-    assert found.kept.equal(select(found.rewards, M, "random", generator).indices)
+    assert kept_of(found).equal(select(found.rewards, M, "random", generator).indices)
 
 
 @pytest.fixture

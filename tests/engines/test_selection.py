@@ -13,7 +13,7 @@ from pods_rl import PODSConfig
 from pods_rl.errors import UserError
 from pods_rl.selection import Selection, advantages, select
 
-from .conftest import batches_of, letter_reward, texts_of
+from .conftest import batches_of, kept_of, letter_reward, texts_of
 
 # -- truncated rollouts that the loss masks out ------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ def test_a_truncated_rollout_is_kept_only_to_fill_a_row_and_then_trains_nothing(
     assert found.rewards.flatten().tolist() == pytest.approx(letter_reward(texts)), "the ledger has all rewards"
     scored_PN = found.rewards.masked_fill(cut_PN, math.nan)
     expected = select(scored_PN, 4)
-    assert torch.equal(found.kept, expected.indices)
+    assert torch.equal(kept_of(found), expected.indices)
     way = {"when": settings.get("advantages", "after"), "scale": settings.get("scale_rewards", "group")}
     way["baseline"] = settings.get("advantage_baseline", "mean")
     expected_PM = advantages(scored_PN, expected, **way)
@@ -70,7 +70,7 @@ def test_a_truncated_rollout_is_kept_only_to_fill_a_row_and_then_trains_nothing(
 def test_without_masking_a_truncated_rollout_is_selected_like_any_other(make_trainer):
     trainer = make_trainer(**MASKING | {"mask_truncated_completions": False})
     trainer.train()
-    assert torch.equal(trainer.rollouts.kept, select(trainer.rollouts.rewards, 4).indices)
+    assert torch.equal(kept_of(trainer.rollouts), select(trainer.rollouts.rewards, 4).indices)
     assert "pods/masked_rollouts" not in trainer.state.log_history[0]
 
 
@@ -201,7 +201,7 @@ def test_a_rule_that_changes_its_rewards_still_learns(make_trainer, change):
     found = trainer.rollouts
     texts = [found.completions[found.numbers.index(number)] for number in range(16)]
     assert found.rewards.flatten().tolist() == pytest.approx(letter_reward(texts))
-    expected = advantages(found.rewards, Selection(found.kept), when="before")
+    expected = advantages(found.rewards, Selection(kept_of(found)), when="before")
     torch.testing.assert_close(found.advantages.double(), expected, rtol=1e-4, atol=1e-6)
     assert (found.advantages != 0).any()
 

@@ -27,7 +27,7 @@ from pods_rl.errors import UserError
 from pods_rl.sandbox.limits import parsing_anything, time_limit
 from tests import DEADLINE
 
-from .conftest import around, assert_equal_weights, batches_of
+from .conftest import around, assert_equal_weights, batches_of, kept_of
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>",
            "</tool_response>", "<think>", "</think>"]  # fmt: skip
@@ -201,7 +201,10 @@ def test_n_conversations_a_prompt_and_results_in_their_rows(build):
     for row, turns in enumerate(found.completions):
         if row % 3 == 0:
             assert turns[1]["content"] == str(row + 4)
-    assert found.kept.tolist() == [[0, 3], [0, 3]] or sorted(map(sorted, found.kept.tolist())) == [[1, 3], [1, 3]]
+    assert kept_of(found).tolist() == [[0, 3], [0, 3]] or sorted(map(sorted, kept_of(found).tolist())) == [
+        [1, 3],
+        [1, 3],
+    ]
     (batch,) = batches
     tokenizer = trainer.processing_class
     for ids, mask, real in zip(batch["completion_ids"], batch["tool_mask"], batch["completion_mask"], strict=True):
@@ -569,7 +572,7 @@ def test_rollout_functions_are_asked_for_n_and_their_fields_follow(build):
     batches = batches_of(trainer)
     trainer.train()
     assert seen == [list(range(12))]
-    assert sorted(trainer.rollouts.kept.flatten().tolist()) == [0, 0, 5, 5]
+    assert sorted(kept_of(trainer.rollouts).flatten().tolist()) == [0, 0, 5, 5]
     (batch,) = batches
     for mask, real in zip(batch["tool_mask"], batch["completion_mask"], strict=True):
         assert mask[real == 1].tolist() == [1] * (int(real.sum()) - 1) + [0]

@@ -81,9 +81,8 @@ def record(*completions: Any, **changes: Any) -> Rollouts:
         rewards_per_func=torch.ones(count, 1),
         numbers=list(numbers),
         rewards=torch.ones(1, count),
-        kept=torch.tensor([[0]]),
-        groups=torch.tensor([[0]]),
-        advantages=torch.zeros(1, 1),
+        kept=torch.tensor([0]),
+        advantages=torch.zeros(1),
     )
     return replace(of_group, **changes)
 

@@ -18,7 +18,7 @@ from pods_rl.engines.trl.step.update import Update
 from pods_rl.prefix_tree.packing import TreePass
 from tests.numeric import FLOAT64, assert_near
 
-from .conftest import PROMPTS, Gradients, around, constant, half_dead, letter_reward, update_of
+from .conftest import PROMPTS, Gradients, around, constant, half_dead, kept_of, letter_reward, update_of
 from .test_losses import LOSSES, OFTEN, OTHERS
 
 pytestmark = [pytest.mark.usefixtures("trl_draws"), pytest.mark.numeric]
@@ -210,9 +210,9 @@ def test_the_model_sees_each_prefix_once_and_no_padding(make_trainer):
     prompts = [len(trainer.processing_class(p)["input_ids"]) for p in dict.fromkeys(record.prompts)]
     kept = [
         (p, record.completions[8 * p + i], record.completion_tokens[8 * p + i])
-        for p, group in enumerate(record.kept.tolist())
+        for p, group in enumerate(kept_of(record).tolist())
         for i in group
-        if record.advantages[p, group.index(i)] != 0
+        if record.advantages.view(len(prompts), -1)[p, group.index(i)] != 0
     ]
     tokens = sum(length for *_, length in {(p, text): (p, text, length) for p, text, length in kept}.values())
     assert update["input_ids"].shape == (1, sum(prompts) - len(prompts) + tokens)

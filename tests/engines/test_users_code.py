@@ -12,7 +12,7 @@ from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.errors import UserError
 from pods_rl.selection import RULES
 
-from .conftest import assert_equal_weights, texts_of
+from .conftest import assert_equal_weights, kept_of, texts_of
 from .test_losses import OFTEN, train
 from .test_parity import TEMPLATE, chat_reward, chats
 
@@ -67,7 +67,7 @@ def test_an_overridden_calculate_rewards_shapes_what_is_selected_and_what_is_tra
     assert calls == [24]  # once for all rollouts; TRL gets the scores of the kept ones from these
     assert torch.equal(shaped.rollouts.rewards, 2 * plain.rollouts.rewards + 1)
     assert torch.equal(shaped.rollouts.kept, plain.rollouts.kept)
-    kept = shaped.rollouts.rewards.gather(1, shaped.rollouts.kept)
+    kept = shaped.rollouts.rewards.gather(1, kept_of(shaped.rollouts))
     assert list(texts_of(shaped)["rewards"]["letter_reward"]) == kept.flatten().tolist()
 
 
@@ -146,7 +146,7 @@ def test_a_rule_may_be_a_function(make_trainer, rule):
     trainer = make_trainer(num_rollouts=8, rule=rule, max_steps=1, save_strategy="steps")
     trainer.train()
     if rule is not RULES["random"]:
-        assert trainer.rollouts.kept.tolist() == [[4, 5, 6, 7]] * 2
+        assert kept_of(trainer.rollouts).tolist() == [[4, 5, 6, 7]] * 2
     written = json.loads(trainer.args.to_json_string())["rule"]
     assert written == "random" if rule is RULES["random"] else written.startswith(f"{__name__}:")
     assert written in json.dumps(trainer.args.to_sanitized_dict())

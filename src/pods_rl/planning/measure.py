@@ -36,6 +36,7 @@ _STILL = {
     "learning_rate": 0.0, "max_steps": 10**6, "max_seconds": None, "save_seconds": None, "save_strategy": "no",
     "report_to": "none", "log_completions": False, "push_to_hub": False, "lr_scheduler_type": "constant",
     "logging_strategy": "steps", "logging_steps": 1, "dynamic_sampling": False, "num_iterations": 1,
+    "selection": "prompt", "num_prompts": None,
     "generation_batch_size": None, "steps_per_generation": None,
 }  # fmt: skip
 _UNSET = ("num_train_epochs", "save_steps", "lr_scheduler_kwargs", "warmup_steps")

@@ -91,7 +91,9 @@ _NOTED = (
         "vllm_mode: colocate",
     ),
     _Needs(
-        "rule", lambda values: values["num_rollouts"] > values["num_generations"], "num_rollouts above num_generations"
+        "rule",
+        lambda values: values["num_rollouts"] > values["num_generations"] or values["selection"] == "batch",
+        "num_rollouts above num_generations",
     ),
     _Needs("dynamic_sampling_rounds", _uses("dynamic_sampling"), "dynamic_sampling: true"),
     _Needs("sapo_*", lambda values: values["loss_type"] == "sapo", "loss_type: sapo"),

@@ -76,6 +76,7 @@ class BatchPlan:
     micro_batch_rows: int  # of a process
     micro_batches: int  # of an optimizer step
     steps_per_generation: int  # micro-batches of a generation batch
+    num_prompts: int | None = None  # of a generation batch. If None, its rows divided by m
 
     @property
     def rows_per_generation(self) -> int:
@@ -83,7 +84,7 @@ class BatchPlan:
 
     @property
     def prompts_per_generation(self) -> int:
-        return self.rows_per_generation // self.num_generations
+        return self.num_prompts or self.rows_per_generation // self.num_generations
 
     @property
     def shares(self) -> Shares:
@@ -101,13 +102,17 @@ class BatchPlan:
         a process: 128 rollouts generated, 32 rows trained in 4 micro-batches of 8
         """
         rows = self.micro_batch_rows * self.micro_batches
-        prompts = rows * self.processes / self.num_generations  # a fraction if a group is spread over several steps
+        # A fraction if a generation is spread over several steps.
+        prompts = self.prompts_per_generation * rows * self.processes / self.rows_per_generation
+        trained = str(self.num_generations)
+        if self.num_prompts:
+            trained = f"{self.rows_per_generation / self.num_prompts:g} on average"
         rollouts_of_step = counted(prompts * self.num_rollouts, "rollout")
         rows_of_step = counted(rows * self.processes, "row")
         rollouts_of_process = counted(self.shares.rollouts_each, "rollout")
         micro_batches = f"{counted(self.micro_batches, 'micro-batch', 'es')} of {self.micro_batch_rows}"
         return [
-            ("a prompt", f"{counted(self.num_rollouts, 'rollout')} generated, {self.num_generations} trained"),
+            ("a prompt", f"{counted(self.num_rollouts, 'rollout')} generated, {trained} trained"),
             (
                 "an optimizer step",
                 f"{counted(prompts, 'prompt')}, {rollouts_of_step} generated, {rows_of_step} trained",
@@ -145,8 +150,16 @@ def batch_plan(settings: Mapping[str, Any], processes: int | None = None) -> Bat
     steps = _steps_per_generation(
         m, rows, processes, accumulation, settings.get("steps_per_generation"), settings.get("generation_batch_size")
     )
-    plan = BatchPlan(m, n, processes, rows, accumulation, steps)
+    num_prompts = settings.get("num_prompts")
+    if num_prompts is not None:
+        whole_number("num_prompts", num_prompts, why="unset it for the rows divided by num_generations")
+    plan = BatchPlan(m, n, processes, rows, accumulation, steps, num_prompts)
     prompts = plan.prompts_per_generation
+    if plan.rows_per_generation > prompts * n:
+        raise UserError(
+            f"A generation trains {plan.rows_per_generation} rows, and num_prompts = {num_prompts} x num_rollouts {n} "
+            f"are {prompts * n} rollouts. Raise num_prompts or num_rollouts, or lower per_device_train_batch_size."
+        )
     if prompts * n > MOST_ROLLOUTS:
         raise UserError(
             f"A generation batch may hold at most {MOST_ROLLOUTS:,} rollouts: got {prompts * n:,} "
@@ -276,9 +289,16 @@ ADVANTAGES = ("after", "before")
 BASELINES = ("mean", "leave_one_out")
 REWARD_ERRORS = ("raise", "zero", "drop")
 CLOCKS = ("wall", "cpu")
+SELECTIONS = ("prompt", "batch")
 LEVERS = ("prefix_tree", "skip_zero_advantage_steps")  # `exact_trl` turns them off
 
-_CHOICES = {"advantages": ADVANTAGES, "advantage_baseline": BASELINES, "reward_errors": REWARD_ERRORS, "clock": CLOCKS}
+_CHOICES = {
+    "selection": SELECTIONS,
+    "advantages": ADVANTAGES,
+    "advantage_baseline": BASELINES,
+    "reward_errors": REWARD_ERRORS,
+    "clock": CLOCKS,
+}
 
 
 def check_losses(settings: Mapping[str, Any]) -> None:
@@ -307,6 +327,7 @@ def check_losses(settings: Mapping[str, Any]) -> None:
         "advantage_baseline = leave_one_out": baseline == "leave_one_out",
         "dynamic_sampling": bool(settings.get("dynamic_sampling")),
         "reward_tolerance": bool(settings.get("reward_tolerance")),
+        "selection = batch": settings.get("selection") == "batch",
     }
     for name, is_set in needs_a_sum.items():
         if not is_set or aggregation == "sum_then_normalize":
@@ -317,6 +338,18 @@ def check_losses(settings: Mapping[str, Any]) -> None:
         )
     if settings.get("mask_constant_groups") and settings.get("loss_type") == "bnpo":
         raise UserError("loss_type = bnpo divides by a micro-batch: set dapo, or mask_constant_groups: false.")
+    over_batch = settings.get("selection") == "batch"
+    m = settings.get("num_generations", 8)
+    if over_batch and settings.get("exact_trl") and (settings.get("num_rollouts") or m) == m:
+        raise UserError(
+            "exact_trl with num_rollouts = num_generations trains TRL's rows, and selection = batch chooses others. "
+            "Set selection: prompt, or exact_trl: false."
+        )
+    if settings.get("num_prompts") is not None and not over_batch:
+        raise UserError(
+            f"num_prompts = {settings['num_prompts']!r} needs selection = batch: with selection = prompt the rows "
+            "divided by num_generations are the prompts. Set selection: batch, or num_prompts: null."
+        )
     # TRL reads true as group and false as none.
     if baseline == "leave_one_out" and settings.get("scale_rewards", "group") in ("group", True, "True", "true"):
         raise UserError(

@@ -85,7 +85,7 @@ Metrics = dict[str, list[float]]
 COUNTERS = (
     "pods/unusable_rewards", "pods/unscored_rollouts", "pods/reward_errors", "pods/reward_timeouts",
     "pods/masked_rollouts", "pods/verifier_timeouts", "pods/verifier_crashes", "pods/rows_moved",
-    "pods/rows/left_out", "pods/skipped_step", "pods/bad_loss", "pods/bad_gradient",
+    "pods/rows/left_out", "pods/rows/empty", "pods/skipped_step", "pods/bad_loss", "pods/bad_gradient",
 )  # fmt: skip
 
 # What TRL's batch has of images.
@@ -180,11 +180,11 @@ def check_row_lists() -> None:
             )
 
 
-def row_lists(trainer: TRLTrainer, rows: int) -> list[list[Any]]:
+def row_lists(trainer: TRLTrainer, rows: int | None) -> list[list[Any]]:
     """Return the lists of `ROW_LISTS` that this trainer has.
 
     Args:
-        rows: how many entries each must have.
+        rows: how many entries each must have. If None, any number.
 
     Raises:
         UserError: a list is missing, or has another length.
@@ -194,7 +194,7 @@ def row_lists(trainer: TRLTrainer, rows: int) -> list[list[Any]]:
         if not getattr(trainer, needs):
             continue
         values = getattr(trainer, name, None)
-        if not isinstance(values, list) or len(values) != rows:
+        if not isinstance(values, list) or (rows is not None and len(values) != rows):
             raise UserError(
                 f"GRPOTrainer.{name} must be a list with an entry for each of the {rows} rows that are generated. With "
                 f"the installed trl {trl.__version__} it is not: {_install_tested()}"
@@ -273,6 +273,16 @@ class TRLTrainer:
 
     # Methods that we override, and call with `super()`.
     def create_accelerator_and_postprocess(self) -> None: ...
+    def get_train_dataloader(self) -> Any: ...
+    def _get_dataloader(
+        self,
+        dataset: Any,
+        description: str,
+        batch_size: int,
+        sampler_fn: Any = None,
+        is_training: bool = False,
+        dataloader_key: str | None = None,
+    ) -> Any: ...
     def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch: ...
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]: ...
     def _tokenize_prompts(self, prompts: list[Any]) -> Tokenized: ...
@@ -466,6 +476,13 @@ def scoring_by(trainer: TRLTrainer, score: Callable[..., Tensor]) -> AbstractCon
 def group_size_of(trainer: TRLTrainer, rollouts: int) -> AbstractContextManager[None]:
     """Let `num_generations` be n, for a subclass that compares the rollouts of a prompt when it calculates rewards."""
     return _replacing(trainer, num_generations=rollouts)
+
+
+@contextmanager
+def sampling_prompts(trainer: TRLTrainer, rows: int, rows_of_all: int) -> Iterator[None]:
+    """Let TRL's sampler repeat each prompt `rows` times, and take as many prompts as `rows_of_all` have."""
+    with _replacing(trainer, num_generations=rows), _replacing(trainer.args, generation_batch_size=rows_of_all):
+        yield
 
 
 def rewarding_by(trainer: TRLTrainer, functions: Sequence[Callable[..., Any]]) -> AbstractContextManager[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +13,7 @@ from trl import GRPOConfig
 
 from ...errors import UserError, first_line
 from ...selection import RuleOrName
+from ...selection.batch import as_batch_function
 from ...selection.rules import check_rule, rule_name
 from ...text import counted, describe, documented_arguments, short, suggest
 from ..bounds import INTERVALS, check_bounds, check_cache_size, check_mappings, check_number
@@ -36,6 +38,11 @@ class PODSConfig(GRPOConfig):
         num_rollouts: number of rollouts generated for each prompt, n. At least m = num_generations, the rows trained of
             each prompt (TRL's own meaning). If None, n = m, which is plain GRPO. `pods plan` measures which n and m
             are predicted to learn fastest.
+        selection: choose rollouts of each prompt by itself, m of each (prompt, the paper), or of all prompts of a
+            generation together (batch): prompts then have different numbers of rows, and those whose rewards are all
+            equal have none. The rule is then max_variance, random, or your own as a function of a RolloutBatch.
+        num_prompts: with selection batch, the number of prompts of a generation, P. If None, P is the rows divided by
+            num_generations, as in TRL. If set, m is the mean, rows / P, and num_generations must still divide the rows.
         rule: the rule that keeps m of the n rollouts: max_variance (the paper, section 3.1), max_reward, random,
             percentile, or your own as a function or as package.module:function.
         advantages: normalise advantages over the m kept rollouts (after; the paper, section 3.2) or over all n
@@ -93,6 +100,8 @@ class PODSConfig(GRPOConfig):
 
     # A recipe's keys are read from these lines, and their help from the docstring (`recipe.schema`).
     num_rollouts: int | None = None
+    selection: str = "prompt"
+    num_prompts: int | None = None
     rule: RuleOrName = "max_variance"
     advantages: str = "after"
     advantage_baseline: str = "mean"
@@ -132,8 +141,11 @@ class PODSConfig(GRPOConfig):
         if self.num_rollouts is None:
             self.num_rollouts = self.num_generations
         if self.skip_zero_advantage_steps is None:
-            self.skip_zero_advantage_steps = self.num_rollouts > self.num_generations
-        check_rule(self.rule)
+            self.skip_zero_advantage_steps = not self.keeps_all
+        if self.selection == "batch":
+            as_batch_function(self.rule)  # type: ignore[arg-type]
+        else:
+            check_rule(self.rule)
         from ...runs import place_of  # not with this module: a script that only trains does not need the package
 
         if self.output_dir is not None:  # a reward may change the working directory
@@ -162,6 +174,19 @@ class PODSConfig(GRPOConfig):
         >>> PODSConfig("out", num_rollouts=16, use_cpu=True, bf16=False).replaced()["skip_zero_advantage_steps"]
         """
         return {name: given for name, (given, value) in self._replaced.items() if getattr(self, name) is value}
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every rollout is trained: plain GRPO."""
+        return self.selection == "prompt" and self.num_rollouts == self.num_generations
+
+    @property
+    def prompt_rows(self) -> int:
+        """How many rows of the data TRL's sampler gives for each prompt of a generation."""
+        assert self.num_generations is not None
+        if self.num_prompts is None:
+            return self.num_generations
+        return self.world_size // math.gcd(self.world_size, self.num_prompts)  # so that processes have equally many
 
     def _check_generation(self) -> None:
         """Raise UserError for arguments that `generate` does not have, or that its own check refuses."""
@@ -222,7 +247,7 @@ def check_prompts(args: PODSConfig, prompts: int) -> None:
     TRL drops incomplete batches, so the run would end without a step.
     """
     assert args.generation_batch_size is not None
-    needed = args.generation_batch_size // group_sizes(args)[1]
+    needed = args.num_prompts or args.generation_batch_size // group_sizes(args)[1]
     if prompts < needed:
         raise UserError(
             f"The data hold {counted(prompts, 'training prompt')}, and one generation needs {needed} different ones: "

@@ -1,4 +1,4 @@
-"""From the scores of all n rollouts to the advantages of the m kept rows, and the metrics of both."""
+"""From the scores of all n rollouts to the advantages of the kept rows, and the metrics of both."""
 
 from __future__ import annotations
 
@@ -8,109 +8,142 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....selection import Selection, advantages, is_constant, spread
+from ....selection import BatchSelection, Selection, advantages, is_constant, spread
 from ...measuring import mark_unusable
 from ..compat import Batch, Metrics, TRLTrainer, add_up_counters, nanstd
 from ..config import group_sizes
-from .generation import Built, Selected
+from .generation import Generation
 from .record import Rollouts, total_reward
 
 
-def set_advantages(built: Built, trainer: TRLTrainer) -> None:
+def set_advantages(batch: Batch, generation: Generation, trainer: TRLTrainer) -> None:
     """Put the advantages of this process's rows into TRL's batch, where TRL's own are not right.
 
-    TRL's are right for the mean of the kept rows. They are not for other baselines, nor for a batch that dynamic
-    sampling changed and that is scaled as one. Groups without a signal have advantages of exactly 0.
+    TRL's are right for the mean of the kept rows of each prompt. They are not for other baselines, nor for prompts with
+    different numbers of rows. Groups without a signal have advantages of exactly 0.
     """
-    batch = built.batch
-    selected = built.selected
-    record = selected.record
+    record = generation.record
+    assert record is not None
     args = trainer.args
-    m = record.kept.size(1)
-    rows_here = slice(built.generation.rows.start, built.generation.rows.stop)
-    is_plain = args.num_rollouts == args.num_generations
-    over_all_rollouts = args.advantages == "before" and not is_plain
-    joined_and_scaled_as_one = len(record.rewards) != len(record.groups) and trainer.scale_rewards == "batch"
+    rows_here = slice(generation.rows_here.start, generation.rows_here.stop)
+    over_all_rollouts = args.advantages == "before" and not args.keeps_all
     advantages_B = batch["advantages"].clone()
+    groups_R = record.kept // record.rewards.size(1)
     # The named reward of dynamic sampling is equal for all of such a group; others may differ, and must not train it.
-    without_signal_P = selected.unreplaced.clone()
-    if over_all_rollouts or joined_and_scaled_as_one or args.advantage_baseline != "mean":
-        settings: dict[str, Any] = {
-            "when": args.advantages,
-            "baseline": args.advantage_baseline,
-            "scale": trainer.scale_rewards,
-        }
-        advantages_PM = advantages(_single_rewards(selected, trainer), Selection(record.kept), **settings)
-        advantages_B = advantages_PM.flatten()[rows_here].to(advantages_B.device)  # [P, M] -> [P * M] -> [B]
+    without_signal_G = torch.zeros(len(record.rewards), dtype=torch.bool)
+    if record.without_signal is not None:
+        without_signal_G |= record.without_signal
+    if over_all_rollouts or record.is_ragged or args.advantage_baseline != "mean":
+        rows_R = batch["advantages"].new_zeros(generation.rows)
+        rows_R[: len(record.kept)] = _our_advantages(generation, trainer).to(rows_R)
+        advantages_B = rows_R[rows_here]
         if over_all_rollouts:
-            without_signal_P |= is_constant(record.scored_rewards()[record.groups], args.reward_tolerance)
+            without_signal_G |= is_constant(record.scored_rewards(), args.reward_tolerance)
         else:
-            without_signal_P |= is_constant(record.kept_rewards(), args.reward_tolerance)
-    elif not (is_plain and args.exact_trl) or args.reward_tolerance:
+            without_signal_G[_constant_groups(record, record.kept_rewards(), args.reward_tolerance)] = True
+    elif not (args.keeps_all and args.exact_trl) or args.reward_tolerance:
         # The mean of equal float32 rewards can differ from them by rounding: TRL's advantages are then not zero.
-        without_signal_P |= has_constant_rows(selected, trainer)
-    without_signal_B = without_signal_P.repeat_interleave(m)[rows_here]  # [P] -> [P * M] -> [B]
-    advantages_B[without_signal_B.to(advantages_B.device)] = 0.0
+        rewards_QN = _rows_of_trl(generation, trainer)
+        without_signal_G[_constant_groups(record, rewards_QN, args.reward_tolerance)] = True
+    without_signal_R = torch.ones(generation.rows, dtype=torch.bool)  # an empty row has none
+    without_signal_R[: len(record.kept)] = without_signal_G[groups_R]
+    advantages_B[without_signal_R[rows_here].to(advantages_B.device)] = 0.0
     if not torch.equal(advantages_B, batch["advantages"]):
         batch["advantages"] = advantages_B
 
 
-def _single_rewards(selected: Selected, trainer: TRLTrainer) -> Tensor:
-    """Return the rewards of each prompt's n rollouts in float32, as TRL adds them up, `[P, N]`."""
-    record = selected.record
+def _our_advantages(generation: Generation, trainer: TRLTrainer) -> Tensor:
+    """Return the advantage of each kept rollout, in the order of the rows."""
+    record = generation.record
+    assert record is not None
+    G, N = record.rewards.shape
+    settings: dict[str, Any] = {
+        "when": trainer.args.advantages,
+        "baseline": trainer.args.advantage_baseline,
+        "scale": trainer.scale_rewards,
+    }
+    rewards_GN = _single_rewards(generation, trainer)
+    if not record.is_ragged:
+        groups_P = (record.kept // N).unique_consecutive()
+        kept_PM = (record.kept % N).view(len(groups_P), -1)
+        return advantages(rewards_GN[groups_P], Selection(kept_PM), **settings).flatten()
+    selection = BatchSelection(record.kept, G, N, record.weights)
+    return advantages(rewards_GN, selection, **settings)
+
+
+def _single_rewards(generation: Generation, trainer: TRLTrainer) -> Tensor:
+    """Return the rewards of each prompt's n rollouts in float32, as TRL adds them up, `[G, N]`."""
+    record = generation.record
+    assert record is not None
     totals_GN = total_reward(
-        selected.scores.cpu(),
+        generation.scores.cpu(),
         trainer.reward_weights,
         record.rewards.size(1),
         trainer.multi_objective_aggregation,
         dtype=torch.float32,
     )
     trained_GN = None if record.masked is None else ~record.masked
-    return mark_unusable(totals_GN, trained_GN)[record.groups]
+    return mark_unusable(totals_GN, trained_GN)
 
 
-def has_constant_rows(selected: Selected, trainer: TRLTrainer) -> Tensor:
-    """Return which prompts have kept rows of equal rewards, added up as TRL does for its advantages, bool `[P]`."""
-    record = selected.record
+def _constant_groups(record: Rollouts, rewards_QN: Tensor, tolerance: float) -> Tensor:
+    """Return which groups that are trained have kept rows of equal rewards.
+
+    Args:
+        rewards_QN: of these groups, in the order of `record.by_group`.
+        tolerance: of `is_constant`.
+    """
+    groups_R = record.kept // record.rewards.size(1)
+    groups_Q = groups_R.unique() if record.is_ragged else groups_R.unique_consecutive()
+    return groups_Q[is_constant(rewards_QN, tolerance)]
+
+
+def _rows_of_trl(generation: Generation, trainer: TRLTrainer) -> Tensor:
+    """Return the rewards of the kept rows of each prompt, `[P, M]`, added up as TRL does for its advantages."""
+    record = generation.record
+    assert record is not None
+    assert generation.kept_scores is not None
     if trainer.multi_objective_aggregation == "sum_then_normalize":
-        return is_constant(record.kept_rewards(), trainer.args.reward_tolerance)
+        return record.kept_rewards()
     # Each function is normalised over the kept rows. Dynamic sampling never joins such batches.
-    totals_PM = total_reward(
-        selected.kept_scores.cpu(), trainer.reward_weights, record.kept.size(1), trainer.multi_objective_aggregation
-    )
-    return is_constant(totals_PM)
-
-
-def gather_advantages(batch: Batch, trainer: TRLTrainer) -> Tensor:
-    """Return the advantages of the rows of all processes, `[P, M]` on the CPU. Call this on every process."""
     _, m = group_sizes(trainer.args)
-    return trainer.accelerator.gather(batch["advantages"]).view(-1, m).cpu()  # [B] -> [P * M] -> [P, M]
+    return total_reward(generation.kept_scores.cpu(), trainer.reward_weights, m, trainer.multi_objective_aggregation)
+
+
+def gather_advantages(batch: Batch, record: Rollouts, trainer: TRLTrainer) -> Tensor:
+    """Return the advantages of the kept rollouts of all processes, on the CPU. Call this on every process."""
+    return trainer.accelerator.gather(batch["advantages"]).cpu()[: len(record.kept)]  # [B] -> [R]
 
 
 # -- metrics ---------------------------------------------------------------------------------------------------------
 
 
-def log_generation(trainer: TRLTrainer, record: Rollouts, scores: Tensor, before: Mapping[str, int]) -> None:
+def log_generation(trainer: TRLTrainer, generation: Generation, before: Mapping[str, int]) -> None:
     """Log the statistics of a generation, of its kept rows and of all its rollouts.
 
     Args:
-        record: of the generation, complete.
-        scores: `[G * n, F]` of the reward functions.
+        generation: complete.
         before: the number of entries of each metric before the generation.
     """
+    record = generation.record
+    assert record is not None
     metrics = trainer._metrics["train"]
     _log_selection(metrics, record, trainer.args.reward_tolerance)
     add_up_counters(metrics, before)
     if record.kept.numel() != record.rewards.numel():
-        _log_all_rollouts(trainer, scores, before)
+        _log_all_rollouts(trainer, generation.scores, before)
 
 
 def _log_selection(metrics: Metrics, record: Rollouts, tolerance: float) -> None:
     """Log the kept rollouts' rewards and the groups without spread, over all processes."""
-    kept_PM = record.kept_rewards()
-    metrics["pods/selected/reward_mean"].append(kept_PM.nanmean().item())
-    metrics["pods/selected/reward_std"].append(spread(kept_PM).mean().item())
-    metrics["pods/zero_variance_share"].append(is_constant(kept_PM, tolerance).float().mean().item())
+    kept_QN = record.kept_rewards()
+    if len(kept_QN):
+        metrics["pods/selected/reward_mean"].append(kept_QN.nanmean().item())
+        metrics["pods/selected/reward_std"].append(spread(kept_QN).mean().item())
+        metrics["pods/zero_variance_share"].append(is_constant(kept_QN, tolerance).float().mean().item())
+    if record.is_ragged:
+        metrics["pods/prompts_trained"].append(float(len(kept_QN)))
+        metrics["pods/rows_a_prompt"].append(len(record.kept) / max(1, len(kept_QN)))
 
 
 def _log_all_rollouts(trainer: TRLTrainer, scores: Tensor, before: Mapping[str, int]) -> None:

@@ -1,15 +1,16 @@
-"""One generation: n rollouts of each prompt, of which m are kept and trained.
+"""One generation: n rollouts of each prompt, of which some are kept and trained.
 
 TRL's method runs once, on n rows a prompt. Between its generation and its log-probabilities the rollouts are scored and
-selected, and its lists are shortened to the kept rows. A kept row moves to the process that trains it.
+selected, and its lists are shortened to the kept rows. A kept row moves to the process that trains it. If dynamic
+sampling generates further prompts, their rollouts join before the lists are shortened.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -19,7 +20,7 @@ from torch import Tensor
 from ....errors import UserError
 from ....tables import columns_of
 from ..batching import Shares
-from ..compat import Batch, Generated, TRLTrainer
+from ..compat import Batch, Generated, TRLTrainer, row_lists
 from .record import Rollouts, total_reward
 
 Columns = dict[Any, Sequence[Any]]  # by name, a value for each rollout of this process
@@ -31,26 +32,32 @@ def copies(values: Sequence[Any]) -> list[Any]:
 
 
 @dataclass
-class Generation:
-    """The rollouts of one run of TRL's method.
+class Round:
+    """The rollouts of one call of TRL's `_generate`: all of a generation, or those of further prompts.
 
-    Rollouts are numbered over all processes: rollout i of group g is number g n + i. Rows are the kept ones, P x m.
+    Rollouts are numbered over all processes and rounds: rollout i of group g is number g n + i.
 
     Args:
-        shares: the rollouts that each process generates, and the rows that it trains.
+        shares: the rollouts that each process generates.
         process: this one.
-        inputs: TRL's rows of this process, m of each prompt.
-        key: of this generation's random draws; seed, step, and how many generations the step had before.
-        calculate_rewards: TRL's method, or a subclass's.
+        inputs: TRL's rows of this process, equally many of each prompt.
+        key: of the rule's random draws; seed, step, and how many rounds the step had before.
+        first_group: the groups of the rounds before it.
+        offset: the rollouts of this process in the rounds before it.
     """
 
     shares: Shares
     process: int
     inputs: list[Batch]
     key: tuple[int, int, int]
-    calculate_rewards: Callable[..., Tensor]
+    first_group: int = 0
+    offset: int = 0
     rollouts: list[Batch] = field(init=False)  # the list that TRL's method runs on
-    selected: Selected | None = None  # once `_generate` has scored and selected
+    # Once it is generated and scored:
+    columns: Columns = field(default_factory=dict)  # of each rollout of this process
+    lists: list[list[Any]] = field(default_factory=list)  # TRL's lists of rows (`ROW_LISTS`), before they are shortened
+    scores: Tensor = field(default_factory=lambda: torch.empty(0))  # [P * n, F] of all processes
+    record: Rollouts | None = None  # nothing is kept yet
 
     def __post_init__(self) -> None:
         # Each rollout has its own objects, as TRL's rows have: a tool or a reward may change its arguments.
@@ -58,35 +65,24 @@ class Generation:
 
     @property
     def numbers(self) -> range:
-        """The rollouts that this process generates."""
+        """The rollouts that this process generates, counted in this round."""
         return self.shares.rollouts(self.process)
-
-    @property
-    def rows(self) -> range:
-        """The rows that this process trains."""
-        return self.shares.rows(self.process)
 
     def data_rows(self) -> list[Batch]:
         """Return TRL's row of the prompt of each rollout of this process."""
-        return [self.row_of(number) for number in self.numbers]
+        rows_of_all = len(self.inputs) * self.shares.processes
+        each = rows_of_all // self.shares.prompts  # of each prompt
+        first = self.process * len(self.inputs)
+        rows: list[Batch] = []
+        for number in self.numbers:
+            row = number // self.shares.num_rollouts * each  # the first rows of the group may be another process's
+            rows.append(self.inputs[max(row, first) - first])
+        return rows
 
-    def row_of(self, number: int) -> Batch:
-        """Return TRL's row of a rollout's prompt; this process trains rows of every prompt that it generates for."""
-        group = number // self.shares.num_rollouts
-        first_row = group * self.shares.num_generations
-        # The first rows of the group may be another process's.
-        return self.inputs[max(first_row, self.rows.start) - self.rows.start]
-
-    def index_here(self, number: int) -> int:
-        """Return a rollout's index in the lists of this process.
-
-        A rollout of another process has the index of one of the same prompt.
-        """
-        numbers_here = self.numbers
-        if number in numbers_here:
-            return number - numbers_here.start
-        first_of_group = number // self.shares.num_rollouts * self.shares.num_rollouts
-        return max(first_of_group, numbers_here.start) - numbers_here.start
+    def place(self, number: int) -> tuple[int, int]:
+        """Return the process that has a rollout of this round, and its index in the lists of that process."""
+        process, index = divmod(number - self.first_group * self.shares.num_rollouts, self.shares.rollouts_each)
+        return process, self.offset + index
 
     def add_fields(self, output: Generated) -> None:
         """Add the fields that a rollout function returned to the rollouts, as TRL passes them to reward functions."""
@@ -94,16 +90,16 @@ class Generation:
             for i, row in enumerate(self.rollouts):
                 row[name] = values[i] if isinstance(values, list) else values
 
-    def columns(self, prompts: list[Any], output: Generated, logged: Mapping[str, list[Any]]) -> Columns:
-        """Return all that TRL has of each rollout of this process; `output_of` makes results of them again.
+    def take(self, trainer: TRLTrainer, prompts: list[Any], output: Generated, scores: Tensor) -> None:
+        """Take all that TRL has of each rollout of this process, and make a record; `output_of` reverses the first.
 
         Args:
             prompts: TRL's argument of `_generate`, with images and with what the environment said first.
             output: its results.
-            logged: columns that reward functions logged.
+            scores: `[P * n, F]` of all processes.
         """
         rows = len(prompts)
-        columns: dict[Any, Any] = {"prompt": prompts}
+        columns: dict[Any, Any] = {"prompt": list(prompts), "data": self.data_rows()}
         for name, values in output._asdict().items():
             if name != "extra_fields" and values is not None:
                 columns[name] = values
@@ -112,104 +108,198 @@ class Generation:
         columns["tool_images"] = output.tool_images or [[]] * rows
         for name, values in output.extra_fields.items():
             columns["field", name] = values if isinstance(values, list) else [values] * rows
-        for name, values in logged.items():
-            if len(values) == rows:
-                columns["logged", name] = values
-        return columns
+        for name, values in list(trainer._pending_extra_logs.items()):
+            if len(values) == rows:  # logged by reward functions
+                columns["logged", name] = trainer._pending_extra_logs.pop(name)
+        self.columns = columns
+        self.lists = [list(values) for values in row_lists(trainer, rows)]
+        self.scores = scores
+        self.record = _record_of(self, trainer, prompts, output)
 
-    def moves(self, kept: Sequence[int]) -> Moves:
-        """Return how each kept rollout moves to the process that trains it.
+
+@dataclass
+class Generation:
+    """The rollouts from which one batch of TRL's is selected.
+
+    Args:
+        rows: R, over all processes.
+        calculate_rewards: TRL's method, or a subclass's.
+        rounds: the first one, and those of further prompts.
+    """
+
+    rows: int
+    calculate_rewards: Callable[..., Tensor]
+    rounds: list[Round]
+    record: Rollouts | None = None  # of all rounds, once rows are selected
+    # `[R, F]`, from which TRL computes advantages; NaN for a row that is empty or masked out, so that it has advantage
+    # 0 and does not count in its group's mean.
+    kept_scores: Tensor | None = None
+
+    @property
+    def scores(self) -> Tensor:
+        """The scores of all rounds as the method that calculates rewards returned them, `[G * n, F]`."""
+        return torch.cat([round_.scores for round_ in self.rounds])
+
+    @property
+    def rows_here(self) -> range:
+        """The rows that this process trains."""
+        shares = self.rounds[0].shares
+        each = self.rows // shares.processes
+        return range(self.rounds[0].process * each, (self.rounds[0].process + 1) * each)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the rows are not those of TRL's prompts, the same number of each."""
+        record = self.record
+        assert record is not None
+        return len(self.rounds) > 1 or record.is_ragged
+
+    def keep(self, kept: Tensor, weights: Tensor | None, unreplaced: Tensor, is_ragged: bool) -> None:
+        """Record which rollouts are kept, in the order of the rows.
 
         Args:
-            kept: the numbers of the kept rollouts of all processes, in the order of the rows.
+            kept: int64, at most R numbers.
+            weights: of each. If None, 1.
+            unreplaced: bool `[G]`, groups that dynamic sampling found dead and could not replace.
+            is_ragged: whether prompts may have different numbers of rows.
         """
-        return Moves.of(kept, self.shares.rollouts_each, range(len(kept)), self.shares.rows_each)
+        record = Rollouts.joined([round_.record for round_ in self.rounds if round_.record is not None])
+        record.kept = kept
+        record.weights = weights
+        record.is_ragged = is_ragged
+        record.without_signal = unreplaced
+        scores = self.scores
+        kept_scores = scores[kept]
+        if record.masked is not None:
+            masked = record.masked.flatten()[kept].to(scores.device)
+            kept_scores = kept_scores.masked_fill(masked.unsqueeze(1), torch.nan)
+        empty = scores.new_full((self.rows - len(kept), scores.size(1)), torch.nan)
+        self.record = record
+        self.kept_scores = torch.cat([kept_scores, empty])
+
+    def shorten(self, trainer: TRLTrainer, prompts: list[Any]) -> tuple[Generated, int]:
+        """Shorten TRL's lists of rows to those that this process trains, in place.
+
+        Args:
+            prompts: TRL's argument of `_generate`.
+
+        Returns:
+            Their results, and how many rows changed their process.
+        """
+        record = self.record
+        assert record is not None
+        process = trainer.accelerator.process_index
+        each = self.rows // trainer.accelerator.num_processes
+        n = self.rounds[0].shares.num_rollouts
+        columns: dict[Any, Any] = _joined([round_.columns for round_ in self.rounds])
+        lists = [
+            [value for part in parts for value in part]
+            for parts in zip(*(round_.lists for round_ in self.rounds), strict=True)
+        ]
+        rollouts = [row for round_ in self.rounds for row in round_.rollouts]
+        if not self.has_changed:
+            columns = {name: values for name, values in columns.items() if name != "data"}
+        group_here: dict[int, int] = {}  # by group, the index of one of its rollouts on this process
+        for index, number in enumerate(record.numbers):
+            group_here.setdefault(number // n, index)
+        lengths = [len(ids) for ids in columns["completion_ids"]]
+        shortest = min(range(len(lengths)), key=lengths.__getitem__)
+        moves: list[tuple[int, int, int]] = []  # of each row: its process, its index there, the process that trains it
+        stand_ins: list[int] = []  # of each row of this process, a rollout of this process, of the same prompt if any
+        for row in range(self.rows):
+            target = row // each
+            if row >= len(record.kept):
+                # An empty row: it is masked out of the loss once TRL has built the batch.
+                moves.append((target, shortest if target == process else 0, target))
+                here = shortest
+            else:
+                number = int(record.kept[row])
+                round_ = next(r for r in reversed(self.rounds) if number >= r.first_group * n)
+                source, index = round_.place(number)
+                moves.append((source, index, target))
+                here = index if source == process else group_here.get(number // n, shortest)
+            if target == process:
+                stand_ins.append(here)
+        columns = dict(move_rows(columns, moves, trainer.accelerator))
+        prompts[:] = columns["prompt"]
+        trainer._pending_extra_logs.update(named(columns, "logged"))
+        self.rounds[0].rollouts[:] = [rollouts[index] for index in stand_ins]
+        for current, joined in zip(row_lists(trainer, None), lists, strict=True):
+            current[:] = [joined[index] for index in stand_ins]
+        if self.has_changed:
+            self.rounds[0].inputs[:] = columns["data"]  # a subclass reads columns of its rows once the batch is built
+        return output_of(columns), sum(source != target for source, _, target in moves)
 
     def scores_of_kept_rows(self, *columns: Sequence[Any]) -> Tensor:
         """Return the scores where TRL calls `_calculate_rewards`, after `_generate`: the kept rows have theirs."""
-        if self.selected is None:  # a subclass's `_generate` that did not call ours: `result_of` raises
+        if self.kept_scores is None:  # a subclass's `_generate` that did not call ours: `record_of` raises
             return self.calculate_rewards(*columns)
-        return self.selected.kept_scores
+        return self.kept_scores
 
-    def result_of(self, batch: Batch, name: str) -> Selected:
-        """Return what was selected; raise UserError unless TRL built its batch from the kept rows.
+    def record_of(self, batch: Batch, name: str) -> Rollouts:
+        """Return the record; raise UserError unless TRL built its batch from the kept rows.
 
         Args:
             name: of the trainer's class.
         """
-        if self.selected is None or len(batch["completion_ids"]) != len(self.rows):
+        if self.record is None or len(batch["completion_ids"]) != len(self.rows_here):
             raise UserError(
                 f"{name}._generate returned {len(batch['completion_ids'])} rows without a selection; PODSTrainer keeps "
-                f"{len(self.rows)} of them in its own `_generate`. Call super()._generate(prompts) with TRL's list of "
-                "prompts, or override `_generate_single_turn`."
+                f"{len(self.rows_here)} of them in its own `_generate`. Call super()._generate(prompts) with TRL's "
+                "list of prompts, or override `_generate_single_turn`."
             )
-        return self.selected
+        return self.record
+
+    def empty_rows(self, batch: Batch, trainer: TRLTrainer) -> None:
+        """Mask the rows for which there was no rollout out of a batch. Call this on every process.
+
+        They have no token in the loss and no advantage. Losses that are means over rows count them.
+        """
+        assert self.record is not None
+        kept = len(self.record.kept)
+        if kept == self.rows:
+            return
+        is_empty = torch.tensor([row >= kept for row in self.rows_here], device=batch["completion_mask"].device)
+        tokens = batch["completion_mask"].masked_fill(is_empty.unsqueeze(1), 0)
+        batch["completion_mask"] = tokens
+        if "tool_mask" in batch:
+            tokens = tokens * batch["tool_mask"]
+        batch["num_items_in_batch"] = trainer.accelerator.gather(tokens.sum()).sum()
+        trainer._metrics["train"]["pods/rows/empty"].append(float(self.rows - kept))
 
 
-@dataclass
-class Selected:
-    """What a generation holds once its rollouts are scored and selected.
-
-    Args:
-        record: of its rollouts, and of those that dynamic sampling adds.
-        scores: `[G * n, F]` of all processes, as the method that calculates rewards returned them.
-        kept_scores: `[P * m, F]`, from which TRL computes advantages; NaN for a row that is masked out, so that it has
-            advantage 0 and does not count in its group's mean.
-        unreplaced: bool `[P]`, groups that dynamic sampling found dead and could not replace.
-    """
-
-    record: Rollouts
-    scores: Tensor
-    kept_scores: Tensor
-    unreplaced: Tensor
-
-    @classmethod
-    def of(cls, record: Rollouts, scores: Tensor) -> Selected:
-        """Return it for a record whose rows are selected, before dynamic sampling."""
-        kept = record.kept_numbers()
-        kept_scores = scores[kept]  # [P * n, F] -> [P * m, F]
-        if record.masked is not None:
-            masked = record.masked.flatten()[kept].to(scores.device)  # [P, N] -> [P * m]
-            kept_scores = kept_scores.masked_fill(masked.unsqueeze(1), torch.nan)
-        return cls(record, scores, kept_scores, torch.zeros(len(record.groups), dtype=torch.bool))
-
-
-@dataclass
-class Built:
-    """A generation that is selected, and the batch that TRL built of the rows of this process."""
-
-    batch: Batch
-    generation: Generation
-    selected: Selected
+def _joined(parts: Sequence[Columns]) -> dict[Any, list[Any]]:
+    """Return the columns of several rounds as one; a column that a round does not have is None there."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    joined: dict[Any, list[Any]] = {}
+    for name in names:
+        joined[name] = []
+        for part in parts:
+            joined[name] += part.get(name, [None] * len(part["prompt"]))
+    return joined
 
 
 # -- the rollouts that TRL generated -----------------------------------------------------------------------------------
 
 
-def record_of(
-    generation: Generation, trainer: TRLTrainer, prompts: Sequence[Any], output: Generated, scores: Tensor
-) -> Rollouts:
-    """Return the record of a generation that is scored, before its lists are shortened; nothing is kept yet.
-
-    Args:
-        scores: `[P * n, F]` of all processes.
-    """
-    n = generation.shares.num_rollouts
-    numbers = list(generation.numbers)
+def _record_of(round_: Round, trainer: TRLTrainer, prompts: Sequence[Any], output: Generated) -> Rollouts:
+    """Return the record of a round that is scored; nothing is kept yet."""
+    n = round_.shares.num_rollouts
+    here = list(round_.numbers)
+    first = round_.first_group * n
     return Rollouts(
         step=trainer.state.global_step + 1,
-        inputs=generation.data_rows(),
+        inputs=round_.data_rows(),
         prompts=list(prompts),
         completions=list(output.completions),
         completion_tokens=[len(ids) for ids in output.completion_ids],
         reward_names=list(trainer.reward_func_names),
-        rewards_per_func=scores[numbers],
-        numbers=numbers,
-        rewards=total_reward(scores.cpu(), trainer.reward_weights, n, trainer.multi_objective_aggregation),
+        rewards_per_func=round_.scores[here],
+        numbers=[first + number for number in here],
+        rewards=total_reward(round_.scores.cpu(), trainer.reward_weights, n, trainer.multi_objective_aggregation),
         kept=torch.empty(0, dtype=torch.int64),
-        groups=torch.arange(generation.shares.prompts),
         turn_rewards=_turn_rewards(trainer, output),
-        masked=masked_rollouts(generation.shares, output, trainer),
+        masked=masked_rollouts(round_.shares, output, trainer),
     )
 
 
@@ -228,13 +318,13 @@ def masked_rollouts(shares: Shares, output: Generated, trainer: TRLTrainer) -> T
     These are truncated ones with `mask_truncated_completions`, empty ones, and those of which a tool or the mask of a
     rollout function (`env_mask`) leaves no token of the policy.
 
-    None with n = m: there is nothing to select, and the rows stay TRL's. Call this on every process.
+    None if every rollout is trained: there is nothing to select, and the rows stay TRL's. Call this on every process.
 
     Args:
         output: of this process's rollouts.
     """
     n = shares.num_rollouts
-    if n == shares.num_generations:
+    if trainer.args.keeps_all:
         return None
     ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}  # as TRL decides
     flags: list[int] = []
@@ -259,7 +349,7 @@ def _data_images(row: Batch) -> list[Any] | None:
 
 
 def output_of(columns: Columns) -> Generated:
-    """Return the results of TRL's `_generate`, from the columns of `Generation.columns`."""
+    """Return the results of TRL's `_generate`, from the columns of `Round.take`."""
     results: dict[str, Any] = {name: columns.get(name) for name in Generated._fields}
     results["extra_fields"] = named(columns, "field")
     if not any(results["images"]):
@@ -278,62 +368,29 @@ def named(columns: Columns, kind: str) -> dict[str, Any]:
     return {name[1]: values for name, values in columns.items() if isinstance(name, tuple) and name[0] == kind}
 
 
-class Moves(NamedTuple):
-    """Where each row is and where it is trained, over all processes."""
-
-    indices: list[int]  # in the lists of its source
-    sources: list[int]  # the process that has it
-    targets: list[int]  # the process that trains it
-
-    @classmethod
-    def of(cls, numbers: Sequence[int], numbers_each: int, rows: Sequence[int], rows_each: int) -> Moves:
-        """Return the moves of rows, each process having a contiguous range.
-
-        Args:
-            numbers: of each row, its number where it was generated, over all processes.
-            numbers_each: how many of these a process has.
-            rows: of each, the row that it becomes, over all processes.
-            rows_each: how many of these a process trains.
-
-        >>> Moves.of([1, 6], 4, [0, 1], 1)
-        Moves(indices=[1, 2], sources=[0, 1], targets=[0, 1])
-        """
-        return cls(
-            indices=[number % numbers_each for number in numbers],
-            sources=[number // numbers_each for number in numbers],
-            targets=[row // rows_each for row in rows],
-        )
-
-    def changing(self) -> int:
-        """Return how many rows change their process."""
-        return sum(source != target for source, target in zip(self.sources, self.targets, strict=True))
-
-
-def move_rows(columns: Columns, moves: Moves, accelerator: Accelerator) -> Columns:
+def move_rows(columns: Columns, moves: Sequence[tuple[int, int, int]], accelerator: Accelerator) -> Columns:
     """Return the columns of the rows whose target is this process. Call this on every process.
 
     Rows that change their process travel to all of them as pickles, as accelerate sends objects.
 
     Args:
-        columns: of this process's rows.
-        moves: of all rows.
+        columns: of this process's rollouts.
+        moves: of all rows: the process that has it, its index there, and the process that trains it.
         accelerator: of this process.
 
     Example:
         >>> from accelerate import Accelerator
-        >>> moves = Moves(indices=[2, 0], sources=[0, 0], targets=[0, 0])
-        >>> move_rows({"text": ["a", "b", "c"]}, moves, Accelerator(cpu=True))
+        >>> move_rows({"text": ["a", "b", "c"]}, [(0, 2, 0), (0, 0, 0)], Accelerator(cpu=True))
         {'text': ['c', 'a']}
     """
     process = accelerator.process_index
     rows_here: dict[int, Batch] = {}
-    for row, source in enumerate(moves.sources):
+    for row, (source, index, _) in enumerate(moves):
         if source == process:
-            index = moves.indices[row]
             rows_here[row] = {name: values[index] for name, values in columns.items()}
-    if moves.changing():
+    if any(source != target for source, _, target in moves):
         # Only these: most rows stay, and rows with images are large.
-        leaving = [(row, values) for row, values in rows_here.items() if moves.targets[row] != process]
+        leaving = [(row, values) for row, values in rows_here.items() if moves[row][2] != process]
         rows_here |= dict(gather_object(leaving))
     # another process may have columns of its own, logged for some rows only
-    return columns_of([rows_here[row] for row, target in enumerate(moves.targets) if target == process])
+    return columns_of([rows_here[row] for row, (_, _, target) in enumerate(moves) if target == process])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ class Rollouts:
     """The rollouts of one generation, kept for the ledger and for metrics.
 
     Lists hold the rollouts of this process, prompt by prompt, which need not be complete groups: rollout i of group g
-    has number g N + i. `rewards`, `kept`, `groups` and `advantages` are those of all processes. The G groups are the P
+    has number g N + i. `rewards`, `kept`, `weights` and `advantages` are those of all processes. The G groups are the P
     of the batch and, after them, those that dynamic sampling added.
     """
 
@@ -33,11 +33,35 @@ class Rollouts:
     rewards_per_func: Tensor  # [len(prompts), F]
     numbers: list[int]
     rewards: Tensor  # [G, N]; NaN: not scored
-    kept: Tensor  # [P, M] int64, numbers in the group
-    groups: Tensor  # [P] int64, the group of each prompt's kept rollouts
-    advantages: Tensor | None = None  # [P, M], known once the batch is built
+    kept: Tensor  # int64, the number of each kept rollout, in the order of the rows; fewer than R leave rows empty
+    advantages: Tensor | None = None  # of each kept rollout, known once the batch is built
     turn_rewards: list[Any] = field(default_factory=list)  # of each rollout's assistant turns, or None; empty: none
     masked: Tensor | None = None  # [G, N] bool, rollouts without a token in the loss. If None, none of them
+    weights: Tensor | None = None  # of each kept rollout, a factor of its advantage. If None, 1
+    without_signal: Tensor | None = None  # [G] bool, groups that must not train. If None, none of them
+    is_ragged: bool = False  # whether prompts may keep different numbers
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rollouts]) -> Rollouts:
+        """Return the record of several rounds of a generation, of which nothing is kept yet."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        has_turns = any(part.turn_rewards for part in parts)
+        lists: dict[str, Any] = {"turn_rewards": []}
+        for name in ("inputs", "prompts", "completions", "completion_tokens", "numbers"):
+            lists[name] = [value for part in parts for value in getattr(part, name)]
+        if has_turns:
+            for part in parts:
+                lists["turn_rewards"] += part.turn_rewards or [None] * len(part.numbers)
+        masks = [part.masked for part in parts if part.masked is not None]
+        return replace(
+            first,
+            **lists,
+            rewards_per_func=torch.cat([part.rewards_per_func for part in parts]),
+            rewards=torch.cat([part.rewards for part in parts]),
+            masked=torch.cat(masks) if masks else None,
+        )
 
     def columns(self, write: Callable[[Any], str] | None = None) -> dict[str, list[Any]]:
         """Return the ledger's columns, a value per rollout of this process (see `docs/architecture.md`).
@@ -47,10 +71,9 @@ class Rollouts:
         """
         assert self.advantages is not None
         G, N = self.rewards.shape
-        kept = self.kept_numbers()
         numbers = torch.tensor(self.numbers, dtype=torch.int64)  # also if this process has none
-        advantages = torch.full((G * N,), torch.nan).index_copy_(0, kept, self.advantages.float().flatten())
-        selected = torch.zeros(G * N, dtype=torch.bool).index_fill_(0, kept, True)
+        advantages = torch.full((G * N,), torch.nan).index_copy_(0, self.kept, self.advantages.float())
+        selected = torch.zeros(G * N, dtype=torch.bool).index_fill_(0, self.kept, True)
         columns: dict[str, list[Any]] = {
             "step": [self.step] * len(self.prompts),
             "group": (numbers // N).tolist(),
@@ -63,6 +86,8 @@ class Rollouts:
         for i, name in enumerate(self.reward_names):
             columns[f"reward/{name}"] = self.rewards_per_func[:, i].tolist()
         columns["selected"] = selected[numbers].tolist()
+        if self.is_ragged:
+            columns["prompt_rows"] = self.sizes()[numbers // N].tolist()
         columns["advantage"] = [
             None if math.isnan(advantage) else advantage for advantage in advantages[numbers].tolist()
         ]
@@ -73,41 +98,30 @@ class Rollouts:
             columns["turn_rewards"] = [turn_numbers(rewards) for rewards in self.turn_rewards]
         return columns
 
-    def kept_numbers(self) -> Tensor:
-        """Return the number of each kept rollout over all groups, int64 `[P * M]`."""
-        return (self.groups.unsqueeze(1) * self.rewards.size(1) + self.kept).flatten()
+    def sizes(self) -> Tensor:
+        """Return how many rollouts of each group are kept, int64 `[G]`."""
+        G, N = self.rewards.shape
+        return (self.kept // N).bincount(minlength=G)
 
     def scored_rewards(self) -> Tensor:
         """Return the total rewards that selection and advantages read, `[G, N]`: NaN also for rollouts masked out."""
         return mark_unusable(self.rewards, None if self.masked is None else ~self.masked)
 
     def kept_rewards(self) -> Tensor:
-        """Return the total reward of each kept rollout, `[P, M]`; NaN if it is unscored or masked out."""
-        return self.scored_rewards()[self.groups].gather(1, self.kept)
+        """Return the total rewards of the groups that are trained, `[Q, N]`; NaN if not kept, unscored or masked out.
 
-    def replace_groups(self, replaced: Tensor, added: Rollouts, groups: Tensor) -> None:
-        """Add another generation's groups, and train some of them instead of some of this one's.
-
-        Args:
-            replaced: int64 `[D]`, which of the P groups are no longer trained.
-            added: the other generation, with as many rollouts a prompt.
-            groups: int64 `[D]`, the group of `added` for each of these.
+        With the same number of rows of each, `[P, M]` in the order of the rows.
         """
-        G, N = self.rewards.shape
-        for name in ("inputs", "prompts", "completions", "completion_tokens"):
-            getattr(self, name).extend(getattr(added, name))
-        if self.turn_rewards or added.turn_rewards:
-            rewards_before = self.turn_rewards or [None] * len(self.numbers)
-            self.turn_rewards = rewards_before + (added.turn_rewards or [None] * len(added.numbers))
-        self.numbers += [G * N + number for number in added.numbers]
-        self.rewards_per_func = torch.cat([self.rewards_per_func, added.rewards_per_func])
-        self.rewards = torch.cat([self.rewards, added.rewards])
-        if self.masked is not None and added.masked is not None:
-            self.masked = torch.cat([self.masked, added.masked])
-        self.kept[replaced] = added.kept[groups]
-        self.groups[replaced] = G + added.groups[groups]
-        if self.advantages is not None and added.advantages is not None:
-            self.advantages[replaced] = added.advantages[groups]
+        return self.by_group(self.scored_rewards().flatten()[self.kept])
+
+    def by_group(self, values_R: Tensor) -> Tensor:
+        """Return a value of each kept rollout by the groups that are trained, NaN where one has fewer."""
+        if not self.is_ragged:
+            _, sizes = (self.kept // self.rewards.size(1)).unique_consecutive(return_counts=True)
+            return values_R.view(len(sizes), -1)
+        values_GN = torch.full(self.rewards.shape, torch.nan, dtype=values_R.dtype)
+        values_GN.view(-1)[self.kept] = values_R
+        return values_GN[self.sizes() > 0]
 
     def saved(self) -> dict[str, Any]:
         """Return the record for a checkpoint, which `Rollouts(**saved)` restores: rows have their answer, no images."""
@@ -168,27 +182,26 @@ def _each_once(prompts: Sequence[Any], write: Callable[[Any], str]) -> list[str]
 # -- TRL's table of completions ----------------------------------------------------------------------------------------
 
 
-def show_scores(logged: Mapping[str, Any], record: Rollouts, scores: Tensor) -> None:
+def show_scores(logged: Mapping[str, Any], record: Rollouts, scores: Tensor, rows: int) -> None:
     """Put the scores of rows that are masked out into TRL's table of completions, which has NaN for them.
 
     Args:
         logged: by reward function, the column of the table; its last rows are those of this generation.
         record: of the generation.
         scores: of all its rollouts, `[P * n, F]`.
+        rows: R, of all processes; those after the kept ones are empty.
     """
     if record.masked is None:
         return
-    kept_scores = scores[record.kept_numbers()]  # [P * n, F] -> [P * m, F]
+    kept_scores = scores[record.kept]
     for i, name in enumerate(record.reward_names):
-        _replace_last(logged[name], kept_scores[:, i].tolist())
+        _replace_last(logged[name], kept_scores[:, i].tolist() + [math.nan] * (rows - len(record.kept)))
 
 
-def show_advantages(logged: Any, record: Rollouts) -> None:
+def show_advantages(logged: Any, record: Rollouts, rows: int) -> None:
     """Put the advantages of the batch into TRL's table of completions, which has those that TRL computed."""
     assert record.advantages is not None
-    if len(record.rewards) != len(record.groups):  # dynamic sampling: the table has rows that were replaced
-        return
-    _replace_last(logged, record.advantages.flatten().tolist())
+    _replace_last(logged, record.advantages.tolist() + [0.0] * (rows - len(record.kept)))
 
 
 def _replace_last(column: Any, values: list[float]) -> None:

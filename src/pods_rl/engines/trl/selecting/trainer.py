@@ -1,22 +1,23 @@
-"""Selecting: TRL's GRPOTrainer that generates n rollouts a prompt and trains on m of them. This is PODS.
+"""Selecting: TRL's GRPOTrainer that generates n rollouts a prompt and trains on some of them. This is PODS.
 
 No method of TRL is copied. Its method that generates and scores runs once, on n rows a prompt; `_generate` shortens its
-lists to the m kept rows of each before TRL computes a log-probability. `compat.py` lists what is used of TRL.
+lists to the kept rows before TRL computes a log-probability. `compat.py` lists what is used of TRL.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from accelerate.utils import broadcast
 from torch import Tensor
+from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from ....errors import UserError
-from ....selection import select
+from ....selection import is_constant, select, select_batch
 from ...seeds import StepCounter, seeded_generator
 from .. import compat
 from ..batching import BatchPlan, Shares, batch_plan
@@ -24,9 +25,15 @@ from ..compat import Batch, Completions, Generated, Layer
 from ..config import PAPER, PODSConfig, group_sizes
 from .advantages import gather_advantages, log_generation, set_advantages
 from .dynamic_sampling import DynamicSampling
-from .generation import Built, Generation, Selected, copies, move_rows, named, output_of, record_of
-from .modes import Evaluating, Generating, Measuring, Mode, Redrawing, Resting
+from .generation import Generation, Round, copies
 from .record import Rollouts, show_advantages, show_scores
+
+# What TRL's methods run for: nothing yet, an evaluation, the first prompts of a generation, or further prompts.
+Mode: TypeAlias = Literal["resting", "evaluating", "generating", "adding"]
+
+
+class _Generated(BaseException):
+    """Ends TRL's method for further prompts of a generation, once they are generated and scored."""
 
 
 class Selecting(Layer):
@@ -45,7 +52,9 @@ class Selecting(Layer):
     _name = "PODS"
     _paper = PAPER
     _selects = True
-    _mode: Mode = Resting()
+    _mode: Mode = "resting"
+    _generation: Generation | None = None  # the latest one
+    _plan: BatchPlan | None = None  # of `measure`: the next generations have new prompts, and other group sizes
     rollouts: Rollouts | None = None  # of the latest generation
 
     def __init__(
@@ -61,86 +70,200 @@ class Selecting(Layer):
     # -- Algorithm 1 of the paper, inside TRL's `_generate_and_score_completions` --------------------------------------
 
     @override
+    def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
+        if not self.model.training:
+            with self._in("evaluating"):
+                return super()._generate_and_score_completions(inputs)
+        if self._mode == "adding":
+            assert self._generation is not None
+            round_ = self._begin_round(self._generation, inputs)
+            with self._in("generating"):
+                return super()._generate_and_score_completions(round_.rollouts)  # raises _Generated
+        before = {name: len(values) for name, values in self._metrics["train"].items()}
+        if self._plan is not None:
+            inputs = self._measured_rows(self._plan, inputs[0])
+        self._enter_phase("rollout")
+        generation = Generation(self._rows(inputs), self._calculate_rewards, [])
+        self._generation = generation
+        round_ = self._begin_round(generation, inputs)
+        # TRL scores after `_generate`, which has scored and selected by then.
+        with self._in("generating"), compat.scoring_by(self, generation.scores_of_kept_rows):
+            batch = super()._generate_and_score_completions(round_.rollouts)
+        self._finish(batch, generation, before)
+        return batch
+
+    def _rows(self, inputs: list[Batch]) -> int:
+        """Return R, the rows of a generation that are trained, over all processes."""
+        if self.args.num_prompts is None:
+            return len(inputs) * self.accelerator.num_processes
+        assert self.args.generation_batch_size is not None
+        return self.args.generation_batch_size
+
+    def _begin_round(self, generation: Generation, inputs: list[Batch]) -> Round:
+        n, _ = group_sizes(self.args)
+        processes = self.accelerator.num_processes
+        each = self.args.prompt_rows
+        shares = Shares(len(inputs) * processes // each, n, each, processes)
+        step = self.state.global_step
+        key = (self.args.seed, step, self._selections.number(step))
+        rounds = generation.rounds
+        first_group = sum(round_.shares.prompts for round_ in rounds)
+        offset = sum(round_.shares.rollouts_each for round_ in rounds)
+        rounds.append(Round(shares, self.accelerator.process_index, inputs, key, first_group, offset))
+        return rounds[-1]
+
+    @override
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        mode = self._mode
-        if not isinstance(mode, Generating):
+        generation = self._generation
+        if self._mode != "generating" or generation is None:
             return super()._generate(prompts)
-        generation = mode.generation
-        results = super()._generate(prompts)  # n rollouts of each prompt
-        output = Generated.of(results)
-        scores = self._score(generation, prompts, output)
-        record = record_of(generation, self, prompts, output, scores)
-        record.kept = self._select(generation, record.scored_rewards())
-        generation.selected = Selected.of(record, scores)
-        return self._shorten(generation, record, prompts, output)
+        round_ = generation.rounds[-1]
+        n = round_.shares.num_rollouts
+        output = Generated.of(super()._generate(prompts))  # n rollouts of each prompt
+        self._enter_phase("reward")
+        round_.add_fields(output)
+        # Copies: a reward function may change what it reads, and TRL trains on the originals.
+        columns = (
+            round_.rollouts,
+            copies(prompts),
+            copies(output.completions),
+            [list(ids) for ids in output.completion_ids],
+        )
+        with compat.group_size_of(self, n):
+            scores = generation.calculate_rewards(*columns)
+        self._enter_phase("selection")
+        round_.take(self, prompts, output, scores)
+        if len(generation.rounds) > 1:
+            raise _Generated
+        if self.args.selection == "batch":
+            self._select_batch(generation)
+        else:
+            self._select_of_prompts(generation)
+        results, moved = generation.shorten(self, prompts)
+        if self.accelerator.num_processes > 1:
+            self._metrics["train"]["pods/rows_moved"].append(float(moved))
+        self._enter_phase("update")
+        return results
 
     @override
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int,
         has_tool_images: bool = False,
     ) -> Completions:  # fmt: skip
-        if isinstance(self._mode, Generating) and num_generations == self.num_generations:
+        if self._mode == "generating" and num_generations == self.num_generations:
             num_generations = group_sizes(self.args)[0]  # vLLM returns this many for each prompt
         options = {"has_tool_images": True} if has_tool_images else {}
         return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **options)
 
-    def _score(self, generation: Generation, prompts: list[Any], output: Generated) -> Tensor:
-        """Return the scores of all n rollouts of all processes, `[P * n, F]`."""
-        self._enter_phase("reward")
-        generation.add_fields(output)
-        # Copies: a reward function may change what it reads, and TRL trains on the originals.
-        columns = (
-            generation.rollouts,
-            copies(prompts),
-            copies(output.completions),
-            [list(ids) for ids in output.completion_ids],
-        )
-        with compat.group_size_of(self, generation.shares.num_rollouts):
-            return generation.calculate_rewards(*columns)
+    def _add_round(self, inputs: list[Batch]) -> Round:
+        """Generate for rows of new prompts, which pass through a subclass's method as all rows do.
 
-    def _select(self, generation: Generation, rewards_PN: Tensor) -> Tensor:
+        Only what that method does before it calls ours has an effect: it does the rest on the complete batch.
+        """
+        assert self._generation is not None
+        self._enter_phase("rollout")
+        with self._in("adding"):
+            try:
+                self._generate_and_score_completions(inputs)
+            except _Generated:
+                return self._generation.rounds[-1]
+        raise UserError(
+            f"{type(self).__name__}._generate_and_score_completions did not call super() for the rows that "
+            "dynamic_sampling drew: call it, or set dynamic_sampling: false."
+        )
+
+    def _select_of_prompts(self, generation: Generation) -> None:
+        """Keep m rollouts of each prompt; dynamic sampling replaces prompts whose rewards are equal."""
+        rounds = generation.rounds
+        prompts = rounds[0].shares.prompts
+        dynamic = self._dynamic
+
+        def missing() -> int:
+            live = sum(int((~dynamic.is_dead(round_)).sum()) for round_ in rounds)
+            return max(0, prompts - live)
+
+        dynamic.fill(missing, self._add_round, rounds[0])
+        kept_GM = torch.cat([self._select(round_) for round_ in rounds])
+        groups_P = torch.arange(prompts)
+        unreplaced_G = torch.zeros(len(kept_GM), dtype=torch.bool)
+        if dynamic.rounds:
+            is_dead_G = torch.cat([dynamic.is_dead(round_) for round_ in rounds])
+            dead_slots = is_dead_G[:prompts].nonzero().flatten()
+            live_groups = prompts + (~is_dead_G[prompts:]).nonzero().flatten()
+            count = min(len(dead_slots), len(live_groups))
+            groups_P[dead_slots[:count]] = live_groups[:count]
+            unreplaced_G[dead_slots[count:]] = True
+            live_share = 1 - (len(dead_slots) - count) / prompts
+            self._metrics["train"]["pods/dynamic_sampling/live_share"].append(live_share)
+        n = rounds[0].shares.num_rollouts
+        kept = (groups_P[:, None] * n + kept_GM[groups_P]).flatten()  # [P, M] -> [R]
+        generation.keep(kept, None, unreplaced_G, is_ragged=False)
+
+    def _select(self, round_: Round) -> Tensor:
         """Return which m rollouts of each prompt the rule keeps, int64 `[P, M]`; the first process decides for all."""
-        self._enter_phase("selection")
+        assert round_.record is not None
         n, m = group_sizes(self.args)
         if n > m:
-            selection = select(rewards_PN, m, self.args.rule, generator=seeded_generator(*generation.key))
+            rewards_PN = round_.record.scored_rewards()
+            selection = select(rewards_PN, m, self.args.rule, generator=seeded_generator(*round_.key))
             kept_PM = selection.indices.sort(dim=1).values
         else:
-            kept_PM = torch.arange(n).repeat(len(rewards_PN), 1)  # [N] -> [P, N]
+            kept_PM = torch.arange(n).repeat(round_.shares.prompts, 1)  # [N] -> [P, N]
         return broadcast(kept_PM.to(self.accelerator.device)).cpu()
 
-    def _shorten(self, generation: Generation, record: Rollouts, prompts: list[Any], output: Generated) -> Generated:
-        """Shorten TRL's lists of rows to those that this process trains, in place; return their results."""
-        kept = record.kept_numbers().tolist()
-        moves = generation.moves(kept)
-        columns = generation.columns(prompts, output, self._pending_extra_logs)
-        lists = [generation.rollouts, *compat.row_lists(self, len(prompts))]
-        columns = move_rows(columns, moves, self.accelerator)
-        prompts[:] = columns["prompt"]
-        self._pending_extra_logs.update(named(columns, "logged"))
-        # A row received from another process replaces a rollout of the same prompt.
-        indices = [generation.index_here(kept[row]) for row in generation.rows]
-        for values in lists:
-            values[:] = [values[index] for index in indices]
-        if generation.shares.processes > 1:
-            self._metrics["train"]["pods/rows_moved"].append(float(moves.changing()))
-        self._enter_phase("update")
-        return output_of(columns)
+    def _select_batch(self, generation: Generation) -> None:
+        """Keep R rollouts of all prompts; dynamic sampling adds prompts while fewer than R are live."""
+        rounds = generation.rounds
+        rows = generation.rows
 
-    @override
-    def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
-        if not self.model.training:
-            with self._in(Evaluating()):
-                return super()._generate_and_score_completions(inputs)
-        mode = self._mode
-        if isinstance(mode, Redrawing):
-            return self._redraw(inputs, mode)
-        if isinstance(mode, Measuring):
-            inputs = self._measured_rows(mode.plan, inputs[0])
-        before = {name: len(values) for name, values in self._metrics["train"].items()}
-        built = self._one_generation(inputs)
-        self._dynamic.fill(built, self._generation_of_new_prompts)
-        return self._finish(built, before)
+        def live_rewards() -> Tensor:
+            rewards = []
+            for round_ in rounds:
+                assert round_.record is not None
+                is_dead = self._dynamic.is_dead(round_)  # of the named reward, if dynamic sampling has one
+                rewards.append(round_.record.scored_rewards().masked_fill(is_dead[:, None], torch.nan))
+            return torch.cat(rewards)  # [G, N]
+
+        def missing() -> int:
+            rewards_GN = live_rewards()
+            is_live_GN = ~rewards_GN.isnan() & ~is_constant(rewards_GN)[:, None]
+            return rounds[0].shares.prompts if int(is_live_GN.sum()) < rows else 0
+
+        self._dynamic.fill(missing, self._add_round, rounds[0])
+        rewards_GN = live_rewards()
+        generator = seeded_generator(*rounds[0].key)
+        rule: Any = self.args.rule
+        selection = select_batch(rewards_GN, min(rows, rewards_GN.numel()), rule, generator=generator)
+        # The first process decides for all: its numbers and weights, filled up to R.
+        chosen = torch.full((2, rows), -1.0, dtype=torch.float64)
+        chosen[0, : len(selection.indices)] = selection.indices.double()
+        chosen[1] = 1.0
+        if selection.weights is not None:
+            chosen[1, : len(selection.indices)] = selection.weights.double()
+        numbers, weights = broadcast(chosen.to(self.accelerator.device)).cpu()
+        is_kept = numbers >= 0
+        if self._dynamic.rounds:
+            self._metrics["train"]["pods/dynamic_sampling/live_share"].append(is_kept.double().mean().item())
+        without_signal_G = torch.zeros(len(rewards_GN), dtype=torch.bool)
+        generation.keep(numbers[is_kept].long(), weights[is_kept], without_signal_G, is_ragged=True)
+
+    def _finish(self, batch: Batch, generation: Generation, before: Mapping[str, int]) -> None:
+        """Put our advantages into the batch, and log the statistics of all n rollouts.
+
+        Args:
+            before: the number of entries of each metric before the generation.
+        """
+        record = generation.record_of(batch, type(self).__name__)
+        generation.empty_rows(batch, self)
+        show_scores(self._logs["rewards"], record, generation.scores, generation.rows)
+        advantages_of_trl = batch["advantages"]
+        set_advantages(batch, generation, self)
+        record.advantages = gather_advantages(batch, record, self)
+        if batch["advantages"] is not advantages_of_trl:
+            show_advantages(self._logs["advantages"], record, generation.rows)
+        log_generation(self, generation, before)
+        self.rollouts = record
+        self._generation = None
 
     @contextmanager
     def _in(self, mode: Mode) -> Iterator[None]:
@@ -151,64 +274,26 @@ class Selecting(Layer):
         finally:
             self._mode = before
 
-    def _generation_of_new_prompts(self, rows: list[Batch]) -> Built:
-        """Generate for rows that dynamic sampling drew, which pass through a subclass's method as all rows do.
+    # -- prompts of a generation that do not follow from its rows ------------------------------------------------------
 
-        Only what that method does before it calls ours has an effect: it does the rest on the joined batch.
-        """
-        if not compat.is_overridden(self, ["_generate_and_score_completions"]):
-            return self._one_generation(rows)
-        redrawing = Redrawing()
-        with self._in(redrawing):
-            self._generate_and_score_completions(rows)
-        if len(redrawing.results) != 1:
-            raise UserError(
-                f"{type(self).__name__}._generate_and_score_completions called super() {len(redrawing.results)} times "
-                "for the rows that dynamic_sampling drew: call it once, or set dynamic_sampling: false."
-            )
-        return redrawing.results[0]
+    @override
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        prompts = self.args.num_prompts
+        if prompts is None:
+            return super().get_train_dataloader()
+        each = self.args.prompt_rows
+        with compat.sampling_prompts(self, each, prompts * each):
+            return super().get_train_dataloader()
 
-    def _redraw(self, rows: list[Batch], redrawing: Redrawing) -> Batch:
-        """Generate for rows of new prompts; return a copy of the batch for a subclass's method to change."""
-        built = self._one_generation(rows)
-        redrawing.results.append(built)
-        self.rollouts = built.selected.record
-        self.rollouts.advantages = gather_advantages(built.batch, self)
-        # A copy, because the batch itself is joined with another, to which the subclass's method does the rest.
-        return {name: value.clone() if isinstance(value, Tensor) else value for name, value in built.batch.items()}
-
-    def _one_generation(self, inputs: list[Batch]) -> Built:
-        """Run TRL's method on n rows of each prompt; return its batch of the m kept rows of each."""
-        self._enter_phase("rollout")
-        n, m = group_sizes(self.args)
-        processes = self.accelerator.num_processes
-        shares = Shares(len(inputs) * processes // m, n, m, processes)
-        step = self.state.global_step
-        key = (self.args.seed, step, self._selections.number(step))
-        generation = Generation(shares, self.accelerator.process_index, inputs, key, self._calculate_rewards)
-        # TRL scores after `_generate`, which has scored and selected by then.
-        with self._in(Generating(generation)), compat.scoring_by(self, generation.scores_of_kept_rows):
-            batch = super()._generate_and_score_completions(generation.rollouts)
-        selected = generation.result_of(batch, type(self).__name__)
-        show_scores(self._logs["rewards"], selected.record, selected.scores)
-        return Built(batch, generation, selected)
-
-    def _finish(self, built: Built, before: Mapping[str, int]) -> Batch:
-        """Put our advantages into the batch, and log the statistics of all n rollouts.
-
-        Args:
-            before: the number of entries of each metric before the generation.
-        """
-        batch = built.batch
-        record = built.selected.record
-        advantages_of_trl = batch["advantages"]
-        set_advantages(built, self)
-        record.advantages = gather_advantages(batch, self)
-        if batch["advantages"] is not advantages_of_trl:
-            show_advantages(self._logs["advantages"], record)
-        log_generation(self, record, built.selected.scores, before)
-        self.rollouts = record
-        return batch
+    @override
+    def _get_dataloader(
+        self, dataset: Any, description: str, batch_size: int, sampler_fn: Any = None, is_training: bool = False,
+        dataloader_key: str | None = None,
+    ) -> DataLoader[Any]:  # fmt: skip
+        prompts = self.args.num_prompts
+        if is_training and prompts is not None:
+            batch_size = prompts * self.args.prompt_rows // self.accelerator.num_processes
+        return super()._get_dataloader(dataset, description, batch_size, sampler_fn, is_training, dataloader_key)
 
     # -- resume --------------------------------------------------------------------------------------------------------
 
@@ -247,12 +332,14 @@ class Selecting(Layer):
             "num_rollouts": num_rollouts,
             "num_generations": num_generations,
             "generation_batch_size": None,  # TRL derives it from the steps
+            "num_prompts": None,
         }
-        self._mode = Measuring(batch_plan(settings, self.accelerator.num_processes))
+        self._plan = batch_plan(settings, self.accelerator.num_processes)
 
     def _measured_rows(self, plan: BatchPlan, example: Batch) -> list[Batch]:
         """Set the group sizes of `measure`, and return rows of new prompts instead of TRL's."""
         self.num_generations = plan.num_generations
         self.args.num_generations = plan.num_generations
         self.args.num_rollouts = plan.num_rollouts
+        self.args.num_prompts = None
         return self._dynamic.new_rows(plan.prompts_per_generation, example)

@@ -50,10 +50,12 @@ class PrefixTreeTrainer(Layer):
         with nullcontext() if args is None else compat.room_in_vllm(sequences_at_once(args)):
             super().__init__(model, reward_funcs, args, *others, **named)  # type: ignore[call-arg]
         complete_config(self.args)  # of TRL's own, without `args`
-        if self.args.num_rollouts != self.args.num_generations and not self._selects:
+        keeps_all = self.args.num_rollouts == self.args.num_generations and self.args.selection == "prompt"
+        if not keeps_all and not self._selects:
             raise UserError(
-                f"PrefixTreeTrainer trains every rollout: got num_rollouts = {self.args.num_rollouts} and "
-                f"num_generations = {self.args.num_generations}. Use PODSTrainer, or set num_rollouts: null."
+                f"PrefixTreeTrainer trains every rollout: got num_rollouts = {self.args.num_rollouts}, num_generations "
+                f"= {self.args.num_generations} and selection = {self.args.selection}. Use PODSTrainer, or set "
+                "num_rollouts: null and selection: prompt."
             )
         self._generations = StepCounter()
         self._update = Update(self)

@@ -201,7 +201,8 @@ def sequences_at_once(args: PODSConfig) -> int:
     assert args.generation_batch_size is not None
     m = args.num_generations
     n = args.num_rollouts or m
-    rollouts = Shares(args.generation_batch_size // m, n, m, args.world_size).rollouts_each
+    prompts = args.num_prompts or args.generation_batch_size // m
+    rollouts = Shares(prompts, n, m, args.world_size).rollouts_each
     return min(rollouts, args.rollout_batch_size or rollouts) * args.vllm_tensor_parallel_size
 
 

@@ -1,0 +1,184 @@
+"""`selection: batch` in the trainer: rows of different numbers of each prompt, and what happens to rows without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pods_rl import BatchSelection, PODSConfig, PODSTrainer, advantages, select_batch
+from pods_rl.engines.trl.batching import batch_plan
+from pods_rl.errors import UserError
+
+from .conftest import assert_equal_weights, batches_of, constant, half_dead, kept_of, letter_reward
+
+BATCH = {"selection": "batch", "num_rollouts": 8, "max_steps": 2}
+
+
+def trained(make, trainer_class=PODSTrainer, **config):
+    trainer = make(trainer_class, **{**BATCH, **config})
+    trainer.train()
+    return trainer
+
+
+def test_one_prompt_is_the_rule_of_a_prompt(make_trainer):
+    over_batch = trained(make_trainer, per_device_train_batch_size=4)
+    of_prompt = trained(make_trainer, per_device_train_batch_size=4, selection="prompt")
+    assert_equal_weights(over_batch, of_prompt)
+    assert kept_of(over_batch.rollouts).equal(kept_of(of_prompt.rollouts))
+    torch.testing.assert_close(over_batch.rollouts.advantages, of_prompt.rollouts.advantages)
+
+
+def test_the_kept_rollouts_are_those_of_select_batch(make_trainer):
+    trainer = trained(make_trainer, num_prompts=4)
+    record = trainer.rollouts
+    assert record.rewards.shape == (4, 8)
+    assert record.kept.equal(select_batch(record.rewards, 8).indices)
+    columns = record.columns()
+    assert sum(columns["selected"]) == 8
+    sizes = dict(zip(columns["group"], columns["prompt_rows"], strict=True))
+    assert [sizes[group] for group in range(4)] == record.sizes().tolist()
+    log = trainer.state.log_history[1]
+    assert log["pods/prompts_trained"] == (record.sizes() > 0).sum()
+    assert log["pods/rows_a_prompt"] == 8 / log["pods/prompts_trained"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"scale_rewards": "group"},
+        {"scale_rewards": "none"},
+        {"scale_rewards": "batch", "advantages": "before"},
+        {"scale_rewards": "none", "advantage_baseline": "leave_one_out"},
+    ],
+    ids=str,
+)
+def test_each_row_has_the_advantage_of_its_prompt(make_trainer, settings):
+    trainer = make_trainer(**{**BATCH, "max_steps": 1}, num_prompts=4, **settings)
+    batches = batches_of(trainer)
+    trainer.train()
+    record = trainer.rollouts
+    choices = {"when": "advantages", "scale": "scale_rewards", "baseline": "advantage_baseline"}
+    options = {name: settings[key] for name, key in choices.items() if key in settings}
+    expected = advantages(record.rewards.float(), BatchSelection(record.kept, 4, 8), **options)
+    torch.testing.assert_close(batches[0]["advantages"], expected, rtol=1e-4, atol=1e-6)
+    tokenizer = trainer.processing_class
+    for row, number in enumerate(record.kept.tolist()):
+        for part, text in (("prompt", record.prompts[number]), ("completion", record.completions[number])):
+            ids = batches[0][f"{part}_ids"][row][batches[0][f"{part}_mask"][row].bool()]
+            assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_a_dead_prompt_has_no_row_and_rows_without_a_rollout_are_empty(make_trainer):
+    trainer = make_trainer(**{**BATCH, "max_steps": 1}, reward=half_dead, per_device_train_batch_size=16, num_prompts=2)
+    batches = batches_of(trainer)
+    trainer.train()
+    (batch,), record = batches, trainer.rollouts
+    live = 16 - 8 * sum(prompt in ("37+4=", "60+60=", "8-3+1=", "2+2=") for prompt in record.prompts[::8])
+    assert len(record.kept) == live
+    assert (batch["advantages"][live:] == 0).all()
+    assert batch["completion_mask"][live:].sum() == 0
+    assert (batch["completion_mask"][:live].sum(1) > 0).all()
+    assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dapo"])
+def test_empty_rows_change_no_weight(make_trainer, loss):
+    trainer = make_trainer(**BATCH, reward=constant, loss_type=loss)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    assert_equal_weights(trainer, before)
+    assert trainer.state.log_history[0]["pods/rows/empty"] == 8
+
+
+def test_trl_s_step_computes_the_same_gradient_with_empty_rows(make_trainer):
+    settings = {"reward": half_dead, "max_steps": 1, "learning_rate": 1e-4, "dtype": torch.float64}
+    ours = make_trainer(**{**BATCH, **settings}, num_prompts=2, per_device_train_batch_size=12)
+    ours.train()
+    record = ours.rollouts
+    assert len(record.kept) <= 12
+    assert ours.state.log_history[0]["grad_norm"] > 0
+
+
+def test_dynamic_sampling_adds_prompts_until_the_rows_are_filled(make_trainer):
+    settings = {"reward": half_dead, "per_device_train_batch_size": 16, "num_prompts": 2, "max_steps": 4}
+    trainer = trained(make_trainer, dynamic_sampling=True, dynamic_sampling_rounds=8, **settings)
+    logs = trainer.state.log_history[:4]
+    assert all(row["pods/dynamic_sampling/live_share"] == 1.0 for row in logs)
+    assert any(row["pods/dynamic_sampling/prompts_drawn"] > 0 for row in logs)
+    assert not any("pods/rows/empty" in row for row in logs)
+
+
+def test_a_run_resumes_bit_for_bit_within_a_generation(make_trainer):
+    settings = {"num_prompts": 4, "num_iterations": 2, "save_strategy": "steps", "save_steps": 1, "max_steps": 4}
+    straight = trained(make_trainer, **settings)
+    resumed = make_trainer(**{**BATCH, **settings})
+    resumed.train(f"{resumed.args.output_dir}/checkpoint-1")
+    assert_equal_weights(straight, resumed)
+    assert resumed.rollouts.columns() == straight.rollouts.columns()
+
+
+def test_accumulated_micro_batches_are_one_batch(make_trainer):
+    whole = trained(make_trainer, num_prompts=4, dtype=torch.float64)
+    parts = trained(
+        make_trainer, num_prompts=4, dtype=torch.float64, per_device_train_batch_size=2, gradient_accumulation_steps=4
+    )
+    for name, weight in whole.model.named_parameters():
+        torch.testing.assert_close(weight, dict(parts.model.named_parameters())[name], rtol=0, atol=1e-7)
+
+
+def test_a_rule_of_a_user_s_over_the_batch_may_weigh_its_rows(make_trainer):
+    def first_two(batch):
+        indices = torch.tensor([0, 1, 8, 9])
+        return BatchSelection(indices, *batch.rewards.shape, weights=torch.tensor([2.0, 2.0, 0.5, 0.5]))
+
+    def unweighted(batch):
+        return torch.tensor([0, 1, 8, 9])
+
+    heavy = trained(make_trainer, rule=first_two, max_steps=1, scale_rewards="none").rollouts
+    plain = trained(make_trainer, rule=unweighted, max_steps=1, scale_rewards="none").rollouts
+    assert heavy.kept.tolist() == plain.kept.tolist() == [0, 1, 8, 9]
+    torch.testing.assert_close(heavy.advantages, plain.advantages * torch.tensor([2.0, 2.0, 0.5, 0.5]))
+
+
+def test_a_subclass_sees_the_rows_of_its_batch(make_trainer):
+    class Columns(PODSTrainer):
+        def _generate_and_score_completions(self, inputs):
+            batch = super()._generate_and_score_completions(inputs)
+            texts = self.processing_class.batch_decode(batch["prompt_ids"], skip_special_tokens=True)
+            assert [row["prompt"] for row in inputs] == texts
+            return batch
+
+    trained(make_trainer, Columns, num_prompts=4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"selection": "batch", "exact_trl": True}, "exact_trl"),
+        ({"num_prompts": 4}, "num_prompts"),
+        ({"selection": "batch", "num_rollouts": 8, "num_prompts": 1, "per_device_train_batch_size": 16}, "num_prompts"),
+        ({"selection": "batch", "num_prompts": 0}, "num_prompts"),
+        ({"selection": "rows"}, "selection"),
+        ({"selection": "batch", "rule": "percentile", "num_rollouts": 8}, "percentile"),
+        ({"selection": "batch", "multi_objective_aggregation": "normalize_then_sum"}, "selection"),
+    ],
+    ids=str,
+)
+def test_settings_that_contradict_each_other_are_refused(tmp_path, settings, key):
+    with pytest.raises(UserError, match=key):
+        PODSConfig(str(tmp_path), **{"num_generations": 4, "use_cpu": True, "bf16": False, **settings})
+
+
+def test_a_plan_has_the_prompts_that_are_set():
+    settings = {"num_generations": 4, "num_rollouts": 8, "selection": "batch", "num_prompts": 8}
+    plan = batch_plan(settings, processes=1)
+    assert (plan.prompts_per_generation, plan.rows_per_generation) == (8, 8)
+    assert ("a prompt", "8 rollouts generated, 1 on average trained") in plan.describe()
+    assert "8 prompts, 64 rollouts generated, 8 rows trained" in dict(plan.describe())["an optimizer step"]
+
+
+def test_rewards_are_of_all_rollouts(make_trainer):
+    trainer = trained(make_trainer, num_prompts=4, max_steps=1)
+    record = trainer.rollouts
+    assert record.rewards.flatten().tolist() == pytest.approx(letter_reward(record.completions))
+    assert trainer.state.log_history[0]["reward"] == pytest.approx(record.rewards.mean().item(), abs=1e-6)
