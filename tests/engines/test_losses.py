@@ -58,9 +58,9 @@ def kept_rows(trainer):
     """Filled as it trains: of each generation the trained completions and the sampler's log-probabilities of them."""
     rows = []
 
-    @around(trainer, "_shorten")
-    def record(shorten, *given):
-        trained = shorten(*given)
+    @around(trainer, "_generate")
+    def record(generate, *given):
+        trained = generate(*given)
         rows.append(([list(ids) for ids in trained[1]], trained[4]))
         torch.manual_seed(len(rows))  # TRL shuffles the rows next, and sampling has drawn from the same generator
         return trained

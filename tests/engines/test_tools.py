@@ -464,7 +464,7 @@ def test_each_rollout_has_its_environment(build):
     )  # fmt: skip
     rows = []
 
-    @around(trainer, "_score")
+    @around(trainer, "_calculate_rewards")
     def keep(score, *given):
         rows.append(score(*given))
         return rows[-1]
