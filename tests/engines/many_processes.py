@@ -49,6 +49,13 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
             "loss_type": "dapo", "beta": 0.04, "rollout_batch_size": 4,
         },
     ),
+    "over the batch": (
+        2,
+        {
+            "num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 4, "selection": "batch",
+            "num_prompts": 4,
+        },
+    ),
     "plain GRPO over two": (2, {"num_generations": 4, "num_rollouts": 4, "per_device_train_batch_size": 2}),
     "dead groups over two": (
         2,
