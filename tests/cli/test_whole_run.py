@@ -221,3 +221,22 @@ def test_a_chat_models_files(place):
     assert json.loads(Path("policy/config.json").read_text())["use_cache"]
     for folder in ("checkpoint-1", "final"):
         assert json.loads(Path("run/checkpoints", folder, "config.json").read_text())["use_cache"]
+
+
+def test_selection_over_the_batch(place):
+    pods("train", "--config", "r.yaml", "--output", "run", "--selection", "batch", "--num_prompts", "3")
+    run = Run.open("run")
+    assert run.state == "finished"
+    for path in run.rollout_files():
+        table = pq.read_table(path)
+        assert table.num_rows == 3 * 4
+        selected = table["selected"].to_pylist()
+        by_group = dict.fromkeys(range(3), 0)
+        for group, is_kept in zip(table["group"].to_pylist(), selected, strict=True):
+            by_group[group] += is_kept
+        assert set(by_group.values()) <= {0, 2}
+        assert sum(selected) <= 2
+    assert "pods/prompts_trained" in run.metrics[0]
+    note = pods("train", "--config", "r.yaml", "--selection", "batch", "--dry_run").output
+    assert "selection" in note
+    assert "num_prompts" in note

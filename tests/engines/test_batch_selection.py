@@ -90,15 +90,6 @@ def test_empty_rows_change_no_weight(make_trainer, loss):
     assert trainer.state.log_history[0]["pods/rows/empty"] == 8
 
 
-def test_trl_s_step_computes_the_same_gradient_with_empty_rows(make_trainer):
-    settings = {"reward": half_dead, "max_steps": 1, "learning_rate": 1e-4, "dtype": torch.float64}
-    ours = make_trainer(**{**BATCH, **settings}, num_prompts=2, per_device_train_batch_size=12)
-    ours.train()
-    record = ours.rollouts
-    assert len(record.kept) <= 12
-    assert ours.state.log_history[0]["grad_norm"] > 0
-
-
 def test_dynamic_sampling_adds_prompts_until_the_rows_are_filled(make_trainer):
     settings = {"reward": half_dead, "per_device_train_batch_size": 16, "num_prompts": 2, "max_steps": 4}
     trainer = trained(make_trainer, dynamic_sampling=True, dynamic_sampling_rounds=8, **settings)

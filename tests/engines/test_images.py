@@ -182,6 +182,7 @@ def rows_with_own_images(trainer, batch):
 KEPT = {
     "all at once": {"num_rollouts": 4},
     "new prompts": {"num_rollouts": 3, "dynamic_sampling": True, "dynamic_sampling_rounds": 1},
+    "over the batch": {"num_rollouts": 4, "selection": "batch"},
 }
 
 

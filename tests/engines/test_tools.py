@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM,
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import parse_response
 
-from pods_rl import PODSConfig, PODSTrainer
+from pods_rl import PODSConfig, PODSTrainer, select_batch
 from pods_rl.engines.trl.step.turns import Turns, tokenize_copies_once
 from pods_rl.errors import UserError
 from pods_rl.sandbox.limits import parsing_anything, time_limit
@@ -481,6 +481,29 @@ def test_each_rollout_has_its_environment(build):
         f"Count from {row['start']}." in text for row, text in zip(trainer.rollouts.inputs, prompts, strict=True)
     )
     assert trainer.rollouts.turn_rewards == [[float(row), float(row)] for row in range(12)]
+
+
+def test_tools_and_environments_follow_their_rows_over_the_batch(build):
+    Counter.made, Counter.alive = 0, set()
+    trainer = build(
+        count_up, data=chats(start=[10 * i for i in range(8)]), reward=None, environment_factory=Closing,
+        num_rollouts=6, steps=1, selection="batch",
+    )  # fmt: skip
+    batches = batches_of(trainer)
+    trainer.train()
+    record = trainer.rollouts
+    assert record.rewards.shape == (2, 6)
+    assert record.kept.equal(select_batch(record.rewards, 4).indices)
+    assert Counter.made == 12
+    assert Counter.alive == set()
+    (batch,) = batches
+    tokenizer = trainer.processing_class
+    for number, ids, mask, real in zip(
+        record.kept.tolist(), batch["completion_ids"], batch["tool_mask"], batch["completion_mask"], strict=True
+    ):
+        written = tokenizer.decode(ids[(mask == 1) & (real == 1)])
+        assert f'"by": {number}}}' in written  # each rollout steps by its own number
+        assert "tool_response" not in written
 
 
 def test_no_environment_is_left_open_after_ctrl_c(build):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..engines.trl.batching import batch_plan
 from ..errors import UserError
 from ..policies import SHIPPED
 from ..text import describe
@@ -94,6 +95,11 @@ _NOTED = (
         "rule",
         lambda values: values["num_rollouts"] > values["num_generations"] or values["selection"] == "batch",
         "num_rollouts above num_generations",
+    ),
+    _Needs(
+        "selection",
+        lambda values: values["selection"] == "prompt" or batch_plan(values).prompts_per_generation > 1,
+        "num_prompts or more rows, because a generation of one prompt has nothing to choose between",
     ),
     _Needs("dynamic_sampling_rounds", _uses("dynamic_sampling"), "dynamic_sampling: true"),
     _Needs("sapo_*", lambda values: values["loss_type"] == "sapo", "loss_type: sapo"),
