@@ -53,7 +53,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         2,
         {
             "num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 4, "selection": "batch",
-            "num_prompts": 4,
+            "num_prompts": 8,
         },
     ),
     "plain GRPO over two": (2, {"num_generations": 4, "num_rollouts": 4, "per_device_train_batch_size": 2}),

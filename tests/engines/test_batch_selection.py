@@ -146,6 +146,7 @@ def test_a_subclass_sees_the_rows_of_its_batch(make_trainer):
     ("settings", "key"),
     [
         ({"selection": "batch", "exact_trl": True}, "exact_trl"),
+        ({"selection": "batch", "mask_constant_groups": True}, "mask_constant_groups"),
         ({"num_prompts": 4}, "num_prompts"),
         ({"selection": "batch", "num_rollouts": 8, "num_prompts": 1, "per_device_train_batch_size": 16}, "num_prompts"),
         ({"selection": "batch", "num_prompts": 0}, "num_prompts"),

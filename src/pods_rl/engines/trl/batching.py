@@ -350,6 +350,11 @@ def check_losses(settings: Mapping[str, Any]) -> None:
             f"num_prompts = {settings['num_prompts']!r} needs selection = batch: with selection = prompt the rows "
             "divided by num_generations are the prompts. Set selection: batch, or num_prompts: null."
         )
+    if over_batch and settings.get("mask_constant_groups"):
+        raise UserError(
+            "mask_constant_groups masks groups of num_generations rows, and selection = batch gives groups with equal "
+            "rewards no row. Set mask_constant_groups: false."
+        )
     # TRL reads true as group and false as none.
     if baseline == "leave_one_out" and settings.get("scale_rewards", "group") in ("group", True, "True", "true"):
         raise UserError(
