@@ -65,7 +65,7 @@ def test_a_pipe_among_the_files_of_a_run_is_not_opened(tmp_path):
         os.mkfifo(tmp_path / name)
     (tmp_path / files.CONFIG).write_text("seed: 1\n")
     run = Run.open(tmp_path)
-    assert (run.metrics, run.evals, run.status, run.environment, run.rollout_files()) == ([], [], {}, {}, [])
+    assert (run.metrics, run.evals, run.status, run.environment) == ([], [], {}, {})
     with RunWriter(tmp_path, resume=True) as writer:
         with pytest.raises(OSError, match=r"regular|device") as refused:
             writer.append_metrics({"step": 1})

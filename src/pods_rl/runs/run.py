@@ -176,8 +176,8 @@ def _join_sets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _step_files(folder: Path) -> list[Path]:
-    """Return the files of a folder that are named after a step, by step; not a pipe, which may block."""
-    return sorted((path for path in folder.glob("step-*.parquet") if path.is_file()), key=step_of)
+    """Return what a folder holds that is named after a step, by step: also what is no file, which a report names."""
+    return sorted(folder.glob("step-*.parquet"), key=step_of)
 
 
 def _real(path: Path) -> Path:
