@@ -215,6 +215,7 @@ class Selecting(Layer):
         """Keep R rollouts of all prompts; dynamic sampling adds prompts while fewer than R are live."""
         rounds = generation.rounds
         rows = generation.rows
+        tolerance = self.args.reward_tolerance
 
         def live_rewards() -> Tensor:
             rewards = []
@@ -226,14 +227,16 @@ class Selecting(Layer):
 
         def missing() -> int:
             rewards_GN = live_rewards()
-            is_live_GN = ~rewards_GN.isnan() & ~is_constant(rewards_GN)[:, None]
+            is_live_GN = ~rewards_GN.isnan() & ~is_constant(rewards_GN, tolerance)[:, None]
             return rounds[0].shares.prompts if int(is_live_GN.sum()) < rows else 0
 
         self._dynamic.fill(missing, self._add_round, rounds[0])
         rewards_GN = live_rewards()
         generator = seeded_generator(*rounds[0].key)
         rule: Any = self.args.rule
-        selection = select_batch(rewards_GN, min(rows, rewards_GN.numel()), rule, generator=generator)
+        selection = select_batch(
+            rewards_GN, min(rows, rewards_GN.numel()), rule, generator=generator, tolerance=tolerance
+        )
         # The first process decides for all: its numbers and weights, filled up to R.
         chosen = torch.full((2, rows), -1.0, dtype=torch.float64)
         chosen[0, : len(selection.indices)] = selection.indices.double()
