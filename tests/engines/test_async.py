@@ -74,7 +74,7 @@ def test_the_names_that_are_used_of_trl_s_experimental_module():
     assert Worker._loop_cls is Loop
     used = {
         Loop: "def model_version|self.dataset |self.rollout_buffer |self._counters|create_task(|await self._retry(|"
-        "self.reward_func_names|rewards/{name}",
+        "= parse_response(|self.reward_func_names|rewards/{name}",
         Worker: "self._process |self._failed_event |self._exception_info_queue |self._loop_kwargs |self.metrics_queue ",
         Trainer: "self.rollout_worker |rollout_queue=self.rollout_queue|groups_trained=self._trained_groups|self.args.",
         async_grpo_trainer.RolloutQueueDataset: "self.queue.get(timeout=|self.queue.qsize()|sample.metrics",
@@ -188,6 +188,22 @@ def test_ties_do_not_prefer_short_answers(monkeypatch):
 
 def some_digit(group: int, number: int) -> tuple[str, int]:
     return f"{(7 * group + 5 * number * number) % 10}x{number}", 10 * (number % 3)
+
+
+@pytest.mark.parametrize("error", [RecursionError, KeyError, ValueError])
+def test_a_turn_that_no_parser_reads_is_plain_text_and_does_not_end_the_worker(monkeypatch, error):
+    tokenizer = asynchronous.chat_tokenizer()
+    parse = tokenizer.parse_response
+
+    def parse_others(ids, **options):
+        if "x1" in tokenizer.decode(ids):
+            raise error("nested too deeply")
+        return parse(ids, **options)
+
+    monkeypatch.setattr(tokenizer, "parse_response", parse_others)
+    watched = Watched(1, some_digit, processing_class=tokenizer, num_generations=4)
+    texts = sorted(sample.completion[0]["content"] for sample in watched.samples())
+    assert texts == sorted(some_digit(0, number)[0] for number in range(4))
 
 
 def last(rewards_PN, m, *, generator=None):

@@ -18,8 +18,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
+from trl.chat_template_utils import parse_response
+from trl.experimental.async_grpo import async_rollout_worker
 from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, RolloutSample, _AsyncRolloutLoop
 
+from ...sandbox.limits import parsing_anything
 from ...selection import REWARD_LIMIT, Rule, Selection, is_constant, select
 from ...selection import advantages as pods_advantages
 from ..measuring import gives_up, mark_unusable
@@ -69,6 +72,8 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
         self._answered_at = -math.inf  # the time of the server's last answer
         # Each function needs a column of its own in a row's metrics, from which its rewards are read.
         self.reward_func_names: list[str] = _distinct(self.reward_func_names)
+        # A parser's error, as for arguments that are nested deeply, would end the worker.
+        async_rollout_worker.parse_response = parsing_anything(parse_response)
         parent = multiprocessing.parent_process()
         if parent is not None:
             threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
