@@ -65,7 +65,7 @@ def _state(path: Path) -> dict[str, object]:
 
 
 def _without_times(row: dict[str, object]) -> dict[str, object]:
-    times = ("seconds", "elapsed", "due", "eval_seconds", "step_time")
+    times = ("seconds", "elapsed", "due", "eval_seconds", "step_time", "speed_check")
     return {name: repr(x) for name, x in row.items() if name not in times and not name.startswith("pods/seconds/")}
 
 

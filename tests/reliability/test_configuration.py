@@ -31,7 +31,7 @@ BAD: dict[str, tuple[object, list[str], list[str]]] = {
     "no such model": ({"model_name_or_path": "./no/model"}, [], ["./no/model"]),
     "a pipe": ({}, ["--config", "pipe"], ["pipe"]),
     "a path that is too long": ({}, ["--config", "a" * 5000], ["too long"]),
-    "a directory that is a file": ({}, ["--output", "rows.jsonl/mine"], ["rows.jsonl/mine", "--output"]),
+    "a directory that is a file": ({}, ["--output", "rows.jsonl/mine"], ["rows.jsonl/mine"]),
     "a directory that holds a run": ({}, ["--output", "run"], ["run", "--resume"]),
     "nothing to resume": ({}, ["--resume", "--output", "nowhere"], ["nowhere"]),
 }

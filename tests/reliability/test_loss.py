@@ -148,7 +148,7 @@ def test_a_run_that_is_given_up_is_a_failed_one(tmp_path):
             "task": "arithmetic", "max_steps": 8, "num_generations": 4, "num_rollouts": 8, "eval_prompts": 0,
             "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "max_completion_length": 8,
             "task_train_size": 16, "task_test_size": 4, "task_rewards": {f"{__name__}:by_letters": 1.0},
-            "reward_seconds": None,
+            "reward_seconds": None, "prefix_tree": False,  # whose probe would be two more passes with a gradient
         },
         Origin("a test"),
     )  # fmt: skip
