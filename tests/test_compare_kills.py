@@ -101,7 +101,7 @@ def without_times(rows):
         {
             key: value
             for key, value in row.items()
-            if "seconds" not in key and key not in ("elapsed", "step_time", "due")
+            if "seconds" not in key and key not in ("elapsed", "step_time", "due", "speed_check")
         }
         for row in rows
     ]
