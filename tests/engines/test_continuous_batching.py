@@ -47,8 +47,7 @@ def test_n_of_each_prompt_are_generated_in_calls_of_rollout_batch_size_and_m_tra
     r, (batch,) = trainer.rollouts, batches
     assert r.completion_tokens == [len(ids) for ids in completions]
     pairs = zip(batch["completion_ids"], batch["completion_mask"].bool(), strict=True)
-    kept = [group * 12 + i for group, row in enumerate(r.kept.tolist()) for i in row]
-    assert [ids[mask].tolist() for ids, mask in pairs] == [completions[i] for i in kept]
+    assert [ids[mask].tolist() for ids, mask in pairs] == [completions[i] for i in r.kept.tolist()]
 
 
 def test_n_equal_to_m_is_trl_to_the_last_bit(make):

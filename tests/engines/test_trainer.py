@@ -18,7 +18,7 @@ from pods_rl.errors import UserError
 from pods_rl.evaluation.sampling import GenerateSampler, Sampling
 from tests.numeric import FLOAT32, assert_near
 
-from .conftest import assert_equal_weights, constant, letter_reward, texts_of
+from .conftest import assert_equal_weights, constant, kept_of, letter_reward, texts_of
 
 
 def count_forward_rows(trainer):
@@ -74,7 +74,7 @@ def test_the_kept_rows_have_maximal_variance_and_the_stated_advantages(make_trai
     trainer = make_trainer(num_rollouts=12, **config)
     trainer.train()
     r = trainer.rollouts
-    for rewards, kept, advantages in zip(r.rewards, r.kept, r.advantages, strict=True):
+    for rewards, kept, advantages in zip(r.rewards, kept_of(r), r.advantages.view(len(r.rewards), -1), strict=True):
         chosen = rewards[kept]
         best = max(torch.cat([rewards.sort().values[: 4 - k], rewards.sort().values[12 - k :]]).var() for k in range(5))
         assert_near(chosen.var(), best, FLOAT32)
@@ -101,11 +101,11 @@ def test_metrics_and_the_ledger_cover_all_n_and_the_kept_apart(make_trainer):
     assert_near(r.rewards.flatten(), r.rewards_per_func @ torch.tensor([0.5, 0.5]), FLOAT32)
     assert logs["reward"] == pytest.approx(r.rewards.mean().item())
     assert logs["rewards/letter_reward/mean"] == pytest.approx(r.rewards.mean().item())
-    kept = r.rewards.gather(1, r.kept)
+    kept = r.rewards.gather(1, kept_of(r))
     assert logs["pods/selected/reward_mean"] == pytest.approx(kept.mean().item())
     assert logs["pods/selected/reward_std"] == pytest.approx(kept.std(dim=1).mean().item())
     assert logs["pods/tokens/generated"] == sum(r.completion_tokens)
-    kept_tokens = sum(r.completion_tokens[p * 12 + i] for p, row in enumerate(r.kept.tolist()) for i in row)
+    kept_tokens = sum(r.completion_tokens[p * 12 + i] for p, row in enumerate(kept_of(r).tolist()) for i in row)
     assert logs["pods/tokens/trained"] == kept_tokens
     assert logs["completions/mean_length"] == pytest.approx(sum(r.completion_tokens) / 24)
     for phase in ("rollout", "reward", "selection", "update"):
@@ -187,7 +187,7 @@ def test_bad_rewards_never_reach_the_loss(make_trainer, scale, bad):
     trainer.train()
     r = trainer.rollouts
     assert torch.isfinite(r.advantages).all()
-    assert not any(i % 3 == 0 for i in r.kept.flatten().tolist())
+    assert not any(i % 3 == 0 for i in r.kept.tolist())
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
     first = trainer.state.log_history[0]
     assert first.get("pods/unusable_rewards", 0.0) == (0.0 if bad is None or bad != bad else 8.0)
@@ -211,9 +211,9 @@ def test_a_group_with_too_few_scores_fills_up_with_zero_advantage(make_trainer):
     trainer = make_trainer(reward=reward, num_rollouts=12, max_steps=1)
     trainer.train()
     r = trainer.rollouts
-    kept = r.rewards.gather(1, r.kept)
+    kept = r.rewards.gather(1, kept_of(r))
     assert (~kept.isnan()).sum(dim=1).tolist() == [2, 2]
-    assert (r.advantages[kept.isnan()] == 0).all()
+    assert (r.advantages[kept.isnan().flatten()] == 0).all()
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
