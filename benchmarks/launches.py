@@ -148,7 +148,7 @@ ROWS = (Row(1, 16), Row(4, 8), Row(4, 1))
 BUDGET = 16_000
 TRL_ARM = Arm("TRL's GRPO 16", M)
 PODS_ARM = Arm(f"PODS {N} -> {M}", N, {})
-# What a GPU has room for, in place of the tokens of TRL's micro-batch.
+# What a GPU has room for, instead of the tokens of TRL's micro-batch.
 BUDGET_ARM = Arm(f"PODS, {BUDGET:,} tokens", N, {"max_tokens_per_microbatch": BUDGET})
 
 

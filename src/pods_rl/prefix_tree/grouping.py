@@ -48,9 +48,8 @@ def divide_rows(
     parts = _smallest_cut(lengths, added, passes)
     nodes = [int(lengths[part.start] + added[part.start + 1 : part.stop].sum()) for part in parts]
     # Stable, so that every process and every run finds one order.
-    groups = [kept[parts[number].start : parts[number].stop] for number in np.argsort(nodes, kind="stable")]
-    if not groups:
-        groups = [[]]
+    order = np.argsort(nodes, kind="stable")
+    groups = [kept[parts[number].start : parts[number].stop] for number in order] or [[]]
     groups[0] += left_out
     while len(groups) < least_passes:  # rows that are equal, or too few to compute
         largest = max(groups, key=len)

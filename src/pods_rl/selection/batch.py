@@ -209,7 +209,7 @@ def best_sizes(rewards_PN: Tensor, rows: int) -> Tensor:
     """
     gains_PK, live_P = _gains(rewards_PN)
     size_K = torch.arange(gains_PK.shape[1], device=gains_PK.device)
-    # A size is possible if the prompt has so many live rollouts, and two can be compared.
+    # A size is possible if the prompt has that number of live rollouts, and two can be compared.
     is_possible_PK = (size_K <= live_P[:, None]) & (size_K != 1)
     sizes_P, worth, left, longest = _whole_steps(gains_PK, is_possible_PK, rows)
     is_exact = len(live_P) * (2 * rows + 1) ** 2 <= EXACT

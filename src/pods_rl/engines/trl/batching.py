@@ -104,9 +104,8 @@ class BatchPlan:
         rows = self.micro_batch_rows * self.micro_batches
         # A fraction if a generation is spread over several steps.
         prompts = self.prompts_per_generation * rows * self.processes / self.rows_per_generation
-        trained = str(self.num_generations)
-        if self.num_prompts:
-            trained = f"{self.rows_per_generation / self.num_prompts:g} on average"
+        mean_rows = self.rows_per_generation / self.prompts_per_generation
+        trained = f"{mean_rows:g} on average" if self.num_prompts else str(self.num_generations)
         rollouts_of_step = counted(prompts * self.num_rollouts, "rollout")
         rows_of_step = counted(rows * self.processes, "row")
         rollouts_of_process = counted(self.shares.rollouts_each, "rollout")
