@@ -1,169 +1,176 @@
-"""Check the numbers of the pages against the CSV files that they rest on: python benchmarks/pages.py
+"""Write the tables of the pages from the CSV files in docs/results/: python benchmarks/pages.py [--check]
 
-Reads the README and the pages below. Two kinds of numbers are checked, by what is printed:
+A comment before a table names a file, and what the table's rows and columns are in it:
 
-- an interval with its value, such as `1.63 [1.27, 2.19]`: a row of some `comparisons.csv` or of `predictions.csv` has
-  these three numbers, or those of the two arms swapped;
-- a row of a table of arms: one arm of the study has all of its numbers, by the titles of their columns.
+    <!-- table of equal_memory_4/comparisons.csv
+    rows: grpo-4, pods-16-4
+    columns: -, seconds a step, final accuracy, pods-16-4: final accuracy
+    -->
 
-Prints what no CSV has, and the nearest rows of the same value. `docs/results.md` names the commands that make the
-files.
+A column `-`, titles and other text are written by hand. In `comparisons.csv` a row is an arm, a column is a measure,
+and `ARM: measure` is ARM against the arm of the row, with its interval. In other files the words of a row, then those
+of the column but the last, are the first cells of a line, and the last word is one of its columns: `interval` is
+`value [low, high]` and `range` is `median (least-greatest)`.
+
+Then checks the sentences: a value with an interval or a range, `1.63 [1.27, 2.19]` or `0.33 (0.33-0.34)`, must be in
+one of the files, perhaps with its two arms swapped. With `--check` nothing is written, and a table that would change is
+an error too.
 """
 
 from __future__ import annotations
 
 import csv
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from comparisons import AT_END, COST, OVER_TIME, RESULTS, STUDIES
+from comparisons import RESULTS
 from measuring import command_line
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/results.md", "docs/how-it-works.md", "docs/metrics.md")
-NUMBER = r"-?\d+\.\d+"
-INTERVAL = re.compile(rf"\[({NUMBER}|inf), ({NUMBER}|inf)\]")
-_BEFORE = 60  # characters before an interval in which its value stands
-_TITLES = {COST: r"step, s$", AT_END: r"after \d+ s$", OVER_TIME: "accuracy over time$"}
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("results", "how-it-works", "how-do-i"))]
+TABLE = re.compile(
+    r"<!-- table of (?P<file>\S+)\nrows: (?P<rows>[^:]+)\ncolumns: (?P<columns>[^<>]+)\n-->\n\n"
+    r"\|.*\n\|[-|]+\n(?P<body>(?:\|.*\n)+)"
+)
+NUMBER = r"-?\d+(?:\.\d+)?"
+SPREAD = re.compile(rf"({NUMBER})[^\d\[()]*[\[(]({NUMBER})(?:, |-)({NUMBER})[\])]")
+SPREADS = (("value", "low", "high"), ("median", "least", "greatest"))
+
+Line = dict[str, str]
 
 
-class Source(NamedTuple):
-    """A value with its interval, and where it comes from."""
-
-    value: float
-    low: float
-    high: float
-    place: str
-
-    def readings(self) -> Iterator[tuple[float, float, float]]:
-        """Yield the three numbers as they are, and with the two arms swapped: as a difference and as a ratio."""
-        yield self.value, self.low, self.high
-        yield -self.value, -self.high, -self.low
-        if min(self.value, self.low) > 0:
-            yield 1 / self.value, 1 / self.high, 1 / self.low
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
+def lines_of(path: Path) -> list[Line]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def sources() -> list[Source]:
-    """Return every value with an interval in the results."""
+# ------------------------------------------------------------------------------------------- tables
+
+
+def written(page: str) -> str:
+    """Return a page with the numbers of its tables from the files."""
+    return TABLE.sub(with_numbers, page)
+
+
+def with_numbers(table: re.Match[str]) -> str:
+    file, rows, columns, body = table.groups()
+    names = " ".join(columns.split()).split(", ")
+    filled = []
+    for row, text in zip(" ".join(rows.split()).split(", "), body.splitlines(), strict=True):
+        path = RESULTS / file
+        if not path.exists():
+            study, _, row = row.partition(" ")
+            path = RESULTS / study / file
+        lines = lines_of(path)
+        cell = cell_of_arm if "measure" in lines[0] else cell_of_line
+        cells = [cell.strip() for cell in text.split("|")[1:-1]]
+        for place, name in enumerate(names):
+            if name != "-":
+                cells[place] = cell(lines, row, name)
+        filled.append(f"| {' | '.join(cells)} |\n")
+    return table[0].removesuffix(body) + "".join(filled)
+
+
+def cell_of_arm(lines: list[Line], arm: str, column: str) -> str:
+    """Return a cell from the comparisons of a study."""
+    rival, pair, measure = column.rpartition(": ")
+    for line in lines:
+        if line["measure"] != measure:
+            continue
+        if pair and (line["arm"], line["rival"]) == (rival, arm):
+            return spread_of(line, SPREADS[0], 3 if "accuracy" in measure else 2)
+        if not pair and arm in (line["arm"], line["rival"]):
+            return shown(measure, line["arm_value" if arm == line["arm"] else "rival_value"])
+    if not pair:
+        raise LookupError(f"no {measure} of {arm}")
+    return "-"
+
+
+def cell_of_line(lines: list[Line], row: str, column: str) -> str:
+    """Return a cell from a file whose first columns are the keys of its lines."""
+    *more, name = column.split()
+    keys = [*row.split(), *more]
+    for line in lines:
+        if list(line.values())[: len(keys)] != keys:
+            continue
+        if name in ("interval", "range"):
+            return spread_of(line, SPREADS[name == "range"], 2)
+        return shown(name, line[name])
+    return "-"
+
+
+def spread_of(line: Line, names: tuple[str, str, str], digits: int) -> str:
+    value, low, high = (f"{float(line[name]):.{digits}f}" for name in names)
+    if value in ("inf", "nan"):  # the rival does not get there
+        return "-" if low in ("inf", "nan") else f"over {low}"
+    return f"{value} [{low}, {high}]" if names == SPREADS[0] else f"{value} ({low}-{high})"
+
+
+def shown(name: str, text: str) -> str:
+    """Return a value as a page shows it, by the name of what was measured."""
+    if name == "shared":
+        return f"{float(text) * 100:.0f} %"
+    if name.endswith("_mb"):
+        return f"{float(text):,.0f}"
+    if name == "measured":
+        return f"{float(text):.2f}"
+    if "seconds to" in name:
+        return f"{float(text):.1f}".replace("inf", "never")
+    if name in ("seconds a step", "accuracy over time", "final accuracy"):
+        return f"{float(text):.3f}"
+    return {"": "-", "True": "yes", "False": "no"}.get(text, text)
+
+
+# ------------------------------------------------------------------------------------------- sentences
+
+
+def spreads() -> list[tuple[float, float, float]]:
+    """Return every value with its interval or range in the files, also with the two arms of a pair swapped."""
     found = []
-    files = [(study, RESULTS / study / "comparisons.csv") for study in STUDIES]
-    files.append(("equal_rows_32, quiet seeds", RESULTS / "equal_rows_32" / "quiet.csv"))
-    for study, path in files:
-        for row in rows_of(path):
-            place = f"{study}: {row['arm']} against {row['rival']}, {row['measure']}"
-            found.append(Source(float(row["value"]), float(row["low"]), float(row["high"]), place))
-    for row in rows_of(RESULTS / "plan" / "predictions.csv"):
-        place = f"plan/predictions.csv: {row['study']}, {row['arm']}"
-        found.append(Source(float(row["value"]), float(row["low"]), float(row["high"]), place))
+    for path in sorted(RESULTS.rglob("*.csv")):
+        for line in lines_of(path):
+            for names in SPREADS:
+                if names[0] not in line:
+                    continue
+                value, low, high = (float(line[name]) for name in names)
+                found.append((value, low, high))
+                found.append((-value, -high, -low))
+                if min(value, low) > 0:
+                    found.append((1 / value, 1 / high, 1 / low))
     return found
+
+
+def unknown(page: str, known: list[tuple[float, float, float]]) -> Iterator[str]:
+    """Yield each value with an interval or a range in a page that no file has."""
+    sentences = re.sub(r"^\|.*\n", "", page, flags=re.MULTILINE)
+    for found in SPREAD.finditer(" ".join(sentences.split())):
+        if not any(all(map(is_printed, found.groups(), numbers)) for numbers in known):
+            yield found[0]
 
 
 def is_printed(text: str, number: float) -> bool:
     """Whether a number is printed like this. One that lies half-way may be rounded either way."""
     digits = len(text.partition(".")[2])
-    if math.isinf(number) or math.isnan(number):
-        return text == str(number)
     return abs(float(text) - number) <= 0.5 * 10**-digits * (1 + 1e-4)
 
 
-def wrong_intervals(text: str, known: Sequence[Source]) -> Iterator[str]:
-    """Yield each interval of a page that no source has."""
-    for match in INTERVAL.finditer(text):
-        before = text[max(0, match.start() - _BEFORE) : match.start()]
-        numbers = re.findall(NUMBER, before)
-        value = numbers[-1] if numbers else "nan"
-        printed = (value, *match.groups())
-        near = []
-        for source in known:
-            for reading in source.readings():
-                if all(map(is_printed, printed, reading)):
-                    break
-                if is_printed(value, reading[0]):
-                    near.append(f"{source.place} [{reading[1]:.4f}, {reading[2]:.4f}]")
-            else:
-                continue
-            break
-        else:
-            yield f"{value} {match.group()}; with this value: {'; '.join(near[:3]) or 'nothing'}"
-
-
-def values_by_arm(study: str) -> dict[str, dict[str, set[float]]]:
-    """Return the values of each arm of a study by measure. One measure may have several, in pairs of other lengths."""
-    arms: dict[str, dict[str, set[float]]] = {}
-    for row in rows_of(RESULTS / study / "comparisons.csv"):
-        for arm in ("arm", "rival"):
-            of_arm = arms.setdefault(row[arm], {})
-            of_arm.setdefault(row["measure"], set()).add(float(row[f"{arm}_value"]))
-    return arms
-
-
-def measure_of(title: str) -> str:
-    """Return the measure that a column of a table has; empty if it has none."""
-    target = re.fullmatch(r"(?:seconds )?to (\d+) %", title)
-    if target:
-        return f"seconds to {int(target[1]) / 100:g}"
-    for measure, pattern in _TITLES.items():
-        if re.search(pattern, title):
-            return measure
-    return ""
-
-
-def wrong_rows(text: str) -> Iterator[str]:
-    """Yield each row of a table of arms whose numbers no arm has of the study that is named before it."""
-    study = ""
-    measures: list[str] = []
-    for line in text.splitlines():
-        named = re.search(r"\(results/([\w/]+)/comparisons\.csv\)", line)
-        if line.startswith("#"):
-            study = ""
-        if named:
-            study = named[1]
-        if not line.startswith("|"):
-            measures = []
-            continue
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if not measures:  # the titles
-            measures = [measure_of(cell) for cell in cells]
-            continue
-        if not study or not any(measures) or set(line) <= set("|- :"):
-            continue
-        if not any(_has(arm, measures, cells) for arm in values_by_arm(study).values()):
-            yield f"{study}: {line}"
-
-
-def _has(arm: dict[str, set[float]], measures: Sequence[str], cells: Sequence[str]) -> bool:
-    """Whether an arm has all the numbers of a row."""
-    for measure, cell in zip(measures, cells, strict=True):
-        text = "inf" if cell == "never" else cell
-        if measure and not any(is_printed(text, value) for value in arm.get(measure, ())):
-            return False
-    return True
-
-
-def count(text: str) -> int:
-    return len(INTERVAL.findall(text))
-
-
 def main() -> None:
-    command_line(__doc__).parse_args()
-    known = sources()
-    wrong = 0
-    for name in PAGES:
-        text = (ROOT / name).read_text(encoding="utf-8")
-        lines = [*wrong_intervals(text, known), *wrong_rows(text)]
-        wrong += len(lines)
-        print(f"{name}: {count(text)} intervals, {len(lines)} numbers that no CSV has")
-        for line in lines:
-            print(f"  {line}")
-    raise SystemExit(min(wrong, 1))
+    parser = command_line(__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    known = spreads()
+    wrong = []
+    for path in PAGES:
+        page = path.read_text(encoding="utf-8")
+        filled = written(page)
+        if check and filled != page:
+            wrong.append(f"{path.name}: python benchmarks/pages.py changes its tables")
+        elif filled != page:
+            path.write_text(filled, encoding="utf-8")
+        wrong += [f"{path.name}: no file has {text}" for text in unknown(filled, known)]
+    print("\n".join(wrong))
+    raise SystemExit(min(len(wrong), 1))
 
 
 if __name__ == "__main__":

@@ -4,10 +4,8 @@ For each comparison of the studies on word problems whose arms train equal rows,
 from the rewards in `docs/results/plan/rewards.csv`, as `pods plan` does. Prints
 
 1. the constants of `pods_rl/planning/signal.py` (`Model`), fitted to all studies;
-2. the table of `docs/results.md`: the predicted and the measured speed of the main comparisons. A study is predicted
-   with constants that are fitted to the others.
-
-Writes all predictions to `predictions.csv` beside the rewards.
+2. the predicted and the measured speed of each comparison. A study is predicted with constants that are fitted to the
+   others. They are also written to `predictions.csv` beside the rewards.
 
 With `--measure`, first generates `rewards.csv`: 64 rollouts of the shipped policy for each of 150 problems.
 """
@@ -42,21 +40,6 @@ PROMPTS = 150
 ROLLOUTS = 64
 # Folders of results, each with an experiment of the same name.
 STUDIES = ("equal_memory_4", "equal_memory_16", "equal_rows_8", "equal_rows_16", "equal_rows_32", "many_prompts")
-# The rows of the table: folder, arm, rival.
-MAIN = (
-    ("equal_memory_4", "pods-16-4", "grpo-4"),
-    ("equal_memory_16", "pods-64-16", "grpo-16"),
-    ("equal_rows_8", "pods-16-4", "grpo-4"),
-    ("equal_rows_16", "pods-16-4", "grpo-4"),
-    ("equal_rows_32", "pods-16-4", "grpo-4"),
-    ("equal_rows_8", "pods-16-4", "grpo-8"),
-    ("equal_rows_16", "pods-16-4", "grpo-16"),
-    ("equal_rows_32", "pods-16-4", "grpo-8"),
-    ("many_prompts", "16x4-n8", "8x8-n8"),
-    ("equal_rows_8", "grpo-4", "grpo-8"),
-    ("equal_rows_16", "grpo-4", "grpo-16"),
-    ("equal_rows_32", "grpo-4", "grpo-8"),
-)
 TARGETS = ("0.5", "0.4", "0.3")  # accuracies: the first that both arms reach counts
 STEPS = 1000  # simulated
 BETWEEN = np.arange(0.0, 20.0, 0.25)  # the values that are tried
@@ -247,32 +230,6 @@ def predictions(comparisons: list[Comparison]) -> list[dict[str, str | float | b
     return rows
 
 
-def table(comparisons: list[Comparison]) -> list[str]:
-    """Return the rows of the table in `docs/results.md`."""
-    by_name = {(each.folder, each.arm, each.rival): each for each in comparisons}
-    lines = []
-    for name in MAIN:
-        comparison = by_name[name]
-        plan = predict(comparison)
-        gain = plan.gains[comparison.ours.setting]
-        cells = [
-            f"`{comparison.folder}`",
-            described(comparison.ours),
-            described(comparison.theirs),
-            f"{gain.median:.2f} [{gain.low:.2f}, {gain.high:.2f}]",
-            f"{comparison.faster:.2f} [{comparison.faster_low:.2f}, {comparison.faster_high:.2f}]",
-            "the first" if plan.chosen.setting == comparison.ours.setting else "the second",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def described(arm: Arm) -> str:
-    setting = arm.setting
-    method = f"GRPO {setting.m}" if setting.n == setting.m else setting.label
-    return f"{method}, {arm.rows // setting.m} per step"
-
-
 # ------------------------------------------------------------------------------------------- measuring
 
 
@@ -311,7 +268,8 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(rows)
     print(calibrate(comparisons))
-    print("\n".join(table(comparisons)))
+    for row in rows:
+        print(*row.values())
 
 
 if __name__ == "__main__":

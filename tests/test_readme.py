@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import doctest
 import re
@@ -156,73 +155,6 @@ def test_no_address_is_made_up():
 def table(study: str, name: str) -> list[dict[str, str]]:
     with (RESULTS / study / f"{name}.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
-
-
-TRIPLES = (
-    ("difference", "ci_low", "ci_high"),
-    ("final", "final_low", "final_high"),
-    ("ratio", "low", "high"),
-    ("value", "low", "high"),
-    ("seconds", "low", "high"),
-    ("speedup", "ci_low", "ci_high"),
-)
-INTERVAL = re.compile(r"(-?\d+\.\d+)[^\d[(|]{0,40}[[(](-?\d+\.\d+)(?:, | to )(-?\d+\.\d+)[,)\]]")
-
-
-def known_triples() -> list[list[float]]:
-    """Every value with its interval in the CSV files of the studies, without signs: a page may turn a pair round."""
-    found: list[list[float]] = []
-    for path in RESULTS.rglob("*.csv"):
-        for row in table(str(path.parent.relative_to(RESULTS)), path.stem):
-            for keys in TRIPLES:
-                with contextlib.suppress(ValueError, KeyError):  # "never", or another kind of table
-                    found.append(sorted(abs(float(row[key])) for key in keys))
-    return found
-
-
-@pytest.mark.parametrize(("page", "least"), [("README.md", 4), ("docs/results.md", 20), ("docs/how-do-i.md", 2)])
-def test_every_interval_of_a_page_is_in_a_file(page, least):
-    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
-    shown = INTERVAL.findall(text)
-    known = known_triples()
-    unknown = []
-    for texts in shown:
-        rounding = 0.6 * 10 ** -len(texts[0].partition(".")[2])
-        numbers = sorted(abs(float(text)) for text in texts)
-        if not any(numbers == pytest.approx(of, abs=rounding) for of in known):
-            unknown.append(texts)
-    assert unknown == []
-    assert len(shown) >= least
-
-
-@pytest.mark.parametrize(
-    ("head", "study", "least"),
-    [
-        ("| m = 4 | rows in memory | step, s |", "equal_memory_4", 20),
-        ("| m = 16 | rows in memory | step, s |", "equal_memory_16", 21),
-        ("| 8 rows | prompts | step, s |", "equal_rows_8", 20),
-        ("| 16 rows | prompts | step, s |", "equal_rows_16", 24),
-        ("| 32 rows | prompts | step, s |", "equal_rows_32", 18),
-        ("| | GRPO 8, 8 prompts |", "many_prompts", 13),
-        ("| | rate | step, s | seconds to 30 %", "many_prompts_trl", 9),
-        ("| | rate | step, s | seconds to 50 %", "rules", 21),
-    ],
-)
-def test_every_number_of_a_table_is_in_its_study_s_file(head, study, least):
-    """Cells that hold one number with decimals; an interval's are in the test above."""
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    rows = text[text.index(head) :].partition("\n\n")[0].splitlines()[2:]
-    shown = []
-    for row in rows:
-        shown += [cell.strip() for cell in row.split("|") if re.fullmatch(r"\d+\.\d+", cell.strip())]
-    known = [float(row[key]) for row in table(study, "comparisons") for key in ("arm_value", "rival_value")]
-    unknown = []
-    for number in shown:
-        rounding = 0.6 * 10 ** -len(number.partition(".")[2])
-        if not any(float(number) == pytest.approx(value, abs=rounding) for value in known):
-            unknown.append(number)
-    assert unknown == []
-    assert len(shown) >= least
 
 
 def test_the_scores_of_the_first_screen_are_those_of_the_study():
