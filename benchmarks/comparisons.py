@@ -1,10 +1,10 @@
 """Compare the arms of a study, from its curves: python benchmarks/comparisons.py STUDY [--runs FOLDER]
 
 Reads `curves.csv` in the study's folder of `docs/results/` and writes `comparisons.csv` beside it: for each pair of
-arms, on the seeds that both have, the difference in accuracy at the end and over time, the speedup to each target, in
-seconds and in steps, and what a step costs. Curves, differences, speedups and intervals are those of `pods report`, as
-it computes them: Student's t at 95 %, paired by seed. The interval of a cost is on log ratios. Each is of one
-comparison: none is corrected for the number of comparisons.
+arms that the study's experiment declares, on the seeds that both have, the difference in accuracy at the end and over
+time, the speedup to each target, in seconds and in steps, and what a step costs. Curves, differences, speedups and
+intervals are those of `pods report`, as it computes them: Student's t at 95 %, paired by seed. The interval of a cost
+is on log ratios. Each is of one comparison: none is corrected for the number of comparisons.
 
 With `--runs`, first makes `curves.csv` and `runs.csv` from the finished runs of `pods compare` in that folder. If the
 speed check of a run took longer than that of the others, it names the run, which must be repeated, and writes nothing.
@@ -20,13 +20,14 @@ import csv
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from measuring import command_line
+from pods_rl.experiment import DeclaredPair, load_experiment
 from pods_rl.report.analysis import compare, cost_of, mean_over, speedup_between, times_after_start
 from pods_rl.report.arms import Arm, arms_from_runs, curve_of
 from pods_rl.report.intervals import Array, Difference, difference
@@ -40,74 +41,30 @@ AT_END = "final accuracy"
 COST = "seconds a step"  # a name in the committed files
 
 
-class Pair(NamedTuple):
-    """An arm and the one that it is compared with."""
-
-    arm: str
-    rival: str
-
-
-@dataclass(frozen=True)
-class Study:
-    """What to compare, and the accuracies to which times are measured: all were chosen before the study's runs."""
-
-    pairs: tuple[Pair, ...]
-    targets: tuple[float, ...]
-
-
-def against(rival: str, *arms: str) -> tuple[Pair, ...]:
-    """Return the pairs of several arms with one."""
-    return tuple(Pair(arm, rival) for arm in arms)
-
-
-EQUAL_MEMORY_4 = (
-    *against("grpo-4", "pods-16-4", "grpo-16-accumulated", "grpo-16"),
-    *against("grpo-16-accumulated", "pods-16-4"),
-    *against("grpo-16", "pods-16-4"),
-    *against("grpo-4-trl", "grpo-4", "pods-16-4"),
-)
-EQUAL_MEMORY_16 = (
-    *against("grpo-16", "pods-64-16", "grpo-64-accumulated", "grpo-64"),
-    *against("grpo-64-accumulated", "pods-64-16"),
-    *against("grpo-64", "pods-64-16"),
-    *against("grpo-16-trl", "grpo-16", "pods-64-16"),
-)
-EQUAL_ROWS_32 = Study((*against("grpo-8", "pods-16-4", "grpo-4"), *against("grpo-4", "pods-16-4")), (0.5, 0.6, 0.7))
+ROWS_32 = (0.5, 0.6, 0.7)
 STUDIES = {
-    "equal_memory_4": Study(EQUAL_MEMORY_4, (0.3, 0.4, 0.5, 0.6)),
-    "equal_memory_16": Study(EQUAL_MEMORY_16, (0.3, 0.4, 0.5, 0.6)),
-    "equal_rows_8": Study(
-        (*against("grpo-8", "pods-16-4", "pods-8-2", "grpo-4"), *against("grpo-4", "pods-16-4")), (0.3, 0.4, 0.5)
-    ),
-    "equal_rows_16": Study(
-        (*against("grpo-16", "pods-16-4", "pods-8-2", "grpo-4"), *against("grpo-4", "pods-16-4")), (0.5, 0.6, 0.7)
-    ),
-    "equal_rows_32": EQUAL_ROWS_32,
-    "equal_rows_32/first": EQUAL_ROWS_32,
-    "many_prompts": Study(against("8x8-n8", "16x4-n8"), (0.3, 0.4, 0.5, 0.6)),
-    "many_prompts_trl": Study(against("grpo-trl", "grpo"), (0.3, 0.5, 0.7)),
-    "plan_sums": Study((*against("grpo-16", "pods-8-4", "grpo-4"), *against("grpo-4", "pods-8-4")), (0.5, 0.6, 0.7)),
-    "rules": Study(
-        tuple(Pair("max-variance", rival) for rival in ("max-reward", "random", "percentile")), (0.5, 0.6, 0.7)
-    ),
-    "study": Study(
-        (
-            *against("grpo-64", "pods-64-16", "pods-32-16"),
-            *against("grpo-16", "pods-64-16", "pods-32-16"),
-            *against("pods-32-16", "pods-64-16"),
-            *against("pods-128-16", "pods-64-16"),
-            *against("pods-64-4", "pods-64-16"),
-            *against("pods-64-2", "pods-64-16"),
-            *against("max-reward-64-16", "pods-64-16"),
-            *against("random-64-16", "pods-64-16"),
-            *against("percentile-64-16", "pods-64-16"),
-            *against("before-64-16", "pods-64-16"),
-        ),
-        (0.5, 0.6, 0.7, 0.8),
-    ),
-    "quickstart": Study((*against("grpo-trl", "grpo"), *against("grpo", "pods")), (0.5, 0.6, 0.7)),
-    "chat": Study((*against("grpo-8", "pods-32-8"), *against("grpo-8-trl", "pods-32-8", "grpo-8")), (0.5, 0.65, 0.8)),
+    "equal_memory_4": (0.3, 0.4, 0.5, 0.6),
+    "equal_memory_16": (0.3, 0.4, 0.5, 0.6),
+    "equal_rows_8": (0.3, 0.4, 0.5),
+    "equal_rows_16": (0.5, 0.6, 0.7),
+    "equal_rows_32": ROWS_32,
+    "equal_rows_32/first": ROWS_32,
+    "many_prompts": (0.3, 0.4, 0.5, 0.6),
+    "many_prompts_trl": (0.3, 0.5, 0.7),
+    "plan_sums": (0.5, 0.6, 0.7),
+    "rules": (0.5, 0.6, 0.7),
+    "study": (0.5, 0.6, 0.7, 0.8),
+    "quickstart": (0.5, 0.6, 0.7),
+    "chat": (0.5, 0.65, 0.8),
 }
+"""The accuracies to which times are measured, by study: chosen before its runs, as the pairs of its experiment were."""
+
+
+def pairs_of(study: str) -> tuple[DeclaredPair, ...]:
+    """Return the pairs that the experiment of a study declares."""
+    name = study.partition("/")[0]
+    file = Path(__file__).parent / f"{name}.yaml"
+    return load_experiment(file if file.is_file() else name).pairs
 
 
 Evaluated = dict[int, list[dict[str, float]]]  # evaluations by seed
@@ -137,16 +94,16 @@ def as_arm(name: str, curve: Curve) -> Arm:
 
 
 def compare_pair(
-    pair: Pair, arms: Mapping[str, Evaluated], targets: Sequence[float], noisy: Mapping[str, set[int]]
+    pair: DeclaredPair, arms: Mapping[str, Evaluated], targets: Sequence[float], noisy: Mapping[str, set[int]]
 ) -> list[dict[str, Any]]:
     """Return a row for each measure of a pair, on the seeds that both arms have and whose runs are not noisy."""
-    seeds = arms[pair.arm].keys() & arms[pair.rival].keys()
-    seeds -= noisy.get(pair.arm, set()) | noisy.get(pair.rival, set())
+    seeds = arms[pair.arm].keys() & arms[pair.against].keys()
+    seeds -= noisy.get(pair.arm, set()) | noisy.get(pair.against, set())
     ours = {seed: arms[pair.arm][seed] for seed in seeds}
-    theirs = {seed: arms[pair.rival][seed] for seed in seeds}
+    theirs = {seed: arms[pair.against][seed] for seed in seeds}
     arm = curve(ours)
     rival = curve(theirs)
-    found = compare(as_arm(pair.arm, arm), as_arm(pair.rival, rival))
+    found = compare(as_arm(pair.arm, arm), as_arm(pair.against, rival))
     assert found.over_time
     times = times_after_start(arm, rival, found.due)
     rows = [
@@ -157,10 +114,10 @@ def compare_pair(
     rival_steps = curve(theirs, "step")
     for unit, left, right in (("seconds", arm, rival), ("steps", arm_steps, rival_steps)):
         for target in targets:
-            result = speedup_between(as_arm(pair.arm, left), as_arm(pair.rival, right), target)
+            result = speedup_between(as_arm(pair.arm, left), as_arm(pair.against, right), target)
             rows.append(time_row(f"{unit} to {target:g}", result))
     rows.append(cost_row(step_seconds(arm, arm_steps), step_seconds(rival, rival_steps)))
-    return [{"arm": pair.arm, "rival": pair.rival, "seeds": len(seeds), **row} for row in rows]
+    return [{"arm": pair.arm, "rival": pair.against, "seeds": len(seeds), **row} for row in rows]
 
 
 def step_seconds(over_seconds: Curve, over_steps: Curve) -> Array:
@@ -183,12 +140,11 @@ def noisy_seeds(name: str) -> dict[str, set[int]]:
 
 def compare_study(name: str, *, quiet: bool = False) -> list[dict[str, Any]]:
     """Return a row for each measure of each pair of a study."""
-    study = STUDIES[name]
     arms = read_evaluations(RESULTS / name / "curves.csv")
     noisy = noisy_seeds(name) if quiet else {}
     rows = []
-    for pair in study.pairs:
-        rows += compare_pair(pair, arms, study.targets, noisy)
+    for pair in pairs_of(name):
+        rows += compare_pair(pair, arms, STUDIES[name], noisy)
     return rows
 
 

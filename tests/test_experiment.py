@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import yaml
 
 from pods_rl import experiment as experiments
 from pods_rl.errors import UserError
-from pods_rl.experiment import build_experiment, load_experiment, run_experiment, train_in_process
+from pods_rl.experiment import DeclaredPair, build_experiment, load_experiment, run_experiment, train_in_process
 from pods_rl.recipe import load_recipe
 from pods_rl.recipe.contents import ROWS, contents_of
 from pods_rl.runs import Run, RunWriter, find_runs, undeclared_runs
@@ -76,14 +77,24 @@ def test_it_writes_a_file_that_gives_the_same_experiment(tmp_path):
     assert again.base["max_seconds"] == 5
 
 
-def test_an_arm_may_declare_what_it_shows_which_no_recipe_has():
-    planned = experiment(TEXT.replace("num_rollouts: 32}", "num_rollouts: 32, shows: selection}"))
-    assert planned.shows == {"pods": "selection"}
-    assert all("shows" not in run.recipe.values for run in planned.plan())
-    assert load_text(planned.to_yaml()).shows == planned.shows
-    for shown in ("3", "''", "[selection]", '"two\\nlines"'):
-        with pytest.raises(UserError, match="shows"):
-            experiment(TEXT.replace("num_rollouts: 32}", f"num_rollouts: 32, shows: {shown}}}"))
+def test_pairs_are_declared_against_the_baseline_if_no_other_arm_is_named():
+    entries = [{"arm": "pods", "shows": "selection"}]
+    planned = experiment(f"{TEXT}\npairs: {json.dumps(entries)}\n")
+    assert planned.pairs == (DeclaredPair("pods", "grpo", "selection"),)
+    assert load_text(planned.to_yaml()).pairs == planned.pairs
+    assert experiment().pairs == ()
+    same = {"arm": "grpo", "against": "pods"}
+    for wrong in (
+        "pods",
+        [3],
+        [{}],
+        [{"arm": "dpo"}],
+        [{"arm": "grpo"}],
+        [same, *entries],
+        [{"arm": "pods", "shows": 3}],
+    ):
+        with pytest.raises(UserError, match="pairs"):
+            experiment(f"{TEXT}\npairs: {json.dumps(wrong)}\n")
 
 
 def test_the_base_may_be_a_recipe(tmp_path):

@@ -29,10 +29,11 @@ from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
 from ..runs.checkpoints import MANIFEST, last_good, unreadable
 from ..runs.files import CHECKPOINTS, EXPERIMENT, LOG, begins_with, open_own, read_mapping
 from ..runs.identity import changed_contents
-from .definition import HEAD, Experiment, PlannedRun, build_experiment, load_experiment
+from .definition import HEAD, DeclaredPair, Experiment, PlannedRun, build_experiment, load_experiment
 from .starters import RunProcess, Starters
 
 __all__ = [
+    "DeclaredPair",
     "Event",
     "Experiment",
     "PlannedRun",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import UserError
 from ..recipe import Recipe, build_recipe, find_accelerate_config, find_recipe
-from ..recipe.catalog import SHOWS, accelerate_processes, split_experiment
+from ..recipe.catalog import accelerate_processes, split_experiment
 from ..recipe.recipe import convert
 from ..text import describe
 from ..yaml_files import Origin, YAMLError, dump_yaml, parse_value, read_yaml
@@ -18,6 +18,14 @@ from ..yaml_files import Origin, YAMLError, dump_yaml, parse_value, read_yaml
 HEAD = "# pods compare: the experiment of this directory\n"  # how a stored experiment begins
 _MOST_SEEDS = 1000
 _OVERRIDES = ("baseline", "seeds", "accelerate")  # of an experiment itself, from the command line
+
+
+class DeclaredPair(NamedTuple):
+    """An arm, the arm that the report compares it with, and what their difference shows, if it is said."""
+
+    arm: str
+    against: str
+    shows: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Experiment:
     baseline: str
     source: str
     accelerate: str | None = None
-    shows: dict[str, str] = field(default_factory=dict)  # by arm, what it shows: for the report
+    pairs: tuple[DeclaredPair, ...] = ()  # what the report compares; if none, every arm with the baseline
 
     @property
     def processes(self) -> int:
@@ -74,18 +82,19 @@ class Experiment:
         settings: dict[str, Any] = {"name": self.name, "baseline": self.baseline}
         if self.accelerate is not None:
             settings["accelerate"] = self.accelerate
-        arms = {}
-        for name, keys in self.arms.items():
-            arms[name] = {**keys, SHOWS: self.shows[name]} if name in self.shows else keys
-        settings |= {"arms": arms, "seeds": list(self.seeds), "base": self.base}
+        settings["arms"] = self.arms
+        if self.pairs:
+            settings["pairs"] = [pair._asdict() for pair in self.pairs]
+        settings |= {"seeds": list(self.seeds), "base": self.base}
         return HEAD + dump_yaml(settings)
 
 
 def load_experiment(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
     """Load an experiment from a YAML file, or a shipped one by its name.
 
-    Its keys: ``arms`` (name -> recipe keys, and ``shows``, what the arm shows in the report's sentences),
-    ``base`` (a recipe's name or path, or recipe keys),
+    Its keys: ``arms`` (name -> recipe keys), ``base`` (a recipe's name or path, or recipe keys),
+    ``pairs`` (what the report compares, a list of mappings: ``arm``, ``against``, by default the baseline, and
+    ``shows``, what their difference shows; by default every arm against the baseline),
     ``baseline`` (an arm; the first by default), ``seeds`` (a count k for 1..k, or a list), ``name``,
     ``accelerate`` (runs of several processes: a configuration's name, such as zero2, or path); any other key is a
     recipe key of all arms. ``overrides`` replace keys of all arms, or ``seeds``, ``baseline`` and ``accelerate``.
@@ -108,7 +117,6 @@ def build_experiment(
         if key in overrides:
             values[key] = overrides.pop(key)
     base, arms = split_experiment(values, source)
-    shows = _take_shows(arms, source)
     for arm, keys in arms.items():
         for key in keys:
             if key in overrides:
@@ -127,23 +135,29 @@ def build_experiment(
     if accelerate is not None:
         find_accelerate_config(str(accelerate))
     seeds = _seeds(values.get("seeds", 1), source)
-    return Experiment(str(name), base, arms, seeds, baseline, source.name, accelerate, shows)
+    pairs = _pairs(values.get("pairs") or [], arms, baseline, source)
+    return Experiment(str(name), base, arms, seeds, baseline, source.name, accelerate, pairs)
 
 
-def _take_shows(arms: Mapping[str, dict[str, Any]], source: Origin) -> dict[str, str]:
-    """Remove from the keys of the arms what they show, and return it; raise UserError if it is not one line of text."""
-    shows = {}
-    for name, keys in arms.items():
-        if SHOWS not in keys:
-            continue
-        shown = keys.pop(SHOWS)
-        if not isinstance(shown, str) or not shown.strip() or not shown.isprintable():
-            raise UserError(
-                f"{source.where('arms')}arm {name}: {SHOWS}: got {describe(shown)}, expected what the arm shows in a "
-                "few words, such as selection."
-            )
-        shows[name] = shown.strip()
-    return shows
+def _pairs(entries: Any, arms: Mapping[str, Any], baseline: str, source: Origin) -> tuple[DeclaredPair, ...]:
+    """Return the declared pairs; raise UserError if they are not different arms, or if what one shows is not a line."""
+    where = f"{source.where('pairs')}pairs: "
+    if not isinstance(entries, list):
+        raise UserError(f"{where}got {describe(entries)}, expected a list, such as - {{arm: pods, against: grpo}}.")
+    pairs: list[DeclaredPair] = []
+    for entry in entries:
+        if not isinstance(entry, dict) or "arm" not in entry or not {*entry} <= {*DeclaredPair._fields}:
+            raise UserError(f"{where}got {describe(entry)}, expected the keys {', '.join(DeclaredPair._fields)}.")
+        pair = DeclaredPair(**{"against": baseline, **entry})
+        for name in (pair.arm, pair.against):
+            if not isinstance(name, str) or name not in arms:
+                raise UserError(f"{where}{describe(name)} is not an arm: expected one of {', '.join(arms)}.")
+        if not isinstance(pair.shows, str) or not (pair.shows + " ").isprintable():
+            raise UserError(f"{where}shows: got {describe(pair.shows)}, expected a few words, such as selection.")
+        if any({pair.arm, pair.against} == {other.arm, other.against} for other in pairs) or pair.arm == pair.against:
+            raise UserError(f"{where}{pair.arm} against {pair.against}: expected two arms, and each pair once.")
+        pairs.append(pair)
+    return tuple(pairs)
 
 
 def _seeds(seeds: Any, source: Origin) -> tuple[int, ...]:

@@ -16,8 +16,15 @@ from ..errors import UserError
 from ..text import describe, short, suggest
 from ..yaml_files import Origin, read_yaml
 
-SHOWS = "shows"  # of an arm: what it shows, for the sentences of the report; it is not a recipe key
-EXPERIMENT_KEYS = ("name", "base", "arms", "baseline", "seeds", "accelerate")  # the others are recipe keys of all arms
+EXPERIMENT_KEYS = (
+    "name",
+    "base",
+    "arms",
+    "baseline",
+    "pairs",
+    "seeds",
+    "accelerate",
+)  # the others are recipe keys of all arms
 _RECIPES = Path(__file__).parent.parent / "recipes"
 _ARM_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 _TAKEN = ("report", "configs", "logs")  # directories of the experiment itself
@@ -112,9 +119,7 @@ def read_recipe(path_or_name: str | Path) -> tuple[dict[str, Any], Origin]:
 def read_arm(path: Path, arm: str) -> dict[str, Any]:
     """Return the recipe keys of one arm of an experiment's file."""
     base, arms = split_experiment(*read_yaml(path))
-    keys = {**base, **arms[arm]}
-    keys.pop(SHOWS, None)
-    return keys
+    return {**base, **arms[arm]}
 
 
 def split_experiment(
