@@ -16,7 +16,7 @@ import pytest
 from nbclient import NotebookClient
 
 from pods_rl.experiment import load_experiment
-from pods_rl.recipe import load_recipe
+from pods_rl.recipe import load_recipe, shipped_recipes
 from pods_rl.recipe import recipe as checks
 from pods_rl.recipe.recipe import differences
 from pods_rl.runs import Run
@@ -29,9 +29,9 @@ EXAMPLES = ROOT / "examples"
 SHORT = ("--max_steps", "1", "--eval_prompts", "4")
 
 
-def header_commands(name: str) -> list[list[str]]:
-    """The `pods` commands that an example's header shows, as words."""
-    text = (EXAMPLES / name).read_text("utf-8").replace("\\\\\n", "\\\n")
+def header_commands(file: Path) -> list[list[str]]:
+    """The `pods` commands that a file's header shows, as words."""
+    text = file.read_text("utf-8").replace("\\\\\n", "\\\n")
     text = re.sub(r"\\\n#? *", " ", text)
     found = re.findall(r"^(?:#   |    )(?:PYTHONPATH=examples )?pods (.*)$", text, flags=re.MULTILINE)
     return [shlex.split(line, comments=True) for line in found]
@@ -86,14 +86,14 @@ def test_the_doctests_of_an_example(name):
 
 @pytest.mark.slow
 def test_the_own_reward_is_trained_on(at_root, tmp_path):
-    (command,) = header_commands("own_reward.py")
+    (command,) = header_commands(EXAMPLES / "own_reward.py")
     run = train_shortly(command, tmp_path / "run")
     assert "rewards/own_reward:brevity/mean" in run.metrics[0]
 
 
 @pytest.mark.slow
 def test_the_own_rule_selects(at_root, tmp_path):
-    (command,) = header_commands("own_rule.py")
+    (command,) = header_commands(EXAMPLES / "own_rule.py")
     run = train_shortly(command, tmp_path / "run")
     assert run.config["rule"] == "own_rule:extremes_and_random"
     assert run.metrics[0]["step"] == 1
@@ -101,7 +101,7 @@ def test_the_own_rule_selects(at_root, tmp_path):
 
 @pytest.mark.slow
 def test_the_own_task_is_read_from_its_files(at_root, tmp_path):
-    (command,) = header_commands("own_task.yaml")
+    (command,) = header_commands(EXAMPLES / "own_task.yaml")
     run = train_shortly(command, tmp_path / "run")
     asked = [
         json.loads(line)["text"] for line in (EXAMPLES / "own_task" / "train.jsonl").read_text("utf-8").splitlines()
@@ -111,17 +111,29 @@ def test_the_own_task_is_read_from_its_files(at_root, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_recipe_for_a_gpu_is_right_and_its_short_form_runs(at_root, tmp_path, monkeypatch):
-    doctor, full, short = header_commands("lora_vllm.yaml")
+def test_the_script_for_one_gpu_runs_on_a_cpu(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = (EXAMPLES / "one_gpu.py").read_text("utf-8")
+    names: dict = {}
+    exec(compile(script.replace("else 2", "else 1"), "one_gpu.py", "exec"), names)
+    (metrics,) = [row for row in names["trainer"].state.log_history if "reward" in row]
+    assert metrics["pods/rows_a_prompt"] * metrics["pods/prompts_trained"] == pytest.approx(64)
+
+
+@pytest.mark.slow
+def test_the_recipe_for_one_gpu_has_the_rows_of_the_script_and_its_short_form_runs(tmp_path, monkeypatch):
+    doctor, full, short = header_commands(shipped_recipes()["gsm8k-8x8"])
     assert "bad   recipe" in (report := pods(*doctor).output)
     assert "vllm" in report
     with monkeypatch.context() as patch:
         find = checks.find_spec
         patch.setattr(checks, "find_spec", lambda name: name == "vllm" or find(name))
-        recipe = load_recipe(full[1])
+        recipe = load_recipe(full[-1])
         recipe.check_installed()
-        assert recipe.batch_plan().num_rollouts == 64
+    plan = recipe.batch_plan()
+    assert (plan.prompts_per_generation, plan.num_rollouts, plan.rows_per_generation) == (8, 32, 64)
     run = train_shortly(short, tmp_path / "run")
+    assert run.metrics[0]["pods/rows_a_prompt"] * run.metrics[0]["pods/prompts_trained"] == pytest.approx(64)
     assert (run.path / "checkpoints" / "final" / "adapter_model.safetensors").is_file()
 
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "how-do-i.md").read_text(encoding="utf-8")
 INTRODUCTION, *PARTS = re.split(r"^## ", PAGE, flags=re.MULTILINE)
 SECTIONS = {part.partition("\n")[0]: part for part in PARTS}
-QUICK = ("Train on data from the hub", "Use several GPUs", "Use vLLM", "Find out what fits in 24 GB")
+QUICK = ("Train on data from the hub", "Find out what fits in 24 GB")
 PLACE = re.compile(r"`([\w-]+\.(?:jsonl|toml|yaml|py))`[^`]*\Z")  # the file that the text before a block names
 
 
@@ -129,7 +129,7 @@ def run_commands(code: str) -> None:
 def test_the_files_of_the_page_are_found():
     files = {file for section in SECTIONS.values() for _, _, file in code_blocks(section)} - {None}
     assert {file for file in files if not file.endswith(".py")} == {
-        "questions.jsonl", "mine.yaml", "hub.yaml", "pyproject.toml", "vllm.yaml",
+        "questions.jsonl", "mine.yaml", "hub.yaml", "pyproject.toml",
     }  # fmt: skip
     assert {file for file in files if file.endswith(".py")} == {"my_rewards.py", "judge.py", "my_pods.py"}
 
@@ -143,7 +143,7 @@ def test_each_recipe_sets_a_learning_rate_and_lora_a_higher_one_than_the_default
                 recipes.append(yaml.safe_load(code))
             if language == "" and "--use_peft true" in code:
                 recipes.append(parse_overrides(shlex.split(code), []))
-    assert sum("use_peft" in values for values in recipes) == 2
+    assert sum("use_peft" in values for values in recipes) == 1
     for values in recipes:
         rate = float(values["learning_rate"])
         assert rate > default if "use_peft" in values else rate >= default

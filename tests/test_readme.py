@@ -321,7 +321,7 @@ def test_other_texts_name_the_pinned_versions():
         assert len(named) == 3
         for column, version in named:
             assert f"{versions[DISTRIBUTIONS[column]]}.".startswith(f"{version}."), (column, version)
-    (vllm,) = re.findall(r"evaluates with vLLM (\S+) on a CPU", (ROOT / "docs" / "trl.md").read_text("utf-8"))
+    (vllm,) = re.findall(r"evaluates with vLLM (\S+) on a CPU", (ROOT / "docs" / "on-a-gpu.md").read_text("utf-8"))
     assert vllm == pinned("constraints-vllm.txt")["vllm"]
 
 
