@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from transformers import LlamaConfig, LlamaForSequenceClassification, Qwen2Config
+from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from pods_rl.planning.memory import GIB, estimate_memory
 from pods_rl.policies import tiny_policy_path
-from pods_rl.recipe import Origin, build_recipe
 from pods_rl.recipe.schema import fields, parse_overrides
 from pods_rl.runs import Run
 
@@ -28,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "how-do-i.md").read_text(encoding="utf-8")
 INTRODUCTION, *PARTS = re.split(r"^## ", PAGE, flags=re.MULTILINE)
 SECTIONS = {part.partition("\n")[0]: part for part in PARTS}
-QUICK = ("Train on data from the hub", "Find out what fits in 24 GB")
+QUICK = ("Train on data from the hub",)
 PLACE = re.compile(r"`([\w-]+\.(?:jsonl|toml|yaml|py))`[^`]*\Z")  # the file that the text before a block names
 
 
@@ -155,71 +153,3 @@ def test_a_command_is_one_line():
         for language, code, _ in code_blocks(section):
             if not language:
                 assert [shlex.split(line)[0] for line in code.splitlines()] == ["pods"] * len(code.splitlines())
-
-
-# hidden, inner, layers, heads, key heads, vocabulary, tied, parameters: from the models' published configurations
-SHAPES = {
-    "Qwen2.5-0.5B": (896, 4864, 24, 14, 2, 151936, True, 494_032_768),
-    "Qwen2.5-1.5B": (1536, 8960, 28, 12, 2, 151936, True, 1_543_714_304),
-    "Qwen2.5-3B": (2048, 11008, 36, 16, 2, 151936, True, 3_085_938_688),
-    "Qwen2.5-7B": (3584, 18944, 28, 28, 4, 152064, False, 7_615_616_512),
-}
-STEP = """
-model_name_or_path: owner/model
-task: gsm8k
-max_prompt_length: 512
-max_completion_length: 512
-num_rollouts: 64
-num_generations: 16
-per_device_train_batch_size: 8
-gradient_accumulation_steps: 2
-max_steps: 1
-"""
-TRAINED = {  # what the table's second column says, as keys
-    "all weights": {},
-    "float32": {"dtype": "float32"},
-    "bfloat16": {"dtype": "bfloat16"},
-    "8-bit AdamW": {"optim": "adamw_8bit"},
-    "LoRA": {"use_peft": True, "dtype": "bfloat16"},
-    "rank 64": {"lora_r": 64},
-    "4-bit base": {"load_in_4bit": True},
-    "no gradient checkpointing": {"gradient_checkpointing": False},
-    "vLLM at 0.35": {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.35},
-}
-
-
-def qwen(name: str) -> Qwen2Config:
-    hidden, inner, layers, heads, key_heads, vocabulary, tied, _ = SHAPES[name]
-    return Qwen2Config(
-        hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=key_heads, vocab_size=vocabulary, tie_word_embeddings=tied,
-    )  # fmt: skip
-
-
-def recipe_of(**keys):
-    return build_recipe(yaml.safe_load(STEP) | keys, Origin("a test"))
-
-
-TABLE = re.findall(r"^\| (Qwen2.5-\S+) \| (.+) \|$", PAGE, flags=re.MULTILINE)
-
-
-def test_the_table_of_memory_is_computed():
-    assert len(TABLE) >= 8
-    for model, cells in TABLE:
-        trained, *shown, verdict = cells.split(" | ")
-        keys: dict = {}
-        for part in trained.split(", "):
-            keys |= TRAINED[part]
-        memory = estimate_memory(recipe_of(**keys), qwen(model))
-        parts = (memory.weights, memory.optimizer, memory.vllm, memory.update, memory.generation, memory.peak)
-        assert shown == [f"{part / GIB:.1f}" for part in parts], (model, trained)
-        free = 24 - memory.peak / GIB
-        assert verdict == ("yes" if free >= 4 else "barely" if free > 0 else "no"), (model, trained)
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_weights_are_those_of_the_published_models(name):
-    memory = estimate_memory(recipe_of(dtype="bfloat16"), qwen(name))
-    assert memory.weights == 2 * SHAPES[name][-1]
-    assert memory.gradients == memory.weights
-    assert memory.optimizer == 2 * memory.weights

@@ -1,4 +1,4 @@
-"""Steps that a plan measures: each with its own n and m, real work, and a policy that does not move."""
+"""Steps that a plan measures: each with its own prompts and rollouts, real work, and a policy that does not move."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import torch
 
 from pods_rl.errors import UserError
 from pods_rl.planning.measure import Meter
-from pods_rl.planning.prices import Setting
+from pods_rl.planning.plan import Setting
 
 from .vllm_stand_in import LLM, Client, stand_ins
 
-SETTINGS = [Setting(4, 4), Setting(16, 4), Setting(8, 8)]
+SETTINGS = [
+    Setting(2, 4, 4, "none"),
+    Setting(2, 16, 4, "prompt"),
+    Setting(1, 8, 8, "none"),
+    Setting(4, 4, 4, "batch"),
+]
 
 
 def test_each_step_does_the_work_of_its_own_setting(make_trainer) -> None:
@@ -19,27 +24,37 @@ def test_each_step_does_the_work_of_its_own_setting(make_trainer) -> None:
     trainer = make_trainer(learning_rate=0.0, max_steps=99, **accumulated)
     before = [weight.detach().clone() for weight in trainer.model.parameters()]
     progress: list[str] = []
-    meter = Meter(trainer, show=progress.append)
-    meter.run(meter.rounds(SETTINGS, seconds=0))
-    assert len(progress) == 9
-    assert all(" s of " not in line for line in progress)  # its time was over before the first step
-    works = {setting: [step.work for step in steps] for setting, steps in meter.steps.items()}
-    assert {setting: [(w.prompts, w.rollouts) for w in some] for setting, some in works.items()} == {
-        Setting(4, 4): [(2, 8)] * 2, Setting(16, 4): [(2, 32)] * 2, Setting(8, 8): [(1, 8)] * 2,
-    }  # fmt: skip
-    assert all(0 < work.rows <= 8 for some in works.values() for work in some)
-    assert all(step.generation > 0 and step.update > 0 for steps in meter.steps.values() for step in steps)
+    seen: list[tuple[Setting, tuple[int, ...], int]] = []
+
+    class Watched(Meter):
+        def on_log(self, *args, logs=None, **others) -> None:
+            if self._setting is not None and logs and "train_runtime" not in logs:
+                record = trainer.rollouts
+                seen.append((self._setting, tuple(record.rewards.shape), len(record.kept)))
+            super().on_log(*args, logs=logs, **others)
+
+    meter = Watched(trainer, show=progress.append)
+    meter.run(SETTINGS, seconds=0)
+    assert len(progress) == len(seen) == 3 * len(SETTINGS)  # a round that warms up, and two
+    for setting, shape, kept in seen:
+        assert shape == (setting.prompts, setting.n)
+        assert kept == 8
+    assert {setting: len(steps) for setting, steps in meter.steps.items()} == dict.fromkeys(SETTINGS, 2)
+    assert all(step.seconds > 0 and 0 <= step.without_signal <= 1 for steps in meter.steps.values() for step in steps)
     assert all(map(torch.equal, before, trainer.model.parameters()))
-    assert trainer.state.global_step == 9  # a round that warms up, and two
-    assert sum(map(len, meter.rewards.values())) == 3 * (8 + 32 + 8)
+    assert meter.facts()["rewards"].endswith(f"of {3 * (8 + 32 + 8 + 16)} rollouts")
 
 
 @pytest.mark.parametrize(
     ("sizes", "problem"),
-    [((4, 8), "num_rollouts = 4 .*num_generations = 8"), ((8, 3), "num_generations = 3")],
+    [
+        ((4, 8), "num_rollouts = 4 .*num_generations = 8"),
+        ((8, 3), "num_generations = 3"),
+        ((4, 4, 1), "num_prompts = 1"),
+    ],
 )
 def test_group_sizes_that_the_batch_cannot_hold_are_refused(make_trainer, sizes, problem) -> None:
-    trainer = make_trainer()
+    trainer = make_trainer(per_device_train_batch_size=8)
     with pytest.raises(UserError, match=problem):
         trainer.measure(*sizes)
 
@@ -47,9 +62,9 @@ def test_group_sizes_that_the_batch_cannot_hold_are_refused(make_trainer, sizes,
 @pytest.mark.parametrize("mode", ["server", "colocate"])
 def test_vllm_generates_as_many_rollouts_as_each_setting_has(make_trainer, mode) -> None:
     with stand_ins():
-        trainer = make_trainer(use_vllm=True, vllm_mode=mode, num_rollouts=16, learning_rate=0.0, max_steps=9)
-        Meter(trainer).run(iter(SETTINGS))
+        trainer = make_trainer(use_vllm=True, vllm_mode=mode, num_rollouts=16, learning_rate=0.0, max_steps=4)
+        Meter(trainer).run(SETTINGS, seconds=0)
         (generator,) = Client.made + LLM.made
         sent = generator.sent("generate")
     counts = [s["n"] * len(s["prompts"]) if mode == "server" else len(s[0]) for s in sent]
-    assert counts == [8, 32, 8]
+    assert counts == [8, 32, 8, 16]

@@ -1,13 +1,12 @@
-"""``pods doctor``: whether this machine can train, and what a recipe does on it; ``pods plan``: its best n and m."""
+"""``pods doctor``: whether this machine can train, and what a recipe does on it; ``pods plan``: what its steps cost."""
 
 from __future__ import annotations
 
 import platform
-import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Option
@@ -74,7 +73,7 @@ def doctor(context: typer.Context, config: Config = None) -> None:
         show_facts(facts)
     if recipe and not is_model:
         show_facts(recipe.batch_plan().describe())
-        console().print(f"\nWhich n and m pay off here? Measure it: pods plan {safe_text(named)}")
+        console().print(f"\nWhat do more rollouts cost here? Measure it: pods plan {safe_text(named)}")
     if any(grade == "bad" for grade, _, _ in findings):
         raise typer.Exit(1)
 
@@ -147,14 +146,13 @@ def describe_attention(bf16: bool) -> str:
 def plan(
     context: typer.Context,
     config: Config = None,
-    seconds: Annotated[float, Option(min=1, max=1e6, help="Seconds to measure and time, after loading.")] = 120,
+    seconds: Annotated[float, Option(min=1, max=1e6, help="Seconds to measure, after loading.")] = 120,
 ) -> None:
-    """Find the n and m that are predicted to learn fastest on a recipe, by measuring.
+    """Measure what a step of a recipe costs with more rollouts, by selection of each prompt and over the batch.
 
-    Trains real steps with a learning rate of 0. From the seconds of a rollout, a prompt and a trained row, and the
-    rewards, it models every n and m. Then it times plain GRPO and the three best, and recommends one of these. Rows a
-    step and the learning rate stay. Set any key of the recipe with --KEY VALUE. The last line of the output is a
-    command. It trains with the recommended n and m.
+    Trains real steps with a learning rate of 0. All settings train the rows of the recipe; the first is plain GRPO.
+    Prints how many fewer steps each setting must need to pay off, what our studies measured with about as many rows,
+    and an experiment that settles it. Set any key of the recipe with --KEY VALUE.
 
     \b
     Examples:
@@ -177,16 +175,6 @@ def plan(
         result = plan_recipe(recipe, seconds, show=show)
     for text in result.lines():
         print(plain_text(text))
-    print("Train with:", plain_text(_train_command(named, {**keys, **result.chosen.setting.keys})))
-
-
-def _train_command(named: str, keys: Mapping[str, Any]) -> str:
-    """Return the command that trains a recipe with these keys.
-
-    >>> _train_command("tiny-pods", {"use_cpu": True, "num_rollouts": 64})
-    'pods train tiny-pods --use_cpu true --num_rollouts 64'
-    """
-    words = ["pods", "train", named]
-    for key, value in keys.items():
-        words += [f"--{key}", str(value).lower() if isinstance(value, bool) else str(value)]
-    return shlex.join(words)
+    print("\nTo settle it, save this as settings.yaml and run: pods compare --config settings.yaml")
+    for text in result.experiment(named):
+        print(plain_text(text))

@@ -1,1 +1,1 @@
-"""`pods plan`: which n and m are predicted to learn fastest. Measures real steps, then simulates the signal."""
+"""`pods plan`: what a step costs with other numbers of prompts and rollouts, measured."""

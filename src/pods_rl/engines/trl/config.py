@@ -36,8 +36,8 @@ class PODSConfig(GRPOConfig):
 
     Args:
         num_rollouts: number of rollouts generated for each prompt, n. At least m = num_generations, the rows trained of
-            each prompt (TRL's own meaning). If None, n = m, which is plain GRPO. `pods plan` measures which n and m
-            are predicted to learn fastest.
+            each prompt (TRL's own meaning). If None, n = m, which is plain GRPO. `pods plan` measures what
+            more rollouts cost.
         selection: choose rollouts of each prompt by itself, m of each (prompt, the paper), or of all prompts of a
             generation together (batch): prompts then have different numbers of rows, and those whose rewards are all
             equal have none. The rule is then max_variance, random, or your own as a function of a RolloutBatch.

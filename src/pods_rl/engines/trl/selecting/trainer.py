@@ -313,15 +313,17 @@ class Selecting(Layer):
 
     # -- other group sizes, for `pods plan` ----------------------------------------------------------------------------
 
-    def measure(self, num_rollouts: int, num_generations: int) -> None:
+    def measure(self, num_rollouts: int, num_generations: int, num_prompts: int | None = None) -> None:
         """Train with other group sizes from the next generation on, until the next call, to measure what they cost.
 
-        The number of rows stays. Each generation has rows / m new prompts, drawn as dynamic sampling draws them;
+        The number of rows stays. Each generation has new prompts, drawn as dynamic sampling draws them;
         `trainer.rollouts` then holds their rollouts.
 
         Args:
             num_rollouts: n, the rollouts generated for each prompt.
             num_generations: m, the rows trained of each prompt.
+            num_prompts: of a generation, whose rows are selected over the batch. If None, rows / m prompts, and m rows
+                of each.
 
         Raises:
             UserError: sizes that the batch or the processes cannot hold, or prompts from a stream.
@@ -335,7 +337,7 @@ class Selecting(Layer):
             "num_rollouts": num_rollouts,
             "num_generations": num_generations,
             "generation_batch_size": None,  # TRL derives it from the steps
-            "num_prompts": None,
+            "num_prompts": num_prompts,
         }
         self._plan = batch_plan(settings, self.accelerator.num_processes)
 
@@ -344,5 +346,6 @@ class Selecting(Layer):
         self.num_generations = plan.num_generations
         self.args.num_generations = plan.num_generations
         self.args.num_rollouts = plan.num_rollouts
-        self.args.num_prompts = None
+        self.args.num_prompts = plan.num_prompts
+        self.args.selection = "prompt" if plan.num_prompts is None else "batch"
         return self._dynamic.new_rows(plan.prompts_per_generation, example)
