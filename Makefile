@@ -117,7 +117,7 @@ LONG := $(sort tests/reliability $(shell grep -rl --include='test_*.py' mark.rel
 test-reliability: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "reliability or not reliability" $(LONG)
 
-# The verl engine against the real verl and a local Ray, in an environment of its own (docs/verl.md).
+# The verl engine against the real verl and a local Ray, in an environment of its own (docs/engines.md).
 $(VERL_STAMP): pyproject.toml constraints-verl.txt
 	@echo "== setting up $(VERL_VENV) (first time only; installs PyTorch, verl and Ray)"
 	$(ENVIRONMENT) $(VERL_VENV) --no-deps -r constraints-verl.txt -e .
@@ -126,7 +126,7 @@ $(VERL_STAMP): pyproject.toml constraints-verl.txt
 test-verl: $(VERL_STAMP)
 	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python -m pytest -q tests/verl src/pods_rl/engines/verl
 
-# The SkyRL engine against the real SkyRL without its GPU parts, in an environment of its own (docs/skyrl.md).
+# The SkyRL engine against the real SkyRL without its GPU parts, in an environment of its own (docs/engines.md).
 $(SKYRL_STAMP): pyproject.toml constraints-skyrl.txt
 	@echo "== setting up $(SKYRL_VENV) (first time only; installs PyTorch, SkyRL and Ray)"
 	$(ENVIRONMENT) $(SKYRL_VENV) --no-deps -r constraints-skyrl.txt -e .

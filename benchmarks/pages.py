@@ -12,9 +12,9 @@ and `ARM: measure` is ARM against the arm of the row, with its interval. In othe
 of the column but the last, are the first cells of a line, and the last word is one of its columns: `interval` is
 `value [low, high]` and `range` is `median (least-greatest)`.
 
-Then checks the sentences: a value with an interval or a range, `1.63 [1.27, 2.19]` or `0.33 (0.33-0.34)`, must be in
-one of the files, perhaps with its two arms swapped. With `--check` nothing is written, and a table that would change is
-an error too.
+Then checks the rest of the page: a value with an interval or a range, `1.63 [1.27, 2.19]` or `0.33 (0.33-0.34)`, must
+be in one of the files, perhaps with its two arms swapped. With `--check` nothing is written, and a table that would
+change is an error too.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def cell_of_arm(lines: list[Line], arm: str, column: str) -> str:
         if line["measure"] != measure:
             continue
         if pair and (line["arm"], line["rival"]) == (rival, arm):
-            return spread_of(line, SPREADS[0], 3 if "accuracy" in measure else 2)
+            return interval_of(line, 3 if "accuracy" in measure else 2)
         if not pair and arm in (line["arm"], line["rival"]):
             return shown(measure, line["arm_value" if arm == line["arm"] else "rival_value"])
     if not pair:
@@ -94,17 +94,19 @@ def cell_of_line(lines: list[Line], row: str, column: str) -> str:
     for line in lines:
         if list(line.values())[: len(keys)] != keys:
             continue
-        if name in ("interval", "range"):
-            return spread_of(line, SPREADS[name == "range"], 2)
+        if name == "interval":
+            return interval_of(line, 2)
+        if name == "range":
+            return f"{line['median']} ({line['least']}-{line['greatest']})".removesuffix(" (-)")
         return shown(name, line[name])
     return "-"
 
 
-def spread_of(line: Line, names: tuple[str, str, str], digits: int) -> str:
-    value, low, high = (f"{float(line[name]):.{digits}f}" for name in names)
+def interval_of(line: Line, digits: int) -> str:
+    value, low, high = (f"{float(line[name]):.{digits}f}" for name in ("value", "low", "high"))
     if value in ("inf", "nan"):  # the rival does not get there
         return "-" if low in ("inf", "nan") else f"over {low}"
-    return f"{value} [{low}, {high}]" if names == SPREADS[0] else f"{value} ({low}-{high})"
+    return f"{value} [{low}, {high}]"
 
 
 def shown(name: str, text: str) -> str:
@@ -131,7 +133,7 @@ def spreads() -> list[tuple[float, float, float]]:
     for path in sorted(RESULTS.rglob("*.csv")):
         for line in lines_of(path):
             for names in SPREADS:
-                if names[0] not in line:
+                if not line.get(names[1]):
                     continue
                 value, low, high = (float(line[name]) for name in names)
                 found.append((value, low, high))
@@ -142,9 +144,8 @@ def spreads() -> list[tuple[float, float, float]]:
 
 
 def unknown(page: str, known: list[tuple[float, float, float]]) -> Iterator[str]:
-    """Yield each value with an interval or a range in a page that no file has."""
-    sentences = re.sub(r"^\|.*\n", "", page, flags=re.MULTILINE)
-    for found in SPREAD.finditer(" ".join(sentences.split())):
+    """Yield each value with an interval or a range in a page, outside of its written tables, that no file has."""
+    for found in SPREAD.finditer(" ".join(TABLE.sub("", page).split())):
         if not any(all(map(is_printed, found.groups(), numbers)) for numbers in known):
             yield found[0]
 

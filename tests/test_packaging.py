@@ -18,9 +18,9 @@ import pods_rl
 
 ROOT = Path(pods_rl.__file__).parent
 PROJECT = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text(encoding="utf-8"))["project"]
-# verl pins older libraries than TRL needs, so it cannot be an extra; docs/verl.md says how to install it.
+# verl pins older libraries than TRL needs, so it cannot be an extra; docs/engines.md says how to install it.
 OF_VERL = {"verl", "omegaconf", "tensordict", "transfer_queue"}
-OF_SKYRL = {"skyrl", "ray"}  # likewise; docs/skyrl.md
+OF_SKYRL = {"skyrl", "ray"}  # likewise; docs/engines.md
 # Their modules are imported by TRL or transformers when a recipe asks for them, not by this package.
 BY_OTHERS = {"vllm", "bitsandbytes", "deepspeed", "trackio"}
 # Imported by a name in a string, when a recipe names its task.

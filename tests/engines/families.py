@@ -1,6 +1,6 @@
 """Tiny random models of the families that people train, and how a step of PODSTrainer computes each.
 
-python -m tests.engines.families    # write the tables of README.md and docs/trl.md
+python -m tests.engines.families    # write the table of docs/trl.md
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ except ImportError:  # older transformers lack its image processors
     VISION = {}
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "trl.md")
+PAGE = ROOT / "docs" / "trl.md"
 BEGIN = "<!-- families: written by python -m tests.engines.families -->\n"
 END = "<!-- end of families -->\n"
 
@@ -275,9 +275,7 @@ def measure(show: Callable[[str], None] = print) -> dict[str, Step]:
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    text = table(measure())
-    for page in PAGES:
-        page.write_text(with_table(page.read_text(), text))
+    PAGE.write_text(with_table(PAGE.read_text(), table(measure())))
 
 
 if __name__ == "__main__":

@@ -289,7 +289,7 @@ def test_metrics_cover_all_n(trainer):
 @pytest.mark.parametrize("metric", ["reward", "score"])
 def test_dapo_filters_by_all_n_and_refills(trainer, metric):
     if metric == "reward" and not hasattr(replay_buffer, "FILTER_GROUPS_REWARD_METRIC"):
-        pytest.skip("this version of verl filters only by numbers that the reward function returns (docs/verl.md)")
+        pytest.skip("this version of verl filters only by numbers that the reward function returns (docs/engines.md)")
     constant = {"rewards": [1.0]}
     trainer = trainer(
         "algorithm.filter_groups.enable=true",

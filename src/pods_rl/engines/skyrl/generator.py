@@ -43,7 +43,7 @@ class PODSGenerator(GeneratorInterface):
         generator: SkyRL's own, as `BasePPOExp.get_generator` returns it, or yours.
         config: SkyRL's full configuration.
         tokenizer: of the policy; required with `ledger`.
-        options: `num_rollouts` (n), and optionally `rule`, `seed`, `ledger` and `ledger_every` (docs/skyrl.md).
+        options: `num_rollouts` (n), and optionally `rule`, `seed`, `ledger` and `ledger_every` (docs/engines.md).
 
     Edges: a trajectory is not kept if its reward is None, NaN, infinite or larger than 1e15, or if its loss masks are
     all 0 (a failed one, or an overlong one that SkyRL filters). A prompt with fewer than m usable trajectories is

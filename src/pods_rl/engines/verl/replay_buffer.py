@@ -53,7 +53,7 @@ class PODSMixin:
     """Selection for either of verl's replay buffers: `_materialize_batch` returns the m sessions kept of each group.
 
     Args:
-        sampler_kwargs: `trainer.v1.sampler.sampler_kwargs` as a part of verl's configuration (docs/verl.md).
+        sampler_kwargs: `trainer.v1.sampler.sampler_kwargs` as a part of verl's configuration (docs/engines.md).
         arguments: verl's own. DAPO's filter, which verl does not pass to custom samplers, comes from the configuration.
 
     Raises:

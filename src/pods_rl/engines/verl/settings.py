@@ -147,7 +147,7 @@ def _check_estimator(config: DictConfig, m: int, *, over_batch: bool) -> None:
         raise UserError(
             f"{_ESTIMATOR}=grpo_passk trains the best kept session by its distance to the second best. Rules keep "
             "several of the best, so this distance is mostly 0 and nothing is trained. Use grpo, rloo or another of "
-            "the estimators in docs/verl.md."
+            "the estimators in docs/engines.md."
         )
     # Over a batch m is a mean: each prompt keeps none or at least two.
     if m == 1 and not over_batch and estimator in GROUP_ESTIMATORS:
