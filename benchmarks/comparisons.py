@@ -182,6 +182,16 @@ def as_text(value: Any) -> Any:
     return value
 
 
+def refuse_disturbed(runs: Path) -> list[Arm]:
+    """Return the arms of the runs in a folder; raise SystemExit if the machine was slower for some than for others."""
+    arms = arms_from_runs([runs], "accuracy")
+    slow = disturbed({str(run.path): speed_of(run.evals) for arm in arms for run in arm.runs})
+    if slow:
+        lines = [f"{factor:.2f} times as slow: rm -r {shlex.quote(path)}" for path, factor in slow.items()]
+        raise SystemExit("\n".join([*lines, "Remove these runs, and repeat the command with nothing else running."]))
+    return arms
+
+
 def collect(runs: Path, folder: Path) -> None:
     """Write the curves and the costs of the finished runs of `pods compare`.
 
@@ -190,11 +200,7 @@ def collect(runs: Path, folder: Path) -> None:
     """
     points = []
     costs = []
-    arms = arms_from_runs([runs], "accuracy")
-    slow = disturbed({str(run.path): speed_of(run.evals) for arm in arms for run in arm.runs})
-    if slow:
-        lines = [f"{factor:.2f} times as slow: rm -r {shlex.quote(path)}" for path, factor in slow.items()]
-        raise SystemExit("\n".join([*lines, "Remove these runs, and repeat `pods compare` with nothing else running."]))
+    arms = refuse_disturbed(runs)
     for arm in arms:
         for run in arm.runs:
             if run.state != "finished":

@@ -21,7 +21,14 @@ from typing import Any, NamedTuple
 
 from measuring import command_line
 from pods_rl.errors import UserError
-from pods_rl.experiment import Event, Experiment, build_experiment, load_experiment, run_experiment
+from pods_rl.experiment import (
+    Event,
+    Experiment,
+    build_experiment,
+    load_experiment,
+    make_starters,
+    run_experiment,
+)
 from pods_rl.report.analysis import cost_of
 from pods_rl.report.arms import curve_of
 from pods_rl.report.statistics import Curve
@@ -122,6 +129,18 @@ class Rates:
                     writer.writerow([trial.arm, f"{self.rate(trial):g}", run.config["seed"], *words])
 
 
+def make_runs(rates: Rates, overrides: Mapping[str, Any], parallel: int) -> None:
+    """Make the runs of a search, with further rates until no best one lies at an edge or a run failed."""
+    while True:
+        # finished runs are skipped, so a later round makes only the trials that were added
+        experiment = rates.to_experiment(overrides)
+        with make_starters(experiment, parallel) as starters:
+            counts = run_experiment(experiment, rates.output, on_event, parallel=parallel, starters=starters)
+        rates.write_csv()
+        if counts.get("failed") or not rates.extend():
+            break
+
+
 def curve(run: Run) -> Curve:
     """Return the curve of one run."""
     found = curve_of({str(run.path): run.evals}, "accuracy")
@@ -188,12 +207,7 @@ def main() -> None:
     overrides = {"eval_seconds": options.eval_seconds}
     if options.max_seconds:
         overrides["max_seconds"] = options.max_seconds
-    while True:
-        # finished runs are skipped, so a later round makes only the trials that were added
-        counts = run_experiment(rates.to_experiment(overrides), output, on_event, parallel=options.parallel)
-        rates.write_csv()
-        if counts.get("failed") or not rates.extend():
-            break
+    make_runs(rates, overrides, options.parallel)
     for arm in experiment.arms:
         best = rates.best(arm)
         tried = sorted(trial for trial in rates.trials if trial.arm == arm)

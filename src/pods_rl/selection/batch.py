@@ -57,7 +57,7 @@ def max_variance(batch: RolloutBatch) -> BatchSelection:
     >>> kept.sizes, kept.indices
     (tensor([4, 0, 2]), tensor([ 0,  1,  2,  3,  8, 11]))
     """
-    return _within_prompts(batch, rules.max_variance)
+    return keep_sizes(batch, best_sizes(batch.rewards, batch.rows), rules.max_variance)
 
 
 def random(batch: RolloutBatch) -> BatchSelection:
@@ -67,7 +67,7 @@ def random(batch: RolloutBatch) -> BatchSelection:
     >>> random(RolloutBatch(rewards, rows=2, generator=torch.Generator().manual_seed(0))).sizes
     tensor([2, 0])
     """
-    return _within_prompts(batch, rules.random)
+    return keep_sizes(batch, best_sizes(batch.rewards, batch.rows), rules.random)
 
 
 BATCH_RULES: dict[str, BatchRule] = {"max_variance": max_variance, "random": random}
@@ -186,11 +186,18 @@ def as_batch_function(rule: str | BatchRule) -> BatchRule:
     return function
 
 
-def _within_prompts(batch: RolloutBatch, rule: Rule) -> BatchSelection:
-    """Return the selection with the sizes of the largest sum, each prompt's rollouts chosen by a rule of a prompt."""
+def keep_sizes(batch: RolloutBatch, sizes_P: Tensor, rule: Rule) -> BatchSelection:
+    """Return the selection that keeps a given number of each prompt's rollouts, chosen by a rule of a prompt.
+
+    Args:
+        sizes_P: int64 `[P]`, each 0 or 2 to N.
+
+    >>> batch = RolloutBatch(torch.tensor([[1.0, 0, 0, 1], [1, 1, 0, 1]]), rows=4)
+    >>> keep_sizes(batch, torch.tensor([0, 2]), rules.max_variance).indices
+    tensor([4, 6])
+    """
     rewards_PN, _ = check_rewards(batch.rewards)
     prompts, n = rewards_PN.shape
-    sizes_P = best_sizes(rewards_PN, batch.rows)
     kept_PN = torch.zeros_like(rewards_PN, dtype=torch.bool)
     for size in sizes_P.unique().tolist():
         if size == 0:
@@ -207,6 +214,7 @@ def best_sizes(rewards_PN: Tensor, rows: int) -> Tensor:
     >>> best_sizes(torch.tensor([[1.0, 0, 0, 1], [1, 1, 1, 1], [0, 0, 0, 0.1]]), 6)
     tensor([4, 0, 2])
     """
+    rewards_PN, _ = check_rewards(rewards_PN)
     gains_PK, live_P = _gains(rewards_PN)
     size_K = torch.arange(gains_PK.shape[1], device=gains_PK.device)
     # A size is possible if the prompt has that number of live rollouts, and two can be compared.
