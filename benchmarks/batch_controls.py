@@ -16,10 +16,10 @@ from pods_rl.selection.rules import max_variance
 def shuffled_sizes(batch: RolloutBatch) -> BatchSelection:
     """Give the sizes of `max_variance` to prompts in random order, and keep the paper's rows within each prompt.
 
-    A step has the same rows, the same number of prompts and the same uneven sizes. What it lacks is the knowledge of
-    which prompts to give rows to, so prompts whose rewards are all equal get rows too, which have no gradient. If the
-    batch is above this control, its gain is not from uneven sizes or from more prompts alone. Dynamic sampling, an arm of
-    the study, has the other explanation: that only prompts with equal rewards have to be avoided.
+    A step has the same rows, the same number of prompts and the same uneven sizes. It lacks the knowledge of which
+    prompts to give rows to, so prompts whose rewards are all equal get rows too, and these have no gradient. If the
+    batch is above this control, its gain does not come from uneven sizes or from more prompts alone. That only prompts
+    with equal rewards have to be avoided is the claim of another arm of the study, dynamic sampling.
 
     >>> rewards = torch.tensor([[1.0, 0, 0, 1], [1, 1, 1, 1], [0, 0, 0, 1]])
     >>> batch = RolloutBatch(rewards, rows=6, generator=torch.Generator().manual_seed(0))

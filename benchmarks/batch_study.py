@@ -36,7 +36,6 @@ from pods_rl.yaml_files import Origin, dump_yaml, read_yaml
 
 HERE = Path(__file__).parent
 STUDY, SOURCE = read_yaml(HERE / "batch_study.yaml")
-SEEDS = 12
 OF_GRPO = ("dynamic", "trl")  # these followers take the best shape of grpo, the others that of the batch
 CONTROLS = {"random": "random", "shuffled": "benchmarks.batch_controls:shuffled_sizes"}  # the rule of each
 OVERHEAD = 3.0  # seconds of a run outside its training clock, for the plan; measured on sums
@@ -115,6 +114,7 @@ class Cell:
     candidates: dict[str, list[str]]
     followers: list[str]
     always: list[str] = dataclasses.field(default_factory=list)
+    count: int = 12
 
     @property
     def full_name(self) -> str:
@@ -167,16 +167,17 @@ class Cell:
         baseline = f"grpo-{shapes['grpo']}"
         pairs = [{"arm": subject, "against": arm} for arm in arms if arm != subject]
         pairs += [{"arm": arm, "against": baseline} for arm in self.always]
+        pairs += [{"arm": baseline, "against": arm} for arm in arms if arm.startswith("trl-")]
         values = {
             "name": self.full_name,
             "baseline": baseline,
             "arms": {arm: keys_of(arm, self.rows) | {"learning_rate": best[arm].rate} for arm in arms},
             "pairs": pairs,
-            "seeds": [*range(self.seeds, self.seeds + SEEDS)],
+            "seeds": [*range(self.seeds, self.seeds + self.count)],
             "base": STUDY["base"] | STUDY["tasks"][self.task] | {"max_seconds": self.seconds},
         }
-        head = f"# Written by `python benchmarks/batch_study.py {self.name}` from docs/results/{self.full_name}/rates.csv.\n"
-        return head + dump_yaml(values)
+        source = f"docs/results/{self.full_name}/rates.csv"
+        return f"# `python benchmarks/batch_study.py {self.name}` wrote this from {source}.\n" + dump_yaml(values)
 
     # -- the plan --------------------------------------------------------------------------------------------------
 
@@ -191,7 +192,7 @@ class Cell:
 
     @property
     def final_runs(self) -> int:
-        return (len(self.candidates) + len(self.always) + len(self.followers)) * SEEDS
+        return (len(self.candidates) + len(self.always) + len(self.followers)) * self.count
 
     def minutes(self, runs: Path) -> tuple[float, float]:
         """Return the minutes of two cores that remain for the pilot runs and for the seeds."""
@@ -272,13 +273,20 @@ def is_committed(paths: Sequence[Path]) -> bool:
 
 
 def show_plan(runs: Path) -> None:
-    """Print the minutes that remain of each cell, on two quiet cores."""
-    print(f"{'cell':<14}{'pilots':>8}{'seeds':>8}   minutes of two cores that remain, about")
+    """Print the minutes that remain of each cell, on two quiet cores, and how far the batch was ahead in the pilots."""
+    print(
+        f"{'cell':<14}{'pilots':>8}{'seeds':>8}   minutes of two cores that remain, about; batch - grpo in the pilots"
+    )
     total = 0.0
     for cell in cells().values():
         pilots, seeds = cell.minutes(runs)
         total += pilots + seeds
-        print(f"{cell.name:<14}{pilots:>8.0f}{seeds:>8.0f}")
+        gap = ""
+        if (cell.results / "rates.csv").exists():
+            best = best_rates(read_rows(cell.results / "rates.csv"), cell.pilot_seeds)
+            shapes = cell.best_shapes(best)
+            gap = f"{best['batch-' + shapes['batch']].score - best['grpo-' + shapes['grpo']].score:+.3f}"
+        print(f"{cell.name:<14}{pilots:>8.0f}{seeds:>8.0f}   {gap}".rstrip())
     print(f"{'together':<14}{total:>16.0f}")
 
 

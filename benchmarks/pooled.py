@@ -1,14 +1,14 @@
 """Selection over the batch, as the mean over the cells that were run: python benchmarks/pooled.py
 
-Reads the `curves.csv` of each cell of batch_study.yaml that has one, and writes `docs/results/batch_pooled.csv`: for each
-kind of arm, the batch against it in accuracy over time, in seconds and steps to 50 %, and in the price of a step.
+Reads the `curves.csv` of each cell of batch_study.yaml that has one, and writes `docs/results/batch_pooled.csv`: for
+each kind of arm, the batch against it in accuracy over time, in seconds and steps to 50 %, and in the price of a step.
 Differences are means, and ratios geometric means, with an interval of 95 % of the mean over these cells, all with the
 same weight. It says nothing about other tasks. A cell in which an arm does not reach 50 % has no ratio and is not
-counted; `cells` says how many are.
+counted: the column `cells` has the number of those that are.
 
-`predicted on a GPU` is not measured: the ratio of steps, times the ratio of what a step cost on one H100 with a model of
-3 billion parameters (docs/results/gpu/results.jsonl). There a step was timed with 16 rows and one and four times as many
-rollouts; other multiples are on the straight line through the two. Dynamic sampling has no such price.
+`predicted on a GPU` is not measured. It is the ratio of steps, times the ratio of what a step cost on one H100 with a
+model of 3 billion parameters (docs/results/gpu/results.jsonl). Steps with 16 rows and with one and four times as many
+rollouts were timed there; other multiples are on the straight line through the two. Dynamic sampling has no such price.
 """
 
 from __future__ import annotations

@@ -1,0 +1,257 @@
+"""The study of selection over the batch: its cells, the rule that fills its arms, its control and its intervals."""
+
+from __future__ import annotations
+
+import doctest
+import math
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+
+from pods_rl.experiment import load_experiment
+from pods_rl.report.intervals import difference
+from pods_rl.report.statistics import Curve
+from pods_rl.selection import RolloutBatch, select_batch
+from pods_rl.selection.batch import best_sizes
+from pods_rl.selection.rules import max_variance
+
+from . import BENCHMARKS, module
+
+batch_controls = module("batch_controls")
+batch_study = module("batch_study")
+pooled = module("pooled")
+quickstart = module("quickstart")
+CELLS = batch_study.cells()
+
+
+@pytest.mark.parametrize("benchmark", [batch_controls, batch_study, pooled])
+def test_the_examples_of_docstrings_run(benchmark):
+    assert doctest.testmod(benchmark).failed == 0
+
+
+# -- the cells ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
+def test_every_arm_that_a_cell_may_have_is_a_valid_recipe_of_its_rows(cell, tmp_path, monkeypatch):
+    """The data of the chat model, which benchmarks/chat.py makes, are replaced by a file with one question."""
+    monkeypatch.chdir(BENCHMARKS.parent)  # where the rule of a control is found
+    monkeypatch.syspath_prepend(BENCHMARKS.parent)
+    keys = {}
+    if cell.task == "chat":
+        (tmp_path / "data.jsonl").write_text('{"prompt": "1?", "answer": "1"}\n')
+        keys = {"dataset_name": str(tmp_path / "data.jsonl"), "dataset_test_name": str(tmp_path / "data.jsonl")}
+        keys["model_name_or_path"] = str(tmp_path)
+    arms = dict.fromkeys(cell.first_arms)
+    for group in cell.candidates["grpo"]:
+        for shape in cell.candidates["batch"]:
+            arms |= dict.fromkeys(cell.following({"grpo": group, "batch": shape}))
+    for run in cell.experiment(arms, max_seconds=1, **keys).plan():
+        plan = run.recipe.batch_plan()
+        kind, _, shape = run.arm.partition("-")
+        prompts = plan.prompts_per_generation
+        assert kind == "all" or plan.rows_per_generation == cell.rows
+        if "x" in shape:
+            assert shape == f"{prompts}x{plan.num_rollouts}"
+            assert prompts * plan.num_rollouts > cell.rows
+
+
+def test_no_seed_is_used_twice():
+    seeds = []
+    for cell in CELLS.values():
+        seeds += [*range(cell.seeds, cell.seeds + cell.count), *cell.pilot_seeds]
+    for file in BENCHMARKS.glob("*.yaml"):
+        if file.name.startswith("batch_"):
+            continue
+        seeds += {*load_experiment(file).seeds}
+    of_study = [seed for seed in seeds if seed > 1000]
+    assert len(of_study) == len({*of_study})
+    assert max(seeds) < quickstart.FIRST_SEED
+
+
+def test_a_committed_experiment_is_what_its_pilot_runs_choose():
+    for cell in CELLS.values():
+        if cell.file.exists():
+            rows = batch_study.read_rows(cell.results / "rates.csv")
+            assert cell.file.read_text(encoding="utf-8") == cell.final_text(rows)
+
+
+# -- the rule that fills the arms -----------------------------------------------------------------------------------
+
+
+def pilot_rows(cell, best):
+    """Rows of pilot runs at three rates: the middle one is best, with a score by arm, and 0.3 without one."""
+    rows = []
+    for arm in [*cell.first_arms, *cell.following({"grpo": "8", "batch": "16x8"})]:
+        for rate, loss in (("0.00014", 0.1), ("0.0002", 0.0), ("0.00028", 0.05)):
+            for seed in cell.pilot_seeds:
+                score = best.get(arm, 0.3) - loss + (0.01 if seed == cell.pilot_seeds[0] else -0.01)
+                rows.append({"arm": arm, "rate": rate, "seed": str(seed), "accuracy_over_time": str(score)})
+    return rows
+
+
+def test_the_arms_are_the_best_shapes_at_their_best_rates(tmp_path):
+    cell = CELLS["words_32"]
+    rows = pilot_rows(cell, {"grpo-8": 0.5, "pods-32-4": 0.6, "batch-16x8": 0.7})
+    (tmp_path / "final.yaml").write_text(cell.final_text(rows))
+    experiment = load_experiment(tmp_path / "final.yaml")
+    rivals = ["grpo-8", "pods-32-4", "dynamic-8", "all-16x8", "random-16x8", "shuffled-16x8"]
+    assert {*experiment.arms} == {"batch-16x8", *rivals}
+    assert {keys["learning_rate"] for keys in experiment.arms.values()} == {2.0e-4}
+    assert [(pair.arm, pair.against) for pair in experiment.pairs] == [("batch-16x8", rival) for rival in rivals]
+    assert experiment.baseline == "grpo-8"
+    assert experiment.seeds == tuple(range(1101, 1113))
+    assert experiment.base["max_seconds"] == 40
+
+
+def scores(of_rates):
+    rows = []
+    for rate, of_seeds in of_rates.items():
+        for seed, score in of_seeds.items():
+            rows.append({"arm": "a", "rate": str(rate), "seed": str(seed), "accuracy_over_time": str(score)})
+    return rows
+
+
+def test_the_best_rate_has_the_highest_mean_over_seeds():
+    rows = scores({1e-4: {1: 0.9, 2: 0.1}, 2e-4: {1: 0.6, 2: 0.8}, 4e-4: {1: 0.5, 2: 0.5}})
+    assert batch_study.best_rates(rows, [1, 2])["a"] == (2e-4, pytest.approx(0.7))
+
+
+@pytest.mark.parametrize(
+    "of_rates",
+    [
+        {1e-4: {1: 0.1, 2: 0.1}, 2e-4: {1: 0.2, 2: 0.2}, 4e-4: {1: 0.3, 2: 0.3}},  # the best is the highest tried
+        {1e-4: {1: 0.1, 2: 0.1}, 2e-4: {1: 0.2}, 4e-4: {1: 0.1, 2: 0.1}},  # a seed is missing
+    ],
+)
+def test_a_search_that_has_not_ended_chooses_no_rate(of_rates):
+    with pytest.raises(SystemExit):
+        batch_study.best_rates(scores(of_rates), [1, 2])
+
+
+def test_the_seeds_wait_for_a_commit_of_what_was_chosen(tmp_path):
+    file = tmp_path / "arms.yaml"
+    file.write_text("a: 1\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    assert not batch_study.is_committed([file])
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "--quiet", "-m", "arms"], check=True)
+    assert batch_study.is_committed([file])
+    file.write_text("a: 2\n")
+    assert not batch_study.is_committed([file])
+
+
+# -- the control ----------------------------------------------------------------------------------------------------
+
+REWARDS = torch.tensor([[1.0, 0, 0, 1, 0.5, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 0, 0], [0.2, 0, 0, 0, 0, 0]])
+
+
+def shuffled(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return select_batch(REWARDS, 8, batch_controls.shuffled_sizes, generator=generator)
+
+
+def test_shuffled_sizes_are_those_of_the_batch_in_random_order_with_the_rows_of_the_paper():
+    sizes = best_sizes(REWARDS, 8)
+    total = torch.zeros(len(REWARDS))
+    for seed in range(150):
+        kept = shuffled(seed)
+        assert kept.sizes.sort().values.equal(sizes.sort().values)
+        for prompt, size in enumerate(kept.sizes.tolist()):
+            if size:
+                expected = max_variance(REWARDS[prompt : prompt + 1], size)[0]
+                assert kept.mask()[prompt].nonzero().squeeze(1).equal(expected)
+        total += kept.sizes
+    # the standard error of a mean size is 0.2, and the batch gives no row to the second prompt
+    assert sizes[1] == 0
+    assert (total / 150).tolist() == pytest.approx([2.0] * 4, abs=0.6)
+
+
+def test_shuffled_sizes_follow_from_the_generator():
+    assert shuffled(5).indices.equal(shuffled(5).indices)
+    assert len({tuple(shuffled(seed).indices.tolist()) for seed in range(20)}) > 4
+    batch = RolloutBatch(REWARDS, rows=8)  # without a generator: PyTorch's
+    assert int(batch_controls.shuffled_sizes(batch).sizes.sum()) == 8
+
+
+# -- the intervals --------------------------------------------------------------------------------------------------
+
+
+def test_the_mean_over_cells_is_covered_as_often_as_stated():
+    """Cells of different size of effect, noise and number of seeds."""
+    rng = np.random.default_rng(1)
+    truth = [0.0, 0.05, 0.1, 0.02]
+    noise = [0.02, 0.08, 0.05, 0.2]
+    seeds = [12, 12, 8, 12]
+    covered = 0
+    for _ in range(2000):
+        estimates = []
+        for mean, deviation, count in zip(truth, noise, seeds, strict=True):
+            draw = rng.normal(mean, deviation, count)
+            estimates.append(pooled.Estimate(draw.mean(), draw.var(ddof=1) / count, count - 1))
+        _, low, high = pooled.mean_estimate(estimates)
+        covered += low <= np.mean(truth) <= high
+    assert covered / 2000 == pytest.approx(0.95, abs=0.015)  # its standard error is 0.005
+
+
+def simulated(rng, rate, checkpoints=6):
+    """Twelve runs whose accuracy rises along a line, with a slope that varies by run, and noisy evaluations."""
+    times = np.arange(checkpoints) * 8.0
+    slopes = rng.normal(rate, 0.15 * rate, (12, 1))
+    scores = 0.1 + slopes * times + rng.normal(0, 0.03, (12, checkpoints))
+    names = tuple(map(str, range(12)))
+    return Curve(names, times, np.broadcast_to(times, scores.shape), scores, np.full(scores.shape, math.nan))
+
+
+def test_the_mean_speedup_over_cells_is_covered_as_often_as_stated():
+    """Two cells; the mean curves cross one half at times with a known ratio."""
+    rng = np.random.default_rng(2)
+    ratios = (1.2, 1.5)
+    draws = 200
+    covered = 0
+    for _ in range(draws):
+        estimates = [
+            pooled.jackknife(pooled.log_times, simulated(rng, 0.012 * ratio), simulated(rng, 0.012)) for ratio in ratios
+        ]
+        _, low, high = pooled.mean_estimate(estimates)
+        covered += low <= np.mean(np.log(ratios)) <= high
+    assert covered / draws == pytest.approx(0.95, abs=0.05)
+
+
+def test_the_jackknife_of_a_difference_is_the_paired_interval():
+    rng = np.random.default_rng(3)
+    arm, rival = simulated(rng, 0.014), simulated(rng, 0.012)
+    found = pooled.mean_estimate([pooled.jackknife(pooled.over_time, arm, rival)])
+    gap = difference(arm.scores[:, 1:].mean(axis=1), rival.scores[:, 1:].mean(axis=1), paired=True)
+    assert found == pytest.approx((gap.mean, gap.low, gap.high))
+
+
+def test_an_arm_without_the_target_has_no_ratio_and_is_not_pooled():
+    arm = simulated(np.random.default_rng(4), 0.014)
+    low = simulated(np.random.default_rng(4), 0.001)
+    estimate = pooled.jackknife(pooled.log_times, arm, low)
+    assert math.isnan(estimate.value)
+    known = pooled.Estimate(math.log(2.0), 0.01, 11)
+    rows = pooled.pool({"a": {("grpo", "steps"): estimate}, "b": {("grpo", "steps"): known}})
+    assert [(row["cells"], row["value"]) for row in rows] == [(1, pytest.approx(2.0))]
+
+
+def test_the_prices_of_the_gpu_are_those_of_the_page():
+    assert pooled.gpu_prices() == pytest.approx((1.09, 1.78), abs=0.005)
+    assert pooled.gpu_price("batch-8x8", 16) == pooled.gpu_price("pods-16-4", 16) == pooled.gpu_prices()[0]
+    assert pooled.gpu_price("all-8x8", 16) == pooled.gpu_prices()[1]
+    assert pooled.gpu_price("grpo-8", 16) == 1
+
+
+def test_a_sentence_counts_if_it_is_settled_in_favour_of_the_arm(tmp_path):
+    files = []
+    for number, (gap, settled) in enumerate([(0.1, "true"), (-0.1, "true"), (0.1, "false")]):
+        file = tmp_path / f"{number}.csv"
+        head = "arm,other,difference,settled,over_time,over_time_settled,speedup,speedup_settled\n"
+        file.write_text(f"{head}batch,grpo,{gap},{settled},{gap},true,,false\n")
+        files.append(file)
+    (counts,) = quickstart.settled_pairs(files).values()
+    assert counts == {"settled": 1, "over_time_settled": 2, "speedup_settled": 0}
