@@ -9,8 +9,8 @@ A comment before a table names a file, and what the table's rows and columns are
 
 A column `-`, titles and other text are written by hand. In `comparisons.csv` a row is an arm, a column is a measure,
 and `ARM: measure` is ARM against the arm of the row, with its interval. In other files the words of a row, then those
-of the column but the last, are the first cells of a line, and the last word is one of its columns: `interval` is
-`value [low, high]` and `range` is `median (least-greatest)`.
+of the column but the last, are the first cells of a line, and the last word is one of its columns, or `range`: `median
+(least-greatest)`. A row may begin with the folder of its file.
 
 Then checks the rest of the page: a value with an interval or a range, `1.63 [1.27, 2.19]` or `0.33 (0.33-0.34)`, must
 be in one of the files, perhaps with its two arms swapped. With `--check` nothing is written, and a table that would
@@ -87,6 +87,13 @@ def cell_of_arm(lines: list[Line], arm: str, column: str) -> str:
     return "-"
 
 
+def interval_of(line: Line, digits: int) -> str:
+    value, low, high = (f"{float(line[name]):.{digits}f}" for name in ("value", "low", "high"))
+    if value in ("inf", "nan"):  # the rival does not get there
+        return "-" if low in ("inf", "nan") else f"over {low}"
+    return f"{value} [{low}, {high}]"
+
+
 def cell_of_line(lines: list[Line], row: str, column: str) -> str:
     """Return a cell from a file whose first columns are the keys of its lines."""
     *more, name = column.split()
@@ -94,19 +101,10 @@ def cell_of_line(lines: list[Line], row: str, column: str) -> str:
     for line in lines:
         if list(line.values())[: len(keys)] != keys:
             continue
-        if name == "interval":
-            return interval_of(line, 2)
         if name == "range":
             return f"{line['median']} ({line['least']}-{line['greatest']})".removesuffix(" (-)")
         return shown(name, line[name])
     return "-"
-
-
-def interval_of(line: Line, digits: int) -> str:
-    value, low, high = (f"{float(line[name]):.{digits}f}" for name in ("value", "low", "high"))
-    if value in ("inf", "nan"):  # the rival does not get there
-        return "-" if low in ("inf", "nan") else f"over {low}"
-    return f"{value} [{low}, {high}]"
 
 
 def shown(name: str, text: str) -> str:
@@ -115,13 +113,11 @@ def shown(name: str, text: str) -> str:
         return f"{float(text) * 100:.0f} %"
     if name.endswith("_mb"):
         return f"{float(text):,.0f}"
-    if name == "measured":
-        return f"{float(text):.2f}"
     if "seconds to" in name:
         return f"{float(text):.1f}".replace("inf", "never")
     if name in ("seconds a step", "accuracy over time", "final accuracy"):
         return f"{float(text):.3f}"
-    return {"": "-", "True": "yes", "False": "no"}.get(text, text)
+    return text or "-"
 
 
 # ------------------------------------------------------------------------------------------- sentences
