@@ -429,7 +429,7 @@ def test_rows_that_share_nothing_are_not_compared_again(qwen2, monkeypatch):
     inputs = batch([[5, 6, 7, 8]] * 3, do_sample=True, eos_token_id=None, temperature=3.0)
     output = once(qwen2, inputs, RowDraws(keys(3), 24))
     apart = next(at for at in range(5, 28) if len(output[:, :at].unique(dim=0)) == 3)
-    assert len(compared) <= 1 + apart - 4 < 12  # the prompts, and forks until then
+    assert len(compared) <= 1 + 2 * (apart - 4) < 20  # the prompts, and until then rows and prompts of each fork
 
 
 @pytest.mark.parametrize("trial", range(20))
@@ -504,6 +504,66 @@ def test_a_model_that_changes_the_keys_goes_to_generate(qwen2, monkeypatch):
     with pytest.raises(CannotServeError, match="keys"):
         once(qwen2, inputs)
     assert torch.equal(complete(qwen2.generate, inputs), qwen2.generate(**inputs))
+
+
+# -- what a device does: the host reads few tokens
+
+
+@pytest.fixture
+def as_on_a_device(monkeypatch):
+    """Rows part at their first token, and the host reads which ended at every eighth."""
+    monkeypatch.setattr(generating, "choose_path", lambda *how: generating.Path.ROWS)
+
+
+WARPED = {"top_k": 12, "top_p": 0.9, "temperature": 1.4, "repetition_penalty": 1.2, "min_new_tokens": 3}
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize(
+    ("shape", "prompts", "settings"),
+    [
+        *((shape, [MIXED[i] for i in (0, 3, 5, 1, 4, 6, 2)] * 3, {}) for shape in PLAIN),
+        pytest.param("qwen3_5_text", MIXED * 3, {}, marks=needs_newer_transformers),
+        ("qwen2", EQUAL * 3, WARPED),
+        ("qwen2", LONG * 2, {"eos_token_id": None}),
+        ("gemma2", MIXED, {"do_sample": False}),
+        ("qwen2", MIXED, {"do_sample": False, "max_new_tokens": 1}),
+        ("qwen2", MIXED, {"eos_token_id": list(range(2, V))}),
+    ],
+)
+def test_rows_of_a_device_get_the_tokens_of_the_tree(request, shape, prompts, settings):
+    model = build(shape)
+    inputs = batch(prompts, **{"eos_token_id": [END, 3, 22], "do_sample": True, "temperature": 1.0} | settings)
+    draws = lambda: RowDraws(keys(len(prompts)), 24) if inputs["generation_config"].do_sample else None  # noqa: E731
+    expected = once(model, inputs, draws())
+    request.getfixturevalue("as_on_a_device")
+    assert torch.equal(once(model, inputs, draws()), expected)
+
+
+def test_the_host_of_a_device_reads_one_in_eight_tokens_and_drops_the_rows_that_ended(
+    qwen2, monkeypatch, as_on_a_device, calls
+):
+    """Without padding: transformers' masks read it for each token, unless the decoder is plain."""
+    rows = len(EQUAL) * 4
+    reads = []
+    for name in ("cpu", "tolist", "numpy", "item", "__int__", "__bool__"):
+        method = getattr(torch.Tensor, name)
+        noted = lambda *args, method=method, **how: reads.append(args[0].shape) or method(*args, **how)  # noqa: E731
+        monkeypatch.setattr(torch.Tensor, name, noted)
+
+    def reads_of(tokens):
+        inputs = batch(EQUAL * 4, max_new_tokens=tokens, eos_token_id=[END, 3], do_sample=True, temperature=1.0)
+        reads.clear()
+        output = once(qwen2, inputs, RowDraws(keys(rows), tokens))
+        return len(reads), output
+
+    reads_of(8)  # the first generation also compares the plain decoder with the model
+    few, _ = reads_of(8)
+    seen = calls(qwen2)
+    more, output = reads_of(40)
+    assert more == few + 2 * 4  # each read is a copy to the host and its view by numpy
+    counts = [count for count, _ in nodes_of(output, 4, [END, 3])]
+    assert [count for count, _ in seen[1:]] == [rows] * 7 + [counts[at // 8 * 8 - 1] for at in range(8, 40)]
 
 
 # -- what generate serves

@@ -10,8 +10,10 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import ref
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
@@ -52,7 +54,7 @@ class NodeLayer(DynamicLayer):
     >>> prompts = DynamicLayer()
     >>> _ = prompts.update(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4))
     >>> layer = NodeLayer(prompts, rollouts=8, most=9)
-    >>> layer.reorder(torch.tensor([0, 1, 0]), torch.tensor([2]))  # prompt 0 has a second node
+    >>> layer.reorder(3, torch.tensor([2]), torch.tensor([0]))  # prompt 0 has a second node
     >>> layer.update(torch.ones(3, 1, 1, 4), torch.ones(3, 1, 1, 4))[0].shape
     torch.Size([3, 1, 4, 4])
     """
@@ -99,24 +101,24 @@ class NodeLayer(DynamicLayer):
             self.attended = False
         return self.keys, self.values
 
-    def reorder(self, parents: Tensor, moved: Tensor) -> None:
-        """Let row i be that of node `parents[i]`, for every i; only the rows `moved` change.
+    def reorder(self, count: int, moved: Tensor, sources: Tensor) -> None:
+        """Let `count` nodes be in the first rows, where row `moved[i]` is a copy of row `sources[i]` for every i.
+
+        A node becomes several where its rows drew different tokens, and none where they ended.
 
         Args:
-            parents: a node may have several rows, where its children fork, and none, where it ended.
-            moved: the rows i where `parents[i]` is not i, ascending.
+            moved: ascending; the other rows stay.
         """
         columns = self.keys.shape[2]
-        if len(parents) > len(self._key_room):
+        if count > len(self._key_room):
             # Twice as many, so that a tree that grows copies its cache few times.
-            self._make_room(min(2 * len(parents), self._rollouts))
+            self._make_room(min(2 * count, self._rollouts))
         if len(moved) and columns:
-            sources = parents[moved]
             for room in (self._key_room, self._value_room):
                 states = room[:, :, :columns]
                 states.index_copy_(0, moved, states.index_select(0, sources))
-        self.keys = self._key_room[: len(parents), :, :columns]
-        self.values = self._value_room[: len(parents), :, :columns]
+        self.keys = self._key_room[:count, :, :columns]
+        self.values = self._value_room[:count, :, :columns]
 
     def _make_room(self, rows: int) -> None:
         """Copy the states to rooms with this many rows and spare columns."""
@@ -179,26 +181,31 @@ class PromptSlots:
 
     Args:
         prompt_of: the number of each node's prompt; every prompt has a node.
+        device: of the nodes' states.
 
-    >>> slots = PromptSlots(torch.tensor([0, 1, 0]))
+    >>> slots = PromptSlots(np.array([0, 1, 0]))
     >>> slots.by_prompt(torch.tensor([5, 6, 7]).view(3, 1, 1, 1))[:, 0, :, 0]
     tensor([[5, 7],
             [6, 5]])
     """
 
-    def __init__(self, prompt_of: Tensor) -> None:
-        counts = prompt_of.bincount()
+    def __init__(self, prompt_of: NDArray[np.int64], device: torch.device | str = "cpu") -> None:
+        counts = np.bincount(prompt_of)
         self._prompts = len(counts)
         self._most = int(counts.max())  # slots of each prompt
-        self._ordered = self._prompts == 1  # whether the slots are the nodes in their order
+        by_prompt = prompt_of.argsort(kind="stable")  # the nodes
+        first_of_prompt = np.cumsum(counts) - counts
+        slots = (prompt_of * self._most)[by_prompt] + np.arange(len(prompt_of)) - first_of_prompt[prompt_of[by_prompt]]
+        # Whether the slots are the nodes in their order.
+        self._ordered = len(slots) == self._prompts * self._most and bool((by_prompt == np.arange(len(slots))).all())
         if self._ordered:
             return
-        nodes = torch.arange(len(prompt_of), device=prompt_of.device)
-        nodes_so_far = torch.nn.functional.one_hot(prompt_of).cumsum(0)  # [nodes, prompts]
-        nodes_before = nodes_so_far.gather(1, prompt_of.unsqueeze(1)).squeeze(1) - 1  # of the same prompt
-        self._slot_of = prompt_of * self._most + nodes_before
-        self._node_at = nodes.new_zeros(self._prompts * self._most).index_copy_(0, self._slot_of, nodes)
-        self._ordered = len(nodes) == len(self._node_at) and torch.equal(self._slot_of, nodes)
+        slot_of = np.empty_like(slots)
+        slot_of[by_prompt] = slots
+        node_at = np.zeros(self._prompts * self._most, np.int64)
+        node_at[slots] = by_prompt
+        self._slot_of = on_device(slot_of, device)
+        self._node_at = on_device(node_at, device)
 
     def by_prompt(self, states: Tensor) -> Tensor:
         """From `[nodes, K, G, x]` to `[prompts, K, slots * G, x]`; empty slots repeat a node."""
@@ -218,33 +225,45 @@ class PromptSlots:
         return states
 
 
-def move_nodes(cache: Cache, parents: Tensor, prompt_of: Tensor) -> Tensor:
+def on_device(numbers: NDArray[np.int64], device: torch.device | str) -> Tensor:
+    """Copy numbers of the host to a device, without waiting for it."""
+    return torch.from_numpy(numbers).to(device, non_blocking=True)
+
+
+def move_nodes(
+    cache: Cache, parents: NDArray[np.int64], prompt_of: NDArray[np.int64], device: torch.device
+) -> NDArray[np.int64]:
     """Let node i of a cache be one that goes on from node `parents[i]`, for every i: see `NodeLayer.reorder`.
 
     Once copies of the prompts would be large there is one copy for all nodes, if `attend` reads it.
 
     Args:
         prompt_of: the number of each parent's prompt.
+        device: of the cache.
 
     Returns:
         The number of the prompt of each node; those without a node are no longer counted.
     """
-    moved = (parents != torch.arange(len(parents), device=parents.device)).nonzero().squeeze(1)
-    prompts, prompt_of_node = torch.unique(prompt_of[parents], return_inverse=True)
-    slots = None
+    prompts, prompt_of_node = np.unique(prompt_of[parents], return_inverse=True)
+    copies = len(parents) - len(prompts)
+    is_moved = parents != np.arange(len(parents))
+    origin = on_device(parents, device)
+    moved = on_device(np.flatnonzero(is_moved), device)
+    sources = on_device(parents[is_moved], device)
+    shared: tuple[Tensor, Tensor, PromptSlots] | None = None  # the arguments of `NodeLayer.share`
     for layer in cache.layers:
         if not isinstance(layer, NodeLayer):
             # States of a sliding window or of a recurrent layer do not grow, so they are simply copied.
-            layer.reorder_cache(parents)
+            layer.reorder_cache(origin)
             continue
-        copies = len(parents) - len(prompts)
         copied_bytes = layer.keys[0, :, :1].nbytes * layer.width * copies
         if layer.can_share and (layer.slots is not None or copied_bytes >= _SHARED_FROM):
-            if slots is None:
-                slots = PromptSlots(prompt_of_node)
-            node_of_prompt = (prompt_of == prompts.unsqueeze(1)).int().argmax(1)
-            layer.share(node_of_prompt, prompts, slots)
-        layer.reorder(parents, moved)
+            if shared is None:
+                node_of_prompt = (prompt_of == prompts[:, None]).argmax(1)
+                slots = PromptSlots(prompt_of_node, device)
+                shared = on_device(node_of_prompt, device), on_device(prompts, device), slots
+            layer.share(*shared)
+        layer.reorder(len(parents), moved, sources)
     return prompt_of_node
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from transformers.generation import GenerationMode
 from ..sums import running_sums
 from .cache import CannotServeError, decoding, rope_types, why_not_copied
 from .images import ENCODED
-from .nodes import CACHES, PER_TOKEN, Nodes, cache_argument
+from .nodes import CACHES, EVERY, PER_TOKEN, Nodes, cache_argument, known_ends
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteriaList
@@ -54,6 +55,32 @@ _ROW_BY_ROW = frozenset({
     "SuppressTokensAtBeginLogitsProcessor", "SuppressTokensLogitsProcessor", "TemperatureLogitsWarper",
     "TopHLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "TypicalLogitsWarper",
 })  # fmt: skip
+
+_OF_SCORES = frozenset({  # those of them that read the scores alone
+    "EpsilonLogitsWarper", "EtaLogitsWarper", "InfNanRemoveLogitsProcessor", "LogitNormalization", "MinPLogitsWarper",
+    "SuppressTokensLogitsProcessor", "TemperatureLogitsWarper", "TopHLogitsWarper", "TopKLogitsWarper",
+    "TopPLogitsWarper", "TypicalLogitsWarper",
+})  # fmt: skip
+_ON_HOST = frozenset({  # those of them that compare tokens on the host
+    "NoBadWordsLogitsProcessor", "NoRepeatNGramLogitsProcessor", "SequenceBiasLogitsProcessor", "TopHLogitsWarper",
+})  # fmt: skip
+
+
+class Path(Enum):
+    """How `decode` generates."""
+
+    TREE = "prefix trees"  # the host reads each token, and each distinct prefix is computed once
+    ROWS = f"rows, each prompt once; the host reads one in {EVERY} tokens"
+
+
+def choose_path(device: torch.device, ends_by_tokens: bool) -> Path:
+    """Return how to generate: where the host would wait for each token of a device it reads few.
+
+    Args:
+        ends_by_tokens: whether tokens alone end a row, and no logits processor reads tokens on the host.
+    """
+    # On a CPU a read does not wait, and the tree is smaller where rows part and end at once.
+    return Path.ROWS if device.type != "cpu" and ends_by_tokens else Path.TREE
 
 
 def complete(
@@ -170,20 +197,27 @@ def decode(
     if reason is not None:
         raise CannotServeError(reason)
     prompt_width = input_ids.size(1)  # draws count from the first token of the completions
+    ends = known_ends(stopping_criteria, generation_config, input_ids.device)
+    processors = {type(processor).__name__ for processor in logits_processor}
+    path = choose_path(input_ids.device, ends is not None and not processors & _ON_HOST)
+    reads_prefixes = bool(processors - _OF_SCORES)
     with decoding(model, inputs[cache_argument(inputs)]):
-        nodes = Nodes(model, input_ids, generation_config, inputs)
-        logits = nodes.prefill(logits_processor)
+        nodes = Nodes(
+            model, input_ids, generation_config, inputs, stopping_criteria, ends,
+            draws=draws is not None, reads_every_token=path is Path.TREE,
+        )  # fmt: skip
+        scores = nodes.prefill(logits_processor)  # [nodes, V]
         while True:
-            scores = logits_processor(nodes.prefixes, logits)  # [nodes, V]
+            prefixes = nodes.prefixes if reads_prefixes else None
+            for processor in logits_processor:
+                scores = processor(prefixes, scores)
             if draws is not None:
                 tokens = draws.tokens(scores, nodes.columns - prompt_width, nodes.rows, nodes.of_rows)
             else:
                 tokens = scores.argmax(dim=-1)
-                if nodes.of_rows is not None:
-                    tokens = tokens[nodes.of_rows]
-            if not nodes.extend(tokens, stopping_criteria, logits_processor):
+            if not nodes.extend(tokens, logits_processor):
                 break
-            logits = nodes.next_logits()
+            scores = nodes.next_logits()
         output = nodes.output()
     if draws is not None:
         draws.check()
@@ -287,12 +321,12 @@ class RowDraws(LogitsProcessor):
         strict: bool = False,
     ) -> None:
         draws = [np.random.default_rng(tuple(key)).random(length, dtype=np.float32) for key in keys]
-        self._draws = torch.from_numpy(np.stack(draws, axis=1)).to(device)  # [length, rows]
+        # The greatest draw times a total is less than the total, in float32 too.
+        below_one = np.minimum(np.stack(draws, axis=1), np.float32(1 - 2**-23))
+        self._draws = torch.from_numpy(below_one).to(device)  # [length, rows]
         self.prompt_width = prompt_width
         self._strict = strict
-        self._zero = torch.zeros((), device=device)
-        # The sum of all totals. It stays finite while each is, and reading it once saves a synchronisation a token.
-        self._sum_of_totals = self._zero.clone()
+        self._below: list[Tensor] = []  # if strict: finite where the probabilities are; read once, at the end
 
     def tokens(self, scores: Tensor, at: int, rows: Tensor | None = None, of_rows: Tensor | None = None) -> Tensor:
         """Return a token for each row: the first with a cumulative probability above its draw.
@@ -307,19 +341,18 @@ class RowDraws(LogitsProcessor):
         if rows is not None:
             draws = draws.index_select(0, rows)
         cumulative = running_sums(torch.softmax(scores, dim=-1, dtype=torch.float32))  # [rows or nodes, V]
-        if self._strict:
-            self._sum_of_totals += cumulative[:, -1].sum()
         if of_rows is not None:
             cumulative = cumulative.index_select(0, of_rows)  # [rows, V]
-        total = cumulative[:, -1:]
-        # Below the total even after rounding, so that a token of probability 0 is never drawn.
-        below = torch.minimum(draws.unsqueeze(1) * total, torch.nextafter(total, self._zero))
+        # Below the total even after rounding (see `__init__`), so that a token of probability 0 is never drawn.
+        below = draws.unsqueeze(1) * cumulative[:, -1:]
+        if self._strict:
+            self._below.append(below)
         tokens = torch.searchsorted(cumulative, below, right=True).squeeze(1)
         return tokens.clamp_(max=scores.size(1) - 1)
 
     def check(self) -> None:
         """If strict, raise the RuntimeError of `torch.multinomial` once a row's probabilities were not finite."""
-        if self._strict and not torch.isfinite(self._sum_of_totals):
+        if self._below and not torch.isfinite(torch.cat(self._below)).all():
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from .cache import SINGLE_QUERY, CannotServeError, NodeLayer, check_attended, check_filled, move_nodes
+from .cache import SINGLE_QUERY, CannotServeError, NodeLayer, check_attended, check_filled, move_nodes, on_device
 from .images import ENCODED, Images, images_of
 from .plain_decoder import PlainDecoder, plain_decoder
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import StoppingCriteriaList
 
 _TOKENS = 2**32  # more than any vocabulary has
+EVERY = 8  # tokens after which a host that waits for its device reads which rows ended
 _COMMON = 16  # tokens that all prompts of a batch begin with, from which a pass over them alone is quicker
 _PREPARE = GenerationMixin.prepare_inputs_for_generation
 TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")  # arguments with the kind of each token
@@ -41,10 +43,18 @@ def cache_argument(inputs: dict[str, Any]) -> str:
 class Nodes:
     """The distinct prefixes of the rows that are still generated: their tokens, masks, positions and cache.
 
+    If the host reads every token, rows that drew different tokens part at once, and rows that ended are dropped. Where
+    a read waits for the device it does not: rows part at their first token, and the host drops those that ended at
+    every `EVERY`th. What they draw until then is replaced by padding.
+
     Args:
         input_ids: prompts `[rows, W]`, padded on the left.
         config: complete, as `generate` prepares it.
         inputs: the model's other arguments, as `generate` prepares them.
+        criteria: when a row ends.
+        ends: the tokens that end a row, if these are all that `criteria` read but the length.
+        draws: whether rows of a node can draw different tokens.
+        reads_every_token: whether the host does. It must if there are no `ends`.
 
     Attributes:
         columns: tokens of each prefix, with the padding.
@@ -53,24 +63,42 @@ class Nodes:
     """
 
     def __init__(
-        self, model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, inputs: dict[str, Any]
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        config: GenerationConfig,
+        inputs: dict[str, Any],
+        criteria: StoppingCriteriaList,
+        ends: Tensor | None,
+        *,
+        draws: bool,
+        reads_every_token: bool,
     ) -> None:
         self._model = model
         self._inputs = inputs
         self._cache_name = cache_argument(inputs)
         self._cache = inputs[self._cache_name]
+        self._criteria = criteria
+        self._ends = ends
+        self._draws = draws
+        self._reads_every_token = reads_every_token
         count, self.columns = input_ids.shape
+        self._width = self.columns  # of the prompts
         assert config.max_length is not None
-        self._output = input_ids.new_full((count, config.max_length), _pad_token(config))  # [rows, W + T]
+        self._pad = _pad_token(config)
+        self._output = input_ids.new_full((count, config.max_length), self._pad)  # [rows, W + T]
         self._output[:, : self.columns] = input_ids
         self._images = images_of(model.config, input_ids, inputs.get(ENCODED))
-        first_rows, node_of_row = _distinct_prompts(input_ids, inputs.get("attention_mask"), self._images)
-        self._first_rows = self._tensor(first_rows)  # one row of each prompt
-        self._ids = self._output[self._first_rows]  # [nodes, W + T]
-        self._prompt_of = torch.arange(len(first_rows), device=input_ids.device)  # of each node
-        self._rows = np.arange(count)
-        self._node = node_of_row
-        self._point(self._rows, self._node)
+        self._prompts = HostPrompts.read(input_ids, inputs)
+        first_rows, prompt_of_row = self._prompts.distinct(self._images)
+        self._first_rows = first_rows  # one row of each prompt
+        self._prompt_of = np.arange(len(first_rows))  # of each node
+        self._rows: NDArray[np.int64]
+        self._node: NDArray[np.int64]  # of each of these rows
+        self.rows: Tensor
+        self.of_rows: Tensor | None
+        self._row_of_node: Tensor  # one row of each node
+        self._assign(np.arange(count), prompt_of_row)
         overridden = getattr(model.prepare_inputs_for_generation, "__func__", None) is not _PREPARE
         # Otherwise what the model would prepare is known, and need not be computed for each token.
         self._prepares = overridden or model.is_remote_code()
@@ -78,25 +106,26 @@ class Nodes:
     @property
     def prefixes(self) -> Tensor:
         """Prompt and tokens so far of each node."""
-        return self._ids[:, : self.columns]
+        return self._output.index_select(0, self._row_of_node)[:, : self.columns]
 
     def prefill(self, processors: LogitsProcessorList) -> Tensor:
         """Compute each distinct prompt; return the logits `[nodes, V]` that draw the first tokens."""
         inputs = dict(self._inputs)
-        ids = self.prefixes
+        first_rows = self._tensor(self._first_rows)
+        ids = self._output.index_select(0, first_rows)[:, : self.columns]
         for name in PER_TOKEN:
             if inputs.get(name) is not None:
-                inputs[name] = inputs[name][self._first_rows]
+                inputs[name] = inputs[name].index_select(0, first_rows)
         if self._images is not None:
             inputs[ENCODED] = {"image": self._images.of_rows(self._first_rows.tolist())}
         positions = inputs.get("position_ids")
         if positions is not None:
             # [rows, W], or [axes, rows, W] where images have rows and columns.
             positions = positions.expand(*positions.shape[:-2], len(self._output), -1)
-            inputs["position_ids"] = positions.index_select(-2, self._first_rows)
-        order, common = self._common_beginning(ids, inputs)
+            inputs["position_ids"] = positions.index_select(-2, first_rows)
+        order, common = self._common_beginning(inputs)
         if common >= _COMMON:
-            prepared = self._compute_common(inputs, ids, order, common)
+            prepared = self._compute_common(inputs, ids, self._tensor(order), common)
             inputs["attention_mask"] = prepared["attention_mask"]
         else:
             prepared = self._prepare(ids, self.columns, is_first_iteration=True, **inputs)
@@ -106,7 +135,7 @@ class Nodes:
         for i, layer in enumerate(self._cache.layers):
             if type(layer) is DynamicLayer and layer.get_seq_length():
                 self._cache.layers[i] = NodeLayer(layer, *self._output.shape)
-        _select_rows(processors, self._first_rows)
+        _select_rows(processors, first_rows)
         self._decoder = self._choose_decoder()
         return logits
 
@@ -119,13 +148,13 @@ class Nodes:
         attention = self._model.config.get_text_config(decoder=True)._attn_implementation
         return plain_decoder(self._model) if attention == SINGLE_QUERY else None
 
-    def _common_beginning(self, ids: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, int]:
+    def _common_beginning(self, inputs: dict[str, Any]) -> tuple[NDArray[np.int64], int]:
         """Return `shared_first`; no tokens in common where a pass over them alone would need the model's own code."""
         layers = {type(layer) for layer in self._cache.layers}
         needs_model = self._prepares or self._images is not None or layers != {DynamicLayer}
         if inputs.get("position_ids") is None or needs_model:
-            return ids, 0
-        return shared_first(ids, inputs.get("attention_mask"))
+            return np.arange(0), 0
+        return shared_first(self._prompts.ids[self._first_rows], self._prompts.mask[self._first_rows])
 
     def _compute_common(self, inputs: dict[str, Any], ids: Tensor, order: Tensor, common: int) -> dict[str, Any]:
         """Compute the tokens that all prompts begin with once; return the model's arguments for those after them."""
@@ -136,7 +165,7 @@ class Nodes:
         ordered = {name: table.gather(-1, order.expand_as(table)) for name, table in tables.items()}
         first_row = {name: table[..., :1, :common] for name, table in ordered.items()}
         self._model(**inputs | first_row)
-        self._cache.reorder_cache(self._first_rows.new_zeros(len(ids)))
+        self._cache.reorder_cache(order.new_zeros(len(ids)))
         later = {name: table[..., common:] for name, table in ordered.items()}
         # The mask is that of all keys, those in the cache too.
         return inputs | later | {"attention_mask": ordered.get("attention_mask")}
@@ -144,12 +173,12 @@ class Nodes:
     def _keep(self, inputs: dict[str, Any]) -> None:
         """Keep what the next tokens need of the prompts' inputs."""
         mask = inputs.get("attention_mask")
-        if mask is not None and mask.all() and not self._prepares:
+        if mask is not None and self._prompts.mask.all() and not self._prepares:
             # Without padding a mask would only cost an operation for each token.
             mask = None
         self._inputs.pop("attention_mask", None)
         # [nodes, W + T]: every token that follows is seen.
-        self._mask = None if mask is None else pad(mask, (0, self._ids.size(1) - mask.size(1)), value=1)
+        self._mask = None if mask is None else pad(mask, (0, self._output.size(1) - mask.size(1)), value=1)
         self._types = {name: inputs[name][:, -1:] for name in TYPES if inputs.get(name) is not None}
         if "mm_token_type_ids" in self._types:
             # As `generate` does: what the model writes is text.
@@ -158,8 +187,7 @@ class Nodes:
         self._positions = None
         if positions is not None:
             positions = positions[..., -1:]
-            first = positions[..., :1, :]
-            self._positions = first if (positions == first).all() else positions
+            self._positions = positions[..., :1, :] if self._prompts.end_at_one_position else positions
         self._inputs.pop(ENCODED, None)  # the prompts' images have been read
         self._images = None
 
@@ -171,8 +199,8 @@ class Nodes:
         if self._positions is not None:
             self._positions = self._positions + 1
             inputs["position_ids"] = self._positions
+        latest = self._output[:, self.columns - 1].index_select(0, self._row_of_node).unsqueeze(1)
         if self._decoder is not None:
-            latest = self._ids[:, self.columns - 1 : self.columns]
             mask = inputs.get("attention_mask")
             plain: Tensor = self._decoder(latest, inputs["position_ids"], mask, self._cache)[:, -1].float()
             check_attended(self._cache)
@@ -181,54 +209,79 @@ class Nodes:
         if self._prepares:
             inputs = self._prepare(self.prefixes, 1, next_sequence_length=1, **inputs)
         else:
-            inputs["input_ids"] = self._ids[:, self.columns - 1 : self.columns]
+            inputs["input_ids"] = latest
         logits: Tensor = self._model(**inputs, return_dict=True).logits[:, -1].float()
         check_attended(self._cache)
         return logits
 
-    def extend(self, tokens: Tensor, criteria: StoppingCriteriaList, processors: LogitsProcessorList) -> bool:
+    def extend(self, tokens: Tensor, processors: LogitsProcessorList) -> bool:
         """Add a token to each prefix, fork nodes and drop those that end; return whether there are any left.
 
         Args:
-            tokens: of each row.
+            tokens: of each row where they are drawn, otherwise of each node.
         """
-        nodes_before = len(self._ids)
-        parents = np.arange(nodes_before)
-        if self.of_rows is not None:
-            parents, node_tokens = self._fork(tokens.cpu().numpy())
-            tokens = self._tensor(node_tokens)
-        self._ids[:, self.columns] = tokens
+        row_tokens = tokens if self._draws or self.of_rows is None else tokens.index_select(0, self.of_rows)
+        self._output[:, self.columns].index_copy_(0, self.rows, row_tokens)
         self.columns += 1
-        ended = criteria(self.prefixes, None).cpu().numpy()
-        if self.columns == self._ids.size(1) or ended.all():
+        if self.columns == self._output.size(1):
+            return False
+        nodes_before = len(self._row_of_node)
+        if self._reads_every_token:
+            parents, ended = self._fork(tokens.cpu().numpy())
+        else:
+            parents, ended = self._part()
+        if ended.all():
             return False
         if len(parents) > nodes_before or ended.any():
             self._replace_by_children(parents, ended, processors)
         return True
 
-    def _fork(self, row_tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _fork(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Give the rows of a node that drew different tokens nodes of their own.
 
         Args:
-            row_tokens: the token of each row.
+            tokens: as `extend` takes them.
 
         Returns:
-            The parent of each node, ascending, and the token of each node.
+            The parent of each node, ascending, and whether the node ended.
         """
-        parents = np.arange(len(self._ids))
-        node_tokens = np.empty(len(self._ids), np.int64)
-        node_tokens[self._node] = row_tokens
-        if (node_tokens[self._node] == row_tokens).all():
-            return parents, node_tokens
-        pairs, self._node = np.unique(self._node * _TOKENS + row_tokens, return_inverse=True)
-        parents, node_tokens = np.divmod(pairs, _TOKENS)
-        self._ids = self._ids[self._tensor(parents)]
-        return parents, node_tokens
+        parents = np.arange(len(self._row_of_node))
+        if self._draws and self.of_rows is not None:
+            node_tokens = np.empty_like(parents)
+            node_tokens[self._node] = tokens
+            if (node_tokens[self._node] != tokens).any():
+                pairs, node = np.unique(self._node * _TOKENS + tokens, return_inverse=True)
+                self._node = node
+                parents, node_tokens = np.divmod(pairs, _TOKENS)
+            tokens = node_tokens
+        if self._ends is not None:
+            return parents, np.isin(tokens, self._ends.numpy(force=True))
+        row_of_node = np.empty_like(parents)
+        row_of_node[self._node] = self._rows
+        prefixes = self._output.index_select(0, self._tensor(row_of_node))[:, : self.columns]
+        return parents, self._criteria(prefixes, None).cpu().numpy()
+
+    def _part(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Give each row that draws a node of its own; say which nodes ended, at every `EVERY`th token."""
+        parents = np.arange(len(self._row_of_node))
+        if self._draws and self.of_rows is not None:
+            order = self._node.argsort(kind="stable")
+            parents = self._node[order]
+            self._node = order.argsort()
+        ended = np.zeros(len(parents), bool)
+        assert self._ends is not None
+        if len(self._ends) and (self.columns - self._width) % EVERY == 0:
+            latest = self._output[:, self.columns - EVERY : self.columns].index_select(0, self.rows)
+            ended[self._node] = torch.isin(latest, self._ends).any(1).cpu().numpy()
+        return parents, ended
 
     def output(self) -> Tensor:
         """Return prompts and completions of all rows."""
-        self._output[self._tensor(self._rows)] = self._ids[self._tensor(self._node)]
-        return self._output[:, : self.columns]
+        if self._reads_every_token:
+            return self._output[:, : self.columns]
+        assert self._ends is not None
+        longest = end_rows(self._output[:, self._width : self.columns], self._ends, self._pad)
+        return self._output[:, : self._width + longest]
 
     def _prepare(self, ids: Tensor, columns: int, **inputs: Any) -> dict[str, Any]:
         """Return the model's own preparation of its inputs, which must be the latest `columns` and the cache."""
@@ -242,7 +295,7 @@ class Nodes:
     def _replace_by_children(
         self, parents: NDArray[np.int64], ended: NDArray[np.bool_], processors: LogitsProcessorList
     ) -> None:
-        """Make nodes of the children that have not ended, and store the rows of those that have.
+        """Make nodes of the children that have not ended.
 
         Args:
             parents: the number of each child's parent, ascending.
@@ -253,31 +306,101 @@ class Nodes:
         children = unfinished[order_of_children(parents[unfinished])]  # by their new number
         number_of_child = np.zeros_like(parents)
         number_of_child[children] = np.arange(len(children))
-        self._output[self._tensor(self._rows[~row_goes_on])] = self._ids[self._tensor(self._node[~row_goes_on])]
-        self._ids = self._ids[self._tensor(children)]
-        self._point(self._rows[row_goes_on], number_of_child[self._node[row_goes_on]])
+        self._assign(self._rows[row_goes_on], number_of_child[self._node[row_goes_on]])
         origin = self._tensor(parents[children])
         if self._mask is not None:
-            self._mask = self._mask[origin]
+            self._mask = self._mask.index_select(0, origin)
         if self._positions is not None and self._positions.size(-2) > 1:
             self._positions = self._positions.index_select(-2, origin)
-        self._types = {name: types[origin] for name, types in self._types.items()}
-        self._prompt_of = move_nodes(self._cache, origin, self._prompt_of)
+        self._types = {name: types.index_select(0, origin) for name, types in self._types.items()}
+        self._prompt_of = move_nodes(self._cache, parents[children], self._prompt_of, origin.device)
         _select_rows(processors, origin)
 
-    def _point(self, rows: NDArray[np.int64], node: NDArray[np.int64]) -> None:
+    def _assign(self, rows: NDArray[np.int64], node: NDArray[np.int64]) -> None:
         """Let row `rows[i]` be at `node[i]`; once each has a node of its own they are in the order of the nodes."""
-        apart = len(rows) == len(self._ids)
+        nodes = int(node.max()) + 1
+        apart = len(rows) == nodes
         if apart:
             rows = rows[node.argsort()]
-            node = np.arange(len(rows))
+            node = np.arange(nodes)
         self._rows = rows
         self._node = node
         self.rows = self._tensor(rows)
         self.of_rows = None if apart else self._tensor(node)
+        row_of_node = np.empty(nodes, np.int64)
+        row_of_node[node] = rows
+        self._row_of_node = self.rows if apart else self._tensor(row_of_node)
 
     def _tensor(self, numbers: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(numbers).to(self._output.device)
+        return on_device(numbers, self._output.device)
+
+
+class HostPrompts(NamedTuple):
+    """The prompts of all rows, where the host can compare them; read from a device at once.
+
+    Attributes:
+        ids: `[rows, W]`.
+        mask: `[rows, W]`, 0 at padding.
+        end_at_one_position: whether the last token of every prompt has the same position.
+    """
+
+    ids: NDArray[np.int64]
+    mask: NDArray[np.int64]
+    end_at_one_position: bool
+
+    @classmethod
+    def read(cls, input_ids: Tensor, inputs: dict[str, Any]) -> HostPrompts:
+        rows, width = input_ids.shape
+        mask = inputs.get("attention_mask")
+        positions = inputs.get("position_ids")
+        parts = [input_ids, torch.ones_like(input_ids) if mask is None else mask.to(input_ids)]
+        if positions is not None:
+            last = positions[..., -1]  # [rows or 1], or [axes, rows or 1]
+            parts.append(last.expand(*last.shape[:-1], rows).reshape(-1, rows).T.to(input_ids))
+        ids, mask, last = np.split(torch.cat(parts, dim=1).cpu().numpy(), [width, 2 * width], axis=1)
+        return cls(ids, mask, bool((last == last[:1]).all()))
+
+    def distinct(self, images: Images | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first row of each distinct prompt, and the number of each row's prompt."""
+        rows = [row.tobytes() for row in np.concatenate([self.ids, self.mask], axis=1)]
+        _, first_rows, prompt_of_row = np.unique(rows, return_index=True, return_inverse=True)
+        prompt_of_row = prompt_of_row.reshape(-1)
+        if images is None:
+            return first_rows, prompt_of_row
+        # Rows with the same tokens may have other images.
+        firsts_of_text: dict[int, list[int]] = {}
+        first_of_row = np.empty_like(prompt_of_row)
+        for row, text in enumerate(prompt_of_row.tolist()):
+            firsts = firsts_of_text.setdefault(text, [])
+            first = next((first for first in reversed(firsts) if images.are_equal(first, row)), row)
+            if first == row:
+                firsts.append(row)
+            first_of_row[row] = first
+        return np.unique(first_of_row, return_inverse=True)
+
+
+def known_ends(criteria: StoppingCriteriaList, config: GenerationConfig, device: torch.device) -> Tensor | None:
+    """Return the tokens that end a row; None if rows also end for other reasons than these and their length."""
+    ends = [torch.empty(0, dtype=torch.int64, device=device)]
+    for criterion in criteria:
+        if type(criterion) is EosTokenCriteria:
+            ends.append(criterion.eos_token_id.to(device))
+        elif type(criterion) is not MaxLengthCriteria or criterion.max_length != config.max_length:
+            return None
+    return torch.cat(ends)
+
+
+def end_rows(completions: Tensor, ends: Tensor, pad: int) -> int:
+    """Replace what follows the first end of each row `[rows, T]` by padding; return the most tokens of a row.
+
+    >>> rows = torch.tensor([[5, 1, 7, 8], [5, 6, 1, 1]])
+    >>> end_rows(rows, torch.tensor([1]), pad=0), rows.tolist()
+    (3, [[5, 1, 0, 0], [5, 6, 1, 0]])
+    """
+    is_end = torch.isin(completions, ends).int()
+    has_ended = is_end.cumsum(1) > is_end
+    completions.masked_fill_(has_ended, pad)
+    return int((~has_ended).sum(1).max())
 
 
 def _pad_token(config: GenerationConfig) -> int:
@@ -288,58 +411,34 @@ def _pad_token(config: GenerationConfig) -> int:
     return ends[0] or 0
 
 
-def _distinct_prompts(
-    input_ids: Tensor, mask: Tensor | None, images: Images | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first row of each distinct prompt, and the number of each row's prompt."""
-    table = input_ids if mask is None else torch.cat([input_ids, mask.to(input_ids)], dim=1)
-    rows = [row.tobytes() for row in table.cpu().numpy()]
-    _, first_rows, prompt_of_row = np.unique(rows, return_index=True, return_inverse=True)
-    prompt_of_row = prompt_of_row.reshape(-1)
-    if images is None:
-        return first_rows, prompt_of_row
-    # Rows with the same tokens may have other images.
-    firsts_of_text: dict[int, list[int]] = {}
-    first_of_row = np.empty_like(prompt_of_row)
-    for row, text in enumerate(prompt_of_row.tolist()):
-        firsts = firsts_of_text.setdefault(text, [])
-        first = next((first for first in reversed(firsts) if images.are_equal(first, row)), row)
-        if first == row:
-            firsts.append(row)
-        first_of_row[row] = first
-    return np.unique(first_of_row, return_inverse=True)
-
-
-def shared_first(ids: Tensor, mask: Tensor | None) -> tuple[Tensor, int]:
+def shared_first(ids: NDArray[np.int64], mask: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     """Return an order of each row's columns in which the tokens that all rows begin with come before the padding.
 
     Also returns how many tokens these are. A row's last token is never among them. A single row has none.
 
     Args:
-        ids: prompts `[rows, W]`, padded on the left, where `mask` is 0. If None, no padding.
+        ids: prompts `[rows, W]`, padded on the left, where `mask` is 0.
 
-    >>> ids, mask = torch.tensor([[0, 5, 6, 7], [5, 6, 8, 9]]), torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    >>> ids, mask = np.array([[0, 5, 6, 7], [5, 6, 8, 9]]), np.array([[0, 1, 1, 1], [1, 1, 1, 1]])
     >>> order, common = shared_first(ids, mask)
-    >>> ids.gather(1, order).tolist(), common
+    >>> np.take_along_axis(ids, order, 1).tolist(), common
     ([[5, 6, 0, 7], [5, 6, 8, 9]], 2)
     """
     rows, width = ids.shape
-    columns = torch.arange(width, device=ids.device)
-    if mask is None:
-        mask = torch.ones_like(ids)
-    starts = (mask == 0).sum(1, keepdim=True)  # [rows, 1], the column of each row's first token
+    columns = np.arange(width)
+    starts = (mask == 0).sum(1, keepdims=True)  # [rows, 1], the column of each row's first token
     common = 0
     if rows > 1:
         longest = max(0, width - int(starts.max()) - 1)  # tokens that the shortest prompt has before its last
         first_columns = starts + columns[:longest]  # [rows, longest]
-        is_token = mask.gather(1, first_columns) == 1
-        tokens = ids.gather(1, first_columns).masked_fill(~is_token, -1)
+        is_token = np.take_along_axis(mask, first_columns, 1) == 1
+        tokens = np.where(is_token, np.take_along_axis(ids, first_columns, 1), -1)
         equal = ((tokens == tokens[:1]) & (tokens >= 0)).all(0)  # [longest]
-        common = int(equal.cumprod(0).sum())
+        common = int(equal.cumprod().sum())
     # First the common tokens, then the padding before them, then what follows them, which stays where it is.
     is_padding = columns < common + starts
-    after_common = torch.where(is_padding, columns - common, columns)
-    return torch.where(columns < common, starts + columns, after_common), common
+    after_common = np.where(is_padding, columns - common, columns)
+    return np.where(columns < common, starts + columns, after_common), common
 
 
 def order_of_children(parents: NDArray[np.int64]) -> NDArray[np.int64]:
