@@ -20,9 +20,7 @@ from pods_rl.engines.trl.guarded.run_directory import settings_of
 from pods_rl.engines.trl.guarded.script_contents import script_contents
 from pods_rl.errors import UserError
 from pods_rl.report import build_report
-from pods_rl.report.arms import Arm
-from pods_rl.report.comparable import refusal
-from pods_rl.report.contrasts import things
+from pods_rl.report.comparable import refusal, settings_that_differ
 from pods_rl.runs import Run, RunWriter, read_jsonl
 from pods_rl.runs.identity import token_of
 from pods_rl.runs.processes import this_process
@@ -320,11 +318,7 @@ def test_arms_that_differ_in_the_rollouts_differ_in_nothing_else(make_trainer, t
         recorded(trainer, tmp_path / str(rollouts)).train()
         configs.append(Run(tmp_path / str(rollouts)).config)
         assert Run(tmp_path / str(rollouts)).environment["derived"]["skip_zero_advantage_steps"] is (rollouts == 8)
-    assert {key for key in {**configs[0], **configs[1]} if configs[0].get(key) != configs[1].get(key)} == {
-        "num_rollouts"
-    }
-    arms = [Arm(str(number), "", None, config) for number, config in enumerate(configs)]
-    assert things(arms[1], arms[0]) == ("selection",)
+    assert settings_that_differ(*configs) == ["num_rollouts"]
 
 
 def test_a_setting_that_is_changed_after_the_constructor_is_written(make_trainer):

@@ -4,40 +4,45 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from conftest import write_run
 
 from pods_rl.errors import UserError
-from pods_rl.experiment import load_experiment
 from pods_rl.report.analysis import Analysis, Final, analyse, cost_of
-from pods_rl.report.arms import Arm, arms_from_csv, arms_from_runs, curve_of
-from pods_rl.report.build import read_account
-from pods_rl.report.contrasts import most_varied, settings_of, things
+from pods_rl.report.arms import arms_from_csv, arms_from_runs, curve_of
 from pods_rl.report.intervals import Difference
 from pods_rl.report.ledger import Ledger
 from pods_rl.report.notes import notes as notes_of
-from pods_rl.report.tables import arms_table, pairs_table, result_table, tables
-from pods_rl.report.wording import details, number_of, opening
+from pods_rl.report.statistics import SHORT
+from pods_rl.report.tables import result_table, tables
+from pods_rl.report.wording import findings
 
 CLOCK = [6.0 * k for k in range(11)]
 
 
-def analysis_of(root: Path, baseline: str | None = "grpo", **settings: object) -> Analysis:
-    arms = arms_from_runs([root], "accuracy")
-    return analyse(arms, baseline=baseline, metric="accuracy", **settings)  # type: ignore[arg-type]
+def analysis_of(root: Path, baseline: str | None = "grpo", pairs: Sequence[tuple[str, str, str]] = ()) -> Analysis:
+    return analyse(arms_from_runs([root], "accuracy"), baseline=baseline, metric="accuracy", pairs=pairs)
+
+
+def written(
+    root: Path, arms: dict[str, list[tuple[float, ...]]], pause: float = 10.0, metric: str = "accuracy"
+) -> Path:
+    """Arms whose runs have these scores, one after each pause."""
+    for arm, runs in arms.items():
+        for seed, scores in enumerate(runs):
+            path = write_run(root / arm / f"seed-{seed}", arm, seed)
+            rows = [{"due": pause * k, "seconds": pause * k, metric: score} for k, score in enumerate(scores)]
+            (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return root
 
 
 def notes(analysis: Analysis) -> tuple[str, ...]:
     return notes_of(analysis, Ledger())
-
-
-def sentences(analysis: Analysis) -> list[str]:
-    return [*opening(analysis), *details(analysis)]
 
 
 def verdicts(analysis: Analysis) -> dict[str, str]:
@@ -84,43 +89,26 @@ def test_a_repeated_evaluation_counts_once_and_nonsense_never() -> None:
     assert curve_of({"a": [], "b": [{"loss": 1}]}, "accuracy") is None
 
 
-def test_a_shared_clock_is_never_interpolated() -> None:
-    """Not where all but one run died early, and not where the last evaluation of each has a time of its own."""
-    full = [{"due": t, "seconds": t + 0.3, "accuracy": 0.5} for t in CLOCK]
-    own = [*full[:5], {"due": 25.5, "seconds": 25.5, "accuracy": 0.4}]
-    for others in ([full[:2]], [full[:1], full[:3]], [own]):
-        curve = curve_of({"a": full, **{str(k): rows for k, rows in enumerate(others)}}, "accuracy")
-        assert curve is not None
-        assert not curve.interpolated
+def test_a_skipped_evaluation_is_missing_and_is_not_interpolated() -> None:
+    """A step that is longer than the pause skips an evaluation. One at another time lies on a straight line."""
+    full = [{"due": t, "seconds": t + 0.3, "accuracy": 0.01 * t} for t in CLOCK]
+    others = {"skips": [*full[:4], *full[5:]], "late": [row | {"due": row["due"] + 1.0} for row in full]}
+    curve = curve_of({"full": full, **others}, "accuracy")
+    assert curve is not None
+    np.testing.assert_allclose(curve.due, CLOCK)
+    np.testing.assert_allclose(curve.scores[0], [0.01 * t for t in CLOCK])
+    assert np.flatnonzero(np.isnan(curve.scores[1])).tolist() == [4]
+    np.testing.assert_allclose(curve.scores[2, 1:], curve.scores[0, 1:] - 0.01)
 
 
 def test_runs_on_clocks_of_their_own_are_interpolated_and_nothing_is_extrapolated() -> None:
     evals = {"a": [(1.0, 0.1), (3.0, 0.3), (5.0, 0.5)], "b": [(2.0, 0.4), (4.0, 0.6), (6.0, 0.8)]}
     curve = curve_of({run: [{"seconds": t, "accuracy": s} for t, s in rows] for run, rows in evals.items()}, "accuracy")
     assert curve is not None
-    assert curve.interpolated
     known = ~np.isnan(curve.mean)
-    assert (curve.due[known].min() >= 2, curve.due[known].max()) == (True, 5)
+    assert curve.due[known].min() >= 2
+    assert curve.end == 5
     np.testing.assert_allclose(curve.mean[known], 0.1 * curve.due[known] + 0.1)
-
-
-def test_clocks_that_do_not_overlap_are_matched_by_step() -> None:
-    """Two scripts that evaluate at the same steps, one on a machine that is ten times slower, and without a start."""
-    evals = {}
-    for run, slowness in (("a", 1.0), ("b", 10.0)):
-        evals[run] = [{"step": k, "seconds": slowness * k, "reward": 0.1 * k * slowness} for k in (5, 6, 7)]
-    curve = curve_of(evals, "reward")
-    assert curve is not None
-    assert curve.by_step
-    np.testing.assert_allclose(curve.mean, [2.75, 3.3, 3.85])
-    np.testing.assert_allclose(curve.due, [27.5, 33, 38.5])
-    np.testing.assert_allclose(curve.times, curve.due)
-    # no step in common either: each score is that of a straight line over steps
-    for place, row in enumerate(evals["b"]):
-        row["step"] = 4.5 + place
-    curve = curve_of(evals, "reward")
-    assert curve is not None
-    assert curve.last() is not None
 
 
 def test_seeds_that_train_do_not_erase_those_that_ended() -> None:
@@ -235,13 +223,10 @@ def test_a_failed_run_counts_as_far_as_it_got(experiment: Path) -> None:
 def test_final_scores_are_compared_where_the_baseline_ends(tmp_path: Path) -> None:
     for arm, end in (("grpo", 60), ("pods", 150), ("short", 30)):
         write_run(tmp_path / arm / "seed-0", arm, end=end)
-    analysis = analysis_of(tmp_path)
+    analysis = analysis_of(tmp_path, pairs=[("pods", "grpo", ""), ("pods", "short", "")])
     assert analysis.horizon == 60
     assert final_of(analysis, "pods").final_seconds == pytest.approx(60, abs=1)
-    pairs = {(pair.arm.name, pair.rival.name): pair for pair in analysis.pairs}
-    assert pairs["pods", "grpo"].due == 60
-    assert pairs["short", "grpo"].due == pairs["pods", "short"].due == 30
-    assert " after 60.0 s of training, where grpo (16) ends, " in opening(analysis)[0]
+    assert [pair.due for pair in analysis.pairs] == [60, 30]
     assert any("short" in note and " 30.0 s" in note for note in notes(analysis))
 
 
@@ -367,20 +352,23 @@ def differing(root: Path, config: dict[str, Any], task: dict[str, str] | None = 
         ({"task": "words"}, None, "task is"),
         ({"task_difficulty": "hard"}, None, "task_difficulty is"),
         ({"dataset_name": "a/b"}, None, "dataset_name is"),
-        ({}, {"version": "8-1-mark-plain"}, "8 and 7 "),
-        ({}, {"version": "7-2-mark-plain"}, "7-2-mark-plain and 7-1-mark-plain"),
+        ({}, {"version": "8-1-mark-plain"}, "7 and 8 "),
+        ({}, {"version": "7-2-mark-plain"}, "7-1-mark-plain and 7-2-mark-plain"),
     ],
 )
 def test_scores_of_different_questions_are_not_compared(
     tmp_path: Path, config: dict[str, Any], task: dict[str, str] | None, reason: str
 ) -> None:
-    analysis = differing(tmp_path, config, task)
+    """Neither by default nor if the experiment declares the pair."""
+    differing(tmp_path, config, task)
+    analysis = analysis_of(tmp_path, pairs=[("grpo", "pods", "selection")])
     assert analysis.pairs == ()
-    assert [result.arm.name for result in analysis.results if result.speedup] == ["grpo"]
-    (note,) = (note for note in notes(analysis) if "is not compared with" in note)
-    assert reason in note
+    ((arm, rival, why),) = analysis.refused
+    assert (arm.name, rival.name) == ("grpo", "pods")
+    assert reason in why
+    assert any(why in note for note in notes(analysis))
     assert verdicts(analysis)["pods"] == "not compared"
-    assert not any(" more " in line or "faster" in line for line in sentences(analysis))
+    assert not any(finding.verdict for finding in findings(analysis))
 
 
 SAME = {"task": "sums", "dataset_name": "rows.jsonl", "task_rewards": {"mine:judge": 1.0}, "data_dir": "one"}
@@ -493,11 +481,12 @@ def test_different_numbers_of_runs_are_noted(tmp_path: Path) -> None:
 
 
 def test_without_a_baseline_every_run_is_shown_to_its_own_end(tmp_path: Path) -> None:
-    for name, end in (("long", 150), ("short", 0)):
-        write_run(tmp_path / name, name, end=max(end, 10) if end else 1)
+    for name, end in (("long", 150), ("short", 30)):
+        write_run(tmp_path / name, name, end=end)
     analysis = analysis_of(tmp_path, baseline=None)
-    assert final_of(analysis, "long").final_due == 150
-    assert any("long" in line and "in 150" in line for line in opening(analysis))
+    assert [final_of(analysis, name).final_due for name in ("long", "short")] == [150, 30]
+    (highest,) = findings(analysis)
+    assert highest.text.startswith("Highest: long")
 
 
 def test_an_arm_that_ends_early_is_compared_where_both_have_data(tmp_path: Path) -> None:
@@ -510,146 +499,145 @@ def test_an_arm_that_ends_early_is_compared_where_both_have_data(tmp_path: Path)
     assert (pair.due, pair.difference.paired) == (30, True)
     assert pair.difference.low > 0
     assert final_of(analysis, "pods").final < final_of(analysis, "grpo").final
-    scores, speedup, _ = sentences(analysis)
-    assert " after 30.0 s of training, where pods (64→16) ends (95 % interval " in scores
-    assert "5 runs each). Settled: this is hardly chance. On average over the run: +10.2 points" in scores
-    assert speedup.startswith("Cannot tell yet how much faster pods (64→16) is than grpo (16): pods (64→16) ends below")
+    assert pair.speedup is not None
+    assert pair.speedup.problem == SHORT
+    (found,) = findings(analysis)
+    assert "pods (64→16) ends" in found.text
+    assert "times as fast" not in found.text
 
 
 def test_an_arm_that_still_trains_is_not_called_ended(tmp_path: Path) -> None:
     for seed in range(5):
         write_run(tmp_path / "grpo" / f"seed-{seed}", "grpo", seed, rate=0.6)
         write_run(tmp_path / "pods" / f"seed-{seed}", "pods", seed, rate=1.2, end=30, state="running")
-    analysis = analysis_of(tmp_path)
-    scores, speedup, _ = sentences(analysis)
-    assert "after 30.0 s of training so far (" in scores
-    assert "pods (64→16) trains and is below" in speedup
-    for line in (*sentences(analysis), *notes(analysis)):
-        assert " end" not in line
-        assert "never" not in line
-    for seed in range(5):  # as long as the other arm needs to the level, and below it
+        # as long as the other arm needs to the level, and below it
         write_run(tmp_path / "later" / f"seed-{seed}", "later", seed, rate=0.05, end=300, state="running")
     analysis = analysis_of(tmp_path)
     cells = [cell for table in tables(analysis).values() for row in table.cells for cell in row]
     assert any(cell.startswith("not yet") for cell in cells)
-    assert not any(cell.startswith("never") for cell in cells)
+    for line in (*cells, *notes(analysis), *(finding.text for finding in findings(analysis))):
+        assert " ends" not in line
+        assert "never" not in line
 
 
 def test_a_time_at_which_few_runs_were_evaluated_lies_between_two_others() -> None:
-    times = {"a": (0, 2, 5), "b": (0, 5), "c": (0, 5)}
+    times = {"a": (0, 2, 4, 6), "b": (0, 4, 6), "c": (0, 4, 6)}
     evals = {run: [{"seconds": t, "accuracy": 0.1 * t} for t in own] for run, own in times.items()}
     curve = curve_of(evals, "accuracy")
     assert curve is not None
     assert math.isnan(curve.mean[1])
     np.testing.assert_allclose(curve.at(2)[0], [0.2, 0.2, 0.2])
-    np.testing.assert_allclose(curve.at(4)[0], [0.4, 0.4, 0.4])
-    assert np.isnan(curve.at(6)[0]).all()
+    np.testing.assert_allclose(curve.at(5)[0], [0.5, 0.5, 0.5])
+    assert np.isnan(curve.at(7)[0]).all()
 
 
 def test_clocks_that_share_no_checkpoint_are_compared_at_one_time_or_not_at_all(tmp_path: Path) -> None:
-    def written(name: str, times: list[int], start: int = 1) -> None:
+    for name, times in {"grpo": [0, 10, 20, 30], "odd": [0, 9, 18, 27], "later": [40, 50]}.items():
         for seed in (1, 2, 3):
             path = write_run(tmp_path / name / f"seed-{seed}", name, seed)
-            rows = [{"due": t, "seconds": t, "accuracy": 0.1 * seed + 0.01 * t * start} for t in times]
+            rows = [{"due": t, "seconds": t, "accuracy": 0.1 * seed + 0.01 * t} for t in times]
             (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
-
-    written("grpo", [0, 10, 20, 30])
-    written("odd", [0, 9, 18, 27])
-    written("later", [40, 50])
     analysis = analysis_of(tmp_path)
-    pairs = {pair.arm.name: pair for pair in analysis.pairs if pair.rival.name == "grpo"}
-    assert [*pairs] == ["odd"]
-    assert pairs["odd"].due == 27
-    assert pairs["odd"].difference.mean == pytest.approx(0.0)  # one line, read at one time
-    refused = {result.arm.name: result.refused for result in analysis.results if result.refused}
-    assert refused == {"later": "their evaluations have no time in common"}
-    later = next(arm.curve for arm in analysis.arms if arm.name == "later")
-    assert later is not None
-    assert later.last(30) is None
+    (pair,) = analysis.pairs
+    assert (pair.arm.name, pair.due) == ("odd", 27)
+    assert pair.difference.mean == pytest.approx(0.0)  # one line, read at one time
+    assert [(arm.name, why) for arm, _, why in analysis.refused] == [
+        ("later", "their evaluations have no time in common")
+    ]
     assert final_of(analysis, "later").final_due == 50
 
 
 # ---------------------------------------------------------------------- the sentences and the table that open
 
 
-def test_a_sentence_opens_with_the_difference_and_the_speedup_and_cost_follow(tmp_path: Path) -> None:
-    for arm in ("grpo", "pods"):
+def test_the_largest_settled_difference_comes_first_and_what_is_not_settled_last(tmp_path: Path) -> None:
+    """Each with its number, what it shows and its verdict; a losing arm too."""
+    for arm, rate in {"grpo": 0.6, "pods": 1.5, "same": 0.6, "worse": 0.45}.items():
         for seed in range(5):
-            write_run(tmp_path / arm / f"seed-{seed}", arm, seed)
-    analysis = analysis_of(tmp_path)
-    (pair,) = analysis.pairs
-    ours, theirs = (final_of(analysis, arm).final for arm in ("pods", "grpo"))
-    gap = pair.difference
-    assert gap.mean == pytest.approx(ours - theirs)
-    over_time = pair.over_time
-    assert over_time is not None
-    (line,) = opening(analysis)
-    assert line == (
-        f"+{100 * gap.mean:.1f} points from selection: pods (64→16) has {100 * ours:.1f} % accuracy and grpo (16) "
-        f"{100 * theirs:.1f} % after 150.0 s of training (95 % interval +{100 * gap.low:.1f} to +{100 * gap.high:.1f}, "
-        "5 runs each). Settled: this is hardly chance. On average over the run: "
-        f"+{100 * over_time.mean:.1f} points (+{100 * over_time.low:.1f} to +{100 * over_time.high:.1f}, settled)."
-    )
-    assert number_of(line) == f"+{100 * gap.mean:.1f} points"
-    fast = pair.speedup
+            write_run(tmp_path / arm / f"seed-{seed}", arm, seed, rate=rate)
+    pairs = [("same", "grpo", "nothing"), ("worse", "grpo", ""), ("pods", "grpo", "selection")]
+    analysis = analysis_of(tmp_path, pairs=pairs)
+    gaps = {pair.arm.name: pair for pair in analysis.pairs}
+    first, second, last = findings(analysis)
+    gap = gaps["pods"].difference
+    assert (first.number, first.verdict) == (f"+{100 * gap.mean:.1f} points", "settled")
+    assert first.text.startswith("from selection: pods (64→16) has ")
+    assert f"(95 % interval +{100 * gap.low:.1f} to +{100 * gap.high:.1f}, 5 runs each)" in first.text
+    fast = gaps["pods"].speedup
+    assert fast is not None
     assert fast.speedup == pytest.approx(fast.baseline_time / fast.arm_time)
-    ratio = f"{fast.speedup:.2f} times faster than grpo (16) to {100 * fast.threshold:.1f} % accuracy"
-    interval = f"(95 % interval {fast.ci_low:.2f} to {fast.ci_high:.2f} times as fast, settled)"
-    times = f"{fast.arm_time:.1f} s against {fast.baseline_time:.1f} s"
-    assert details(analysis) == (
-        f"pods (64→16) is {ratio}: {times} {interval}.",
-        "A step of pods (64→16) takes 0.31 s, of grpo (16) 0.20 s.",
-    )
+    assert f"{fast.speedup:.2f} times as fast ({fast.ci_low:.2f} to {fast.ci_high:.2f})" in first.text
+    assert second.number.startswith("-")
+    assert second.text.startswith("for worse (64→16) against grpo (16)")
+    assert (last.number, last.verdict) == ("", "")
+    assert "same (64→16) against grpo (16) (nothing)" in last.text
+
+
+def test_a_pair_that_is_settled_over_the_run_alone_gives_that_number(tmp_path: Path) -> None:
+    scores = {"grpo": (0.2, 0.3, 0.4, 0.6), "pods": (0.2, 0.5, 0.6, 0.6)}
+    runs = {arm: [tuple(score + 0.01 * seed for score in row) for seed in range(4)] for arm, row in scores.items()}
+    runs["pods"] = [(*row[:-1], row[-1] + (-0.1 if seed % 2 else 0.1)) for seed, row in enumerate(runs["pods"])]
+    analysis = analysis_of(written(tmp_path, runs))
+    (pair,) = analysis.pairs
+    assert pair.over_time is not None
+    assert (pair.difference.settled, pair.over_time.settled, pair.settled) == (False, True, True)
+    (found,) = findings(analysis)
+    assert found.number == f"+{100 * pair.over_time.mean:.1f} points"
+
+
+@pytest.mark.parametrize("runs", [1, 2, 4])
+def test_what_is_not_settled_is_said_once_with_the_highest_score(tmp_path: Path, runs: int) -> None:
+    """Of seven arms; below three seeds there is no interval at all."""
+    for rank, arm in enumerate(("grpo", *"abcdef")):
+        for seed in range(runs):
+            write_run(tmp_path / arm / f"seed-{seed}", arm, seed + 10 * rank, rate=0.6 + 0.01 * rank, noise=0.06)
+    analysis = analysis_of(tmp_path)
+    assert len(analysis.pairs) == 6
+    assert not any(pair.settled or (pair.speedup and pair.speedup.settled) for pair in analysis.pairs)
+    (found,) = findings(analysis)
+    best = max(analysis.scored, key=lambda result: result.final.final if result.final else 0)
+    assert best.arm.label in found.text
+    assert (found.number, found.verdict) == ("", "")
+    assert {*verdicts(analysis).values()} == {"baseline", "few runs" if runs < 3 else "not settled"}
+    has_interval = runs >= 3
+    for pair in analysis.pairs:
+        assert math.isfinite(pair.difference.low) == has_interval
+    for arm in analysis.arms:
+        assert arm.curve is not None
+        assert np.isfinite(arm.curve.interval[0]).any() == has_interval
+    assert any("[" in cell for cell in result_table(analysis).cells[1]) == has_interval
 
 
 def test_the_table_that_opens_has_score_cost_time_and_a_verdict_in_a_word(tmp_path: Path) -> None:
-    rates = {"grpo": 0.6, "pods": 1.5, "same": 0.6, "worse": 0.2}
-    for arm, rate in rates.items():
+    for arm, rate in {"grpo": 0.6, "pods": 1.5, "same": 0.6, "worse": 0.2, "apart": 0.6}.items():
         for seed in range(5):
             write_run(tmp_path / arm / f"seed-{seed}", arm, seed, rate=rate, noise=0.001)
     write_run(tmp_path / "single" / "seed-9", "single", 9)
     write_run(tmp_path / "other" / "seed-0", "other", 0, config={"task": "words"})
-    analysis = analysis_of(tmp_path)
-    expected = {"grpo": "baseline", "pods": "better", "same": "level", "worse": "worse", "single": "one run"}
-    assert verdicts(analysis) == expected | {"other": "not compared"}
+    pairs = [(arm, "grpo", "") for arm in ("pods", "same", "single", "other")] + [("grpo", "worse", "")]
+    analysis = analysis_of(tmp_path, pairs=pairs)
+    expected = {"grpo": "baseline", "pods": "better", "same": "level", "worse": "worse", "single": "few runs"}
+    assert verdicts(analysis) == expected | {"other": "not compared", "apart": "–"}
     table = result_table(analysis)
     final = final_of(analysis, "pods")
-    speedup = analysis.result_of("pods").speedup
-    assert speedup is not None
-    assert table.titles[1:] == [
-        "final accuracy, 95 % interval", "seconds per step", f"time to {100 * speedup.threshold:.1f} %", "verdict",
-    ]  # fmt: skip
+    assert analysis.level is not None
+    level = f"time to {100 * analysis.level:.1f} %"
+    assert table.titles[1:] == ["final accuracy, 95 % interval", "seconds per step", level, "verdict"]
     (cells,) = (cells for cells in table.cells if cells[0].startswith("pods"))
     score = f"{100 * final.final:.1f} % [{100 * final.low:.1f}, {100 * final.high:.1f}]"
-    assert cells[1:] == [score, "0.31 s", f"{speedup.arm_time:.1f} s", "better"]
+    assert cells[1:] == [score, "0.31 s", f"{analysis.result_of('pods').time_to_level:.1f} s", "better"]
 
 
 def test_a_metric_that_is_no_share_stays_a_number_and_none_is_better(tmp_path: Path) -> None:
-    for arm, length in (("grpo", 30.0), ("pods", 20.0)):
-        for seed in range(5):
-            path = write_run(tmp_path / arm / f"seed-{seed}", arm, seed)
-            rows = [{"due": t, "seconds": t, "mean_completion_tokens": length + seed + t / 10} for t in (0, 10, 20)]
-            (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    lengths = {"grpo": 30.0, "pods": 20.0}
+    runs = {arm: [(length + seed, length + seed + 2) for seed in range(5)] for arm, length in lengths.items()}
+    written(tmp_path, runs, metric="mean_completion_tokens")
     arms = arms_from_runs([tmp_path], "mean_completion_tokens")
     analysis = analyse(arms, baseline="grpo", metric="mean_completion_tokens")
     assert verdicts(analysis)["pods"] == "lower"
-    name = "mean completion length (tokens)"
-    scores = f"pods (64→16) has {name} 24.000 and grpo (16) 34.000 after 20.0 s of training"
-    assert opening(analysis)[0].startswith(f"-10.000 from selection: {scores} (95 % interval -10.000 to -10.000")
-
-
-def test_a_single_evaluated_run_has_the_error_of_its_evaluation_in_sentence_and_table(tmp_path: Path) -> None:
-    """Also where the arm has other runs, which were not evaluated."""
-    path = write_run(tmp_path / "pods" / "seed-1", "pods", 1)
-    rows = [{"due": t, "seconds": t, "accuracy": 0.5, "accuracy_se": 0.01} for t in (0, 10)]
-    (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (write_run(tmp_path / "pods" / "seed-2", "pods", 2) / "evals.jsonl").write_text("")
-    analysis = analysis_of(tmp_path)
-    table = arms_table(analysis)
-    assert "to 50.0 % ± 2.0 accuracy" in opening(analysis)[0]
-    assert "50.0 % ± 2.0" in result_table(analysis).cells[0]
-    assert "50.0 % ± 2.0" in table.cells[0]
-    assert "single" in table.note
+    (found,) = findings(analysis)
+    assert found.number == "-10.000"
+    assert "mean completion length (tokens) 24.0" in found.text
 
 
 def test_a_difference_is_settled_if_the_printed_interval_excludes_0() -> None:
@@ -661,188 +649,51 @@ def test_a_difference_is_settled_if_the_printed_interval_excludes_0() -> None:
 
 
 def test_the_difference_over_time_is_of_the_mean_scores_after_the_start(tmp_path: Path) -> None:
-    """Seeds are paired: PODS is 0.1 and 0.2 above GRPO in seed 0, 0.1 and 0.3 in seed 1, on average 0.15 and 0.2."""
-    scores = {"grpo": [(0.9, 0.2, 0.4), (0.1, 0.5, 0.7)], "pods": [(0.1, 0.3, 0.6), (0.1, 0.6, 1.0)]}
-    for arm, of_seeds in scores.items():
-        for seed, row in enumerate(of_seeds):
-            path = write_run(tmp_path / arm / f"seed-{seed}", arm, seed)
-            rows = [{"due": 10 * k, "seconds": 10.0 * k, "accuracy": score} for k, score in enumerate(row)]
-            (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (pair,) = analysis_of(tmp_path).pairs
+    """Seeds are paired: PODS is on average 0.15, 0.2 and 0.175 above GRPO."""
+    grpo = [(0.9, 0.2, 0.4), (0.1, 0.5, 0.7), (0.1, 0.2, 0.3)]
+    pods = [(0.1, 0.3, 0.6), (0.1, 0.6, 1.0), (0.5, 0.4, 0.45)]
+    (pair,) = analysis_of(written(tmp_path, {"grpo": grpo, "pods": pods})).pairs
     assert pair.over_time is not None
     assert pair.over_time.mean == pytest.approx(0.175)
-    half = 12.706 * 0.025  # Student's t of two pairs, and their standard error
+    half = 4.302653 * 0.025 / 3**0.5  # Student's t of three pairs, and their standard error
     assert (pair.over_time.low, pair.over_time.high) == pytest.approx((0.175 - half, 0.175 + half), abs=1e-3)
-    assert not pair.over_time.settled
 
 
 @pytest.mark.parametrize("row", [(0.1,), (0.1, 0.2)])
 def test_a_single_score_after_the_start_has_no_difference_over_time(tmp_path: Path, row: tuple[float, ...]) -> None:
-    for arm in ("grpo", "pods"):
-        path = write_run(tmp_path / arm / "seed-1", arm, 1)
-        rows = [{"due": 10 * k, "seconds": 10.0 * k, "accuracy": score} for k, score in enumerate(row)]
-        (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert [pair.over_time for pair in analysis_of(tmp_path).pairs] in ([], [None])
+    analysis = analysis_of(written(tmp_path, {"grpo": [row], "pods": [row]}))
+    assert [pair.over_time for pair in analysis.pairs] in ([], [None])
 
 
-def test_few_runs_settle_no_score_but_a_clear_order_of_all_runs_is_named(experiment: Path) -> None:
-    """Two of three PODS runs reach the end, both above the three of GRPO; the interval of two runs is wide."""
-    analysis = analysis_of(experiment)
-    every = "Every run of pods (64→16) is above every run of grpo (16)."
-    (line,) = opening(analysis)
-    assert line.startswith("Cannot tell yet what selection gives")
-    assert f", 2 and 3 runs). {every}" in line
-    assert number_of(line) == "Cannot tell yet"
-    assert verdicts(analysis)["pods"] == "not settled"
-
-
-@pytest.mark.parametrize(("rate", "words"), [(0.05, "never reached"), (0.45, "times as fast as grpo (16) to ")])
+@pytest.mark.parametrize(("rate", "words"), [(0.05, "never reaches"), (0.45, "times as fast")])
 def test_an_arm_that_is_slower_or_never_there(tmp_path: Path, rate: float, words: str) -> None:
     for seed in range(5):
         write_run(tmp_path / "grpo" / f"seed-{seed}", "grpo", seed)
         write_run(tmp_path / "other" / f"seed-{seed}", "other", seed + 10, rate=rate, end=300)
     analysis = analysis_of(tmp_path)
-    line, _ = details(analysis)
-    assert words in line
-    if "as fast" in words:
-        fast = analysis.pairs[0].speedup
-        assert f"{fast.speedup:.2f} times as fast" in line
-        assert f"(95 % interval {fast.ci_low:.2f} to {fast.ci_high:.2f} times as fast, settled)" in line
-
-
-def test_every_arm_is_compared_with_the_baseline_and_with_the_one_that_drops_rollouts(tmp_path: Path) -> None:
-    """As in the quickstart: the baseline, PODS, and GRPO with cheaper steps."""
-    for arm, rate in (("grpo-trl", 0.6), ("cheaper", 0.9), ("pods", 1.8)):
-        config = {} if arm == "pods" else {"num_rollouts": 16}
-        for seed in (1, 2):
-            write_run(tmp_path / arm / f"seed-{seed}", arm, seed, rate=rate, config=config, noise=0.001)
-    analysis = analysis_of(tmp_path, "grpo-trl")
-    pairs = [(pair.arm.name, pair.rival.name) for pair in analysis.pairs]
-    assert pairs == [("pods", "grpo-trl"), ("cheaper", "grpo-trl"), ("pods", "cheaper")]
-    assert analysis.pairs[2].difference.mean > 0
-    assert analysis.pairs[2].speedup.speedup > 1
-
-
-# ------------------------------------------------------------------------------- what a comparison shows
-
-
-def test_the_quickstart_says_apart_what_the_cheaper_step_gives_and_what_selection_gives(tmp_path: Path) -> None:
-    """By the recipes of its arms; PODS against TRL's GRPO differs in both, and is not what opens the report."""
-    for run in load_experiment("quickstart", {"seeds": 5}).plan():
-        rate = {"grpo-trl": 0.6, "grpo": 1.2, "pods": 1.2}[run.arm]
-        config = {key: value for key, value in run.recipe.values.items() if value is not None}
-        write_run(tmp_path / run.path, run.arm, run.seed, config=config, rate=rate)
-    analysis = analysis_of(tmp_path, "grpo-trl")
-    assert [(pair.arm.name, pair.rival.name, pair.shows) for pair in analysis.stated] == [
-        ("grpo", "grpo-trl", "the cheaper step"),
-        ("pods", "grpo", "selection"),
-    ]
-    step, selection = opening(analysis)
-    assert " from the cheaper step: grpo (4) has " in step
-    assert " Settled: this is hardly chance. On average over the run: +" in step
-    assert selection.startswith("Level within 2 points with and without selection: pods (16→4) has ")
-    assert " from the cheaper step and selection together: pods (16→4) has " in details(analysis)[0]
-    column = [cells[2] for cells in pairs_table(analysis).cells]
-    assert column == ["the cheaper step and selection", "the cheaper step", "selection"]
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "expected"),
-    [
-        ({"num_rollouts": 64}, {}, ("selection",)),
-        ({"num_rollouts": 64, "rule": "random"}, {}, ("selection",)),  # GRPO has no rule
-        ({}, {"num_rollouts": 64}, ("no selection",)),
-        ({"num_rollouts": 16, "num_generations": 4}, {}, ("selection",)),  # trains on 4 of the same 16
-        ({"num_rollouts": 64, "num_generations": 8}, {}, ("selection", "the group size")),
-        ({"num_generations": 8}, {}, ("the group size",)),
-        ({"num_rollouts": 64, "rule": "random"}, {"num_rollouts": 64}, ("the selection rule",)),
-        ({"exact_trl": False, "skip_zero_advantage_steps": True}, {"exact_trl": True}, ("the cheaper step",)),
-        ({"exact_trl": True}, {"exact_trl": False}, ("TRL’s own step",)),
-        ({"num_rollouts": 64, "learning_rate": 1e-5}, {"learning_rate": 2e-5}, ("selection", "the learning rate")),
-        # what follows from n and m is not a setting, and what is set against it is one
-        (
-            {"num_rollouts": 64, "skip_zero_advantage_steps": True},
-            {"skip_zero_advantage_steps": False},
-            ("selection",),
-        ),
-        ({"num_rollouts": 64, "skip_zero_advantage_steps": True}, {}, ("selection",)),
-        ({"skip_zero_advantage_steps": True}, {}, ("the cheaper step",)),
-        ({"num_rollouts": 64, "skip_zero_advantage_steps": True}, {"skip_zero_advantage_steps": True}, ("selection",)),
-        ({"seed": 3}, {"seed": 4}, ()),
-        ({"num_generations": "many"}, {}, None),
-    ],
-)
-def test_what_two_arms_differ_in_is_named(
-    ours: dict[str, Any], theirs: dict[str, Any], expected: tuple[str, ...] | None
-) -> None:
-    base = {"num_generations": 16, "rule": "max_variance"}
-    arms = [Arm(name, name, None, base | config) for name, config in (("a", ours), ("b", theirs))]
-    assert things(*arms) == expected
-
-
-def test_an_arm_that_declares_what_it_shows_is_stated_with_what_else_differs(tmp_path: Path) -> None:
-    """Each arm at its own learning rate differs in two things."""
-    (tmp_path / "experiment.yaml").write_text(
-        "arms: {grpo: {}, pods: {num_rollouts: 64, learning_rate: 2e-5, shows: selection}}\nseeds: [1, 2]\n"
-    )
-    for arm, rate in (("grpo", 1e-5), ("pods", 2e-5)):
-        for seed in (1, 2):
-            write_run(tmp_path / arm / f"seed-{seed}", arm, seed, config={"learning_rate": rate}, noise=0.001)
-    analysis = read_account([tmp_path], baseline="grpo").analysis
-    assert analysis is not None
-    (pair,) = analysis.stated
-    assert (pair.shows, pair.differs_in) == ("selection", ("selection", "the learning rate"))
-    (line,) = opening(analysis)
-    assert " from selection: " in line
-    assert " The two also differ in the learning rate." in line
-    (tmp_path / "experiment.yaml").unlink()
-    undeclared = read_account([tmp_path], baseline="grpo").analysis
-    assert undeclared is not None
-    assert undeclared.stated == ()
-    assert " from selection and the learning rate together: " in opening(undeclared)[0]
-
-
-@pytest.mark.parametrize("runs", [1, 2, 4])
-def test_no_sentence_asserts_what_is_not_settled(tmp_path: Path, runs: int) -> None:
-    for arm, rate in (("grpo", 0.6), ("pods", 0.7)):
-        for seed in range(runs):
-            write_run(tmp_path / arm / f"seed-{seed}", arm, seed + 10 * (arm == "pods"), rate=rate, noise=0.06)
-    analysis = analysis_of(tmp_path)
-    (pair,) = analysis.pairs
-    assert not pair.difference.settled
-    assert not pair.speedup.settled
-    scores, speedup, _ = sentences(analysis)
-    assert scores.startswith("Cannot tell yet what selection gives")
-    # with two runs the baseline's own rise has an interval that is wider than the rise
-    beginning = "No speedup" if runs == 2 else "Cannot tell yet how much faster pods (64→16) is than grpo (16)"
-    assert speedup.startswith(beginning)
-    for word in ("nan", "inf", "∞", "times faster", "times slower"):
-        assert word not in scores + speedup
+    speedup = analysis.pairs[0].speedup
+    assert speedup is not None
+    assert speedup.settled
+    assert speedup.speedup < 1
+    (found,) = findings(analysis)
+    assert words in found.text
 
 
 def test_an_arm_that_has_only_begun_starts_and_is_compared_with_nothing(tmp_path: Path) -> None:
-    for arm in ("grpo", "broken"):
-        path = write_run(tmp_path / arm / "seed-1", arm, 1)
-        if arm == "broken":
-            (path / "evals.jsonl").write_text('{"due": 0, "seconds": 0.01, "accuracy": 0.172}\n')
-    lines = opening(analysis_of(tmp_path))
-    assert any("broken" in line and "starts at 17.2 %" in line for line in lines)
-    assert not any(" ends " in line or "to 0.172" in line for line in lines)
+    analysis = analysis_of(written(tmp_path, {"grpo": [(0.1, 0.15)], "broken": [(0.172,)]}))
+    assert analysis.pairs == ()
+    (found,) = findings(analysis)
+    assert "broken" in found.text
+    assert "starts at 17.2 %" in found.text
 
 
 def test_a_baseline_that_peaks_at_its_start_is_noted(tmp_path: Path) -> None:
-    for arm, scores in (("grpo", (0.5, 0.4, 0.4)), ("pods", (0.4, 0.5, 0.6))):
-        for seed in (1, 2):
-            path = write_run(tmp_path / arm / f"seed-{seed}", arm, seed)
-            rows = [{"due": 10 * k, "seconds": 10.0 * k, "accuracy": score} for k, score in enumerate(scores)]
-            (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    analysis = analysis_of(tmp_path)
-    line, _ = details(analysis)
-    assert line.startswith("No speedup: grpo (16) rises to 99 % of its own peak (49.5 % accuracy) by no more than")
+    scores = {"grpo": (0.5, 0.4, 0.4), "pods": (0.4, 0.5, 0.6)}
+    analysis = analysis_of(written(tmp_path, {arm: [row] * 3 for arm, row in scores.items()}))
+    assert analysis.level is None
+    assert analysis.pairs[0].speedup is None
     assert any("speedup" in note for note in notes(analysis))
-    speedup = analysis.result_of("pods").speedup
-    assert speedup is not None
-    assert math.isnan(speedup.speedup)
+    assert math.isnan(analysis.result_of("pods").time_to_level)
 
 
 def test_runs_on_a_slower_machine_are_named(tmp_path: Path) -> None:
@@ -873,41 +724,6 @@ def test_notes_name_devices(experiment: Path) -> None:
     devices, processors = (note for note in notes(analysis_of(experiment)) if "Runs used different" in note)
     assert "devices: GPU of a model (grpo (16)); cpu (grpo (16), pods (64→16))." in devices
     assert "processors: one model (grpo (16)); another model (pods (64→16))." in processors
-
-
-# -------------------------------------------------------------------------------------------- ablations
-
-STUDY = Path(__file__).parents[2] / "benchmarks" / "study.yaml"
-BASE = {"num_generations": 16, "num_rollouts": 64, "rule": "max_variance", "advantages": "after"}
-BATCH = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1, "learning_rate": 1e-5}
-
-
-def varied(configs: dict[str, dict[str, Any]]) -> str:
-    """The name of the arm that others vary; empty if there is none."""
-    found = most_varied([Arm(name, name, None, BASE | BATCH | config) for name, config in configs.items()])
-    return found.name if found else ""
-
-
-def test_the_arm_that_the_paper_s_ablations_vary_is_found() -> None:
-    declared = yaml.safe_load(STUDY.read_text())
-    base = {"rule": "max_variance", "advantages": "after", "gradient_accumulation_steps": 1, **declared["base"]}
-    arms = [Arm(name, name, None, base | keys) for name, keys in declared["arms"].items()]
-    found = most_varied(arms)
-    assert found is not None
-    assert found.name == "pods-64-16"
-
-
-def test_an_arm_that_differs_in_more_than_one_setting_varies_nothing() -> None:
-    odd = {"rate": {"num_rollouts": 128, "learning_rate": 1e-4}, "pods": {}, "32": {"num_rollouts": 32}}
-    odd |= {"prompts": {"num_generations": 8}}  # 16 rows with m = 8 are two prompts
-    odd |= {"both": {"num_rollouts": 128, "num_generations": 8, "per_device_train_batch_size": 8}}
-    assert varied(odd) == "pods"
-    own = {"seed": 4, "output_dir": "x", "rollout_batch_size": 32, "vllm_gpu_memory_utilization": 0.3}
-    assert varied({"rate": odd["rate"], "pods": {}, "32": {"num_rollouts": 32} | own}) == "pods"
-    assert varied({"grpo": {"num_rollouts": 16}, "pods": {}}) == ""  # two arms are a comparison
-    assert varied({"pods": {}, "rate": odd["rate"], "prompts": odd["prompts"]}) == ""
-    assert most_varied([Arm(name, name, None, {"rule": name}) for name in "abc"]) is None
-    assert settings_of({"num_generations": "many"}) == {}
 
 
 # ------------------------------------------------------------------------------------------------ CSV

@@ -14,11 +14,10 @@ from ..engines import PHASES
 from ..errors import UserError
 from ..runs import Run
 from ..text import suggest
-from .arms import ACCURACIES, Arm, rollouts_of, same_seeds
-from .comparable import refusal
-from .contrasts import contrasts, most_varied, things
-from .intervals import UNKNOWN, Z_95, Array, Difference, corrected, difference, error_of_mean, t_band
-from .statistics import SAME_MOMENT, Curve, Speedup, level_of, mean_curve, speedup_to
+from .arms import ACCURACIES, Arm, same_seeds
+from .comparable import refusal, settings_that_differ
+from .intervals import UNKNOWN, Array, Difference, corrected, difference, error_of_mean, t_band
+from .statistics import SAME_MOMENT, Curve, Speedup, level_of, mean_curve, speedup_to, time_to
 from .text import finite, finite_numbers, plain
 
 
@@ -55,23 +54,16 @@ class ArmResult:
     arm: Arm
     final: Final | None = None  # None without an evaluation
     cost: Cost | None = None  # None without a run directory
-    speedup: Speedup | None = None  # against the baseline; None if not compared
-    refused: str = ""  # why the arm is not compared with the baseline; empty if it is
-
-    @property
-    def margin(self) -> float:
-        """1.96 standard errors of a single run's evaluation; NaN for several runs, which have an interval instead."""
-        if self.final is None or not self.arm.is_single:
-            return math.nan
-        return Z_95 * self.final.error
+    time_to_level: float = math.nan  # inf: not reached; NaN without a level, or if the arm ends too early to know
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """An arm against another where both have data: the difference of their scores, and the speedup to its level."""
+    """An arm against another where both have data: the difference of their scores, and the speedup to the level."""
 
     arm: Arm
     rival: Arm
+    shows: str  # what their difference shows, as declared; may be empty
     due: float  # nominal second of the scores: the last one up to which both have evaluations
     score: float  # of the arm
     rival_score: float
@@ -79,27 +71,33 @@ class Pair:
     rival_runs: int
     difference: Difference
     over_time: Difference | None  # of the means over the evaluations after the start; None for fewer than two
-    speedup: Speedup
-    differs_in: tuple[str, ...] | None  # in words; None if a recipe is unknown
-    shows: str = ""  # what the pair shows, if it is stated first; else empty
+    speedup: Speedup | None = None  # to the level of the analysis; None without one
+
+    @property
+    def differs_in(self) -> list[str]:
+        """The settings in which the arms differ."""
+        return settings_that_differ(self.arm.config, self.rival.config)
+
+    @property
+    def main(self) -> Difference:
+        """The difference to state: at the end, or over time if that alone is settled."""
+        over_time = self.over_time or UNKNOWN
+        return over_time if over_time.settled and not self.difference.settled else self.difference
+
+    @property
+    def settled(self) -> bool:
+        """Whether one of the two differences is settled."""
+        return self.difference.settled or (self.over_time or UNKNOWN).settled
 
     @property
     def is_early(self) -> bool:
         """Whether one of the arms has scores after the time at which they are compared."""
-        return not (self.arm.ends_by(self.due) and self.rival.ends_by(self.due))
+        return max(self.arm.end, self.rival.end) > self.due * SAME_MOMENT
 
     @property
     def is_running(self) -> bool:
         """Whether a run of the two arms still trains, so that the numbers are those so far."""
         return self.arm.is_running or self.rival.is_running
-
-    @property
-    def ended(self) -> Arm | None:
-        """The arm that has no score after the time at which they are compared; None if both have one."""
-        for arm in (self.arm, self.rival):
-            if arm.ends_by(self.due):
-                return arm
-        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,30 +108,13 @@ class Analysis:
     baseline: Arm | None
     metric: str
     horizon: float  # nominal second up to which the scores of the table are: the baseline's end, else the last one
-    pairs: tuple[Pair, ...]  # the one that the experiment is about first
-    stated: tuple[Pair, ...] = ()  # those that show one thing, in the order of the sentences
+    level: float | None  # score to which times and speedups are: 99 % of the baseline's peak; None if it does not rise
+    pairs: tuple[Pair, ...]  # as declared
+    refused: tuple[tuple[Arm, Arm, str], ...] = ()  # two arms that are not compared, and why
 
     @property
     def arms(self) -> tuple[Arm, ...]:
         return tuple(result.arm for result in self.results)
-
-    @property
-    def subject(self) -> Arm | None:
-        """The arm that the experiment is about; None if no arms are compared."""
-        if not self.pairs:
-            return None
-        return self.pairs[0].arm
-
-    @property
-    def level(self) -> float | None:
-        """The score to which speedups against the baseline are; None if no speedup can be measured."""
-        if self.baseline is None:
-            return None
-        speedup = self.result_of(self.baseline.name).speedup
-        # against itself the baseline has a problem only if its curve does not rise
-        if speedup is None or speedup.problem or not math.isfinite(speedup.threshold):
-            return None
-        return speedup.threshold
 
     @property
     def is_share(self) -> bool:
@@ -149,13 +130,6 @@ class Analysis:
             if metric in arm.curves:
                 highest = max(highest, float(np.nanmax(arm.curves[metric].scores)))
         return highest <= 1  # a CSV may have percentages already
-
-    def pair_with_baseline(self, arm: Arm) -> Pair | None:
-        """Return the comparison of an arm with the baseline; None if there is none."""
-        for pair in self.pairs:
-            if pair.arm is arm and pair.rival is self.baseline:
-                return pair
-        return None
 
     @property
     def states(self) -> Counter[str]:
@@ -180,12 +154,8 @@ class Analysis:
     @property
     def compared(self) -> list[Arm]:
         """The arms that are compared with another, or all if none is."""
-        if not self.pairs:
-            return [*self.arms]
-        names: set[str] = set()
-        for pair in self.pairs:
-            names |= {pair.arm.name, pair.rival.name}
-        return [arm for arm in self.arms if arm.name in names]
+        names = {arm.name for pair in self.pairs for arm in (pair.arm, pair.rival)}
+        return [arm for arm in self.arms if arm.name in names or not names]
 
     @property
     def metrics(self) -> list[str]:
@@ -197,15 +167,16 @@ class Analysis:
 
 
 def analyse(
-    arms: Sequence[Arm], *, baseline: str | None, metric: str, shows: Mapping[str, str] | None = None
+    arms: Sequence[Arm], *, baseline: str | None, metric: str, pairs: Sequence[tuple[str, str, str]] = ()
 ) -> Analysis:
     """Compare arms. An arm without an evaluation is kept, without numbers.
 
     Args:
         arms: the arms; their names differ.
-        baseline: name of the arm that the others are measured against, or None for no comparison.
+        baseline: name of the arm that the table, the level and by default all comparisons refer to, or None.
         metric: name of the score, for sentences.
-        shows: what an arm shows, by its name, where the experiment declares it.
+        pairs: the comparisons: an arm, the one that it is compared with, and what this shows. Those of which an arm is
+            missing are skipped. Without any, every arm is compared with the baseline.
 
     Raises:
         UserError: when none of several arms has the baseline's name. A single arm needs no baseline.
@@ -213,84 +184,68 @@ def analyse(
     base = _find_baseline(arms, baseline)
     ordered = sorted(arms, key=lambda arm: arm is not base)
     reference = base if base is not None and base.has_scores else None
-    ends = [arm.end for arm in arms if arm.has_scores]
-    horizon = reference.end if reference else max(ends, default=0.0)
-    results = [_result_of(arm, reference, horizon) for arm in ordered]
-    compared = [result.arm for result in results if result.speedup]
-    pairs = []
-    for arm, rival in _pairs(compared, base):
-        if not _why_not(arm, rival):
-            pairs.append(compare(arm, rival))
-    stated = []
-    if pairs:
-        assert base is not None
-        for contrast in contrasts(compared, base, pairs[0].arm, shows or {}):
-            if _why_not(contrast.arm, contrast.rival):
-                continue
-            pair = replace(compare(contrast.arm, contrast.rival), shows=contrast.shows)
-            stated.append(pair)
-            _put(pair, pairs)
-    # those that sentences are about, and those of the table only
-    first = _corrected([*stated, *(pair for pair in pairs[:1] if pair not in stated)], *pairs[:1])
-    rest = _corrected([pair for pair in pairs[1:] if pair not in stated])
-    by_arms = {(pair.arm, pair.rival): pair for pair in (*first, *rest)}
+    horizon = reference.end if reference else max((arm.end for arm in arms if arm.has_scores), default=0.0)
+    level = _level(reference)
+    by_name = {arm.name: arm for arm in arms}
+    named = [(by_name[arm], by_name[rival], shows) for arm, rival, shows in pairs if {arm, rival} <= by_name.keys()]
+    if not pairs and reference is not None:
+        named = [(arm, reference, "") for arm in ordered[1:]]
+    compared: list[Pair] = []
+    refused: list[tuple[Arm, Arm, str]] = []
+    for arm, rival, shows in named:
+        if not arm.has_scores or not rival.has_scores:
+            continue
+        reason = _why_not(arm, rival)
+        if reason:
+            refused.append((arm, rival, reason))
+        else:
+            compared.append(compare(arm, rival, shows))
     return Analysis(
-        results=tuple(results),
+        results=tuple(_result_of(arm, horizon, level, alone=not compared) for arm in ordered),
         baseline=base,
         metric=metric,
         horizon=horizon,
-        pairs=tuple(by_arms[pair.arm, pair.rival] for pair in pairs),
-        stated=tuple(first[: len(stated)]),
+        level=level,
+        pairs=tuple(_corrected(compared, level)),
+        refused=tuple(refused),
     )
 
 
-def _corrected(pairs: Sequence[Pair], subject: Pair | None = None) -> list[Pair]:
-    """Return pairs that are looked at together, with p-values for all of their differences, at the end and over time.
+def _level(reference: Arm | None) -> float | None:
+    """Return 99 % of the peak of an arm's mean curve; None if the curve does not rise to it."""
+    if reference is None or reference.curve is None:
+        return None
+    level = level_of(reference.curve)
+    # against itself an arm has a problem only if its curve does not rise
+    return None if speedup_to(reference.curve, reference.curve, level).problem else level
 
-    The subject against the baseline, which is the question of an experiment, begins with half of the 5 %. A speedup
-    follows from the scores, so it is settled only if one of the two differences is.
+
+def _corrected(pairs: Sequence[Pair], level: float | None) -> list[Pair]:
+    """Return the pairs with p-values for all of their differences, at the end and over time, and with their speedups.
+
+    A speedup follows from the scores, so it is settled only if one of the two differences is.
     """
-    at_end = [pair.difference for pair in pairs]
-    over_time = [pair.over_time or UNKNOWN for pair in pairs]
-    weights = [len(pairs) - 1.0 if pair is subject and len(pairs) > 1 else 1.0 for pair in pairs]
-    all_differences = corrected([*at_end, *over_time], weights * 2)
+    count = len(pairs)
+    gaps = corrected([*(pair.difference for pair in pairs), *(pair.over_time or UNKNOWN for pair in pairs)])
     found = []
-    for pair, at_end_now, over_time_now in zip(
-        pairs, all_differences[: len(pairs)], all_differences[len(pairs) :], strict=True
-    ):
-        may_be_settled = at_end_now.settled or over_time_now.settled
-        found.append(
-            replace(
-                pair,
-                difference=at_end_now,
-                over_time=pair.over_time and over_time_now,
-                speedup=replace(pair.speedup, may_be_settled=may_be_settled),
-            )
-        )
+    for pair, at_end, over_time in zip(pairs, gaps[:count], gaps[count:], strict=True):
+        pair = replace(pair, difference=at_end, over_time=pair.over_time and over_time)
+        if level is not None:
+            speedup = speedup_between(pair.arm, pair.rival, level)
+            pair = replace(pair, speedup=replace(speedup, may_be_settled=pair.settled))
+        found.append(pair)
     return found
 
 
-def _put(pair: Pair, pairs: list[Pair]) -> None:
-    """Add a stated pair to all pairs; it replaces the pair of the same two arms if there is one."""
-    for place, other in enumerate(pairs):
-        if {pair.arm, pair.rival} == {other.arm, other.rival}:
-            pairs[place] = pair
-            return
-    pairs.append(pair)
-
-
-def _result_of(arm: Arm, reference: Arm | None, horizon: float) -> ArmResult:
-    """Return the numbers of an arm, and its speedups if it can be compared with the reference."""
+def _result_of(arm: Arm, horizon: float, level: float | None, *, alone: bool) -> ArmResult:
+    """Return the numbers of an arm at the horizon; where nothing is compared, as far as it got."""
     cost = cost_of(arm.runs) if arm.runs else None
     if arm.curve is None or not arm.has_scores:
         return ArmResult(arm, cost=cost)
-    refused = ""
-    if reference is not None and arm is not reference:
-        refused = _why_not(arm, reference)
-    if reference is None or refused:
-        # an arm that is compared with nothing is shown as far as it got
-        return ArmResult(arm, _final_of(arm.curve, arm.end), cost, refused=refused)
-    return ArmResult(arm, _final_of(arm.curve, horizon), cost, _speedup(arm, reference))
+    time = math.nan if level is None else time_to(arm.curve.mean, arm.curve.times, level)
+    if math.isinf(time) and not arm.is_running and arm.end * SAME_MOMENT < horizon:
+        time = math.nan
+    return ArmResult(arm, _final_of(arm.curve, arm.end if alone else horizon), cost, time)
 
 
 def _why_not(arm: Arm, rival: Arm) -> str:
@@ -311,15 +266,14 @@ def _shared_end(arm: Arm, rival: Arm) -> float | None:
     if arm.curve is None or rival.curve is None:
         return None
     end = min(arm.end, rival.end)
-    latest = end * SAME_MOMENT
     times = np.unique(np.concatenate([arm.curve.due, rival.curve.due]))
-    for due in reversed(times.tolist()):
-        if due <= latest and arm.curve.has_mean(due) and rival.curve.has_mean(due):
+    for due in reversed(times[times <= end * SAME_MOMENT].tolist()):
+        if arm.curve.has_mean(due) and rival.curve.has_mean(due):
             return float(due)
     return None
 
 
-def compare(arm: Arm, rival: Arm) -> Pair:
+def compare(arm: Arm, rival: Arm, shows: str = "") -> Pair:
     """Compare two arms at the last time at which both have scores."""
     due = _shared_end(arm, rival)
     assert due is not None  # checked by `_why_not`
@@ -328,40 +282,25 @@ def compare(arm: Arm, rival: Arm) -> Pair:
     scores, errors = arm.curve.at(due)
     rival_scores, rival_errors = rival.curve.at(due)
     order = same_seeds(arm, rival)
+    over_time = None
+    times = times_after_start(arm.curve, rival.curve, due)
+    if len(times) >= 2:
+        means = mean_over(arm.curve, times)
+        rival_means = mean_over(rival.curve, times)
+        if not np.isnan(means[0]).all() and not np.isnan(rival_means[0]).all():
+            over_time = _gap(*means, *rival_means, order)
     return Pair(
         arm=arm,
         rival=rival,
+        shows=shows,
         due=due,
         score=float(np.nanmean(scores)),
         rival_score=float(np.nanmean(rival_scores)),
         runs=int((~np.isnan(scores)).sum()),
         rival_runs=int((~np.isnan(rival_scores)).sum()),
         difference=_gap(scores, errors, rival_scores, rival_errors, order),
-        over_time=_over_time(arm.curve, rival.curve, due, order),
-        speedup=_speedup(arm, rival),
-        differs_in=things(arm, rival),
+        over_time=over_time,
     )
-
-
-def _over_time(curve: Curve, rival: Curve, due: float, order: Sequence[int] | None) -> Difference | None:
-    """Return the difference of the mean scores after the start, up to a nominal second; None for fewer than two scores.
-
-    The evaluations of a run draw different completions, so the error of a mean over T of them is the root of the sum
-    of their squared errors over T.
-
-    Args:
-        curve, rival: of the two arms.
-        due: nominal second of the last score.
-        order: of the rival's runs, by the seeds of the arm's; None if the seeds are not the same.
-    """
-    times = times_after_start(curve, rival, due)
-    if len(times) < 2:
-        return None
-    ours, errors = mean_over(curve, times)
-    theirs, rival_errors = mean_over(rival, times)
-    if np.isnan(ours).all() or np.isnan(theirs).all():
-        return None
-    return _gap(ours, errors, theirs, rival_errors, order)
 
 
 def times_after_start(curve: Curve, rival: Curve, due: float) -> Array:
@@ -372,7 +311,11 @@ def times_after_start(curve: Curve, rival: Curve, due: float) -> Array:
 
 
 def mean_over(curve: Curve, times: Array) -> tuple[Array, Array]:
-    """Return the mean score of each run over some nominal seconds and the standard error of that mean, each ``[R]``."""
+    """Return the mean score of each run over some nominal seconds and the standard error of that mean, each ``[R]``.
+
+    The evaluations of a run draw different completions, so the error of a mean over T of them is the root of the sum
+    of their squared errors over T.
+    """
     at_times = np.array([curve.at(time) for time in times])  # [T, score and error, R]
     scores = at_times[:, 0].mean(axis=0)
     evaluations = np.minimum(len(times), (~np.isnan(curve.scores)).sum(axis=1) - 1)  # others lie between two of them
@@ -400,13 +343,6 @@ def _gap(
     )
 
 
-def _speedup(arm: Arm, rival: Arm) -> Speedup:
-    """Return the speedup of an arm to 99 % of the peak of another, with an interval unless it is the same arm."""
-    assert rival.curve
-    found = speedup_between(arm, rival, level_of(rival.curve))
-    return replace(found, ci_low=math.nan, ci_high=math.nan) if arm is rival else found
-
-
 def speedup_between(arm: Arm, rival: Arm, target: float) -> Speedup:
     """Return the speedup of an arm to a score, over another arm; paired by seed if both have the same seeds."""
     assert arm.curve
@@ -427,35 +363,6 @@ def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
     raise UserError(
         f"No arm is called {name!r}: the arms are {names}.{suggest(name, by_name)} Name one with --baseline, or 'none'."
     )
-
-
-def _pairs(arms: Sequence[Arm], base: Arm | None) -> list[tuple[Arm, Arm]]:
-    """Return the pairs that the experiment is about, none without a baseline.
-
-    The first is the subject of the experiment against the baseline. Then follow all others against the baseline, and
-    the subject against them.
-    """
-    if base is None or base not in arms or len(arms) == 1:
-        return []
-    subject = _subject(arms, base)
-    rest = [arm for arm in arms if arm not in (base, subject)]
-    return [(arm, base) for arm in (subject, *rest)] + [(subject, arm) for arm in rest]
-
-
-def _subject(arms: Sequence[Arm], base: Arm) -> Arm:
-    """Return the arm that an ablation varies, else the first that drops rollouts, else the first; not the baseline.
-
-    Single runs make no ablation, which would show only that runs differ.
-    """
-    varied = most_varied([arm for arm in arms if not arm.is_single])
-    if varied is not None and varied is not base:
-        return varied
-    others = [arm for arm in arms if arm is not base]
-    for arm in others:
-        n, m = rollouts_of(arm.config)
-        if n != m:
-            return arm
-    return others[0]
 
 
 def _final_of(curve: Curve, horizon: float) -> Final:

@@ -7,7 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ _NOT_MEASURED = ("", "nan", "NaN", "na", "NA", "n/a", "N/A", "null", "none", "No
 _MOST_DAMAGED = 5  # files that are named
 
 Evals = Mapping[str, Iterable[Mapping[str, Any]]]  # by run
-Points = dict[float, tuple[float, float, float]]  # by nominal second or step: real second, score, standard error
+Points = dict[float, tuple[float, float, float]]  # by nominal second: real second, score, standard error
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +57,6 @@ class Arm:
         if self.curve:
             return len(self.curve.runs)
         return 0
-
-    @property
-    def is_single(self) -> bool:
-        """Whether the curve is that of one run."""
-        return self.curve is not None and len(self.curve.runs) == 1
 
     @property
     def unfinished(self) -> str:
@@ -121,14 +116,14 @@ def same_seeds(arm: Arm, rival: Arm) -> list[int] | None:
 def curve_of(evals: Evals, metric: str, clock: str = "seconds", running: Collection[str] = ()) -> Curve | None:
     """Return the curve of one metric over the runs of an arm. If no run has an evaluation, return None.
 
-    Runs are matched by the nominal seconds of their evaluations, else by their steps. If they share neither, scores are
-    interpolated at common times, or at common steps if they have no time in common.
+    All runs are put on one clock: the nominal seconds of the run with the most evaluations. A run that was evaluated at
+    other times is on straight lines between its evaluations. Nothing is extrapolated, and nothing is interpolated
+    between two evaluations that are two usual pauses or more apart: the run has skipped one there.
 
     Args:
-        evals: evaluations by run, each with ``due`` (nominal seconds), ``seconds`` (real), the metric and, if
-            logged, its ``step``, and its standard error ``<metric>_se`` or the number of ``prompts``. Of two
-            evaluations of one run with the same ``due`` (a resumed run repeats one) the later line counts. ``due``
-            defaults to ``seconds``.
+        evals: evaluations by run, each with ``due`` (nominal seconds), ``seconds`` (real), the metric and, if logged,
+            its standard error ``<metric>_se`` or the number of ``prompts``. Of two evaluations of one run with the same
+            ``due`` (a resumed run repeats one) the later line counts. ``due`` defaults to ``seconds``.
         metric: the field to read; an evaluation without a finite number there is skipped.
         clock: the field of the real times.
         running: the runs that still train.
@@ -136,37 +131,28 @@ def curve_of(evals: Evals, metric: str, clock: str = "seconds", running: Collect
     >>> curve_of({"0": [{"due": 0, "seconds": 0.1, "accuracy": 0.2}], "1": []}, "accuracy").scores
     array([[0.2]])
     """
-    by_time: dict[str, Points] = {}
-    by_step: dict[str, Points] = {}
-    for run, rows in evals.items():
-        of_time, of_step = _points_of(rows, metric, clock)
-        if of_time:
-            by_time[run] = of_time
-            by_step[run] = of_step
-    if not by_time:
+    by_run = {run: _points_of(rows, metric, clock) for run, rows in evals.items()}
+    by_run = {run: points for run, points in by_run.items() if points}
+    if not by_run:
         return None
-    ended = {run for run in by_time if run not in running} or {*by_time}
-    ended_R = np.array([run in ended for run in by_time])
-    has_steps = all(by_step.values())
-    until_end = _to_a_common_end(by_time, ended)
-    if _share_a_clock([*by_time.values()]):
-        return replace(_aligned(until_end), ended=ended_R)
-    if has_steps and _share_a_clock([*by_step.values()]):
-        return replace(_over_time(_aligned(_to_a_common_end(by_step, ended))), ended=ended_R)
-    curve = replace(_interpolated(until_end), ended=ended_R)
-    if curve.last() is None and has_steps:
-        curve = _interpolated(_to_a_common_end(by_step, ended), over_steps=True)
-        return replace(_over_time(curve), ended=ended_R)
-    return curve
+    ended = {run for run in by_run if run not in running} or {*by_run}
+    pauses = np.concatenate([np.diff(sorted(points)) for points in by_run.values()])
+    pause = float(np.median(pauses)) / SAME_MOMENT if len(pauses) else 0.0  # below a full one of a shared clock
+    by_run = _to_a_common_end(by_run, ended, pause)
+    longest = max(by_run.values(), key=lambda points: (len(points), max(points)))
+    due = np.array(sorted(longest), dtype=np.float64)
+    kept = np.linspace(0, len(due) - 1, min(len(due), MOST_CHECKPOINTS)).round().astype(int)
+    due = due[kept]  # [C]
+    # [R; seconds, score and error; C]
+    table = np.array([_on_clock(points, due, 2 * pause) for points in by_run.values()])
+    seconds_RC, scores_RC, errors_RC = table.transpose(1, 0, 2)
+    ended_R = np.array([run in ended for run in by_run])
+    return Curve(tuple(by_run), due, seconds_RC, scores_RC, errors_RC, ended_R)
 
 
-def _points_of(rows: Iterable[Mapping[str, Any]], metric: str, clock: str) -> tuple[Points, Points]:
-    """Return the evaluations of one run that have a score and a time, by nominal second and by step.
-
-    By step there are none if one of them has no step.
-    """
-    by_time: Points = {}
-    by_step: Points = {}
+def _points_of(rows: Iterable[Mapping[str, Any]], metric: str, clock: str) -> Points:
+    """Return the evaluations of one run that have a score and a time, by nominal second."""
+    points: Points = {}
     for row in rows:
         score = finite(row.get(metric))
         seconds = finite(row.get(clock))
@@ -176,75 +162,44 @@ def _points_of(rows: Iterable[Mapping[str, Any]], metric: str, clock: str) -> tu
         if seconds is None:
             seconds = due
         if score is not None and due is not None and seconds is not None:
-            point = (seconds, score, standard_error(row, metric))
-            by_time[due] = point
-            step = finite(row.get("step"))
-            if step is not None:
-                by_step[step] = point
-    return by_time, by_step if len(by_step) == len(by_time) else {}
+            points[due] = (seconds, score, standard_error(row, metric))
+    return points
 
 
-def _over_time(curve: Curve) -> Curve:
-    """Return a curve over steps as one over time: the nominal second of a step is the mean of its seconds over runs."""
-    seconds = np.nanmean(curve.seconds, axis=0)
-    return replace(curve, due=np.maximum.accumulate(seconds), by_step=True)
+def _on_clock(points: Points, due: Array, gap: float = math.inf) -> Array:
+    """Return seconds, score and error of one run at nominal seconds, ``[3, C]``, on straight lines between evaluations.
+
+    NaN where it has none, and within a gap of this length or longer.
+    """
+    times = np.array(sorted(points))
+    columns = np.array([points[time] for time in times.tolist()]).T
+    after = np.searchsorted(times, due).clip(1, max(len(times) - 1, 1))
+    values = np.array([on_a_line(due, times, column) for column in columns])
+    if len(times) > 1:
+        is_within = (times[after] - times[after - 1] >= gap) & ~np.isin(due, times)
+        values[:, is_within] = math.nan
+    return values
 
 
-def _to_a_common_end(runs: dict[str, Points], ended: Collection[str]) -> dict[str, Points]:
-    """Return the runs with one last time or step, where their ends differ by less than an interval of evaluations.
+def _to_a_common_end(runs: dict[str, Points], ended: Collection[str], pause: float) -> dict[str, Points]:
+    """Return the runs with one last time, where their ends differ by less than a pause between evaluations.
 
-    It is the earliest of these ends. The score of a run that ends later is there on a straight line between two
-    evaluations. Without this, a mean at the end would be over the runs that happened to end late. Runs that end at
-    least an interval before most others stay as they are, and are missing at the end. So do those that still train.
+    It is the earliest of these ends. Without this, a mean at the end would be over the runs that happened to end late.
+    Runs that end at least a pause before most others stay as they are, and are missing at the end. So do those that
+    still train.
     """
     ends = {run: max(points) for run, points in runs.items() if run in ended}
     usual_end = sorted(ends.values(), reverse=True)[len(ends) // 2]  # more than half of the runs have not ended before
-    interval = _interval(runs)
-    if interval == 0:
-        return runs
-    common_end = min(end for end in ends.values() if usual_end - end < interval)
+    common_end = min(end for end in ends.values() if usual_end - end < pause or end == usual_end)
     cut: dict[str, Points] = {}
     for run, points in runs.items():
         cut[run] = points
         if run in ends and min(points) <= common_end < ends[run]:
-            belongs_to_end = ends[run] - common_end < interval
+            seconds, score, error = _on_clock(points, np.array([common_end]))[:, 0].tolist()
+            belongs_to_end = ends[run] - common_end < pause
             kept = {due: values for due, values in points.items() if due < common_end or not belongs_to_end}
-            cut[run] = {**kept, common_end: _point_at(points, common_end)}
+            cut[run] = {**kept, common_end: (seconds, score, error)}
     return cut
-
-
-def _interval(runs: Mapping[str, Points]) -> float:
-    """Return the usual nominal seconds between two evaluations of a run; 0 if every run has only one."""
-    steps = np.concatenate([np.diff(sorted(points)) for points in runs.values()])
-    if len(steps) == 0:
-        return 0.0
-    return float(np.median(steps)) / SAME_MOMENT  # so that evaluations on one clock are a full interval apart
-
-
-def _point_at(points: Points, due: float) -> tuple[float, float, float]:
-    """Return an evaluation of one run, on a straight line between two if there is none at this nominal second."""
-    if due in points:
-        return points[due]
-    times = np.array(sorted(points))
-    seconds, score, error = (
-        float(on_a_line(np.array([due]), times, values)[0])
-        for values in np.array([points[time] for time in times.tolist()]).T
-    )
-    return seconds, score, error
-
-
-def _aligned(runs: Mapping[str, Points]) -> Curve:
-    """Return a curve with a checkpoint for each nominal second, or evenly spread ones if there are too many."""
-    all_due = sorted(set().union(*runs.values()))
-    kept = np.linspace(0, len(all_due) - 1, min(len(all_due), MOST_CHECKPOINTS)).round().astype(int)
-    column_of = {all_due[index]: column for column, index in enumerate(kept)}
-    table = np.full((3, len(runs), len(kept)), np.nan)  # [seconds, score and error; R; C]
-    for row, points in enumerate(runs.values()):
-        for due, values in points.items():
-            if due in column_of:
-                table[:, row, column_of[due]] = values
-    seconds_RC, scores_RC, errors_RC = table
-    return Curve(tuple(runs), np.array([*column_of], dtype=np.float64), seconds_RC, scores_RC, errors_RC)
 
 
 def standard_error(row: Mapping[str, Any], metric: str) -> float:
@@ -264,43 +219,6 @@ def standard_error(row: Mapping[str, Any], metric: str) -> float:
         return math.nan
     share = (score * prompts + 1) / (prompts + 2)
     return math.sqrt(share * (1 - share) / (prompts + 2))
-
-
-def _share_a_clock(runs: Sequence[Points]) -> bool:
-    """Whether some run has at least half of its evaluations at times at which another run has one too.
-
-    Evaluations at the earliest time do not count: all runs start at 0.
-    """
-    start = min(min(points) for points in runs)
-    times_of_runs = []
-    count: Counter[float] = Counter()  # runs by time
-    for points in runs:
-        times = points.keys() - {start}
-        if times:
-            times_of_runs.append(times)
-            count.update(times)
-    if len(times_of_runs) < 2:
-        return True
-    for times in times_of_runs:
-        shared = [time for time in times if count[time] > 1]
-        if len(shared) >= len(times) / 2:
-            return True
-    return False
-
-
-def _interpolated(runs: Mapping[str, Points], *, over_steps: bool = False) -> Curve:
-    """Interpolate linearly at common times or steps, about one for each evaluation of a run, without extrapolation."""
-    tables: list[Array] = []  # of each run: [time or step, seconds, score and error; C]
-    for points in runs.values():
-        keys = sorted(points)
-        values = np.array([points[key] for key in keys]).T
-        tables.append(np.vstack([keys if over_steps else values[0], values]))
-    count = min(int(np.median([len(points) for points in runs.values()])), MOST_CHECKPOINTS)
-    all_keys = np.concatenate([table[0] for table in tables])
-    grid = np.unique(np.quantile(all_keys, np.linspace(0, 1, max(2, count))))  # [C]
-    columns = [[on_a_line(grid, keys, column) for column in values] for keys, *values in tables]
-    seconds_RC, scores_RC, errors_RC = np.array(columns).transpose(1, 0, 2)
-    return Curve(tuple(runs), grid, seconds_RC, scores_RC, errors_RC, interpolated=True)
 
 
 # ----------------------------------------------------------------------------------------------- arms

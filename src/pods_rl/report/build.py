@@ -19,10 +19,10 @@ from .arms import Arm, arms_from_csv, arms_from_runs
 from .charts import charts, styles_of
 from .ledger import DATA_MB, ledger_of
 from .notes import method, notes
-from .outputs import Account, print_account, print_opening, to_html, to_markdown
+from .outputs import Account, print_account, print_findings, to_html, to_markdown
 from .tables import CSV_NAMES, tables
 from .text import finite, listed, plain
-from .wording import details, opening
+from .wording import findings
 
 PAGE = "report.html"
 MARKDOWN = "report.md"
@@ -71,8 +71,9 @@ def build_report(
             ``arms_from_csv``), whose report has neither phases nor rollouts.
         output: folder to write to; by default ``report`` inside the one directory, or next to the CSV or several.
         arms: arms of runs that no experiment declares: folders by the name of the arm.
-        baseline: the arm that the others are compared with. None: the one that the first experiment's file names, else
-            ``grpo`` of one directory, else the first arm, which a note says. If it is ``none``, arms are not compared.
+        baseline: the arm that all others are compared with, instead of the pairs that the experiment declares. None:
+            these pairs, and the baseline of the first experiment's file, else the first arm, which a note says. If it
+            is ``none``, arms are not compared.
         metric: the field of ``evals.jsonl`` or the column to compare by. None: ``accuracy``, of a CSV
             ``answer_accuracy``, and ``reward`` of runs whose task grades no answer.
         figures: formats (``pdf``, ``svg``, ``png``) of figures for a paper, written to ``figures/``.
@@ -126,7 +127,7 @@ def print_summary(report: ReportFiles, console: Console) -> None:
     print_account(report.account, console)
     console.print(safe_text(report.html), soft_wrap=True, highlight=False)
     console.print()
-    print_opening(report.account, console)
+    print_findings(report.account, console)
 
 
 def _folders_of(arms: Mapping[str, Sequence[str | Path]] | None) -> list[Path]:
@@ -147,27 +148,29 @@ def _is_csv(paths: Sequence[Path]) -> bool:
     return len(paths) == 1 and (paths[0].is_file() or paths[0].suffix == ".csv")
 
 
-def _usual_baseline(paths: Sequence[Path], arms: Sequence[Arm]) -> tuple[str, str]:
+def _usual_baseline(settings: Mapping[str, Any], arms: Sequence[Arm]) -> tuple[str, str]:
     """Return the baseline of a report that names none, and a note that says so; the note may be empty.
 
-    It is the one that the file of the first experiment names. Else of one directory it is ``grpo``. If there is no such
-    arm, and of several directories, it is the first arm.
+    It is the one that the file of the first experiment names, else the first arm.
     """
     names = [arm.name for arm in arms]
-    settings = read_mapping(paths[0] / EXPERIMENT)
-    if "baseline" in settings:
-        declared = str(settings["baseline"])
-        if declared in names:
-            return declared, ""
-        arms_of_file = settings.get("arms")
-        if isinstance(arms_of_file, Mapping) and declared in arms_of_file:
-            return "none", f"No run of {plain(declared)}, the baseline, has begun."
-        if len(paths) == 1:
-            return declared, ""  # refused, with the names that there are
-    if len(arms) == 1 or (len(paths) == 1 and "grpo" in names):
-        return "grpo", ""
-    place = "the first one given" if len(paths) > 1 else "the first arm"
-    return names[0], f"The baseline is {arms[0].label}, {place}. Choose another with --baseline."
+    declared = settings.get("baseline")
+    if declared in names or (len(names) == 1 and declared is None):
+        return names[0] if declared is None else str(declared), ""
+    if declared is not None:
+        return "none", f"No run of {plain(declared)}, the baseline, has begun."
+    return names[0], f"The baseline is {arms[0].label}, the first arm. Choose another with --baseline."
+
+
+def _declared_pairs(settings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the pairs that the file of an experiment declares; skip what is none."""
+    entries = settings.get("pairs")
+    pairs = []
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, Mapping):
+            against = entry.get("against", settings.get("baseline"))
+            pairs.append((str(entry.get("arm")), str(against), plain(entry.get("shows") or "")))
+    return pairs
 
 
 def _notes_on_declared(paths: Sequence[Path], arms: Sequence[Arm]) -> list[str]:
@@ -217,18 +220,20 @@ def read_account(
     first_notes = []
     if not _is_csv(paths):
         first_notes += _notes_on_declared(paths, found)
+    pairs: list[tuple[str, str, str]] = []
     if baseline is None:
-        baseline, note = _usual_baseline(paths, found)
+        settings = read_mapping(paths[0] / EXPERIMENT)
+        baseline, note = _usual_baseline(settings, found)
         if note:
             first_notes.append(note)
-    analysis = analyse(found, baseline=baseline, metric=metric, shows=_declared_things(paths))
+        pairs = _declared_pairs(settings)
+    analysis = analyse(found, baseline=baseline, metric=metric, pairs=pairs)
     styles = styles_of(analysis)
     colours = {arm.label: styles[arm.name].colour for arm in analysis.arms}
     ledger = ledger_of(analysis.arms, data_mb=rollouts_mb, colours=colours)
     return Account(
         title=title,
-        opening=opening(analysis),
-        details=details(analysis),
+        findings=findings(analysis),
         notes=(*first_notes, *notes(analysis, ledger)),
         method=method(analysis),
         tables=tables(analysis),
@@ -237,19 +242,6 @@ def read_account(
         ledger=ledger,
         analysis=analysis,
     )
-
-
-def _declared_things(paths: Sequence[Path]) -> dict[str, str]:
-    """Return what the arms of experiments declare to show, by their names."""
-    shows = {}
-    for path in paths:
-        arms = read_mapping(path / EXPERIMENT).get("arms")
-        if not isinstance(arms, Mapping):
-            continue
-        for name, keys in arms.items():
-            if isinstance(keys, Mapping) and isinstance(keys.get("shows"), str):
-                shows[str(name)] = plain(keys["shows"])
-    return shows
 
 
 def _check_metric(arms: Sequence[Arm], metric: str, *, is_csv: bool) -> None:

@@ -16,7 +16,6 @@ from .arms import Arm, curve_of
 from .intervals import Array
 from .statistics import Curve, mean_curve
 from .text import UNITS, finite, finite_numbers, plain, rounded, significant, unit_for, words
-from .wording import level_text
 
 _TITLES = {
     "reward": "reward, all generated rollouts",
@@ -45,7 +44,6 @@ _METRIC_DIGITS = 4
 
 _MOST_RUNS = 20  # drawn of an arm, evenly chosen; means are over all
 _MOST_POINTS = 300  # of a line; a longer curve keeps evenly spread ones
-_NO_BAND = 2  # runs, whose interval is 13 standard errors wide
 _BINS = 150  # points of a logged metric
 _CROWD = 6  # with more arms, bands and runs overlap
 
@@ -123,9 +121,8 @@ def line_styles(count: int) -> list[Style]:
 
 
 def styles_of(analysis: Analysis) -> dict[str, Style]:
-    """Return the style of each arm by name, the same in every figure; the arm that the report is about comes first."""
+    """Return the style of each arm by name, the same in every figure."""
     coloured = [arm for arm in analysis.arms if arm is not analysis.baseline]
-    coloured.sort(key=lambda arm: arm is not analysis.subject)
     styles = {}
     for arm, style in zip(coloured, line_styles(len(coloured)), strict=True):
         styles[arm.name] = style
@@ -203,7 +200,7 @@ def _score_panel(analysis: Analysis, styles: Styles, metric: str) -> Panel:
     bounds = (0.0, 100.0) if is_share else None
     level = None
     if metric == analysis.metric and analysis.level is not None and analysis.baseline is not None:
-        level = (significant(analysis.level * scale), level_text(analysis.baseline))
+        level = (significant(analysis.level * scale), f"99 % of {analysis.baseline.label}’s peak")
     series = []
     for arm in arms:
         lines = {axis.key: _line(curves[axis.key][arm.name], axis.scale, bounds, scale) for axis in axes}
@@ -215,13 +212,13 @@ def _score_panel(analysis: Analysis, styles: Styles, metric: str) -> Panel:
 
 def _crossing(analysis: Analysis, arm: Arm, x_scale: float, y_scale: float) -> tuple[float, float] | None:
     """Return where the mean of an arm first reaches the level, on its line; None if it does not."""
-    speedup = analysis.result_of(arm.name).speedup
-    if not speedup or not math.isfinite(speedup.arm_time):
+    time = analysis.result_of(arm.name).time_to_level
+    if not math.isfinite(time):
         return None
     curve = arm.curves[analysis.metric]
     known = ~np.isnan(curve.mean)
-    score = np.interp(speedup.arm_time, curve.times[known], curve.mean[known])
-    return significant(speedup.arm_time * x_scale), significant(float(score) * y_scale)
+    score = np.interp(time, curve.times[known], curve.mean[known])
+    return significant(time * x_scale), significant(float(score) * y_scale)
 
 
 def _curve_over(arm: Arm, metric: str, clock: str) -> Curve | None:
@@ -301,7 +298,7 @@ def _metric_lines(logged: _Logged, metric: str, axes: Sequence[_Axis]) -> dict[s
     """Return the line of an arm over the first axis, and its x over the others."""
     curve = logged.metrics[metric]
     has_mean = np.flatnonzero(~np.isnan(curve.mean))
-    mean, low, high = (_numbers(values[has_mean], _METRIC_DIGITS) for values in (curve.mean, *_band_of(curve)))
+    mean, low, high = (_numbers(values[has_mean], _METRIC_DIGITS) for values in (curve.mean, *curve.interval))
     lines: dict[str, Line] = {}
     for axis in axes:
         x = _numbers(logged.clocks[_CLOCK_OF_AXIS[axis.key]][has_mean] * axis.scale)
@@ -365,12 +362,12 @@ def _binned(run: Run, width: float, count: int) -> dict[str, Array]:
 
 
 def _line(curve: Curve, scale: float, bounds: tuple[float, float] | None, y_scale: float) -> Line:
-    """Return one arm over one axis, thinned: runs, and the mean with its interval over runs (of one run: its own).
+    """Return one arm over one axis, thinned: runs, and the mean with its interval over runs.
 
     Intervals are cut at the bounds: no share is below 0 or above 1.
     """
     points = _even(len(curve.due), _MOST_POINTS)
-    low, high = (edge * y_scale for edge in _band_of(curve))
+    low, high = (edge * y_scale for edge in curve.interval)
     if bounds is not None:
         low = np.clip(low, *bounds)
         high = np.clip(high, *bounds)
@@ -382,14 +379,6 @@ def _line(curve: Curve, scale: float, bounds: tuple[float, float] | None, y_scal
             seeds.append((name, _numbers(x), _numbers(curve.scores[run][points] * y_scale)))
     x = _numbers(curve.times[points] * scale)
     return Line(x, _numbers(curve.mean[points] * y_scale), _numbers(low[points]), _numbers(high[points]), seeds)
-
-
-def _band_of(curve: Curve) -> tuple[Array, Array]:
-    """Return the band of a curve; NaN for two runs, whose interval says nothing: a figure draws the runs instead."""
-    if len(curve.runs) == _NO_BAND:
-        nothing = np.full(len(curve.due), math.nan)
-        return nothing, nothing
-    return curve.band
 
 
 def _even(count: int, most: int) -> list[int]:

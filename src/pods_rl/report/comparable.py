@@ -87,11 +87,17 @@ def recipe_difference(runs: Runs, run: Run) -> str:
     """Return why a run is not another seed of the recipe of some runs; empty if it is, or if nothing is known of it."""
     ours = config_of(runs)
     theirs = config_of([run])
-    if ours and theirs:
-        for key in sorted({*ours, *theirs} - OWN_TO_A_RUN - NO_MATTER):
-            if as_text(ours.get(key)) != as_text(theirs.get(key)):
-                return _differs(key, ours, theirs)
+    for key in settings_that_differ(ours, theirs):
+        return _differs(key, ours, theirs)
     return refusal(runs, [run])
+
+
+def settings_that_differ(ours: Config, theirs: Config) -> list[str]:
+    """Return the keys of two recipes with other values, without those of a run alone; empty if one is unknown."""
+    if not ours or not theirs:
+        return []
+    keys = {*ours, *theirs} - OWN_TO_A_RUN - NO_MATTER
+    return sorted(str(key) for key in keys if as_text(ours.get(key)) != as_text(theirs.get(key)))
 
 
 def refusal(ours: Runs, theirs: Runs) -> str:

@@ -27,6 +27,9 @@ SCORE_DIGITS = 3
 
 SPEEDUP_DIGITS = 2
 
+FEWEST = 3
+"""Runs from which there is an interval: that of two is 13 standard errors wide, and a reader would not believe it."""
+
 _MANY = 1000  # degrees of freedom from which Student's t is the normal distribution to three digits
 
 
@@ -87,7 +90,7 @@ def excludes(low: float, high: float, value: float, digits: int) -> bool:
 class _Spread(NamedTuple):
     """What the interval of a difference of means is made of, each ``[C]``."""
 
-    error: Array  # standard error over runs; NaN with fewer than two
+    error: Array  # standard error over runs; NaN with fewer than three
     freedom: Array  # of Student's t
     floor: Array  # standard error that the evaluations alone give the difference; 0 if it is unknown
 
@@ -115,7 +118,7 @@ def half_widths(
         other_error_C: the same of the other.
 
     Returns:
-        NaN where fewer than two pairs, or fewer than two runs on either side, have a score.
+        NaN where fewer than three pairs, or fewer than three runs on either side, have a score.
     """
     spread = _spread(arm_RC, other_RC, paired=paired, arm_error_C=arm_error_C, other_error_C=other_error_C)
     return _half_of(spread)
@@ -153,14 +156,14 @@ def _spread(
 def _squared_error(values_RC: Array) -> tuple[Array, Array]:
     """Return the squared standard error of the mean over runs and the number of runs, each ``[C]``.
 
-    The squared error is NaN with fewer than two runs.
+    The squared error is NaN with fewer than three runs.
     """
     present_RC = ~np.isnan(values_RC)
     count_C = present_RC.sum(axis=0).astype(np.float64)
     mean_C = np.where(present_RC, values_RC, 0.0).sum(axis=0) / np.maximum(count_C, 1)
     squares_C = (np.where(present_RC, values_RC - mean_C, 0.0) ** 2).sum(axis=0)
     variance_C = squares_C / np.maximum(count_C - 1, 1)
-    return np.where(count_C > 1, variance_C / np.maximum(count_C, 1), np.nan), count_C
+    return np.where(count_C >= FEWEST, variance_C / np.maximum(count_C, 1), np.nan), count_C
 
 
 def error_of_mean(errors_RC: Array) -> Array:
@@ -174,7 +177,7 @@ def error_of_mean(errors_RC: Array) -> Array:
 def t_band(scores_RC: ArrayLike, errors_RC: ArrayLike | None = None) -> tuple[Array, Array]:
     """Return Student's 95 % interval of the mean over runs at each checkpoint: low and high, each ``[C]``.
 
-    NaN at a checkpoint that fewer than two runs have.
+    NaN at a checkpoint that fewer than three runs have.
 
     Args:
         scores_RC: ``[R, C]``.
@@ -202,11 +205,14 @@ class Difference:
     """The score of one arm minus that of another at one time."""
 
     mean: float
-    low: float  # of the 95 % interval; NaN with one run on either side
+    low: float  # of the 95 % interval; NaN with fewer than three runs on either side
     high: float
-    side: int = 0  # 1 if every run of the arm is above every run of the other, -1 if below; 0 with one run
     paired: bool = False  # by seed
     p: float = math.nan  # two-sided p-value of no difference; `corrected` ones are for all that are looked at
+
+    def __neg__(self) -> Difference:
+        """The difference from the other arm's side."""
+        return replace(self, mean=-self.mean, low=-self.high, high=-self.low)
 
     @property
     def excludes_zero(self) -> bool:
@@ -217,13 +223,6 @@ class Difference:
     def settled(self) -> bool:
         """Whether the printed interval excludes 0, also by the p-value, which `corrected` has changed."""
         return self.excludes_zero and self.p < ALPHA
-
-    @property
-    def order(self) -> str:
-        """``above`` or ``below`` if every run is so although the difference is not settled; else empty."""
-        if self.settled or self.side == 0:
-            return ""
-        return "above" if self.side > 0 else "below"
 
 
 UNKNOWN = Difference(math.nan, math.nan, math.nan)
@@ -242,18 +241,13 @@ def difference(
     (0.1, 0.075, 0.125, 0.003)
     """
     mean = float(np.mean(arm_R) - np.mean(other_R))
-    if min(len(arm_R), len(other_R)) < 2:
+    if min(len(arm_R), len(other_R)) < FEWEST:
         return Difference(mean, math.nan, math.nan)
     spread = _spread(
         arm_R[:, None], other_R[:, None], paired=paired, arm_error_C=[arm_error], other_error_C=[other_error]
     )
     (half,) = _half_of(spread).tolist()
-    side = 0
-    if arm_R.min() > other_R.max():
-        side = 1
-    elif arm_R.max() < other_R.min():
-        side = -1
-    return Difference(mean, mean - half, mean + half, side, paired, _p_value(mean, spread))
+    return Difference(mean, mean - half, mean + half, paired, _p_value(mean, spread))
 
 
 def _p_value(mean: float, spread: _Spread) -> float:
@@ -271,26 +265,20 @@ def _p_value(mean: float, spread: _Spread) -> float:
     return max(over_runs, of_evaluations)
 
 
-def corrected(differences: Sequence[Difference], weights: Sequence[float] | None = None) -> list[Difference]:
+def corrected(differences: Sequence[Difference]) -> list[Difference]:
     """Return differences that are looked at together, with p-values by Holm's method (1979).
 
     If none of them exists, the probability that one or more is settled is at most 5 %. Their intervals stay as they
     are: each is of one difference. Differences without a p-value do not count.
 
-    Args:
-        differences: with the p-value of each alone.
-        weights: the share of the 5 % that each begins with. By default all have the same.
-
     >>> [round(gap.p, 3) for gap in corrected([Difference(0.1, 0, 0, p=p) for p in (0.03, 0.01, 0.04)])]
     [0.06, 0.03, 0.06]
     """
-    weights = weights or [1.0] * len(differences)
     tested = [place for place, gap in enumerate(differences) if not math.isnan(gap.p)]
-    tested.sort(key=lambda place: differences[place].p / weights[place])
+    tested.sort(key=lambda place: differences[place].p)
     found = [*differences]
     largest = 0.0
     for rank, place in enumerate(tested):
-        left = sum(weights[other] for other in tested[rank:])
-        largest = max(largest, differences[place].p / weights[place] * left)
+        largest = max(largest, differences[place].p * (len(tested) - rank))
         found[place] = replace(differences[place], p=min(largest, 1.0))
     return found

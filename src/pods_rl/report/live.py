@@ -21,6 +21,7 @@ from ..runs.files import CONFIG, STATUS, encoded
 from .build import read_account
 from .outputs import Account, to_html
 from .text import plain, tally
+from .wording import Finding
 
 LOOPBACK = "127.0.0.1"
 _SHORTEST_PAUSE = 1.0  # seconds between looks at the files
@@ -104,7 +105,7 @@ class LivePage:
 
     def _wait(self, message: str, state: str) -> None:
         title = os.path.basename(os.path.realpath(self._source))
-        self._show(Account(title, (plain(message, limit=300),)), state)
+        self._show(Account(title, (Finding("", plain(message, limit=300)),)), state)
 
     def _show(self, account: Account, state: str) -> None:
         self.served = Served(  # one assignment: a reader sees the old or the new

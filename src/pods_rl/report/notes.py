@@ -9,8 +9,8 @@ from ..text import counted
 from .analysis import Analysis, ArmResult
 from .arms import Arm, damaged_files
 from .comparable import refusal, remarks
+from .intervals import FEWEST
 from .ledger import Ledger
-from .statistics import FLAT
 from .text import duration, listed, plain, tally
 
 _MOST_FILES = 300  # characters that names of damaged files may take
@@ -19,11 +19,9 @@ _MOST_FILES = 300  # characters that names of damaged files may take
 def notes(analysis: Analysis, ledger: Ledger) -> tuple[str, ...]:
     """Return the limitations of the numbers, each a sentence or two; empty if there are none."""
     lines = _unfinished_notes(analysis)
-    single = [arm.label for arm in analysis.arms if arm.is_single]
-    if single and len(single) == len(analysis.arms) > 1:
-        lines.append("Every arm has one run, which does not show how seeds differ. Every ± and band is over prompts.")
-    elif single:
-        lines.append(f"One run does not show how seeds differ. Its ± and band are over prompts: {', '.join(single)}.")
+    few = [arm.label for arm in analysis.arms if arm.curve and len(arm.curve.runs) < FEWEST]
+    if few:
+        lines.append(f"Fewer than {FEWEST} runs do not show how seeds differ, and have no interval: {listed(few)}.")
     if analysis.scored:
         lines += _baseline_notes(analysis)
         for result in analysis.results:
@@ -81,10 +79,6 @@ def _curve_notes(analysis: Analysis, result: ArmResult) -> list[str]:
     lines = _silent_notes(analysis, arm, arm.run_count - run_count)
     if not arm.is_trained:
         lines.append("no evaluation after its start.")
-    if arm.curve.by_step:
-        lines.append("its runs were evaluated at different times. They are matched by step, and times are means.")
-    elif arm.curve.interpolated:
-        lines.append("its runs were evaluated at different times. Scores are interpolated linearly to common times.")
     if result.final and result.final.final_runs < run_count:
         rest = ", since others still train" if arm.is_running else "; the others ended"
         lines.append(f"its final score is the mean of {result.final.final_runs} of {run_count} runs{rest}.")
@@ -111,33 +105,22 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
         return []
     if base is None:
         return ["Without a baseline nothing is compared.", *_mixed(analysis)]
-    base_result = analysis.result_of(base.name)
-    if base_result.final is None:
-        return [f"{base.label}, the baseline, has no evaluation that most of its runs share: nothing is compared."]
-    lines = []
-    for result in analysis.results:
-        if result.refused:
-            lines.append(f"{result.arm.label} is not compared with {base.label}: {result.refused}.")
-    if base_result.speedup and base_result.speedup.problem == FLAT:
+    if not base.has_scores:
+        return [f"{base.label}, the baseline, has no evaluation that most of its runs share."]
+    lines = [f"{arm.label} is not compared with {rival.label}: {reason}." for arm, rival, reason in analysis.refused]
+    if analysis.level is None:
         lines.append(
             f"{base.label} rises to 99 % of its peak by no more than the interval of this rise: no speedup can be "
             "measured against it."
         )
-    lines += _early_notes(analysis, base)
+    for pair in analysis.pairs:
+        if pair.is_early:
+            ends = "have trained for different times so far" if pair.is_running else "end at different times"
+            lines.append(f"{pair.arm.label} and {pair.rival.label} {ends}. They are compared at {duration(pair.due)}.")
     counts = {arm.run_count for arm in analysis.compared}
     if len(counts) > 1:
         parts = [f"{arm.label} {arm.run_count}" for arm in analysis.compared]
         lines.append(f"Arms have different numbers of runs: {', '.join(parts)}.")
-    return lines
-
-
-def _early_notes(analysis: Analysis, base: Arm) -> list[str]:
-    """Return at which time arms are compared with the baseline that have trained longer or shorter."""
-    lines = []
-    for pair in analysis.pairs:
-        if pair.rival is base and pair.is_early:
-            ends = "have trained for different times so far" if pair.is_running else "end at different times"
-            lines.append(f"{pair.arm.label} and {base.label} {ends}. They are compared at {duration(pair.due)}.")
     return lines
 
 
@@ -154,11 +137,11 @@ def _mixed(analysis: Analysis) -> list[str]:
 def method(analysis: Analysis) -> tuple[str, ...]:
     """Return how the numbers were computed, in sentences."""
     lines = [
-        "Time is the training clock, without evaluation. Checkpoints of different runs are matched by their nominal "
-        "second. A mean needs more than half of an arm’s runs. A run that failed counts up to its last evaluation. "
-        "Runs whose ends differ by less than an interval between evaluations count up to the earliest of these ends. "
-        "Every interval is Student’s 95 % interval over runs, or 1.96 standard errors of the evaluations if that "
-        "is wider.",
+        "Time is the training clock, without evaluation. All runs of an arm are put on one clock of nominal seconds, "
+        "on straight lines between their evaluations. A mean needs more than half of an arm’s runs. A run that failed "
+        "counts up to its last evaluation. Runs whose ends differ by less than a pause between evaluations count up to "
+        "the earliest of these ends. Every interval is Student’s 95 % interval over runs, or 1.96 standard errors of "
+        f"the evaluations if that is wider. Fewer than {FEWEST} runs have none.",
     ]
     if any(arm.config.get("clock") == "cpu" for arm in analysis.arms):
         lines.append("Time is processor time of the training process, without that of its reward processes.")
@@ -166,12 +149,11 @@ def method(analysis: Analysis) -> tuple[str, ...]:
         lines += [
             "Arms are compared at the last time at which both have scores. The interval of a difference is over the "
             "differences of equal seeds. Where the arms have different seeds, it is Welch’s. A difference is settled "
-            "if the interval excludes 0, and if it also does by Holm’s method among all differences of the sentences, "
-            "or of the other pairs.",
-            "A speedup is the time at which the other arm’s mean curve first reaches 99 % of its maximum, over the "
-            "time at which this arm’s does, each on a straight line between two evaluations. Its interval ends where "
-            "this arm’s score first may be, and first is, at that level by the same interval of the difference. It "
-            "begins at 0 if the arm may never reach the level. A speedup is settled if the interval excludes 1 and a "
-            "difference of the two arms is settled.",
+            "if the interval excludes 0, and if it also does by Holm’s method among all differences of this report.",
+            "A speedup is the time at which the other arm’s mean curve first reaches 99 % of the baseline’s maximum, "
+            "over the time at which this arm’s does, each on a straight line between two evaluations. Its interval "
+            "ends where this arm’s score first may be, and first is, at that level by the same interval of the "
+            "difference. It begins at 0 if the arm may never reach the level. A speedup is settled if the interval "
+            "excludes 1 and a difference of the two arms is settled.",
         ]
     return tuple(lines)

@@ -25,7 +25,7 @@ from .charts import Panel, Styles
 from .ledger import Ledger
 from .tables import Table
 from .text import markdown, plain
-from .wording import number_of
+from .wording import Finding
 
 _SCRIPTS = (
     "vendor/uPlot.iife.min.js",
@@ -44,8 +44,7 @@ class Account:
     """The content of a report. If no run has begun, it has only a title and one sentence that opens it."""
 
     title: str
-    opening: tuple[str, ...]  # plain sentences: of each pair of arms that shows one thing, the difference of scores
-    details: tuple[str, ...] = ()  # a pair that differs in more, how many times faster, and the cost of a step
+    findings: tuple[Finding, ...]  # what it says first, and what follows
     notes: tuple[str, ...] = ()  # what limits the numbers
     method: tuple[str, ...] = ()  # how the numbers were computed
     tables: Mapping[str, Table] = field(default_factory=dict)  # by name, in the order of the page
@@ -117,7 +116,7 @@ def _asset(name: str) -> str:
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"plain": plain, "number_of": number_of}
+    environment.filters["plain"] = plain
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     return environment.from_string(_asset("templates/report.html.j2"))
 
@@ -130,13 +129,14 @@ def to_markdown(account: Account, pictures: Sequence[str] = ()) -> str:
 
     The notes follow the table of the result.
     """
-    parts = [f"# PODS report: {markdown(account.title)}", f"**{markdown(account.opening[0])}**"]
-    parts += [markdown(line) for line in account.opening[1:]]
+    first, *others = account.findings
+    parts = [f"# PODS report: {markdown(account.title)}", f"**{markdown(first.sentence)}**"]
+    parts += [markdown(finding.sentence) for finding in others]
     for name, table in account.tables.items():
         if table.cells:
             parts += [f"## {markdown(table.title)}", _markdown_table(table), markdown(table.note)]
         if name == "result":
-            parts += [_bullets(account.details), _bullets(account.notes)]
+            parts.append(_bullets(account.notes))
     for path in pictures:
         name = path.rpartition("/")[2]
         parts.append(f"![{name}]({path})")
@@ -162,21 +162,20 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def print_account(account: Account, console: Console) -> None:
-    """Print the result in at most 80 columns: its table, how many times faster, and the notes."""
+    """Print the result in at most 80 columns: its table and the notes."""
     parts: list[RichTable | str] = []
     if account.tables["result"].cells:
         parts.append(_terminal_table(account.tables["result"]))
-    parts += map(safe_text, account.details)
     for note in account.notes:
         parts.append(f"[yellow]Note:[/yellow] {safe_text(note)}")
     for part in parts:
         _print(part, console)
 
 
-def print_opening(account: Account, console: Console) -> None:
-    """Print the sentences that open the report in the other outputs. A terminal shows its last lines."""
-    for line in account.opening:
-        _print(f"[bold]{safe_text(line)}[/bold]", console)
+def print_findings(account: Account, console: Console) -> None:
+    """Print what opens the report in the other outputs. A terminal shows its last lines."""
+    for finding in account.findings:
+        _print(f"[bold]{safe_text(finding.sentence)}[/bold]", console)
 
 
 def _print(part: RichTable | str, console: Console) -> None:

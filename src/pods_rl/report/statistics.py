@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .intervals import SPEEDUP_DIGITS, Z_95, Array, error_of_mean, excludes, half_widths, t_band
+from .intervals import FEWEST, SPEEDUP_DIGITS, Z_95, Array, error_of_mean, excludes, half_widths, t_band
 
 SHARE_OF_PEAK = 0.99
 """Share of the baseline's peak that an arm has to reach: the authors' rule."""
@@ -109,7 +109,7 @@ def time_ratio(baseline_time: float, arm_time: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One arm's evaluations: R runs, C checkpoints aligned by their nominal second, or by their step."""
+    """One arm's evaluations: R runs, C checkpoints on one clock of nominal seconds."""
 
     runs: tuple[str, ...]
     due: Array  # [C] nominal seconds
@@ -117,8 +117,6 @@ class Curve:
     scores: Array  # [R, C]
     errors: Array  # [R, C] standard error of each evaluation; NaN if it is unknown
     ended: Mask | None = None  # [R] which runs have ended; None for all
-    by_step: bool = False  # a checkpoint is a step, and its time is the mean over runs
-    interpolated: bool = False  # each run was evaluated at its own times
 
     @cached_property
     def mean(self) -> Array:
@@ -131,16 +129,8 @@ class Curve:
 
     @cached_property
     def interval(self) -> tuple[Array, Array]:
-        """Student's 95 % interval over the runs, low and high, each ``[C]``; NaN where fewer than two have a score."""
+        """Student's 95 % interval over the runs, low and high, each ``[C]``; NaN where fewer than three have one."""
         return t_band(self.scores, self.errors)
-
-    @cached_property
-    def band(self) -> tuple[Array, Array]:
-        """The interval that figures draw: over the runs, or of a single run 1.96 standard errors of its evaluation."""
-        if len(self.runs) > 1:
-            return self.interval
-        margin = Z_95 * self.errors[0]
-        return self.scores[0] - margin, self.scores[0] + margin
 
     @property
     def error(self) -> Array:
@@ -213,7 +203,7 @@ class Speedup:
     baseline_time: float
     arm_time: float  # inf: not reached
     speedup: float  # 0: never reached; inf: reached at time 0; NaN: see `problem`
-    ci_low: float = math.nan  # NaN with fewer than two runs on either side
+    ci_low: float = math.nan  # NaN with fewer than three runs on either side
     ci_high: float = math.nan
     problem: str = ""  # FLAT, NEVER or SHORT: why there is no speedup
     arm_end: float = math.nan  # the arm's last evaluation
@@ -257,10 +247,10 @@ def speedup_to(baseline: Curve, arm: Curve, target: float, *, paired: bool = Fal
         paired: whether the same row of both is the same seed.
 
     Returns:
-        The speedup is 0 if only the baseline reaches the target, and infinite if only the arm does. With one run on
-        either side the interval is NaN. There is no speedup (NaN) if neither arm reaches the target, if the baseline
-        does not rise to it by more than the interval of this rise, or if the arm ends below it before the baseline
-        reaches it.
+        The speedup is 0 if only the baseline reaches the target, and infinite if only the arm does. With fewer than
+        three runs on either side the interval is NaN. There is no speedup (NaN) if neither arm reaches the target, if
+        the baseline does not rise to it by more than the interval of this rise, or if the arm ends below it before the
+        baseline reaches it.
 
     >>> clock = np.array([[0.0, 30.0, 60.0]] * 2)
     >>> grpo = Curve(("1", "2"), clock[0], clock, np.array([[0.2, 0.4, 0.6]] * 2), np.zeros((2, 3)))
@@ -314,7 +304,7 @@ def _compare(base: Curve, arm: Curve, goal: float, *, paired: bool) -> Speedup:
     if math.isinf(arm_time) and ends_before:
         return replace(result, problem=SHORT)
     result = replace(result, speedup=time_ratio(base_time, arm_time))
-    if min(len(base.scores), len(arm.scores)) < 2:
+    if min(len(base.scores), len(arm.scores)) < FEWEST:
         return result
     level_R = _scores_at(base.scores, base_mean, goal, at)
     level_RC = np.broadcast_to(level_R[:, None], (len(level_R), arm.scores.shape[1]))

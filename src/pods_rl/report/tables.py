@@ -24,14 +24,12 @@ from .text import as_text, csv_text, duration, finite, finite_numbers, number, p
 from .wording import (
     LEVEL_MARGIN,
     difference_text,
-    differs_text,
     level_text,
     pairing_text,
     result_text,
     runs_text,
     score_text,
     settled_text,
-    short_target_text,
     speedup_text,
     step_text,
     time_to_level_text,
@@ -44,9 +42,10 @@ CSV_NAMES = ("final", "pairs", "curves", "runs", "config")
 ARM = "arm"
 """The title of the column of arms, which the page marks with their colours."""
 
-_TEXTS = frozenset({ARM, "task", "verdict", "against", "differs in", "interval", "run", "state", "reason"})
+_TEXTS = frozenset(
+    {ARM, "task", "verdict", "against", "shows", "differs in", "settled", "interval", "run", "state", "reason"}
+)
 _SPEEDUP = "speedup, 95 % interval"
-_FINAL = "final, 95 % interval"
 _SHORT = {"both_accuracy": "both right", LENGTH: "tokens"}  # titles that a column has room for
 
 Cells = dict[str, list[str]]  # by the title of their column
@@ -143,17 +142,16 @@ def result_table(analysis: Analysis) -> Table:
     cells["seconds per step"] = [step_text(result.cost) for result in results]
     notes = []
     if analysis.level is not None and analysis.baseline is not None:
-        target = f"to {short_target_text(analysis, analysis.level)}"
-        cells[f"time {target}"] = _times_to_level(analysis, results)
+        target = f"to {level_text(analysis)}"
+        cells[f"time {target}"] = [time_to_level_text(result, _unit(analysis)) for result in results]
         terminal[f"time {target}"] = target
         notes.append(
-            f"Time {target}: when the mean curve first has {level_text(analysis.baseline)}, on straight lines between "
-            "evaluations."
+            f"Time {target}: when the mean curve first has 99 % of {analysis.baseline.label}’s peak, on straight lines "
+            "between evaluations."
         )
     if analysis.baseline is not None and len(analysis.results) > 1:
-        cells["verdict"] = [verdict_text(analysis, result) for result in results]
+        cells["verdict"] = [verdict_text(analysis, result.arm) for result in results]
         terminal["verdict"] = "verdict"
-    if analysis.pairs and analysis.baseline:
         notes.append(
             f"Better or worse: the difference from {analysis.baseline.label} is settled. Not settled: it may be chance."
         )
@@ -164,42 +162,27 @@ def result_table(analysis: Analysis) -> Table:
 
 
 def arms_table(analysis: Analysis) -> Table:
-    """A row for each arm: its settings, first and final score, time to the level, and seconds per step."""
+    """A row for each arm: first and highest score, and the final ones by all other metrics."""
     results = analysis.results
     other_metrics = analysis.metrics[1:]
     rows = [_arm_row(analysis, result) for result in results]
     keys = (
-        "arm rule n m runs unfinished task start final final_hours final_runs final_low final_high peak "
-        "peak_hours threshold hours_to_p99 speedup ci_low ci_high never_reached problem steps seconds_per_step "
-        "settled evaluation_se"
+        "arm rule n m runs unfinished task start final final_hours final_runs final_low final_high peak peak_hours "
+        "threshold hours_to_p99 steps seconds_per_step evaluation_se"
     )
     values = _values(rows, (*keys.split(), *PHASES, "other", *other_metrics))
-    title = f"All scores: {words(analysis.metric)}"
+    title = "All scores"
     if not analysis.scored:
         return Table("final", title, values=values)  # a file only
     cells = _names(results)
     cells["start"] = _scores(analysis, rows, "start")
-    cells[_FINAL] = [result_text(analysis, result) for result in results]
     cells["peak"] = _scores(analysis, rows, "peak")
-    if _has_several_ends(analysis):
-        cells["at"] = _ends(analysis, results)
-        notes = ["Scores are at the time that “at” gives; peaks are the highest until then."]
-    else:
-        notes = [f"Scores are at {duration(analysis.horizon)} of training; peaks are the highest until then."]
-    if any(not math.isnan(result.margin) for result in analysis.scored):
-        notes.append("± is 1.96 standard errors of the evaluation of a single run.")
-    if analysis.baseline and any(result.speedup for result in results):
-        cells["to\u00a099\u00a0%"] = _times_to_level(analysis, results)
-        cells[_SPEEDUP] = [speedup_text(result.speedup, result.arm) for result in results]
-        notes.append(
-            f"“99 %” is {level_text(analysis.baseline)}: the mean curve crosses it on a straight line between two "
-            "evaluations."
-        )
     for metric in other_metrics:
         cells[_SHORT.get(metric, words(metric))] = _scores(analysis, rows, metric, metric)
     cells["runs"] = [runs_text(result.arm) for result in results]
+    note = f"First and highest {words(analysis.metric)}, and the other metrics where the final score is."
     shown = _shown(cells, [result.arm.name for result in results])
-    return Table("final", title, shown, values, " ".join(notes))
+    return Table("final", title, shown, values, note)
 
 
 def costs_table(analysis: Analysis) -> Table:
@@ -252,11 +235,6 @@ def _ends(analysis: Analysis, results: Sequence[ArmResult]) -> list[str]:
     return [duration(result.final.final_due if result.final else math.nan, unit) for result in results]
 
 
-def _times_to_level(analysis: Analysis, results: Sequence[ArmResult]) -> list[str]:
-    unit = _unit(analysis)
-    return [time_to_level_text(result.speedup, result.arm, unit) for result in results]
-
-
 def _arm_row(analysis: Analysis, result: ArmResult) -> Row:
     arm = result.arm
     n, m = rollouts_of(arm.config)
@@ -286,20 +264,9 @@ def _arm_row(analysis: Analysis, result: ArmResult) -> Row:
             "peak_hours": final.peak_seconds / HOUR,
             "evaluation_se": final.error,
         }
-    if result.speedup:
-        speedup = result.speedup
-        row |= {
-            "threshold": speedup.threshold,
-            "hours_to_p99": speedup.arm_time / HOUR if math.isfinite(speedup.arm_time) else None,
-            "speedup": speedup.speedup,
-            "ci_low": speedup.ci_low,
-            "ci_high": speedup.ci_high,
-            "never_reached": speedup.never_reached,
-            "problem": speedup.problem,
-        }
-        pair = analysis.pair_with_baseline(arm)
-        if pair:
-            row["settled"] = pair.speedup.settled
+    if analysis.level is not None and final:
+        time = result.time_to_level
+        row |= {"threshold": analysis.level, "hours_to_p99": time / HOUR if math.isfinite(time) else None}
     return row
 
 
@@ -324,7 +291,8 @@ def pairs_table(analysis: Analysis) -> Table:
     cells = {
         ARM: [pair.arm.label for pair in pairs],
         "against": [pair.rival.label for pair in pairs],
-        "differs in": [differs_text(pair) for pair in pairs],
+        "shows": [pair.shows or "–" for pair in pairs],
+        "differs in": [plain(", ".join(pair.differs_in), limit=200) or "–" for pair in pairs],
         "at": [duration(pair.due, unit) for pair in pairs],
         "difference, 95 % interval": [difference_text(analysis, pair.difference) for pair in pairs],
         _SPEEDUP: [speedup_text(pair.speedup, pair.arm) for pair in pairs],
@@ -338,14 +306,15 @@ def pairs_table(analysis: Analysis) -> Table:
     )
     values = _values([_pair_row(pair) for pair in pairs], keys.split())
     note = (
-        "The difference is of the scores at the last time at which both arms have them. "
-        "What is settled is so among all pairs of the sentences, or among all others (Holm)."
+        "The difference is of the scores at the last time at which both arms have them. The speedup is to "
+        f"{level_text(analysis)}. What is settled is so among all differences of this table (Holm)."
     )
     return Table("pairs", "Pairs of arms", _shown(cells, [pair.arm.name for pair in pairs]), values, note)
 
 
 def _pair_row(pair: Pair) -> Row:
     over_time = pair.over_time or UNKNOWN
+    speedup = pair.speedup
     return {
         "arm": pair.arm.name,
         "other": pair.rival.name,
@@ -365,11 +334,11 @@ def _pair_row(pair: Pair) -> Row:
         "over_time_high": over_time.high,
         "over_time_p": over_time.p,
         "over_time_settled": over_time.settled if pair.over_time else None,
-        "speedup": pair.speedup.speedup,
-        "ci_low": pair.speedup.ci_low,
-        "ci_high": pair.speedup.ci_high,
-        "speedup_settled": pair.speedup.settled,
-        "differs_in": ", ".join(pair.differs_in or ()),
+        "speedup": speedup.speedup if speedup else None,
+        "ci_low": speedup.ci_low if speedup else None,
+        "ci_high": speedup.ci_high if speedup else None,
+        "speedup_settled": speedup.settled if speedup else None,
+        "differs_in": ", ".join(pair.differs_in),
         "shows": pair.shows,
     }
 
