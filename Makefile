@@ -17,7 +17,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 REAL_VENV  ?= .venv-real
 REAL_STAMP := $(REAL_VENV)/.installed
 
-.PHONY: quickstart test tests test-slow test-numeric step test-all test-verl test-skyrl test-vllm verl-demo test-real-model test-trl test-oldest test-newest test-main \
+.PHONY: quickstart test tests test-slow test-numeric step test-all test-verl test-skyrl test-vllm verl-demo test-real-model test-trl test-oldest test-newest test-main upstream \
   test-reliability coverage packages dist docs lint types lock clean help
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo "make test-oldest   the oldest version of each library that pyproject.toml allows, in an environment of its own"
 	@echo "make test-newest   the newest TRL, transformers, torch, vLLM and verl, each in an environment of its own"
 	@echo "make test-main VERL_MAIN=path SKYRL_MAIN=path   checkouts of the main branches of verl and SkyRL"
+	@echo "make upstream CHECKOUTS=paths   whether checkouts of TRL, transformers, verl or SkyRL still have the names that we use"
 	@echo "make lock        write constraints*.txt again; ARGS=--upgrade for the newest versions that fit"
 	@echo "make coverage    which lines make test runs, for information"
 	@echo "make test-reliability   kills, full disks and bad rewards at full length (docs/reliability.md)"
@@ -176,10 +177,11 @@ test-oldest:
 	$(PYTHON) tools/oldest.py > $(OLDEST)/oldest.txt
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $(OLDEST)/oldest.txt \
 	  -e . hypothesis pytest pytest-timeout
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python tests/versions.py $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check trl==1.16.0  # 1.15 trains on a GPU only
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/pods train tiny-pods --max_steps 2 --eval_prompts 8 --output $(OLDEST)/plain
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/pods train tiny-pods --max_steps 2 --eval_prompts 8 --output $(OLDEST)/lora --use_peft true
 	$(OLDEST)/bin/pods train --help >/dev/null
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/python tests/versions.py $(OLDEST)
 
 # The newest of each library, whatever our limits say: what breaks next. torch's newest build is several GB.
 NEWEST ?= .venv-newest
@@ -204,6 +206,11 @@ test-main: $(STAMP)
 	$(if $(VERL_MAIN),$(ENVIRONMENT) $(NEWEST)-verl-main --no-deps "$(VERL_MAIN)")
 	$(if $(SKYRL_MAIN),$(ENVIRONMENT) $(NEWEST)-skyrl-main --no-deps "$(SKYRL_MAIN)" "$(SKYRL_MAIN)/skyrl-gym" pybase64 zstandard)
 	$(BIN)/python tests/versions.py $(if $(VERL_MAIN),$(NEWEST)-verl-main) $(if $(SKYRL_MAIN),$(NEWEST)-skyrl-main)
+
+# Names that we import, and a checkout of a library no longer has: make upstream CHECKOUTS="path path". TRL's own are
+# compared with what we know of its methods too. Nothing is installed.
+upstream: $(STAMP)
+	$(BIN)/python tests/upstream.py $(CHECKOUTS)
 
 # The packages of a release, checked; then the wheel, in an empty environment, trains.
 packages: $(STAMP)

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trl
 from trl import GRPOConfig, GRPOTrainer
 
+from pods_rl.engines import TESTED
 from pods_rl.engines.trl.compat import TRLTrainer
 
 STUBS = Path(__file__).parents[2] / "stubs"
@@ -49,6 +51,7 @@ def found(module: Any, name: str) -> Any:
     return module
 
 
+@pytest.mark.skipif(trl.__version__ != TESTED["trl"], reason="the stubs are those of the version developed with")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(STUBS)))
 def test_the_functions_and_classes_of_a_stub_exist_and_take_its_parameters(path):
     module = module_of(path)

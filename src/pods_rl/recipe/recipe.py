@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..engines.trl.batching import BatchPlan, batch_plan
+from ..engines.versions import check_versions
 from ..errors import UserError
 from ..masking import mask_secrets
 from ..packages import brought
@@ -138,7 +139,8 @@ class Recipe:
         return needed
 
     def check_installed(self) -> None:
-        """Raise UserError if a library that training needs is missing."""
+        """Raise UserError if a library that training needs is missing or too old."""
+        check_versions()
         if self.missing_library:
             raise UserError(f"{self.source}: {self.missing_library}")
 

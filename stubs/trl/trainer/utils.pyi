@@ -4,6 +4,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+_ChunkedLogProbFunction: Any  # None in TRL 1.15 without Triton
+
 def add_fused_lm_head(
     model: nn.Module, temperature: float = ..., cast_lm_head_to_fp32: bool = ..., outputs: tuple[str, ...] = ...
 ) -> None: ...

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..versions import check_versions
+
 if TYPE_CHECKING:
     from .config import PODSConfig
     from .guarded.rewards import killable
@@ -30,6 +32,7 @@ __all__ = ["PODSConfig", "PODSTrainer", "PrefixTreeTrainer", "RunDirectory", "Un
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
+        check_versions()  # before TRL's import, which would fail at the first name that it lacks
         value = getattr(import_module(f".{_HOME[name]}", __name__), name)
         globals()[name] = value  # the next use does not come here
         return value

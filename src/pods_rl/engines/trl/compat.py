@@ -9,17 +9,9 @@
 - the context managers: what is replaced for a time in TRL, the policy and the processor. Two changes stay:
   `sharding.use_fsdp2` sets accelerate's state, and `prefix_tree.attention` wraps attention functions of transformers.
 
-TRL 1.17 is not supported: pip refuses it (`trl<1.17`), and this module does too. What breaks first, judged by how often
-it changed from TRL 1.0 to 1.16, and the error that a user gets:
-
-1. The results of `_generate` (changed in 1.1 and 1.9): `Generated.of` says how many it got and how many it expects.
-2. The parameters of a method that we override (`_generate_single_turn` in 1.9): `check_overrides` prints both lists.
-   `_get_per_token_logps_and_entropies` got new ones in 1.1 and 1.7. We pass them on by name (`IMAGE_INPUTS`).
-3. The lists of rows (all four are new in 1.8): `check_row_lists` names one that is missing. An added list gives no
-   error. It would keep n entries, and the m rows would get the first m of them.
-4. Metrics of the loss (added in 1.7 and 1.8): no error. A new one would be averaged over micro-batches of grouped rows.
-5. Columns of the batch (added in 1.1 and 1.7) and terms of the loss (1.7 and 1.8): no error. Dynamic sampling would pad
-   a new column with 0 on the right, and a new term could give a gradient to rows that are left out.
+TRL 1.17 is not supported: pip refuses it. What it breaks shows as an error of `Generated.of`, `check_overrides` or
+`check_row_lists`, or not at all: a new list of rows would keep n entries, a new metric of the loss would be averaged
+over micro-batches of grouped rows. `make upstream` reads the sources of a coming version for these names.
 
 Every error ends with the versions to install. Changes without an error fail in `tests/engines/test_drift.py`, which
 compares these names with TRL's source both ways. `test_contract.py` and `test_stubs.py` find what TRL no longer has.
@@ -48,6 +40,7 @@ from transformers.trainer_pt_utils import safe_globals  # noqa: F401
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation  # noqa: F401  (gathers ZeRO-3's weights)
 from trl.trainer import grpo_trainer  # its VLLMGeneration and logger are patched below
+from trl.trainer import utils as trl_utils
 from trl.trainer.grpo_trainer import disable_gradient_checkpointing, use_adapter  # noqa: F401
 from trl.trainer.utils import (  # noqa: F401
     add_fused_lm_head,
@@ -402,7 +395,12 @@ def is_overridden(trainer: TRLTrainer, names: Iterable[str]) -> bool:
 
 
 def check_config(config: Any) -> None:
-    """Raise TypeError if `args` is not a PODSConfig."""
+    """Raise TypeError if `args` is not a PODSConfig, and UserError if TRL cannot compute log-probabilities here."""
+    if trl_utils._ChunkedLogProbFunction is None:
+        raise UserError(
+            f"trl {trl.__version__} computes log-probabilities with Triton, which is for GPUs and is not installed. "
+            "From 1.16 on TRL does it without: pip install 'trl>=1.16,<1.17'"
+        )
     if not isinstance(config, PODSConfig):
         raise TypeError(
             f"PODSTrainer needs args of type PODSConfig, got {type(config).__name__}: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 from accelerate import PartialState
@@ -57,10 +58,10 @@ def whole_weights(trainer: TRLTrainer) -> Iterator[None]:
         with _gathered(trainer.model_wrapped, trainer.accelerator.state.fsdp_plugin.reshard_after_forward):
             yield
     elif trainer._dist.is_zero3:
-        kwargs = trainer.args.gradient_checkpointing_kwargs
-        with unwrap_model_for_generation(
-            trainer.model_wrapped, trainer.accelerator, gradient_checkpointing_kwargs=kwargs
-        ):
+        options: dict[str, Any] = {}
+        if "gradient_checkpointing_kwargs" in signature(unwrap_model_for_generation).parameters:  # TRL 1.16
+            options["gradient_checkpointing_kwargs"] = trainer.args.gradient_checkpointing_kwargs
+        with unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator, **options):
             yield
     else:
         yield
