@@ -6,30 +6,45 @@ import pytest
 import torch
 from peft import IA3Config, LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.cache_utils import DynamicCache
 
 from pods_rl.prefix_tree import nodes
 from pods_rl.prefix_tree.decoding import RowDraws, complete_prompts
-from pods_rl.prefix_tree.plain_decoder import PlainDecoder, plain_decoder
+from pods_rl.prefix_tree.plain_decoder import CacheMemory, PlainDecoder, plain_decoder, take_over
 
 pytestmark = pytest.mark.numeric
 SIZES = {
     "vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.4, "pad_token_id": 0,
 }  # fmt: skip
-PLAIN = {
+WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"] * 2}
+FAMILIES = {
     "llama": {},
-    "mistral": {"sliding_window": None},
+    "mistral": {"sliding_window": 6},
     "qwen2": {},
     "qwen3": {"head_dim": 8},
-    "granite": {},
+    "granite": {
+        "residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "attention_multiplier": 0.3
+    },
     "seed_oss": {"head_dim": 8},
-}
-OTHERS = {
-    "gemma": {"head_dim": 4},  # norms of another form
-    "granite": {"residual_multiplier": 0.5},
+    "cwm": {"head_dim": 8, **WINDOWS},
+    "gemma": {"head_dim": 8},
+    "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8, **WINDOWS},
+    "gemma3_text": {"head_dim": 8, "query_pre_attn_scalar": 8, **WINDOWS},
+    "olmo2": {},
+    "olmo3": WINDOWS,
     "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
+    "phi3": {},
+    "qwen3_5_text": {
+        "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 4,
+        "linear_value_head_dim": 8, "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    },
+}  # fmt: skip
+OTHERS = {
+    "glm": {"head_dim": 8},  # rotates neighbouring columns
+    "exaone4": {},  # layers without a window do not rotate
     "ministral3": {"head_dim": 4, "max_position_embeddings": 32768},  # scales queries far from the beginning
-    "olmo2": {},  # norms at other places
+    "cohere2": {},  # norms of another form
     "mixtral": {},
     "gpt2": {},
 }
@@ -65,13 +80,13 @@ def plain_tokens(monkeypatch):
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["prompts copied", "prompts shared"])
-@pytest.mark.parametrize("shape", PLAIN)
+@pytest.mark.parametrize("shape", FAMILIES)
 def test_tokens_are_the_models_own(monkeypatch, plain_tokens, shape, shared):
     monkeypatch.setattr("pods_rl.prefix_tree.cache._SHARED_FROM", 0 if shared else 2**60)
-    model = build(shape, PLAIN[shape])
+    model = build(shape, FAMILIES[shape])
     completions = complete(model)
     assert max(plain_tokens) > 3  # nodes of three prompts have forked
-    monkeypatch.setattr(nodes, "plain_decoder", lambda model: None)
+    monkeypatch.setattr(nodes, "plain_decoder", lambda model, length: None)
     assert torch.equal(completions, complete(model))
 
 
@@ -84,7 +99,7 @@ def test_weights_that_change_between_generations_are_read(monkeypatch, plain_tok
     after = complete(model)
     assert plain_tokens
     assert not torch.equal(before, after)
-    monkeypatch.setattr(nodes, "plain_decoder", lambda model: None)
+    monkeypatch.setattr(nodes, "plain_decoder", lambda model, length: None)
     assert torch.equal(after, complete(model))
 
 
@@ -103,7 +118,7 @@ def with_lora(kind):
     maps = ["k_proj", "o_proj", "up_proj"] if kind == "some maps" else "all-linear"
     is_scaled = kind == "scaled by the root of the rank"
     config = LoraConfig(task_type="CAUSAL_LM", r=2, lora_alpha=3, target_modules=maps, use_rslora=is_scaled)
-    policy = get_peft_model(build("qwen3", PLAIN["qwen3"]), config)
+    policy = get_peft_model(build("qwen3", FAMILIES["qwen3"]), config)
     if kind == "two adapters":
         policy.add_adapter("second", LoraConfig(task_type="CAUSAL_LM", r=3, target_modules=["v_proj", "down_proj"]))
     for name, weights in policy.named_parameters():
@@ -118,7 +133,7 @@ def test_tokens_with_lora_are_the_models_own(monkeypatch, plain_tokens, kind):
     model = with_lora(kind).get_base_model()
     completions = complete(model)
     assert max(plain_tokens) > 3
-    monkeypatch.setattr(nodes, "plain_decoder", lambda model: None)
+    monkeypatch.setattr(nodes, "plain_decoder", lambda model, length: None)
     assert torch.equal(completions, complete(model))
 
 
@@ -132,13 +147,13 @@ def test_adapters_that_change_between_generations_are_read(plain_tokens):
 
 @pytest.mark.parametrize("shape", OTHERS)
 def test_a_model_of_another_arrangement_computes_its_tokens_itself(shape):
-    assert plain_decoder(build(shape, OTHERS[shape])) is None
+    assert plain_decoder(build(shape, OTHERS[shape]), 64) is None
 
 
 def changed(how):
     """A model that was plain until something about it changed."""
     model = build("qwen2", {})
-    assert plain_decoder(model) is not None
+    assert plain_decoder(model, 64) is not None
     layer = model.model.layers[1]
     # A new adapter of these kinds changes no logit yet.
     if how == "DoRA":
@@ -161,21 +176,72 @@ def changed(how):
         layer.mlp.register_forward_hook(lambda module, args, output: None)
     if how == "forward":
         layer.mlp.forward = layer.mlp.forward
-    if how == "16 bits":
-        model = model.bfloat16()
     return model
 
 
 @pytest.mark.parametrize(
     "how",
-    ["DoRA", "LoRA with a bias", "LoRA of embeddings", "trained copy", "IA3", "hook in an adapter", "hook", "forward",
-     "16 bits"],
+    ["DoRA", "LoRA with a bias", "LoRA of embeddings", "trained copy", "IA3", "hook in an adapter", "hook", "forward"],
 )  # fmt: skip
 def test_a_model_that_changed_computes_its_tokens_itself(how):
-    assert plain_decoder(changed(how)) is None
+    assert plain_decoder(changed(how), 64) is None
 
 
-def test_autocast_is_left_to_the_model():
-    model = build("qwen2", {})
-    with torch.autocast("cpu", torch.bfloat16):
-        assert plain_decoder(model) is None
+def test_another_arrangement_is_not_served_in_16_bits_because_it_looks_like_rounding(monkeypatch):
+    model = build("llama", {}).bfloat16()
+    assert plain_decoder(model, 64) is not None
+    monkeypatch.setattr(model.config, "model_type", "another")
+    assert plain_decoder(model, 64) is None
+
+
+def logits_of_tokens(model, ids, decoder):
+    """The logits after each of the tokens `[rows, T]` but the first two, by the model or by its plain decoder."""
+    positions = torch.arange(ids.size(1))
+    cache = DynamicCache(config=model.config)
+    model(input_ids=ids[:, :2], position_ids=positions[None, :2], past_key_values=cache, use_cache=True)
+    if decoder is not None:
+        take_over(decoder, cache)
+    logits = []
+    for i in range(2, ids.size(1)):
+        at = positions[i : i + 1]
+        if decoder is None:
+            output = model(input_ids=ids[:, i : i + 1], position_ids=at[None], past_key_values=cache, use_cache=True)
+            logits.append(output.logits[:, 0].float())
+        else:
+            logits.append(decoder(ids[:, i], CacheMemory(decoder, at, None, cache)).float())
+    return torch.stack(logits)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "autocast"])
+@pytest.mark.parametrize("shape", ["qwen2", "gemma3_text", "olmo2", "qwen3_5_text"])
+@torch.no_grad()
+def test_in_16_bits_tokens_are_as_exact_as_the_models_own(shape, precision):
+    ids = torch.randint(40, (8, 12), generator=torch.Generator().manual_seed(0))
+    model = build(shape, FAMILIES[shape])
+    for weights in model.parameters():
+        if weights.ndim == 2:
+            weights /= 4  # such large weights as above would amplify every rounding
+    exact = logits_of_tokens(model, ids, None)
+    if precision != "autocast":
+        model.to(getattr(torch, precision))
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
+        decoder = plain_decoder(model, 64)
+        assert decoder is not None
+        assert decoder.dtype == torch.float16 if precision == "float16" else torch.bfloat16
+        distances = [(logits_of_tokens(model, ids, which) - exact).norm() for which in (None, decoder)]
+    assert distances[1] < 1.5 * distances[0]
+
+
+def test_weights_are_read_again_at_the_same_addresses():
+    policy = with_lora("all maps")
+    model = policy.get_base_model()
+    with torch.no_grad():
+        decoder = plain_decoder(model, 64)
+        addresses = [copy.tensor.data_ptr() for copy in decoder.copies]
+        for weights in policy.parameters():
+            weights += 0.1
+        fresh = [copy.tensor for copy in plain_decoder(model, 64).copies]
+        assert not all(map(torch.equal, [copy.tensor for copy in decoder.copies], fresh))
+        decoder.refill()
+    assert all(map(torch.equal, [copy.tensor for copy in decoder.copies], fresh))
+    assert addresses == [copy.tensor.data_ptr() for copy in decoder.copies]

@@ -44,7 +44,7 @@ class NodeLayer(DynamicLayer):
 
     While nodes are few each has a copy of its prompt. After `share` there is one copy of each prompt for all its nodes,
     which the keys that `update` returns do not contain. They have a reference to this layer, by which the function
-    `attend` finds the method `attend`, and that reads the prompts and the keys.
+    `attend` finds the method `read`, and that reads the prompts and the keys.
 
     Args:
         layer: holds the prompts, a row each: the first nodes.
@@ -71,7 +71,7 @@ class NodeLayer(DynamicLayer):
         self.width = layer.keys.shape[2]  # of the prompts
         # Whether the model attends to the keys and values of its cache as they are, so that `attend` finds the layer.
         self.can_share = _reached_attention(layer.keys) and _reached_attention(layer.values)
-        self.attended = True  # whether `attend` has seen the keys of the latest update
+        self.attended = True  # whether the keys of the latest update have been read
         self.slots: PromptSlots | None = None  # of the nodes, once their prompts are shared
         self._make_room(len(layer.keys))
 
@@ -84,22 +84,37 @@ class NodeLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append the new tokens' states, one for each node; return those of the nodes."""
-        start = self.keys.shape[2]
-        count = key_states.shape[2]
-        if start == self._key_room.shape[2]:
-            self._make_room(len(self._key_room))
-        keys = self._key_room.narrow(0, 0, len(key_states))
-        values = self._value_room.narrow(0, 0, len(key_states))
-        keys.narrow(2, start, count).copy_(key_states)
-        values.narrow(2, start, count).copy_(value_states)
-        self.keys = keys.narrow(2, 0, start + count)
-        self.values = values.narrow(2, 0, start + count)
+        start, _ = self._extend(len(key_states), key_states.shape[2])
+        self.keys[:, :, start:].copy_(key_states)
+        self.values[:, :, start:].copy_(value_states)
         if self.slots is not None:
             # They lead `attend` to this layer. A weak reference, since a cycle would keep the cache in memory.
             self.keys.layer = ref(self)
             self.values.layer = ref(self)
             self.attended = False
         return self.keys, self.values
+
+    def append(self, states: Tensor) -> None:
+        """Append a key and a value for each node, `[nodes, K, 2, D]`."""
+        start, rooms = self._extend(len(states), 1)
+        if len(rooms) == 1:
+            rooms[0][:, : len(states), :, start].copy_(states.movedim(2, 0))
+        else:
+            self.keys[:, :, start].copy_(states[:, :, 0])
+            self.values[:, :, start].copy_(states[:, :, 1])
+
+    def _extend(self, rows: int, count: int) -> tuple[int, list[Tensor]]:
+        """Let keys and values have more columns; return the first of these, and where the states are."""
+        start: int = self.keys.shape[2]
+        if start == self._rooms[0].shape[3]:
+            self._make_room(self._rooms[0].shape[1])
+        self._look(rows, start + count)
+        return start, self._rooms
+
+    def _look(self, rows: int, columns: int) -> None:
+        """Let keys and values be these rows and columns of the rooms."""
+        self.keys = self._rooms[0][0, :rows, :, :columns]
+        self.values = self._rooms[-1][-1, :rows, :, :columns]
 
     def reorder(self, count: int, moved: Tensor, sources: Tensor) -> None:
         """Let `count` nodes be in the first rows, where row `moved[i]` is a copy of row `sources[i]` for every i.
@@ -110,24 +125,41 @@ class NodeLayer(DynamicLayer):
             moved: ascending; the other rows stay.
         """
         columns = self.keys.shape[2]
-        if count > len(self._key_room):
+        if count > self._rooms[0].shape[1]:
             # Twice as many, so that a tree that grows copies its cache few times.
             self._make_room(min(2 * count, self._rollouts))
         if len(moved) and columns:
-            for room in (self._key_room, self._value_room):
-                states = room[:, :, :columns]
-                states.index_copy_(0, moved, states.index_select(0, sources))
-        self.keys = self._key_room[:count, :, :columns]
-        self.values = self._value_room[:count, :, :columns]
+            for room in self._rooms:
+                states = room[:, :, :, :columns]
+                states.index_copy_(1, moved, states.index_select(1, sources))
+        self._look(count, columns)
 
     def _make_room(self, rows: int) -> None:
         """Copy the states to rooms with this many rows and spare columns."""
-        count, _, columns, _ = self.keys.shape
+        count, heads, columns, size = self.keys.shape
         spare = max(1, min(max(_SPARE, columns // _GROWTH), self._most_columns - columns))
-        self._key_room = _with_room(self.keys, rows, columns + spare)
-        self._value_room = _with_room(self.values, rows, columns + spare)
-        self.keys = self._key_room[:count, :, :columns]
-        self.values = self._value_room[:count, :, :columns]
+        # Keys and values of one size share a room, `[2, rows, K, columns, D]`, so that one operation moves both.
+        is_one_room = self.values.shape == self.keys.shape
+        parts = [(self.keys, self.values)] if is_one_room else [(self.keys,), (self.values,)]
+        self._rooms: list[Tensor] = []
+        for states in parts:
+            size = states[0].shape[-1]
+            room = states[0].new_empty(len(states), rows, heads, columns + spare, size, dtype=self.dtype)
+            for place, part in zip(room, states, strict=True):
+                place[:count, :, :columns] = part
+            self._rooms.append(room)
+        self._look(count, columns)
+
+    def be_read_by_decoder(self, dtype: torch.dtype) -> None:
+        """Prepare for `append` and `read` instead of the model's own attention.
+
+        Args:
+            dtype: of keys and values.
+        """
+        self.can_share = True
+        if dtype != self.dtype:
+            self.dtype = dtype
+            self._make_room(len(self.keys))
 
     def share(self, nodes: Tensor, prompts: Tensor, slots: PromptSlots) -> None:
         """Keep one copy of each prompt, or drop those that are no longer needed.
@@ -149,31 +181,47 @@ class NodeLayer(DynamicLayer):
             self._prompt_values = self._prompt_values[prompts]
         self.slots = slots
 
-    def attend(self, query: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Return what single queries `[nodes, key heads, heads a key head, size]`, already scaled, read."""
-        slots = self.slots
-        assert slots is not None
-        group = query.shape[2]  # heads that share a key head
-        # All nodes of a prompt are queries of one product with its keys.
-        prompt_scores = slots.by_node(slots.by_prompt(query) @ self._prompt_keys.transpose(2, 3), group)
-        node_scores = query @ self.keys.transpose(2, 3)
-        scores = torch.cat([prompt_scores, node_scores], dim=-1)  # [nodes, K, G, columns]
-        if attention_mask is not None:
-            scores = scores.masked_fill(~attention_mask, -torch.inf)
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(self.values.dtype)
-        prompt_weights = weights.narrow(3, 0, self.width)
-        node_weights = weights.narrow(3, self.width, self.keys.shape[2])
-        from_prompts = slots.by_node(slots.by_prompt(prompt_weights) @ self._prompt_values, group)
+    def read(self, queries: Tensor, hidden: Tensor | None, softcap: float | None = None) -> Tensor:
+        """Return what single queries read: see the function `read`; with prompts that are shared, also of these."""
         self.attended = True
-        return node_weights @ self.values + from_prompts
+        slots = self.slots
+        if slots is None:
+            return read(queries, self.keys, self.values, hidden, softcap)
+        rows, key_heads, columns, _ = self.keys.shape
+        # All nodes of a prompt are queries of one product with its keys.
+        of_prompts = torch.bmm(slots.by_prompt(queries, key_heads), _flat(self._prompt_keys).transpose(1, 2))
+        of_nodes = torch.bmm(queries, _flat(self.keys).transpose(1, 2))
+        scores = torch.cat([slots.by_node(of_prompts, key_heads), of_nodes], 2)  # [rows * K, G, columns]
+        weights = _weights(scores, rows, hidden, softcap)
+        prompt_weights, node_weights = weights.split([self.width, columns], 2)
+        from_prompts = torch.bmm(slots.by_prompt(prompt_weights, key_heads), _flat(self._prompt_values))
+        return torch.baddbmm(slots.by_node(from_prompts, key_heads), node_weights, _flat(self.values))
 
 
-def _with_room(states: Tensor, rows: int, columns: int) -> Tensor:
-    """Copy states `[nodes, K, columns, D]` into a larger tensor, of which the rest is not initialised."""
-    count, heads, width, size = states.shape
-    room = states.new_empty(rows, heads, columns, size)
-    room[:count, :, :width] = states
-    return room
+def read(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, softcap: float | None = None) -> Tensor:
+    """Return what single queries read, `[rows * K, queries that share a key, size of values]`.
+
+    Args:
+        queries: `[rows * K, queries that share a key, D]`, scaled.
+        keys, values: `[rows, K, columns, D]`.
+        hidden: `[rows or 1, 1, 1, columns]`, True where a row does not see the column. If None, nowhere.
+        softcap: the bound of the scores, which a hyperbolic tangent keeps. If None, there is none.
+    """
+    scores = torch.bmm(queries, _flat(keys).transpose(1, 2))
+    return torch.bmm(_weights(scores, len(keys), hidden, softcap), _flat(values))
+
+
+def _flat(states: Tensor) -> Tensor:
+    """View `[rows, K, columns, D]` as `[rows * K, columns, D]`: matrices, for which torch has one product."""
+    return states.flatten(0, 1)
+
+
+def _weights(scores: Tensor, rows: int, hidden: Tensor | None, softcap: float | None) -> Tensor:
+    if softcap is not None:
+        scores = (scores / softcap).tanh_() * softcap
+    if hidden is not None:
+        scores.view(rows, -1, *scores.shape[1:]).masked_fill_(hidden, -torch.inf)
+    return torch.softmax(scores, dim=-1)  # torch sums in 32 bits
 
 
 class PromptSlots:
@@ -184,7 +232,7 @@ class PromptSlots:
         device: of the nodes' states.
 
     >>> slots = PromptSlots(np.array([0, 1, 0]))
-    >>> slots.by_prompt(torch.tensor([5, 6, 7]).view(3, 1, 1, 1))[:, 0, :, 0]
+    >>> slots.by_prompt(torch.tensor([5, 6, 7]).view(3, 1, 1), 1)[:, :, 0]
     tensor([[5, 7],
             [6, 5]])
     """
@@ -196,33 +244,37 @@ class PromptSlots:
         by_prompt = prompt_of.argsort(kind="stable")  # the nodes
         first_of_prompt = np.cumsum(counts) - counts
         slots = (prompt_of * self._most)[by_prompt] + np.arange(len(prompt_of)) - first_of_prompt[prompt_of[by_prompt]]
+        self._slot_of = np.empty_like(slots)
+        self._slot_of[by_prompt] = slots
+        self._node_at = np.zeros(self._prompts * self._most, np.int64)
+        self._node_at[slots] = by_prompt
         # Whether the slots are the nodes in their order.
-        self._ordered = len(slots) == self._prompts * self._most and bool((by_prompt == np.arange(len(slots))).all())
-        if self._ordered:
-            return
-        slot_of = np.empty_like(slots)
-        slot_of[by_prompt] = slots
-        node_at = np.zeros(self._prompts * self._most, np.int64)
-        node_at[slots] = by_prompt
-        self._slot_of = on_device(slot_of, device)
-        self._node_at = on_device(node_at, device)
+        self._ordered = np.array_equal(self._node_at, np.arange(len(prompt_of)))
+        self._device = device
+        self._places: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def by_prompt(self, states: Tensor) -> Tensor:
-        """From `[nodes, K, G, x]` to `[prompts, K, slots * G, x]`; empty slots repeat a node."""
-        if not self._ordered:
-            states = states.index_select(0, self._node_at)
-        _, heads, group, size = states.shape
-        states = states.reshape(self._prompts, self._most, heads, group, size)
-        return states.transpose(1, 2).reshape(self._prompts, heads, self._most * group, size)
+    def by_prompt(self, states: Tensor, key_heads: int) -> Tensor:
+        """From `[nodes * K, G, x]` to `[prompts * K, slots * G, x]`; empty slots repeat a node."""
+        if not (self._ordered and key_heads == 1):
+            states = states.index_select(0, self._places_of(key_heads)[0])
+        return states.reshape(self._prompts * key_heads, -1, states.shape[-1])
 
-    def by_node(self, states: Tensor, group: int) -> Tensor:
-        """The inverse of `by_prompt`, where G is `group`."""
-        _, heads, _, size = states.shape
-        states = states.view(self._prompts, heads, self._most, group, size).transpose(1, 2)
-        states = states.reshape(-1, heads, group, size)
-        if not self._ordered:
-            states = states.index_select(0, self._slot_of)
+    def by_node(self, states: Tensor, key_heads: int) -> Tensor:
+        """The inverse of `by_prompt`."""
+        states = states.view(self._prompts * key_heads * self._most, -1, states.shape[-1])
+        if not (self._ordered and key_heads == 1):
+            states = states.index_select(0, self._places_of(key_heads)[1])
         return states
+
+    def _places_of(self, key_heads: int) -> tuple[Tensor, Tensor]:
+        """Return which of the nodes' key heads each slot has, `[prompts * K * slots]`, and the inverse."""
+        if key_heads not in self._places:
+            heads = np.arange(key_heads)
+            nodes = self._node_at.reshape(-1, 1, self._most) * key_heads + heads[:, None]  # [prompts, K, slots]
+            prompts, slots = np.divmod(self._slot_of, self._most)
+            places = (prompts[:, None] * key_heads + heads) * self._most + slots[:, None]  # [nodes, K]
+            self._places[key_heads] = (on_device(nodes.ravel(), self._device), on_device(places.ravel(), self._device))
+        return self._places[key_heads]
 
 
 def on_device(numbers: NDArray[np.int64], device: torch.device | str) -> Tensor:
@@ -372,16 +424,15 @@ def attend(
     if scaling is None:
         scaling = size**-0.5
     # The heads that share a key head are queries of one product.
-    grouped = query.reshape(rows, key_heads, heads // key_heads, size) * scaling
+    grouped = (query * scaling).reshape(rows * key_heads, -1, size)
+    hidden = None if attention_mask is None else ~attention_mask
     if layer is not None:
-        return layer.attend(grouped, attention_mask).reshape(rows, 1, heads, value.shape[-1]), None
-    if attention_mask is not None and attention_mask.shape[-1] != key.shape[-2]:
+        states_read = layer.read(grouped, hidden)
+    elif hidden is not None and hidden.shape[-1] != key.shape[-2]:
         raise CannotServeError(_CHANGED)
-    scores = grouped @ key.transpose(2, 3)  # [rows, K, G, columns]
-    if attention_mask is not None:
-        scores = scores.masked_fill(~attention_mask, -torch.inf)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
-    return (weights @ value).reshape(rows, 1, heads, value.shape[-1]), None
+    else:
+        states_read = read(grouped, key, value, hidden)
+    return states_read.view(rows, 1, heads, -1), None
 
 
 def _reached_attention(states: Tensor) -> bool:

@@ -13,9 +13,9 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList,
 from transformers.cache_utils import DynamicLayer
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from .cache import SINGLE_QUERY, CannotServeError, NodeLayer, check_attended, check_filled, move_nodes, on_device
+from .cache import CannotServeError, NodeLayer, check_attended, check_filled, move_nodes, on_device
 from .images import ENCODED, Images, images_of
-from .plain_decoder import PlainDecoder, plain_decoder
+from .plain_decoder import CacheMemory, PlainDecoder, plain_decoder, take_over
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteriaList
@@ -26,6 +26,10 @@ _COMMON = 16  # tokens that all prompts of a batch begin with, from which a pass
 _PREPARE = GenerationMixin.prepare_inputs_for_generation
 TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")  # arguments with the kind of each token
 PER_TOKEN = ("attention_mask", *TYPES)  # arguments of the form [rows, columns]
+# Layers of a cache that a decoder without modules continues.
+_READ_BY_DECODER = {"NodeLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer"}
+# Families whose preparation only handles frequencies that change with the length, which generation over trees refuses.
+_PREPARES_NOTHING = {"phi3"}
 CACHES = ("cache", "cache_params", "past_key_values")
 
 
@@ -141,12 +145,15 @@ class Nodes:
 
     def _choose_decoder(self) -> PlainDecoder | None:
         """Return what computes single tokens with fewer operations than the model; None if the model must do it."""
-        layers = {type(layer) for layer in self._cache.layers}
-        needs_model = self._prepares or bool(self._types) or layers != {NodeLayer}
+        kinds = {type(layer).__name__ for layer in self._cache.layers}
+        prepares = self._prepares and self._model.config.model_type not in _PREPARES_NOTHING
+        needs_model = prepares or bool(self._types) or not kinds <= _READ_BY_DECODER
         if self._positions is None or self._positions.ndim != 2 or needs_model:
             return None
-        attention = self._model.config.get_text_config(decoder=True)._attn_implementation
-        return plain_decoder(self._model) if attention == SINGLE_QUERY else None
+        decoder = plain_decoder(self._model, self._output.shape[1])
+        if decoder is not None:
+            take_over(decoder, self._cache)
+        return decoder
 
     def _common_beginning(self, inputs: dict[str, Any]) -> tuple[NDArray[np.int64], int]:
         """Return `shared_first`; no tokens in common where a pass over them alone would need the model's own code."""
@@ -199,17 +206,15 @@ class Nodes:
         if self._positions is not None:
             self._positions = self._positions + 1
             inputs["position_ids"] = self._positions
-        latest = self._output[:, self.columns - 1].index_select(0, self._row_of_node).unsqueeze(1)
+        latest = self._output[:, self.columns - 1].index_select(0, self._row_of_node)
         if self._decoder is not None:
-            mask = inputs.get("attention_mask")
-            plain: Tensor = self._decoder(latest, inputs["position_ids"], mask, self._cache)[:, -1].float()
-            check_attended(self._cache)
-            return plain
+            memory = CacheMemory(self._decoder, inputs["position_ids"][:, 0], inputs.get("attention_mask"), self._cache)
+            return self._decoder(latest, memory).float()
         inputs |= self._types
         if self._prepares:
             inputs = self._prepare(self.prefixes, 1, next_sequence_length=1, **inputs)
         else:
-            inputs["input_ids"] = latest
+            inputs["input_ids"] = latest.unsqueeze(1)
         logits: Tensor = self._model(**inputs, return_dict=True).logits[:, -1].float()
         check_attended(self._cache)
         return logits

@@ -1,176 +1,198 @@
-"""One token a row through a plain decoder, such as Llama, Mistral, Qwen2 and Qwen3, with fewer operations.
+"""One token a row through a decoder, such as Llama, Qwen3, Gemma 3 or Qwen3.5, with fewer operations than its modules.
 
-On a CPU much of a token's time goes to calls of modules and to small products. Here queries, keys and values are one
-product, and so are gate and up. LoRA's weights are added to the model's, and no module is called. A model takes part if
-its modules have the names and the arrangement that transformers gives all such decoders, and if its logits are then the
-model's own.
+Much of a token's time goes to calls of modules and to small operations, which a GPU waits for one by one. Here a
+token is a few products (`fused_layers`), and no module is called. A model takes part if its modules have names and
+kinds that `fused_layers` knows, and if its logits are then the model's own.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import inspect
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, rms_norm
+from torch.nn.functional import embedding, rms_norm
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from .cache import attend
+from .cache import NodeLayer, read
+from .fused_layers import Branch, Copy, Norm, Product, branches_of, has_lora, rotation_table
 
-_TOLERANCE = 1e-4  # of the logits, as a share of their norm: rounding gives 1e-6 in float32
+_TOLERANCE = 1e-4  # of the logits in 32 bits, as a share of their norm: rounding gives 1e-6
 # The names of all modules; layers have numbers.
 _NAMES = frozenset({
     "", "model", "embed_tokens", "layers", "rotary_emb", "norm", "lm_head", "input_layernorm", "self_attn", "q_proj",
-    "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "post_attention_layernorm", "mlp", "gate_proj", "up_proj",
-    "down_proj", "act_fn",
+    "k_proj", "v_proj", "qkv_proj", "o_proj", "q_norm", "k_norm", "post_attention_layernorm",
+    "pre_feedforward_layernorm", "post_feedforward_layernorm", "resid_attn_dropout", "resid_mlp_dropout", "mlp",
+    "gate_proj", "up_proj", "gate_up_proj", "down_proj", "act_fn", "activation_fn", "linear_attn", "conv1d",
+    "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj",
+})  # fmt: skip
+_MAPS = ("_proj", "_head", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")  # how the names of linear maps end
+# Values of `model_type`, whose arrangement tests compare in 32 bits. In 16 bits only these take part, because a small
+# difference of arrangement would look like rounding.
+FAMILIES = frozenset({
+    "cwm", "gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3",
+    "qwen3_5_text", "seed_oss", "smollm3",
 })  # fmt: skip
 
-_is_exact: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()  # whether a model's logits are its own
-
-
-class _Product(NamedTuple):
-    """A linear map, or several of the same input side by side."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    @classmethod
-    def of(cls, *parts: Any) -> _Product:
-        weights = [_weight_of(part) for part in parts]
-        if len(parts) == 1:
-            return cls(weights[0], parts[0].bias)
-        biases = tuple(part.bias for part in parts if part.bias is not None)
-        if len(biases) not in (0, len(parts)):
-            raise ValueError("some parts of a product have a bias, and others have none")
-        return cls(torch.cat(weights), torch.cat(biases) if biases else None)
-
-    def __call__(self, states: Tensor) -> Tensor:
-        return linear(states, self.weight, self.bias)
-
-
-def _weight_of(part: Any) -> Tensor:
-    """Return the weight of a linear map, with that of its LoRA adapters."""
-    weight: Tensor = part.weight  # of the base layer, where there are adapters
-    if not _has_lora(part) or part.disable_adapters or part.merged:
-        return weight
-    for adapter in part.active_adapters:
-        if adapter in part.lora_A:
-            weight = weight + part.get_delta_weight(adapter)
-    return weight
-
-
-def _has_lora(part: Any) -> bool:
-    """Return whether a module is PEFT's linear map with adapters of the form B A, without a bias of their own."""
-    # Compared by name, because importing PEFT takes seconds that a run without adapters need not spend.
-    kind = type(part)
-    if kind.__name__ != "Linear" or kind.__module__ != "peft.tuners.lora.layer":
-        return False
-    is_plain_map: bool = type(part.base_layer) is nn.Linear
-    has_variant = bool(part.lora_variant) or any(part.lora_bias.values())  # such as DoRA
-    return is_plain_map and not has_variant
-
-
-class _Norm(NamedTuple):
-    weight: Tensor
-    epsilon: float
-
-    @classmethod
-    def of(cls, module: Any) -> _Norm:
-        return cls(module.weight, module.variance_epsilon)
-
-    def __call__(self, states: Tensor) -> Tensor:
-        return rms_norm(states, self.weight.shape, self.weight, self.epsilon)
-
-
-class _Layer:
-    """The weights of a layer, where a token finds them without a search among modules."""
-
-    def __init__(self, layer: Any) -> None:
-        self.attention = layer.self_attn
-        self.head_size = self.attention.head_dim
-        self.key_heads = self.attention.k_proj.out_features // self.head_size
-        self.scaling = self.attention.scaling
-        self.input_norm = _Norm.of(layer.input_layernorm)
-        self.query_key_value = _Product.of(self.attention.q_proj, self.attention.k_proj, self.attention.v_proj)
-        self.head_norms = None
-        if "q_norm" in self.attention._modules:
-            self.head_norms = (_Norm.of(self.attention.q_norm), _Norm.of(self.attention.k_norm))
-        self.output = _Product.of(self.attention.o_proj)
-        self.mlp_norm = _Norm.of(layer.post_attention_layernorm)
-        self.gate_up = _Product.of(layer.mlp.gate_proj, layer.mlp.up_proj)
-        self.activation = layer.mlp.act_fn
-        self.down = _Product.of(layer.mlp.down_proj)
+# Whether a model's logits are its own, by the type of its weights and of its products.
+_is_exact: WeakKeyDictionary[PreTrainedModel, dict[Any, bool]] = WeakKeyDictionary()
 
 
 class PlainDecoder:
-    """A model whose weights do not change while this lives, and which computes one token a row.
+    """The weights of a model, as few products, which compute one token a row.
 
     Args:
         model: one that `plain_decoder` accepts.
+        positions: `[count]`, those that tokens may have; a token then names its position by its number among these.
+
+    Attributes:
+        dtype: of products, keys and values: the model's, or with autocast that of autocast.
+        copies: what is made of the model's weights. Call `refill` after these have changed.
+        branches: two of each layer.
+        rotations: tables `[count, 2, rotated size]` by kind of layer; most models have one, of kind None.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, positions: Tensor) -> None:
         backbone: Any = model.model
-        self._embeddings = backbone.embed_tokens.weight
-        self._rotary = backbone.rotary_emb
-        self._layers = [_Layer(layer) for layer in backbone.layers]
-        self._norm = _Norm.of(backbone.norm)
-        self._head = _Product.of(model.lm_head)
+        config = model.config
+        embed: Any = backbone.embed_tokens
+        self._embeddings: Tensor = embed.weight
+        self.dtype = product_type(model)
+        self.copies: list[Copy] = []
+        self._scale: Tensor | float = getattr(config, "embedding_multiplier", 1.0)
+        if hasattr(embed, "embed_scale"):
+            self._scale = embed.embed_scale.to(embed.weight)
+        rotary: Any = backbone.rotary_emb
+        kinds: list[str | None] = [None] * len(backbone.layers)
+        if "layer_type" in inspect.signature(rotary.forward).parameters:
+            kinds = list(config.layer_types)
+        self.branches: list[Branch] = []
+        for number, layer in enumerate(backbone.layers):
+            self.branches += branches_of(layer, number, kinds[number], config, self)
+        self._norm = Norm(backbone.norm)
+        self._norm_weight = Copy(self._norm.weight, embed.weight.dtype, self.copies)
+        self._head = Product([model.lm_head], self)
+        self._divisor: float = getattr(config, "logits_scaling", 1.0)
+        self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self.rotations = {kind: rotation_table(rotary, embed.weight, positions, kind) for kind in set(kinds)}
 
-    def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache) -> Tensor:
-        """Return the logits `[rows, 1, V]` after the tokens, and append them to the cache.
+    def refill(self) -> None:
+        """Read the weights of the model again; what is made of them keeps its addresses."""
+        for copy in self.copies:
+            copy.refill()
+
+    def __call__(self, ids: Tensor, memory: Any) -> Tensor:
+        """Return the logits `[rows, V]` after the tokens.
 
         Args:
-            ids: `[rows, 1]`.
-            positions: `[rows or 1, 1]`.
-            mask: `[rows, columns]`, 0 at padding. If None, there is none.
-            cache: of the tokens before.
+            ids: `[rows]`.
+            memory: a `fused_layers.Memory`, which keeps what the tokens leave, such as `CacheMemory`.
         """
-        rows = len(ids)
-        hidden = embedding(ids.squeeze(1), self._embeddings)  # [rows, hidden size]
-        cos, sin = self._rotary(hidden, positions)
-        cos = cos.unsqueeze(1)  # [rows or 1, 1, 1, D]
-        sin = sin.unsqueeze(1)
-        seen = None if mask is None else mask.bool()[:, None, None, :]
-        for number, layer in enumerate(self._layers):
-            products = layer.query_key_value(layer.input_norm(hidden))
-            heads = products.view(rows, -1, 1, layer.head_size)  # [rows, H + 2 K, 1, D]
-            values = heads[:, -layer.key_heads :]
-            rotated = heads[:, : -layer.key_heads]  # queries and keys: their positions rotate them
-            if layer.head_norms is not None:
-                query_norm, key_norm = layer.head_norms
-                queries = query_norm(rotated[:, : -layer.key_heads])
-                rotated = torch.cat([queries, key_norm(rotated[:, -layer.key_heads :])], 1)
-            first, second = rotated.chunk(2, -1)
-            rotated = rotated * cos + torch.cat([-second, first], -1) * sin
-            keys, values = cache.update(rotated[:, -layer.key_heads :], values, number)
-            queries = rotated[:, : -layer.key_heads]
-            read, _ = attend(layer.attention, queries, keys, values, seen, scaling=layer.scaling)
-            hidden = hidden + layer.output(read.view(rows, -1))
-            gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, -1)
-            hidden = hidden + layer.down(layer.activation(gate) * up)
-        return self._head(self._norm(hidden)).unsqueeze(1)
+        hidden = embedding(ids, self._embeddings)  # [rows, hidden size]
+        if isinstance(self._scale, Tensor) or self._scale != 1:
+            hidden = hidden * self._scale
+        for branch in self.branches:
+            branch(hidden, memory)
+        weight = self._norm_weight.tensor
+        logits = self._head(rms_norm(hidden, weight.shape, weight, self._norm.epsilon).to(self.dtype))
+        if self._divisor != 1:
+            logits = logits / self._divisor
+        if self._softcap is not None:
+            logits = (logits / self._softcap).tanh() * self._softcap
+        return logits
 
 
-def plain_decoder(model: PreTrainedModel) -> PlainDecoder | None:
-    """Return what computes single tokens of a model on a CPU in 32 bits or more; None if the model must do it.
+class CacheMemory:
+    """The memory of a decoder in transformers' cache: see `fused_layers.Memory`.
+
+    Args:
+        positions: `[rows or 1]`, the numbers of the latest tokens' positions.
+        mask: `[rows, columns]`, 0 at padding. If None, there is none.
+    """
+
+    def __init__(self, decoder: PlainDecoder, positions: Tensor, mask: Tensor | None, cache: Cache) -> None:
+        self._layers: Any = cache.layers
+        self._hidden = None if mask is None else (mask == 0)[:, None, None, :]
+        self._rotations = {}
+        for kind, table in decoder.rotations.items():
+            latest = table.index_select(0, positions)[:, None, None]  # [rows or 1, 1, 1, 2, rotated size]
+            self._rotations[kind] = latest.unbind(3)
+
+    def rotation(self, kind: str | None) -> tuple[Tensor, Tensor]:
+        return self._rotations[kind]  # type: ignore[return-value]
+
+    def attend(self, layer: int, heads: Tensor, group: int, softcap: float | None) -> Tensor:
+        cached = self._layers[layer]
+        queries = heads.flatten(0, 1)[:, :group]
+        if isinstance(cached, NodeLayer):
+            cached.append(heads[:, :, group : group + 2])
+            return cached.read(queries, self._hidden, softcap)
+        keys, values = cached.update(heads[:, :, group : group + 1], heads[:, :, group + 1 : group + 2])
+        hidden = self._hidden
+        if hidden is not None:
+            hidden = hidden[..., -keys.shape[2] :]  # a sliding window has the last columns
+        return read(queries, keys, values, hidden, softcap)
+
+    def states(self, layer: int) -> tuple[Tensor, Tensor]:
+        cached = self._layers[layer]
+        return cached.conv_states[0], cached.recurrent_states[0]
+
+
+def take_over(decoder: PlainDecoder, cache: Cache) -> None:
+    """Prepare a cache that the model has filled with the prompts for a decoder that continues them."""
+    for layer in cache.layers:
+        if isinstance(layer, NodeLayer):
+            layer.be_read_by_decoder(decoder.dtype)
+        elif isinstance(layer, DynamicLayer):
+            layer.keys = layer.keys.to(decoder.dtype)
+            layer.values = layer.values.to(decoder.dtype)
+
+
+def product_type(model: PreTrainedModel) -> torch.dtype:
+    """Return the type in which a model computes its products: autocast's, or that of its weights."""
+    kind = model.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
+
+
+@torch.no_grad()
+def plain_decoder(model: PreTrainedModel, length: int) -> PlainDecoder | None:
+    """Return what computes single tokens of a model; None if the model must do it.
 
     A model with hooks, quantized weights, adapters other than LoRA or another arrangement computes its tokens itself.
+
+    Args:
+        length: the most tokens of a prompt and its completion.
     """
-    weights = next(model.parameters())
-    if weights.device.type != "cpu" or weights.dtype.itemsize < 4 or torch.is_autocast_enabled("cpu"):
+    dtype = product_type(model)
+    if dtype.itemsize < 4 and model.config.model_type not in FAMILIES:
         return None
-    if not _is_arranged(model):
+    if model.device.type not in ("cpu", "cuda") or not _is_arranged(model) or not _has_room(model):
         return None
-    if model not in _is_exact:
-        _is_exact[model] = _compare(model)
-    return PlainDecoder(model) if _is_exact[model] else None
+    exact = _is_exact.setdefault(model, {})
+    types = (model.device.type, model.dtype, dtype)
+    if types not in exact:
+        exact[types] = _compare(model)
+    if not exact[types]:
+        return None
+    return PlainDecoder(model, torch.arange(length, device=model.device))
+
+
+def _has_room(model: PreTrainedModel) -> bool:
+    """Return whether a GPU has room for another copy of the layers, and as much again for keys and values."""
+    if model.device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(model.device)
+    free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    backbone: Any = model.model
+    size: int = sum(weight.nbytes for weight in backbone.layers.parameters())
+    return 2 * size < free
 
 
 def _is_arranged(model: PreTrainedModel) -> bool:
-    """Return whether the modules have the names and kinds of a plain decoder, and no hooks."""
+    """Return whether the modules have the names and kinds that a decoder is made of, and no hooks."""
     if "llama_4_scaling_beta" in (getattr(model.config, "rope_parameters", None) or {}):
         return False  # queries are scaled from some position on; older transformers do not show it to `_compare`
     within_lora = "\n"  # the path of the latest map with adapters; no path begins with this
@@ -183,10 +205,10 @@ def _is_arranged(model: PreTrainedModel) -> bool:
         name = path.rpartition(".")[2]
         if name not in _NAMES and not name.isdecimal():
             return False
-        if name == "embed_tokens" and type(module) is not nn.Embedding:
+        if name == "embed_tokens" and type(module) is not nn.Embedding and not hasattr(module, "embed_scale"):
             return False
-        if name.endswith(("_proj", "_head")) and type(module) is not nn.Linear:
-            if not _has_lora(module):
+        if name.endswith(_MAPS) and type(module) is not nn.Linear:
+            if not has_lora(module):
                 return False
             within_lora = f"{path}."
     return True
@@ -194,18 +216,38 @@ def _is_arranged(model: PreTrainedModel) -> bool:
 
 def _compare(model: PreTrainedModel) -> bool:
     """Return whether the second and the third of three tokens have the logits that the model gives them."""
-    ids = torch.arange(6).view(2, 3) * 7 % model.config.vocab_size
+    device = model.device
+    ids = torch.arange(6, device=device).view(2, 3) * 7 % model.config.vocab_size
     # The last position is far away, because some models scale queries from some position on.
-    positions = torch.tensor([[0, 1, model.config.max_position_embeddings - 1]])
+    positions = torch.tensor([0, 1, model.config.max_position_embeddings - 1], device=device)
     own_cache = DynamicCache(config=model.config)
     plain_cache = DynamicCache(config=model.config)
     try:
-        expected = model(input_ids=ids, position_ids=positions, past_key_values=own_cache, use_cache=True).logits
-        model(input_ids=ids[:, :1], position_ids=positions[:, :1], past_key_values=plain_cache, use_cache=True)
-        decoder = PlainDecoder(model)
-        columns = [decoder(ids[:, i : i + 1], positions[:, i : i + 1], None, plain_cache) for i in (1, 2)]
+        expected = model(
+            input_ids=ids, position_ids=positions.unsqueeze(0), past_key_values=own_cache, use_cache=True
+        ).logits
+        model(input_ids=ids[:, :1], position_ids=positions[None, :1], past_key_values=plain_cache, use_cache=True)
+        decoder = PlainDecoder(model, positions)
+        take_over(decoder, plain_cache)
+        columns = []
+        for column in (1, 2):
+            memory = CacheMemory(decoder, torch.tensor([column], device=device), None, plain_cache)
+            columns.append(decoder(ids[:, column], memory))
     except Exception:  # another arrangement may fail anywhere
         return False
-    logits = torch.cat(columns, 1)
-    distance = (logits - expected[:, 1:]).norm() / expected[:, 1:].norm()
-    return bool(distance < _TOLERANCE)
+    logits = torch.stack(columns, 1).float()
+    expected = expected[:, 1:].float()
+    distance = (logits - expected).norm() / expected.norm()
+    return bool(distance < tolerance(decoder.dtype, len(decoder.branches)))
+
+
+def tolerance(dtype: torch.dtype, branches: int) -> float:
+    """Return how far logits may be from the model's own, as a share of their norm.
+
+    In 16 bits each of a model's branches rounds what it computes several times, in another order than the model does,
+    and these errors add up like a random walk. Measured, the decoder is then as far from the logits in 32 bits as the
+    model is. Models of 9 layers are 0.01 apart in bfloat16, and tiny ones with large weights up to 0.1.
+    """
+    if dtype.itemsize >= 4:
+        return _TOLERANCE
+    return 4 * torch.finfo(dtype).eps * branches**0.5
