@@ -50,7 +50,7 @@ def tree(model: Any, inputs: dict[str, Any], seed: int) -> torch.Tensor:
 
 def modules(model: Any, inputs: dict[str, Any], seed: int) -> torch.Tensor:
     """Generate over the tree; the modules of the model compute its single tokens."""
-    with patch.object(nodes, "plain_decoder", lambda model: None):
+    with patch.object(nodes, "plain_decoder", lambda model, length: None):
         return tree(model, inputs, seed)
 
 

@@ -311,7 +311,7 @@ def steps_of(arm: Arm, case: Case, steps: int) -> dict[str, float]:
         watch = Stopwatch()
         trainer._generate_single_turn = watch.around(trainer._generate_single_turn)
         trainer.add_callback(watch)
-        with patch.object(nodes, "plain_decoder", lambda model: None) if arm.modules else nullcontext():
+        with patch.object(nodes, "plain_decoder", lambda model, length: None) if arm.modules else nullcontext():
             trainer.train()
     timed = watch.steps[WARM_UP:]
     return {part: statistics.mean(step[part] for step in timed) for part in timed[0]}

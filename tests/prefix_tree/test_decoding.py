@@ -498,6 +498,7 @@ def test_a_model_that_keeps_states_outside_of_its_cache_goes_to_generate():
 
 def test_a_model_that_changes_the_keys_goes_to_generate(qwen2, monkeypatch):
     monkeypatch.setattr("pods_rl.prefix_tree.cache._SHARED_FROM", 0)
+    monkeypatch.setattr(nodes, "plain_decoder", lambda model, length: None)  # the model itself attends
     update = NodeLayer.update
     monkeypatch.setattr(NodeLayer, "update", lambda *args, **how: tuple(x.clone() for x in update(*args, **how)))
     inputs = batch(MIXED, eos_token_id=[END, 3, 22])  # prompts are shared when a row ends
