@@ -21,8 +21,18 @@ OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-# the note of a page that only `make docs` completes, which its copy on the site does not need
-CHECKOUT_NOTE = re.compile(r"^> In a checkout (?:.+\n)(?:>.*\n)*\n", re.MULTILINE)
+# what a page that only `make docs` completes has for readers of a checkout
+CHECKOUT_NOTE = re.compile(r"^(?:> .*\n)+\n?", re.MULTILINE)
+# How much a page counts in the search: what a first day needs before the reference, whose pages are long.
+BOOST = {
+    "how-do-i.md": 8,
+    "on-a-gpu.md": 4,
+    "tutorial.md": 4,
+    "keys.md": 0.2,
+    "architecture.md": 0.5,
+    "changelog.md": 0.1,
+    "contributing.md": 0.1,
+}
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)([^)]*)\)")
 
 
@@ -35,7 +45,7 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Rewrite the links of a page in docs/ that leave it, and remove its note for readers of a checkout."""
+    """Rewrite the links of a page in docs/ that leave it, and remove its notes for readers of a checkout."""
     place = page.file.src_uri
     if place in OUTSIDE.values():
         return markdown
@@ -43,6 +53,12 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     if place == KEYS_PAGE:
         markdown = with_keys(markdown)
     return markdown
+
+
+def on_page_content(html: str, *, page: Any, **_: Any) -> str:
+    """Set how much a page counts in the search."""
+    page.meta["search"] = {"boost": BOOST.get(page.file.src_uri, 1)}
+    return html
 
 
 def relinked(text: str, source: str, place: str) -> str:

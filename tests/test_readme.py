@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import click
+import griffe
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -238,6 +239,27 @@ def test_a_page_that_only_the_site_completes_says_where_its_text_is():
         on_site = SITE["on_page_markdown"](text, page=SimpleNamespace(file=file))
         assert "In a checkout" not in on_site
         assert on_site.startswith("# ")
+
+
+def test_an_entry_of_the_reference_has_the_first_sentence_of_its_docstring():
+    loader = griffe.GriffeLoader(search_paths=[ROOT / "src"])
+    loader.load("pods_rl")
+    loader.resolve_aliases(implicit=True)
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        text = page.read_text("utf-8")
+        entries = re.findall(r"^::: (\S+)\n(?:    .+\n)*\n> (.+)$", text, re.MULTILINE)
+        assert len(entries) == text.count("\n::: ")
+        for name, sentence in entries:
+            docstring = loader.modules_collection[name].docstring
+            assert sentence == " ".join(docstring.value.partition("\n\n")[0].split()), name
+
+
+def test_the_page_of_keys_names_those_of_pods_in_a_checkout():
+    page = (ROOT / "docs" / "keys.md").read_text("utf-8")
+    for names, group in re.findall(r"^> (.+)\n\n<!-- keys: (\w+) -->", page, re.MULTILINE):
+        of_group = [name for name, field in fields().items() if SITE["group_of"](field) == group]
+        assert re.findall(r"`(\w+)`", names) == of_group
+    assert page.count("\n> `") == 4
 
 
 def test_the_file_tree_is_true_and_has_every_package():
