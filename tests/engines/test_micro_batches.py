@@ -11,7 +11,7 @@ import torch
 from pods_rl import PODSTrainer
 from pods_rl.engines.trl.step.micro_batches import LOSS_SHARE, REPEATED_ROWS, Counts, StepMetrics, pack_rows
 
-from .conftest import around, half_dead, update_of
+from .conftest import around, constant, half_dead, update_of
 
 pytestmark = pytest.mark.usefixtures("trl_draws")
 # 8 prompts of 4 rows, in two optimizer steps of eight micro-batches of 2 rows.
@@ -55,6 +55,14 @@ def test_rows_of_a_prompt_share_micro_batches_and_stay_in_their_step(make_traine
     _, shuffled = trained(make_trainer, loss_type="bnpo")
     of_shuffled = [row["pods/tokens/computed"] for row in shuffled.state.log_history if "loss" in row]
     assert sum(computed) < 0.9 * sum(of_shuffled)
+
+
+def test_a_pass_without_a_gradient_may_precede_an_empty_micro_batch(make_trainer):
+    """A step takes two windows of two micro-batches here, and each is packed into its last one."""
+    schedule = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "steps_per_generation": 6}
+    batches, trainer = trained(make_trainer, reward=constant, skip_zero_advantage_steps=True, **schedule)
+    assert [len(rows) for rows in batches] == [0, 4] * 4
+    assert [row["pods/skipped_step"] for row in trainer.state.log_history if "loss" in row] == [1.0, 1.0]
 
 
 def test_rows_without_a_gradient_share_micro_batches_without_a_pass(make_trainer):

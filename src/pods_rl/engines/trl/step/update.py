@@ -79,13 +79,11 @@ class Signal:
 
     Args:
         has_gradient: whether one of its rows has a gradient.
-        has_later: whether a later micro-batch of the step has, as far as this is known; true if it is unknown.
         leaves_out: whether every process may leave out rows without a gradient.
         counts: its tokens and rows; None with a user's loss, where the processes need not agree on them.
     """
 
     has_gradient: bool
-    has_later: bool
     leaves_out: bool
     counts: Counts | None
 
@@ -121,10 +119,11 @@ class Update:
         """Reset the last step's seconds, tokens, rows, signal and metrics."""
         self._step_metrics.reset()
         self.clock.seconds = dict.fromkeys(PHASES, 0.0)
-        # `trained`: of all rows of the steps that update the weights, including rows that are skipped.
         # `computed`: by the passes of the update's loss, padding included.
-        self.tokens = Counter(generated=0, trained=0, computed=0)
-        self.rows_left_out = 0  # which have no gradient
+        self.tokens = Counter(generated=0, computed=0)
+        # These stay on the device until the step is logged, since reading a number waits for the device.
+        self.trained_tokens: int | Tensor = 0  # of steps that update the weights, including rows that are skipped
+        self.rows_left_out: int | Tensor = 0  # which have no gradient
         self._has_signal = False  # in a row that reached TRL's loss
         self._micro_batches = 0  # that reached TRL's loss
         self._passes = 0  # of these, those that were computed
@@ -146,7 +145,7 @@ class Update:
         signal = self._signal(batch, with_gradient, leaves_out)
         self._has_signal |= signal.has_gradient
         if leaves_out:
-            self.rows_left_out += int((~with_gradient).sum()) - batch.get(REPEATED_ROWS, 0)
+            self.rows_left_out += (~with_gradient).sum() - batch.get(REPEATED_ROWS, 0)
         if self._can_skip(signal):
             assert signal.counts is not None
             self._step_metrics.skip(signal.counts)
@@ -203,6 +202,8 @@ class Update:
     def _gather(self, numbers: list[int]) -> list[list[int]]:
         """Return the numbers of every process. Call this on every process, with as many numbers."""
         accelerator = self._trainer.accelerator
+        if accelerator.num_processes == 1:
+            return [numbers]
         gathered = accelerator.gather(torch.tensor(numbers, device=accelerator.device))
         return gathered.view(accelerator.num_processes, len(numbers)).tolist()
 
@@ -219,7 +220,7 @@ class Update:
 
     def count_trained(self, batch: Batch) -> None:
         """Count the tokens of a micro-batch that is about to be trained."""
-        self.tokens["trained"] += int(policy_tokens(batch).sum())
+        self.trained_tokens += policy_tokens(batch).sum()
 
     @property
     def _has_user_loss(self) -> bool:
@@ -249,22 +250,20 @@ class Update:
             with_gradient: `[B]`, which rows have one on this process.
             leaves_out: whether this process may leave out the others.
         """
-        has_gradient = self._has_other_terms or bool(with_gradient.any())
         if self._has_user_loss:
-            return Signal(has_gradient, has_later=True, leaves_out=False, counts=None)
-        has_later = not has_gradient and self._has_later_signal()
+            has_gradient = self._has_other_terms or bool(with_gradient.any())
+            return Signal(has_gradient, leaves_out=False, counts=None)
         lengths = policy_tokens(batch)
         computed = lengths * with_gradient if leaves_out else lengths
         local = {
-            "with_gradient": int(has_gradient),
-            "with_later": int(has_later),
-            "needing_all": int(not leaves_out),
-            "computed_tokens": int(computed.sum()),
-            "tokens": int(lengths.sum()),
-            "repeated_rows": batch.get(REPEATED_ROWS, 0),
+            "with_gradient": with_gradient.any(),
+            "needing_all": lengths.new_full((), int(not leaves_out)),
+            "computed_tokens": computed.sum(),
+            "tokens": lengths.sum(),
+            "repeated_rows": lengths.new_full((), batch.get(REPEATED_ROWS, 0)),
         }
-        # One message for all of them: each is summed over the processes.
-        counts = torch.tensor(list(local.values()), device=lengths.device)
+        # One message, and one wait for the device: each is summed over the processes.
+        counts = torch.stack([count.long() for count in local.values()])
         sums = dict(zip(local, self._trainer.accelerator.reduce(counts, reduction="sum").tolist(), strict=True))
         computed_tokens = sums["computed_tokens"]
         all_tokens = sums["tokens"]
@@ -273,22 +272,24 @@ class Update:
             computed_tokens = round(rows * computed_tokens / all_tokens) if all_tokens else rows
             all_tokens = rows
         return Signal(
-            has_gradient=sums["with_gradient"] > 0,
-            has_later=sums["with_later"] > 0,
+            has_gradient=self._has_other_terms or sums["with_gradient"] > 0,
             leaves_out=sums["needing_all"] == 0,
             counts=Counts(all_tokens, computed_tokens, rows, sums["repeated_rows"]),
         )
 
     def _has_later_signal(self) -> bool:
-        """Return whether a later micro-batch of this step has a gradient on this process; true if it is unknown."""
+        """Return whether a later micro-batch of this step has a gradient on any process; true if it is unknown.
+
+        Call this on every process.
+        """
         trainer = self._trainer
         remaining = trainer.current_gradient_accumulation_steps - self._micro_batches
         buffered = trainer._buffered_inputs or []
         start = trainer._step % trainer.args.steps_per_generation + 1
         later = buffered[start : start + remaining]
-        if len(later) < remaining:  # the rest of the step is not generated yet
-            return True
-        return any(bool(rows_with_gradient(batch).any()) for batch in later)
+        is_unknown = len(later) < remaining  # the rest of the step is not generated yet
+        has_gradient = is_unknown or any(bool(rows_with_gradient(batch).any()) for batch in later)
+        return any(flag for (flag,) in self._gather([int(has_gradient)]))
 
     def _can_skip(self, signal: Signal) -> bool:
         """Return whether a micro-batch needs no pass."""
@@ -299,16 +300,14 @@ class Update:
         if trainer.accelerator.sync_gradients:
             # The last pass before an optimizer step sends the sum of the gradients to all processes, if there is one.
             return skips_steps
-        if skips_steps and not signal.has_later:
+        if skips_steps and not self._has_later_signal():
             return True
         return signal.leaves_out and not trainer.is_deepspeed_enabled  # DeepSpeed counts the passes of a step
 
     def has_no_gradient(self) -> bool:
         """Return whether the gradient of the step is exactly 0 on every process. Call this on every process."""
-        accelerator = self._trainer.accelerator
         has_gradient = self._has_signal or self._has_gradient()
-        local = torch.tensor(int(has_gradient), device=accelerator.device)
-        return int(accelerator.reduce(local, reduction="sum")) == 0
+        return not any(flag for (flag,) in self._gather([int(has_gradient)]))
 
     def complete_gradients(self) -> None:
         """Give every parameter a gradient in a step that a subclass's own term trains, if we skipped all its passes.
@@ -326,15 +325,15 @@ class Update:
         trainer = self._trainer
         if trainer.is_deepspeed_enabled:  # it keeps the gradients to itself
             return self._has_user_loss
+        flags = []
         for parameter in trainer.model_wrapped.parameters():
             gradient = parameter.grad
             if gradient is None:
                 continue
             if hasattr(gradient, "to_local"):  # of a sharded weight
                 gradient = gradient.to_local()
-            if gradient.any():
-                return True
-        return False
+            flags.append(gradient.any().to(trainer.accelerator.device))
+        return bool(flags) and bool(torch.stack(flags).any())
 
     def log_step(self) -> None:
         """Put the step's seconds of this process, and the tokens, rows and metrics of all, into TRL's metrics."""
@@ -343,8 +342,12 @@ class Update:
         self._step_metrics.put(metrics)
         for phase, seconds in self.clock.seconds.items():
             metrics[f"pods/seconds/{phase}"].append(seconds)
-        counts = {f"pods/tokens/{name}": count for name, count in self.tokens.items()}
-        counts["pods/rows/left_out"] = self.rows_left_out
+        counts = {
+            "pods/tokens/generated": self.tokens["generated"],
+            "pods/tokens/trained": self.trained_tokens,
+            "pods/tokens/computed": self.tokens["computed"],
+            "pods/rows/left_out": self.rows_left_out,
+        }
         local = torch.tensor(list(counts.values()), device=accelerator.device)
         totals = accelerator.reduce(local, reduction="sum").tolist()
         for name, total in zip(counts, totals, strict=True):
@@ -390,8 +393,12 @@ class Update:
         rows = ids.masked_fill(mask == 0, -1).cpu().numpy()
         budget = trainer.args.max_tokens_per_microbatch
         passes = divide_on_all_processes(rows, batch_size, trees=model.tree, budget=budget, gather=self._gather)
-        results = [compute(model, ids[members], mask[members], keep, len(members), **inputs) for members in passes]
-        row_order = torch.tensor([row for members in passes for row in members], device=ids.device).argsort()
+        # One copy to the device for all passes.
+        order = torch.tensor([row for members in passes for row in members], device=ids.device)
+        results = []
+        for index in order.split([len(members) for members in passes]):
+            results.append(compute(model, ids[index], mask[index], keep, len(index), **inputs))
+        row_order = order.argsort()
         log_probs = torch.cat([result[0] for result in results])[row_order]
         entropies = [result[1] for result in results if result[1] is not None]
         entropy = torch.cat(entropies)[row_order] if entropies else None
@@ -433,8 +440,7 @@ class Update:
         tolerance = 0.1 if in_16_bits else 1e-3
 
         def on_any_process(flag: bool) -> bool:
-            count = torch.tensor(int(flag), device=accelerator.device)
-            return int(accelerator.reduce(count, reduction="sum")) > 0
+            return any(other for (other,) in self._gather([int(flag)]))
 
         with accelerator.autocast():  # as TRL calls the model
             trains = bare is accelerator.unwrap_model(self._trainer.model)
@@ -473,7 +479,9 @@ def rows_with_gradient(batch: Batch) -> Tensor:
     """Return which rows have a policy gradient, `[B]`: an advantage, and a token of the policy."""
     lengths = policy_tokens(batch)
     # An advantage for each row, `[B]`, or for each token, `[B, T]`.
-    has_advantage = (batch["advantages"] != 0).view(len(lengths), -1).any(dim=1)
+    has_advantage = batch["advantages"] != 0
+    if has_advantage.dim() > 1:
+        has_advantage = has_advantage.any(dim=1)
     return has_advantage & (lengths > 0)
 
 
@@ -513,7 +521,7 @@ class StepCallback(TrainerCallback):
         update.is_skipped = bool(trainer.args.skip_zero_advantage_steps) and update.has_no_gradient()
         if update.is_skipped:
             trainer.model_wrapped.zero_grad(set_to_none=True)
-            update.tokens["trained"] = 0
+            update.trained_tokens = 0
         else:
             update.complete_gradients()
         trainer._metrics["train"]["pods/skipped_step"].append(float(update.is_skipped))
