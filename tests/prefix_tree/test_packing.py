@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -301,6 +302,18 @@ def test_the_probe_leaves_no_gradient_and_no_setting_behind(reentrant):
     assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
     assert model.is_gradient_checkpointing
+
+
+def test_the_probe_puts_the_random_states_of_all_gpus_back_without_a_warning(monkeypatch):
+    restored = {}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: f"state of {device}")
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: restored.update({device: state}))
+    monkeypatch.setattr(torch.random, "_fork_rng_warned_already", False)
+    model = build("qwen2")
+    with warnings.catch_warnings(action="error"):
+        assert why_rows(model, model) is None
+    assert restored == {0: "state of 0", 1: "state of 1"}
 
 
 @pytest.mark.parametrize("name", [*TAKES_TREES, *TAKES_ROWS])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -497,12 +497,18 @@ class _ProbeBatch:
         return log_probs.flatten()[self._scores].float()
 
 
+def _own_draws() -> AbstractContextManager[None]:
+    """Put the random states of the CPU and of all GPUs back at the end."""
+    # Without this list torch warns where there are several GPUs.
+    return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
+
+
 def _compare(call: nn.Module, device: torch.device, config: Any, tolerance: float) -> Probe:
     """Compare a small tree with its rows, without a gradient."""
     register_tree_attention(call)
     batch = _ProbeBatch(device, config.vocab_size)
     buffers = _buffers(call)
-    with torch.no_grad(), torch.random.fork_rng(), without_noise(call), warnings.catch_warnings():
+    with torch.no_grad(), _own_draws(), without_noise(call), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of gradient checkpointing without a gradient
         expected = batch.by_rows(call)
         try:
@@ -555,7 +561,7 @@ def _wrong_gradients(model: nn.Module, device: torch.device, config: Any, tolera
         pairs = zip(weights, found, strict=True)
         return {name: torch.zeros(1) if gradient is None else _sketch(gradient) for name, gradient in pairs}
 
-    with torch.enable_grad(), torch.random.fork_rng(), without_noise(model), without_checkpoints(model):
+    with torch.enable_grad(), _own_draws(), without_noise(model), without_checkpoints(model):
         try:
             of_rows = gradients(batch.by_rows(model))
             of_tree = gradients(batch.by_tree(model))

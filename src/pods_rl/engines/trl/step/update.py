@@ -348,7 +348,7 @@ class Update:
             "pods/tokens/computed": self.tokens["computed"],
             "pods/rows/left_out": self.rows_left_out,
         }
-        local = torch.tensor(list(counts.values()), device=accelerator.device)
+        local = torch.stack([torch.as_tensor(count, device=accelerator.device) for count in counts.values()])
         totals = accelerator.reduce(local, reduction="sum").tolist()
         for name, total in zip(counts, totals, strict=True):
             metrics[name].append(float(total))
