@@ -77,7 +77,7 @@ def test_markdown_has_every_table_with_its_columns(report: ReportFiles) -> None:
 def test_page_markdown_and_terminal_say_the_same_in_the_same_order(report: ReportFiles) -> None:
     """Every finding, note and cell comes from the account; an output only marks it up."""
     account = report.account
-    page = html.unescape(report.html.read_text())
+    page = html.unescape(report.html.read_text()).replace("\u00a0", " ")
     text = report.markdown.read_text().replace("\\", "")
     out = io.StringIO()
     print_summary(report, Console(file=out, width=80))
@@ -101,7 +101,7 @@ def test_page_markdown_and_terminal_say_the_same_in_the_same_order(report: Repor
             assert cell in terminal
     assert text.startswith(f"# PODS report: quickstart\n\n**{account.findings[0].sentence}**\n\n## Result\n")
     assert terminal.endswith(" ".join(finding.sentence for finding in account.findings))
-    parts = ("result", "scores", "costs", "steps", "final", "pairs", "runs", "config", "method", "ledger")
+    parts = ("scores", "result", "costs", "steps", "final", "pairs", "runs", "config", "method", "ledger")
     places = [page.index("<h1>"), *(page.index(f'id="{part}"') for part in parts)]
     assert places == sorted(places)
     assert "Missing" not in page

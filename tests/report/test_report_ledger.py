@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from conftest import write_rollouts, write_run
 
 from pods_rl.report import ReportFiles, build_report
 from pods_rl.report.arms import arms_from_runs
-from pods_rl.report.ledger import TEXT_LIMIT, Ledger, conversation, ledger_of, question_places
+from pods_rl.report.ledger import TEXT_LIMIT, Ledger, conversation, ledger_of
 
 
 def ledger(root: Path, **settings: Any) -> Ledger:
@@ -63,7 +62,7 @@ def test_every_group_of_every_run_is_read(experiment: Path) -> None:
     found = ledger(experiment)
     assert (found.files, found.groups, found.left_out) == (18, 2 * 3 * 3 * 2, 0)  # arms, runs, logged steps, groups
     assert found.rollouts == 18 * 64 + 18 * 16
-    stat = found.data["groups"][-1][6]
+    stat = found.data["groups"][-1][7]
     assert re.fullmatch(r"\d+ of 64 right · kept 16 of 64 · reward \d.\d\d ± \d.\d\d, of the kept .*", stat)
 
 
@@ -91,49 +90,15 @@ def test_a_group_has_mean_and_spread_to_sort_by(tmp_path: Path) -> None:
     write_group(path, [{"reward": reward} for reward in (0.0, 1.0, 1.0, 0.0)], 1)
     write_group(path, [{"reward": math.nan}], 2)
     groups = ledger(tmp_path).data["groups"]
-    assert [group[7:9] for group in groups] == [[0.5, 0.57735], [None, None]]
+    assert [group[8:10] for group in groups] == [[0.5, 0.57735], [None, None]]
 
 
-CHAT = "<|im_start|>system\nThink.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-LLAMA = (
-    "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nThink.<|eot_id|>"
-    "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
-)
-FEW_SHOT = "Q: What is 1 + 1?\nA: 2\n\n{}\n"
-
-
-FORMS = ("{}", "Think step by step.\n\n{}\n", CHAT, LLAMA, FEW_SHOT, "[INST] Think.\n{} [/INST]")
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("count", [2, 20])
-def test_a_preview_begins_at_the_question(form: str, count: int) -> None:
-    questions = [f"What is {number} + {number}?" for number in range(1, count + 1)]
-    prompts = [form.format(question) for question in questions]
-    found = [prompt[start:end] for prompt, (start, end) in zip(prompts, question_places(prompts), strict=True)]
-    assert found == questions
-
-
-def test_a_preview_needs_no_second_prompt_for_a_template_and_never_is_empty() -> None:
-    for prompts, found in (
-        ([CHAT.format("1+1?")], ["1+1?"]),
-        (["Add: 1+1?"], ["Add: 1+1?"]),
-        (["Leo reads. He has 2.", "Leo reads. She has 3."], ["Leo reads. He has 2.", "Leo reads. She has 3."]),
-        (["a\n", "a\nb"], ["a", "b"]),
-        (["", "\n"], ["", ""]),
-    ):
-        places = question_places(prompts)
-        assert [prompt[start:end] for prompt, (start, end) in zip(prompts, places, strict=True)] == found
-
-
-def test_places_of_questions_count_as_javascript_does(tmp_path: Path) -> None:
+def test_a_preview_is_the_question_of_the_ledger_else_the_prompt(tmp_path: Path) -> None:
     path = write_run(tmp_path / "pods" / "seed-0", "pods", end=30)
-    for step in (1, 2):
-        write_group(path, [{"reward": 1.0, "prompt": f"🙂 Add.\n{step}+1?"}], step)
+    write_group(path, [{"reward": 1.0, "prompt": "Add. 1+1?", "question": "1+1?"}], 1)
+    write_group(path, [{"reward": 1.0, "prompt": "Add. 2+1?"}], 2)
     data = ledger(tmp_path).data
-    assert sorted([data["texts"][text], start, end] for text, start, end in data["questions"]) == [
-        [f"🙂 Add.\n{step}+1?", 8, 12] for step in (1, 2)
-    ]
+    assert [data["texts"][group[5]] for group in data["groups"]] == ["1+1?", "Add. 2+1?"]
 
 
 def test_a_page_that_is_full_leaves_out_groups_spread_over_steps_and_arms(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def report(
     ] = None,
     baseline: Annotated[
         str | None,
-        Option(help="The arm to compare with. [default: the experiment's baseline, else grpo, else the first arm]"),
+        Option(help="The arm to compare with. [default: the experiment's baseline, else the first arm]"),
     ] = None,
     metric: Annotated[
         str | None,

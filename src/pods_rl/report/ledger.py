@@ -59,26 +59,7 @@ class Ledger:
         names = {"arms": [*self._arms], "runs": [*self._runs], "texts": [*self._texts]}
         names["colours"] = [self.colours.get(label, "") for label in self._arms]
         counts = {"total": self.groups, "limit_mb": self.limit_mb}
-        return {**names, "questions": self._questions(), "groups": groups, **counts}
-
-    def _questions(self) -> list[list[int]]:
-        """Return where the question is in each prompt that begins or ends with anything else: text, start and end."""
-        prompts_of_arms: dict[int, dict[int, str]] = {}
-        texts = [*self._texts]
-        for group in self._shown:
-            arm = group[0]
-            prompt = group[4]
-            prompts_of_arms.setdefault(arm, {})[prompt] = texts[prompt]
-        places = {}
-        for prompts in prompts_of_arms.values():
-            for prompt, place in zip(prompts, question_places([*prompts.values()]), strict=True):
-                places[prompt] = place
-        found = []
-        for prompt, (start, end) in places.items():
-            text = texts[prompt]
-            if (start, end) != (0, len(text)):
-                found.append([prompt, _units(text[:start]), _units(text[:end])])
-        return found
+        return {**names, "groups": groups, **counts}
 
     def read(self, path: Path, arm: Arm, run: str) -> None:
         """Add the groups of a file; raise one of ``_UNREADABLE`` if it is damaged."""
@@ -111,6 +92,7 @@ class Ledger:
             first["step"],
             first["group"],
             self._id(_middle_cut(first.get("prompt"))),
+            self._id(_middle_cut(first.get("question") or first.get("prompt"))),
             self._id(_middle_cut(first.get("answer"), 200)),
             _stat(rollouts),
             *_mean_and_spread(rollouts),
@@ -308,11 +290,6 @@ def _mean_and_spread(rollouts: Sequence[_Rollout]) -> tuple[float | None, float 
     return rounded(fmean(rewards)), rounded(stdev(rewards))
 
 
-def _units(text: str) -> int:
-    """Return the length of a text as JavaScript counts it."""
-    return len(text.encode("utf-16-le", "surrogatepass")) // 2
-
-
 def _spread(rollouts: Sequence[_Rollout]) -> str:
     """Return mean and standard deviation of the rewards."""
     rewards = finite_numbers(rollout.reward for rollout in rollouts)
@@ -357,67 +334,3 @@ def _middle_cut(value: Any, limit: int = TEXT_LIMIT) -> str:
     if cut > 0:
         text = f"{text[: limit // 2]} … ({cut} characters) … {text[-limit // 2 :]}"
     return plain_text(text)
-
-
-# ------------------------------------------------------------------------- where the question of a prompt is
-
-# the marks that common chat templates write before a user's turn and after it
-_USER = re.compile(
-    r"<\|im_start\|>user\n|<\|start_header_id\|>user<\|end_header_id\|>|<start_of_turn>user\n"
-    r"|<\|user\|>|\[INST\]|(?:^|\n)(?:user|User|Human): "
-)
-_END = re.compile(
-    r"<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|<\|end\|>|<\|assistant\|>|</s>|\[/INST\]|\n(?:assistant|Assistant): ?"
-)
-_LINE = re.compile(r"\n|\|>|\]")  # an end of a part that prompts share
-_SENTENCE = re.compile(r"\n|\|>|\]|[.:?!] ")
-_MANY = 8  # prompts: the questions of fewer may begin with the same sentence by chance
-
-
-def question_places(prompts: Sequence[str]) -> list[tuple[int, int]]:
-    """Return start and end of the question in each prompt.
-
-    The question begins after the last mark of a user's turn, and after the text with which all prompts begin, as far as
-    that is complete lines, or of many prompts complete sentences. It ends at the next mark of a template.
-
-    Args:
-        prompts: different prompts of one task, as the policy reads them.
-
-    >>> prompts = ["Add.\\n\\n1+1?\\n", "Add.\\n\\n1+2?\\n"]
-    >>> [prompt[start:end] for prompt, (start, end) in zip(prompts, question_places(prompts))]
-    ['1+1?', '1+2?']
-    """
-    boundary = _SENTENCE if len(prompts) >= _MANY else _LINE
-    shared = _last_end(boundary, _common_start(prompts)) if len(prompts) > 1 else 0
-    return [_place(prompt, shared) for prompt in prompts]
-
-
-def _common_start(texts: Sequence[str]) -> str:
-    """Return what all texts begin with."""
-    first = min(texts)
-    last = max(texts)  # what these two share, every text between them shares
-    for place, (ours, theirs) in enumerate(zip(first, last, strict=False)):
-        if ours != theirs:
-            return first[:place]
-    return first
-
-
-def _place(prompt: str, shared: int) -> tuple[int, int]:
-    start = max(shared, _last_end(_USER, prompt))
-    if not prompt[start:].strip():
-        start = 0
-    while prompt[start : start + 1].isspace():
-        start += 1
-    end = len(prompt)
-    mark = _END.search(prompt, start)
-    if mark and mark.start() > start:
-        end = mark.start()
-    return start, start + len(prompt[start:end].rstrip())
-
-
-def _last_end(pattern: re.Pattern[str], text: str) -> int:
-    """Return where the last match ends; 0 without a match."""
-    end = 0
-    for match in pattern.finditer(text):
-        end = match.end()
-    return end

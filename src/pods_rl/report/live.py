@@ -35,13 +35,10 @@ _HEADERS = {
 
 
 class Served(NamedTuple):
-    """What the server sends: the page, the parts of it that change, and the state of the runs."""
+    """What the server sends: the page, and the state of the runs."""
 
     page: bytes = b""
-    parts: bytes = b""  # the page without style, scripts and data
-    rollouts: bytes = b"{}"  # JSON
-    points: bytes = b"{}"  # JSON
-    version: int = 0  # of the report
+    version: int = 0  # of the page
     state: str = "starting"
     note: str = ""  # why there is no newer report
     made: float = 0.0  # time of the report on the monotonic clock
@@ -109,10 +106,7 @@ class LivePage:
 
     def _show(self, account: Account, state: str) -> None:
         self.served = Served(  # one assignment: a reader sees the old or the new
-            page=encoded(to_html(account, live=True)),
-            parts=encoded(to_html(account, parts=True)),
-            rollouts=json.dumps(account.ledger.data).encode(),
-            points=json.dumps(account.points).encode(),
+            page=encoded(to_html(account, live=self.served.version + 1)),
             version=self.served.version + 1,
             state=state,
             made=time.monotonic(),
@@ -173,7 +167,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Pages(BaseHTTPRequestHandler):
-    """Answers GET and HEAD of the page, its parts and its data."""
+    """Answers GET and HEAD of the page and its state."""
 
     live: LivePage
     server_version = "pods"
@@ -190,9 +184,6 @@ class _Pages(BaseHTTPRequestHandler):
         }
         answers = {
             "/": (served.page, "text/html"),
-            "/parts": (served.parts, "text/html"),
-            "/points": (served.points, "application/json"),
-            "/rollouts": (served.rollouts, "application/json"),
             "/state": (json.dumps(state).encode(), "application/json"),
         }
         hosts = self.headers.get_all("Host", [])

@@ -62,25 +62,20 @@ class Account:
 # ------------------------------------------------------------------------------------------------ HTML
 
 
-def to_html(account: Account, *, live: bool = False, parts: bool = False) -> str:
+def to_html(account: Account, *, live: int = 0) -> str:
     """Return the page. The template escapes names, logs and model output, and nothing but our own style and scripts.
 
     Args:
         account: what the page says.
-        live: with the script that `pods watch` serves, and permission to ask its server.
-        parts: without style, scripts and data: what `pods watch` exchanges in a page that is open.
+        live: the version of the page that `pods watch` serves, with a script that asks its server for a newer one.
     """
-    scripts: list[Markup] = []
-    style = Markup("")
-    policy = ""
-    if not parts:
-        names = [*_SCRIPTS]
-        if live:
-            names.append(_LIVE)
-        scripts = [Markup(_asset(name)) for name in names]  # trusted: files of the package
-        style = Markup(_asset("vendor/uPlot.min.css") + _asset("templates/report.css"))
-        policy = content_security_policy(style, *scripts, live=live)
-    return _template().render(account=account, folded=_FOLDED, policy=policy, style=style, scripts=scripts)
+    names = [*_SCRIPTS, _LIVE] if live else [*_SCRIPTS]
+    scripts = [Markup(_asset(name)) for name in names]  # trusted: files of the package
+    style = Markup(_asset("vendor/uPlot.min.css") + _asset("templates/report.css"))
+    policy = content_security_policy(style, *scripts, live=bool(live))
+    return _template().render(
+        account=account, folded=_FOLDED, policy=policy, style=style, scripts=scripts, version=live
+    )
 
 
 def content_security_policy(style: str, *scripts: str, live: bool = False) -> str:
@@ -115,10 +110,19 @@ def _asset(name: str) -> str:
 
 @cache
 def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_unbroken
+    )
     environment.filters["plain"] = plain
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     return environment.from_string(_asset("templates/report.html.j2"))
+
+
+def _unbroken(value: Any) -> Any:
+    """Return a text of which no line ends between a number and its percent sign."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return value.replace(" %", "\u00a0%")
 
 
 # -------------------------------------------------------------------------------------------- Markdown

@@ -51,12 +51,13 @@ window.pods = { figures: (() => {
     const save = element("span", { className: "save" }, "save ");
     const bar = element("div", { className: "bar" }, choices, slider, toggles, reset, save);
     figure.prepend(element("div", { className: "chart" }, bar, arms, plot, read, data));
+    const points = [];  // of the cursor
     let charts = [], chart = null, x = null, drawn = null, shape = "";
 
     // An x after the first has only what differs from the first.
     const lineOf = (arm) => ({ ...arm.lines[chart.x[0][0]], ...arm.lines[x[0]] });
 
-    const value = (number) => number != null && chart.bounds ? `${number.toFixed(1)} %` : text(number);
+    const value = (number) => number != null && chart.bounds ? `${number.toFixed(1)}\u00a0%` : text(number);
     const shown = () => chart.arms.filter((arm) => !state.off.has(arm.label));
     const isLong = () => chart.arms.some((arm) => lineOf(arm).x.length >= FEW);
     const share = () => isLong() ? state.smooth : 0;
@@ -167,8 +168,16 @@ window.pods = { figures: (() => {
       if (chart.level) read.append(element("div", { textContent: `dashed: ${chart.level[1]}, ${value(chart.level[0])}` }));
       if (share()) read.append(element("div", { textContent: "Thick lines are smoothed. These values are not." }));
       tip.hidden = left == null || left < 0;
-      tip.replaceChildren(...found.filter(([, index]) => index >= 0).map(([arm, index]) =>
-        element("div", {}, swatch(arm), `${value(lineOf(arm).mean[index])} at ${text(lineOf(arm).x[index], 4)}`)));
+      for (const point of points.splice(0)) point.remove();
+      const drawnPoints = found.filter(([, index]) => index >= 0 && !tip.hidden).map(([arm, index]) => [arm, lineOf(arm).x[index], lineOf(arm).mean[index]]);
+      for (const [arm, at, mean] of drawnPoints) {  // on the line's own point, which may lie beside the cursor
+        const point = element("i", { className: "point" });
+        Object.assign(point.style, { background: arm.colour, left: `${u.valToPos(at, "x")}px`, top: `${u.valToPos(mean, "y")}px` });
+        points.push(point);
+        u.over.append(point);
+      }
+      tip.replaceChildren(...drawnPoints.sort((a, b) => b[2] - a[2]).map(([arm, at, mean]) =>
+        element("div", {}, swatch(arm), `${value(mean)} ${arm.label} at ${text(at, 4)}`)));
       const isRight = left > u.over.clientWidth / 2;
       Object.assign(tip.style, { left: isRight ? "" : `${left + 12}px`, right: isRight ? `${u.over.clientWidth - left + 12}px` : "" });
     };

@@ -3,7 +3,7 @@ window.pods.ledger = (() => {
   const open = new Map();  // what the reader opened or closed, by key
   const PAGE = 20;  // groups that are shown at first, and that "more" adds
   const MARGIN = 900;  // pixels above and below the window
-  let arms = [], colours = [], runs = [], texts = [], questions = new Map(), groups = [], first = null, wanted = {}, pattern = null, found = [], prompt = null, ready = false, most = PAGE;
+  let arms = [], colours = [], runs = [], texts = [], groups = [], first = null, wanted = {}, pattern = null, found = [], prompt = null, ready = false, most = PAGE;
 
   const at = (id) => document.getElementById(id);
   const make = (tag, name, ...parts) => {
@@ -91,17 +91,13 @@ window.pods.ledger = (() => {
     }
     return box;
   };
-  // The beginning of the question, without what stands before it in every prompt.
-  const gist = (id) => {
-    const [from, to] = questions.get(id) ?? [0, undefined];
-    return texts[id].slice(from, to).slice(0, 400).replace(/\s+/g, " ").trim();
-  };
+  const gist = (id) => texts[id].slice(0, 400).replace(/\s+/g, " ").trim();
   const groupElement = ({ group, rows }) => {
     const swatch = make("i", "swatch");
     swatch.style.background = colours[group.arm];
     const head = make("summary", "",
       make("span", "where", swatch, make("b", "", arms[group.arm]), ` step ${group.step} · ${runs[group.run]} · group ${group.id}`),
-      make("span", "gist", gist(group.prompt)), make("span", "stat", group.stat), strip(group.rows));
+      make("span", "gist", gist(group.question)), make("span", "stat", group.stat), strip(group.rows));
     const box = folding("g", group.key, head, wanted.deep || group === first, () => {
       const others = groups.filter((other) => other.prompt === group.prompt).length - 1;
       const about = make("div", "prompt", make("h3", "", "Prompt"), pre(group.prompt));
@@ -189,9 +185,8 @@ window.pods.ledger = (() => {
   return (data) => {
     if (!data.groups || !at("ledger")) return;
     ({ arms, colours, runs, texts } = data);
-    questions = new Map(data.questions.map(([id, from, to]) => [id, [from, to]]));
-    groups = data.groups.map(([arm, run, step, id, prompt, answer, stat, mean, spread, rows]) => ({
-      arm, run, step, id, prompt, answer, stat, mean, spread,
+    groups = data.groups.map(([arm, run, step, id, prompt, question, answer, stat, mean, spread, rows]) => ({
+      arm, run, step, id, prompt, question, answer, stat, mean, spread,
       drops: rows.some(([, , count, kept]) => kept < count),  // n > m
       key: `${arms[arm]}\n${runs[run]}\n${step}\n${id}`,
       rows: rows.map(([text, reward, count, kept, advantage, facts, numbers]) => ({ text, reward, count, kept, advantage, facts, numbers })),
