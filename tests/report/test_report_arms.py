@@ -49,7 +49,7 @@ def verdicts(analysis: Analysis) -> dict[str, str]:
     """The last cell of each row of the table that opens a report."""
     table = result_table(analysis)
     assert table.titles[-1] == "verdict"
-    return dict(zip(table.arms, table.shown["verdict"], strict=True))
+    return dict(zip(table.arms, table.columns["verdict"], strict=True))
 
 
 def final_of(analysis: Analysis, arm: str) -> Final:

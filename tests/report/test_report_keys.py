@@ -134,8 +134,7 @@ def test_no_table_has_two_columns_of_one_name(real_runs: Path, tmp_path: Path) -
     for metric in ("accuracy", "both_accuracy", "pass@2", "mean_completion_tokens"):
         report = build_report(real_runs, tmp_path / metric, metric=metric)
         for table in report.account.tables.values():
-            for frame in (table.shown, table.values):
-                assert frame.columns.is_unique, (metric, table.name)
+            assert len({*table.keys}) == len(table.keys), (metric, table.name)
         assert report.account.analysis is not None
         other_metrics = report.account.analysis.metrics[1:]
         # after the arm, its first and highest score, and before the number of its runs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from ..errors import UserError
-from ..runs import find_runs, not_begun, undeclared_runs, write_atomic
+from ..runs import Run, find_runs, not_begun, undeclared_runs, write_atomic
 from ..runs.files import EXPERIMENT, read_mapping
 from ..text import counted, safe_text
 from .analysis import analyse
@@ -246,45 +246,19 @@ def read_account(
 
 def _check_metric(arms: Sequence[Arm], metric: str, *, is_csv: bool) -> None:
     """Raise UserError if there are evaluations, and none has the metric."""
-    if any(arm.curve for arm in arms):
+    measured = sorted(_measured(run for arm in arms for run in arm.runs))
+    if any(arm.curve for arm in arms) or not (measured or is_csv):  # perhaps no run has been evaluated yet
         return
-    message = f"No evaluation has a number called {metric!r}. Choose another with --metric"
-    if is_csv:
-        raise UserError(f"{message}.")
-    measured = _measured(arms)
-    if measured:  # else no run has been evaluated yet
-        raise UserError(f"{message}: {', '.join(map(plain, sorted(measured)))}.")
+    names = f": {', '.join(map(plain, measured))}" if measured else ""
+    raise UserError(f"No evaluation has a number called {metric!r}. Choose another with --metric{names}.")
 
 
-def _measured(arms: Sequence[Arm]) -> set[str]:
+def _measured(runs: Iterable[Run]) -> set[str]:
     """Return the fields of all evaluations that hold a number."""
-    measured: set[str] = set()
-    for arm in arms:
-        for run in arm.runs:
-            for row in run.evals:
-                measured.update(_numbers_of(row))
-    return measured
-
-
-def _numbers_of(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the fields of an evaluation that hold a number."""
-    for key, value in row.items():
-        if finite(value) is not None:
-            yield key
+    return {key for run in runs for row in run.evals for key, value in row.items() if finite(value) is not None}
 
 
 def _usual_metric(paths: Sequence[Path]) -> str:
-    """Return ``accuracy``, or ``reward`` if every evaluation has rewards instead, since no grader was used."""
-    metric = "accuracy"
-    for row in _evaluations(paths):
-        if "reward" not in row or "accuracy" in row:
-            return "accuracy"
-        metric = "reward"
-    return metric
-
-
-def _evaluations(paths: Sequence[Path]) -> Iterator[Mapping[str, Any]]:
-    for path in paths:
-        for runs in find_runs(path).values():
-            for run in runs:
-                yield from run.evals
+    """Return ``accuracy``, or ``reward`` if evaluations have rewards instead, since no grader was used."""
+    measured = _measured(run for path in paths for runs in find_runs(path).values() for run in runs)
+    return "reward" if "reward" in measured and "accuracy" not in measured else "accuracy"

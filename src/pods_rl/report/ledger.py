@@ -43,10 +43,10 @@ class Ledger:
     groups: int = 0  # in the files that could be read
     rollouts: int = 0  # on the page
     left_out: int = 0  # groups that do not fit the page
+    arms: Sequence[str] = ()  # labels, in the order of the page
+    runs: Sequence[str] = ()  # names, in the order of the page
     colours: Mapping[str, str] = field(default_factory=dict)  # by label of the arm
     _bytes: int = 0
-    _arms: dict[str, int] = field(default_factory=dict)
-    _runs: dict[str, int] = field(default_factory=dict)
     _texts: dict[str, int] = field(default_factory=dict)  # each text once
     _shown: list[list[Any]] = field(default_factory=list)
 
@@ -56,8 +56,8 @@ class Ledger:
         if not self._shown:
             return {}
         groups = sorted(self._shown, key=lambda group: (group[0], group[2], group[1], group[3]))  # arm, step, run
-        names = {"arms": [*self._arms], "runs": [*self._runs], "texts": [*self._texts]}
-        names["colours"] = [self.colours.get(label, "") for label in self._arms]
+        names = {"arms": self.arms, "runs": self.runs, "texts": [*self._texts]}
+        names["colours"] = [self.colours.get(label, "") for label in self.arms]
         counts = {"total": self.groups, "limit_mb": self.limit_mb}
         return {**names, "groups": groups, **counts}
 
@@ -87,8 +87,8 @@ class Ledger:
         texts_before = len(self._texts)
         first = rows[0]
         group = [
-            self._arms.setdefault(arm.label, len(self._arms)),
-            self._runs.setdefault(run, len(self._runs)),
+            self.arms.index(arm.label),
+            self.runs.index(run),
             first["step"],
             first["group"],
             self._id(_middle_cut(first.get("prompt"))),
@@ -109,22 +109,6 @@ class Ledger:
         self._bytes += size
         self.rollouts += len(rollouts)
         return True
-
-    def number_in_order(self, arms: Sequence[str], runs: Sequence[str]) -> None:
-        """Number the arms and runs on the page in this order."""
-        self._arms = self._renumber(self._arms, arms, place=0)
-        self._runs = self._renumber(self._runs, runs, place=1)
-
-    def _renumber(self, numbers: Mapping[str, int], names: Sequence[str], place: int) -> dict[str, int]:
-        """Number the names of one kind again, in all groups too, and return the new numbers."""
-        new_numbers: dict[str, int] = {}
-        for name in names:
-            if name in numbers:
-                new_numbers.setdefault(name, len(new_numbers))
-        new_of_old = {numbers[name]: number for name, number in new_numbers.items()}
-        for group in self._shown:
-            group[place] = new_of_old[group[place]]
-        return new_numbers
 
     def _lines(self, rollouts: Sequence[_Rollout]) -> list[list[Any]]:
         """Return the rollouts in their order, those of equal text, reward and facts in one line."""
@@ -170,7 +154,8 @@ def ledger_of(arms: Sequence[Arm], *, data_mb: float = DATA_MB, colours: Mapping
             files are read in a shuffled order, the arms in turn.
         colours: of the arms, by label.
     """
-    ledger = Ledger(data_mb, colours=colours or {})
+    labels = [*dict.fromkeys(arm.label for arm in arms)]
+    ledger = Ledger(data_mb, arms=labels, runs=_run_names(arms), colours=colours or {})
     queue: list[tuple[int, Path, Run, Arm]] = []
     for arm in arms:
         for place, (run, path) in enumerate(_shuffled_files(arm)):
@@ -184,7 +169,6 @@ def ledger_of(arms: Sequence[Arm], *, data_mb: float = DATA_MB, colours: Mapping
         except _UNREADABLE:
             ledger.unreadable.append(plain(f"{name}/{path.name}"))
     ledger.unreadable.sort()
-    ledger.number_in_order([arm.label for arm in arms], _run_names(arms))
     return ledger
 
 
@@ -199,7 +183,7 @@ def _run_names(arms: Sequence[Arm]) -> list[str]:
             match = re.fullmatch(r"seed-(\d{1,15})", name)
             if match:
                 seeds[name] = int(match[1])
-    return sorted(names, key=lambda name: seeds.get(name, math.inf))
+    return sorted(dict.fromkeys(names), key=lambda name: seeds.get(name, math.inf))
 
 
 def _shuffled_files(arm: Arm) -> list[tuple[Run, Path]]:

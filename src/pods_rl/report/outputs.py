@@ -119,10 +119,10 @@ def _template() -> Template:
 
 
 def _unbroken(value: Any) -> Any:
-    """Return a text of which no line ends between a number and its percent sign."""
+    """Return a text without control characters, of which no line ends between a number and its percent sign."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
-    return value.replace(" %", "\u00a0%")
+    return plain(value, limit=2000).replace(" %", "\u00a0%")
 
 
 # -------------------------------------------------------------------------------------------- Markdown
@@ -193,6 +193,6 @@ def _terminal_table(table: Table) -> RichTable:
     for title in titles:
         justify: JustifyMethod = "left" if title in table.texts else "right"
         rich_table.add_column(table.terminal[title], justify=justify, overflow="fold")
-    for cells in table.shown[titles].itertuples(index=False, name=None):
+    for cells in zip(*(table.columns[title] for title in titles), strict=True):
         rich_table.add_row(*(escape(plain(cell)) for cell in cells))
     return rich_table

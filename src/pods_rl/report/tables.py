@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from ..engines import PHASES
 from ..runs import Run
@@ -48,18 +48,7 @@ _TEXTS = frozenset(
 _SPEEDUP = "speedup, 95 % interval"
 _SHORT = {"both_accuracy": "both right", LENGTH: "tokens"}  # titles that a column has room for
 
-Cells = dict[str, list[str]]  # by the title of their column
 Row = dict[str, Any]  # values by the key of their column in a CSV
-
-
-def _shown(cells: Cells, arms: Sequence[str]) -> pd.DataFrame:
-    """Return cells by title, with the name of the arm of each row as the index."""
-    return pd.DataFrame(cells, index=pd.Index(arms, dtype=object), dtype=object)
-
-
-def _values(rows: Sequence[Row], keys: Sequence[str]) -> pd.DataFrame:
-    """Return values as they are. With a type of its own, a column would turn 16 into 16.0 where another is missing."""
-    return pd.DataFrame(rows, columns=pd.Index(keys, dtype=object), dtype=object)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +57,10 @@ class Table:
 
     name: str
     title: str
-    shown: pd.DataFrame = field(default_factory=pd.DataFrame)  # text by title; the index has the arm of each row
-    values: pd.DataFrame = field(default_factory=pd.DataFrame)  # by key
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)  # displayed cells by title
+    arms: Sequence[str] = ()  # the name of the arm of each displayed row
+    keys: Sequence[str] = ()  # of the CSV
+    rows: Sequence[Row] = ()  # of the CSV
     note: str = ""
     texts: Collection[str] = _TEXTS  # titles of columns that are not numbers
     terminal: Mapping[str, str] = field(default_factory=dict)  # titles in the terminal, which shows only these columns
@@ -77,25 +68,21 @@ class Table:
 
     @property
     def titles(self) -> list[str]:
-        return [*self.shown.columns]
-
-    @cached_property
-    def cells(self) -> list[list[str]]:
-        """The displayed cells by row, the same in every output."""
-        rows: list[list[str]] = self.shown.to_numpy().tolist()
-        return rows if self.titles else []
+        return [*self.columns]
 
     @property
-    def arms(self) -> list[str]:
-        """The name of the arm of each displayed row."""
-        return [*self.shown.index]
+    def cells(self) -> list[list[str]]:
+        """The displayed cells by row, the same in every output."""
+        return [list(row) for row in zip(*self.columns.values(), strict=True)]
 
     def to_csv(self) -> str:
         """Return raw values; a missing value is an empty field, a bool is true or false, a text is not a formula."""
-        rows = [[_raw(value) for value in row] for row in self.values.itertuples(index=False, name=None)]
-        keys = [csv_text(plain(key)) for key in self.values.columns]
-        text: str = pd.DataFrame(rows, columns=keys, dtype=object).to_csv(index=False, lineterminator="\n")
-        return text
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(csv_text(plain(key)) for key in self.keys)
+        for row in self.rows:
+            writer.writerow(_raw(row.get(key)) for key in self.keys)
+        return text.getvalue()
 
 
 def _raw(value: Any) -> Any:
@@ -157,8 +144,7 @@ def result_table(analysis: Analysis) -> Table:
         )
         if analysis.is_share:
             notes.append(f"Level: not settled, and its interval lies within {100 * LEVEL_MARGIN:g} points of 0.")
-    shown = _shown(cells, [result.arm.name for result in results])
-    return Table("result", "Result", shown, note=" ".join(notes), terminal=terminal)
+    return Table("result", "Result", cells, _arms(results), note=" ".join(notes), terminal=terminal)
 
 
 def arms_table(analysis: Analysis) -> Table:
@@ -166,14 +152,14 @@ def arms_table(analysis: Analysis) -> Table:
     results = analysis.results
     other_metrics = analysis.metrics[1:]
     rows = [_arm_row(analysis, result) for result in results]
-    keys = (
+    names = (
         "arm rule n m runs unfinished task start final final_hours final_runs final_low final_high peak peak_hours "
         "threshold hours_to_p99 steps seconds_per_step evaluation_se"
     )
-    values = _values(rows, (*keys.split(), *PHASES, "other", *other_metrics))
+    keys = [*names.split(), *PHASES, "other", *other_metrics]
     title = "All scores"
     if not analysis.scored:
-        return Table("final", title, values=values)  # a file only
+        return Table("final", title, keys=keys, rows=rows)  # a file only
     cells = _names(results)
     cells["start"] = _scores(analysis, rows, "start")
     cells["peak"] = _scores(analysis, rows, "peak")
@@ -181,8 +167,7 @@ def arms_table(analysis: Analysis) -> Table:
         cells[_SHORT.get(metric, words(metric))] = _scores(analysis, rows, metric, metric)
     cells["runs"] = [runs_text(result.arm) for result in results]
     note = f"First and highest {words(analysis.metric)}, and the other metrics where the final score is."
-    shown = _shown(cells, [result.arm.name for result in results])
-    return Table("final", title, shown, values, note)
+    return Table("final", title, cells, _arms(results), keys, rows, note)
 
 
 def costs_table(analysis: Analysis) -> Table:
@@ -197,10 +182,14 @@ def costs_table(analysis: Analysis) -> Table:
     for phase in (*PHASES, "other"):
         cells[phase] = [number(row[phase], 4) for row in rows]
     note = "Evaluation is not in the training clock; “other” is the time outside all phases."
-    return Table("costs", "Seconds per step", _shown(cells, [result.arm.name for result in results]), note=note)
+    return Table("costs", "Seconds per step", cells, _arms(results), note=note)
 
 
-def _names(results: Sequence[ArmResult]) -> Cells:
+def _arms(results: Sequence[ArmResult]) -> list[str]:
+    return [result.arm.name for result in results]
+
+
+def _names(results: Sequence[ArmResult]) -> dict[str, list[str]]:
     """Return the columns with which a table of arms begins: their labels, and their tasks if there are several."""
     cells = {ARM: [result.arm.label for result in results]}
     tasks = [_task_of(result.arm) for result in results]
@@ -304,12 +293,12 @@ def pairs_table(analysis: Analysis) -> Table:
         "over_time over_time_low over_time_high over_time_p over_time_settled "
         "speedup ci_low ci_high speedup_settled differs_in shows"
     )
-    values = _values([_pair_row(pair) for pair in pairs], keys.split())
+    rows = [_pair_row(pair) for pair in pairs]
     note = (
         "The difference is of the scores at the last time at which both arms have them. The speedup is to "
         f"{level_text(analysis)}. What is settled is so among all differences of this table (Holm)."
     )
-    return Table("pairs", "Pairs of arms", _shown(cells, [pair.arm.name for pair in pairs]), values, note)
+    return Table("pairs", "Pairs of arms", cells, [pair.arm.name for pair in pairs], keys.split(), rows, note)
 
 
 def _pair_row(pair: Pair) -> Row:
@@ -353,7 +342,7 @@ def curves_table(analysis: Analysis) -> Table:
             columns = (curve.due / HOUR, curve.times / HOUR, run_counts, curve.mean, *curve.interval)
             for checkpoint in zip(*(column.tolist() for column in columns), strict=True):
                 rows.append(dict(zip(keys, (arm.name, metric, *checkpoint), strict=True)))
-    return Table("curves", "Scores over time", values=_values(rows, keys))
+    return Table("curves", "Scores over time", keys=keys, rows=rows)
 
 
 # ------------------------------------------------------------------------------------- runs and settings
@@ -375,8 +364,8 @@ def progress_table(analysis: Analysis) -> Table:
     }
     shares = {"done": [at.share for at in progress]}
     note = "A run that was killed on another machine may still be listed here."
-    shown = _shown(cells, [arm.name for arm, _ in running])
-    return Table("progress", "Runs in progress", shown, note=note, shares=shares)
+    names = [arm.name for arm, _ in running]
+    return Table("progress", "Runs in progress", cells, names, note=note, shares=shares)
 
 
 def _runs(analysis: Analysis) -> list[tuple[Arm, Run]]:
@@ -431,8 +420,7 @@ def runs_table(analysis: Analysis) -> Table:
     note += "A run that was killed on another machine may still say running."
     if "speed check" in cells:
         note += " Speed check: the time of a fixed piece of work next to each evaluation, the median of a run."
-    shown = _shown(cells, [arm.name for arm, _ in runs])
-    return Table("runs", "Runs", shown, _values(rows, keys.split()), note)
+    return Table("runs", "Runs", cells, [arm.name for arm, _ in runs], keys.split(), rows, note)
 
 
 def _run_row(arm: Arm, run: Run, metric: str) -> Row:
@@ -457,24 +445,17 @@ def _run_row(arm: Arm, run: Run, metric: str) -> Row:
 
 def config_table(analysis: Analysis) -> Table:
     """The settings in which the arms differ: a row for each arm."""
-    arms = [arm for arm in analysis.arms if arm.config]
-    keys: set[str] = set()
-    for arm in arms:
-        keys |= arm.config.keys()
-    keys -= OWN_TO_A_RUN | {"arm", "label"}
-    rows: list[Row] = []
-    for arm in arms:
-        row = {key: plain(as_text(arm.config.get(key, "(not set)")), limit=120) for key in keys}
-        rows.append({"arm": arm.name, **row})
-    settings = _values(rows, sorted(keys))
-    differ = [key for key in settings.columns if settings[key].nunique() > 1]
     title = "What differs between the arms"
+    arms = [arm for arm in analysis.arms if arm.config]
+    keys = {str(key) for arm in arms for key in arm.config} - OWN_TO_A_RUN - {"arm", "label"}
+    rows = []
+    for arm in arms:
+        settings = {key: plain(as_text(arm.config.get(key, "(not set)")), limit=120) for key in sorted(keys)}
+        rows.append({"arm": arm.name, **settings})
+    differ = [key for key in sorted(keys) if len({row[key] for row in rows}) > 1]
     if not differ:
-        return Table("config", title, values=_values([], ["arm"]))
-    shown = _values(rows, differ).map(number)
-    shown.index = pd.Index([arm.name for arm in arms], dtype=object)
-    shown.columns = pd.Index([plain(key) for key in differ], dtype=object)
-    # two keys that differ in what `plain` removes have one title
-    shown.insert(0, ARM, [arm.label for arm in arms], allow_duplicates=True)
+        return Table("config", title, keys=["arm"])
+    cells = {ARM: [arm.label for arm in arms]} | {key: [number(row[key]) for row in rows] for key in differ}
     note = "From the recipe of each arm’s first run. The config.yaml of any run has what all arms share."
-    return Table("config", title, shown, _values(rows, ["arm", *differ]), note, texts={*shown.columns})
+    names = [arm.name for arm in arms]
+    return Table("config", title, cells, names, ["arm", *differ], rows, note, texts={*cells})
