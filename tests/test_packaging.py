@@ -67,7 +67,7 @@ def optional() -> set[str]:
 def versions_in_table(library: str) -> list[Version]:
     """Return the versions of a library in the table of docs/trl.md."""
     page = Path(__file__).parents[1].joinpath("docs", "trl.md").read_text(encoding="utf-8")
-    table = page.partition("\n## Versions\n")[2]
+    table = page.partition("\n## Tested\n")[2]
     rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")]
     heads = [cell.strip() for cell in rows[0]]
     cells = [row[heads.index(library)].strip() for row in rows[2:]]

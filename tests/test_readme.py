@@ -277,7 +277,7 @@ def test_the_file_tree_is_true_and_has_every_package():
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-VERSIONS = (ROOT / "docs" / "trl.md").read_text(encoding="utf-8").partition("\n## Versions\n")[2]
+VERSIONS = (ROOT / "docs" / "trl.md").read_text(encoding="utf-8").partition("\n## Tested\n")[2]
 DISTRIBUTIONS = {"torch": "torch", "transformers": "transformers", "TRL": "trl", "vLLM": "vllm", "verl": "verl"} | {
     "SkyRL": "skyrl"
 }
