@@ -395,8 +395,8 @@ def on_contents(root: Path, ours: dict[str, Any], theirs: dict[str, Any], **conf
         ({"dataset_name": {"rows.jsonl": "b"}}, {}, "the contents of dataset_name differ (rows.jsonl)"),
         ({"task_rewards": {"mine.py": "a", "helper.py": "b"}}, {}, "the contents of task_rewards differ (helper.py)"),
         ({"data_dir": {"gsm8k/test.jsonl": "b"}}, {"data_dir": "two"}, "data_dir differ (gsm8k/test.jsonl)"),
-        ({"prompts": {"train": "b", "test": "a"}}, {}, "the prompts or answers of their train splits differ"),
-        ({"prompts": {"train": "a", "test": "b"}}, {}, "the prompts or answers of their test splits differ"),
+        ({"prompts": {"train": "b", "test": "a"}}, {}, "the contents of prompts differ (train)"),
+        ({"prompts": {"train": "a", "test": "b"}}, {}, "the contents of prompts differ (test)"),
     ],
 )
 def test_arms_on_different_contents_are_not_compared(

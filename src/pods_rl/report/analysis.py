@@ -281,14 +281,14 @@ def compare(arm: Arm, rival: Arm, shows: str = "") -> Pair:
     assert rival.curve
     scores, errors = arm.curve.at(due)
     rival_scores, rival_errors = rival.curve.at(due)
-    order = same_seeds(arm, rival)
+    paired = same_seeds(arm, rival)
     over_time = None
     times = times_after_start(arm.curve, rival.curve, due)
     if len(times) >= 2:
         means = mean_over(arm.curve, times)
         rival_means = mean_over(rival.curve, times)
         if not np.isnan(means[0]).all() and not np.isnan(rival_means[0]).all():
-            over_time = _gap(*means, *rival_means, order)
+            over_time = _gap(*means, *rival_means, paired=paired)
     return Pair(
         arm=arm,
         rival=rival,
@@ -298,7 +298,7 @@ def compare(arm: Arm, rival: Arm, shows: str = "") -> Pair:
         rival_score=float(np.nanmean(rival_scores)),
         runs=int((~np.isnan(scores)).sum()),
         rival_runs=int((~np.isnan(rival_scores)).sum()),
-        difference=_gap(scores, errors, rival_scores, rival_errors, order),
+        difference=_gap(scores, errors, rival_scores, rival_errors, paired=paired),
         over_time=over_time,
     )
 
@@ -323,15 +323,8 @@ def mean_over(curve: Curve, times: Array) -> tuple[Array, Array]:
     return scores, errors
 
 
-def _gap(
-    scores: Array, errors: Array, rival_scores: Array, rival_errors: Array, order: Sequence[int] | None
-) -> Difference:
+def _gap(scores: Array, errors: Array, rival_scores: Array, rival_errors: Array, *, paired: bool) -> Difference:
     """Return the difference of the mean scores of two arms; runs without a score, which have NaN, do not count."""
-    paired = False
-    if order is not None:
-        rival_scores = rival_scores[order]
-        rival_errors = rival_errors[order]
-        paired = bool((np.isnan(scores) == np.isnan(rival_scores)).all())
     has_score = ~np.isnan(scores)
     rival_has_score = ~np.isnan(rival_scores)
     return difference(
@@ -339,7 +332,7 @@ def _gap(
         rival_scores[rival_has_score],
         float(error_of_mean(errors[has_score][:, None])[0]),
         float(error_of_mean(rival_errors[rival_has_score][:, None])[0]),
-        paired=paired,
+        paired=paired and np.array_equal(has_score, rival_has_score),
     )
 
 
@@ -347,9 +340,7 @@ def speedup_between(arm: Arm, rival: Arm, target: float) -> Speedup:
     """Return the speedup of an arm to a score, over another arm; paired by seed if both have the same seeds."""
     assert arm.curve
     assert rival.curve
-    order = same_seeds(arm, rival)
-    theirs = rival.curve if order is None else rival.curve.in_order(order)
-    return speedup_to(theirs, arm.curve, target, paired=order is not None)
+    return speedup_to(rival.curve, arm.curve, target, paired=same_seeds(arm, rival))
 
 
 def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:

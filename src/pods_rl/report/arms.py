@@ -82,10 +82,6 @@ class Arm:
             return math.nan
         return self.curve.end
 
-    def ends_by(self, due: float) -> bool:
-        """Whether the curve has no later score than a nominal second."""
-        return self.end <= due * SAME_MOMENT
-
     @property
     def is_trained(self) -> bool:
         """Whether the arm was evaluated after its start."""
@@ -103,11 +99,9 @@ class Arm:
         return tuple(seeds.get(name, name) for name in self.curve.runs)
 
 
-def same_seeds(arm: Arm, rival: Arm) -> list[int] | None:
-    """Return the rows of the rival's curve in the order of the arm's seeds; None if their seeds are not the same."""
-    if len({*rival.seeds}) < len(rival.seeds) or sorted(arm.seeds) != sorted(rival.seeds):
-        return None
-    return [rival.seeds.index(seed) for seed in arm.seeds]
+def same_seeds(arm: Arm, rival: Arm) -> bool:
+    """Whether the curves of two arms have the same seeds. Runs are in the order of their seeds."""
+    return arm.seeds == rival.seeds and len({*arm.seeds}) == len(arm.seeds)
 
 
 # --------------------------------------------------------------------------------------------- curves
@@ -348,7 +342,7 @@ def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm
             configs[name] = _settings_of_csv(row)
     arms = []
     for name, runs in evals.items():
-        evals_of_runs = {run: points.values() for run, points in runs.items()}
+        evals_of_runs = {run: runs[run].values() for run in sorted(runs)}
         arms.append(_arm(name, configs[name], evals_of_runs, metric))
     return arms
 

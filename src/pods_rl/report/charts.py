@@ -387,9 +387,5 @@ def _even(count: int, most: int) -> list[int]:
     return indices
 
 
-def _five_digits(value: float) -> float:
-    return float(f"{value:.5g}")
-
-
 def _numbers(values: Array, digits: int = 5) -> Numbers:
     return [rounded(value, digits) for value in values.tolist()]

@@ -102,65 +102,63 @@ def settings_that_differ(ours: Config, theirs: Config) -> list[str]:
 
 def refusal(ours: Runs, theirs: Runs) -> str:
     """Return why the scores of the runs of two arms cannot be compared; empty if they can, or if it is unknown."""
-    our_config = config_of(ours)
-    their_config = config_of(theirs)
-    if not our_config or not their_config:
+    configs = (config_of(ours), config_of(theirs))
+    if not all(configs):
         return ""
+    other_keys = settings_that_differ(*configs)
     for key in _QUESTIONS:
-        if our_config.get(key) != their_config.get(key):
-            return _differs(key, our_config, their_config)
-    reason = _other_contents(our_config, _contents_of(ours), their_config, _contents_of(theirs))
+        if key in other_keys:
+            return _differs(key, *configs)
+    reason = _other_contents(
+        other_keys, *(_first(run.environment.get("contents") for run in runs) for runs in (ours, theirs))
+    )
     if reason:
         return reason
-    our_version = str(task_of(ours).get("version") or "")
-    their_version = str(task_of(theirs).get("version") or "")
-    if not our_version or not their_version or our_version == their_version:
+    versions = [str(task_of(runs).get("version") or "") for runs in (ours, theirs)]
+    graders = [version.partition("-")[0] for version in versions]
+    if not all(versions) or versions[0] == versions[1]:
         return ""
-    our_grader = our_version.partition("-")[0]
-    their_grader = their_version.partition("-")[0]
-    if our_grader != their_grader:
-        return f"answers were graded by versions {plain(our_grader)} and {plain(their_grader)} of the grader"
-    if any(our_config.get(key) != their_config.get(key) for key in _PROMPTS):
+    if graders[0] != graders[1]:
+        return f"answers were graded by versions {plain(graders[0])} and {plain(graders[1])} of the grader"
+    if {*_PROMPTS} & {*other_keys}:
         return ""  # noted by `remarks` instead
-    return f"the versions of the task are {plain(our_version)} and {plain(their_version)}"
+    return f"the versions of the task are {plain(versions[0])} and {plain(versions[1])}"
 
 
 def _differs(key: str, ours: Config, theirs: Config) -> str:
-    values = []
-    for config in (ours, theirs):
-        value = config.get(key)
-        values.append("not set" if value is None else plain(as_text(value), limit=40))
-    return f"{plain(key)} is {' and '.join(values)}"
+    values = [
+        "not set" if config.get(key) is None else plain(as_text(config[key]), limit=40) for config in (ours, theirs)
+    ]
+    return f"{plain(key)} is {values[0]} and {values[1]}"
 
 
-Contents = Mapping[str, Mapping[str, Any]]  # hashes by key of the recipe and file
+def _other_contents(other_keys: Sequence[str], ours: Config, theirs: Config) -> str:
+    """Return which contents differ although both recipes name the same; empty if none do, or if it is unknown.
 
-
-def _contents_of(runs: Runs) -> Contents:
-    """Return the hashes of what a recipe names, from the first run that has written them; empty if none has."""
-    contents = _first(run.environment.get("contents") for run in runs)
-    return {key: hashes for key, hashes in contents.items() if isinstance(hashes, Mapping)}
-
-
-def _other_contents(our_config: Config, ours: Contents, their_config: Config, theirs: Contents) -> str:
-    """Return which contents differ although both recipes name the same; empty if none do, or if it is unknown."""
-    for key in sorted((ours.keys() & theirs.keys()) - {_ROWS}):
+    Args:
+        other_keys: of the recipes.
+        ours, theirs: hashes by key of the recipe and file.
+    """
+    for key in sorted(ours.keys() & theirs.keys()):
+        our_files = ours[key]
+        their_files = theirs[key]
         # Where recipes name different things, the recipes differ; where the data lie does not matter.
-        if key != "data_dir" and our_config.get(key) != their_config.get(key):
+        if (
+            (key in other_keys and key != "data_dir")
+            or not isinstance(our_files, Mapping)
+            or not isinstance(their_files, Mapping)
+        ):
             continue
-        files = {*ours[key], *theirs[key]}
-        if key == _MODULES and any(our_config.get(name) != their_config.get(name) for name in _FUNCTIONS):
-            files = {*ours[key]} & {*theirs[key]}  # other functions are from other modules
-        changed = sorted(str(file) for file in files if ours[key].get(file) != theirs[key].get(file))
+        files = {*our_files, *their_files}
+        if key == _MODULES and {*_FUNCTIONS} & {*other_keys}:
+            files = {*our_files} & {*their_files}  # other functions are from other modules
+        if key == _ROWS:
+            files = {
+                split for split in {*our_files} & {*their_files} if not {*_KEYS_OF_ROWS.get(split, ())} & {*other_keys}
+            }
+        changed = sorted(str(file) for file in files if our_files.get(file) != their_files.get(file))
         if changed:
             return f"the contents of {plain(key)} differ ({plain(', '.join(changed[:_MOST_FILES]))})"
-    our_rows = ours.get(_ROWS, {})
-    their_rows = theirs.get(_ROWS, {})
-    for split, keys in _KEYS_OF_ROWS.items():
-        known = split in our_rows and split in their_rows
-        same_settings = all(our_config.get(key) == their_config.get(key) for key in keys)
-        if known and same_settings and our_rows[split] != their_rows[split]:
-            return f"the prompts or answers of their {split} splits differ"
     return ""
 
 

@@ -9,22 +9,20 @@ import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 from rich.console import Console, JustifyMethod
-from rich.markup import escape
 from rich.table import Table as RichTable
 
-from ..text import safe_text
 from .analysis import Analysis
 from .charts import Panel, Styles
 from .ledger import Ledger
 from .tables import Table
-from .text import markdown, plain
+from .text import escaped, plain
 from .wording import Finding
 
 _SCRIPTS = (
@@ -111,21 +109,25 @@ def _asset(name: str) -> str:
 @cache
 def _template() -> Template:
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_unbroken
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_in_html
     )
     environment.filters["plain"] = plain
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     return environment.from_string(_asset("templates/report.html.j2"))
 
 
-def _unbroken(value: Any) -> Any:
-    """Return a text without control characters, of which no line ends between a number and its percent sign."""
+def _in_html(value: Any) -> Any:
+    """Return what the template writes: a text by `escaped`, and our own markup and numbers as they are."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
-    return plain(value, limit=2000).replace(" %", "\u00a0%")
+    return escaped(value, "html")
 
 
 # -------------------------------------------------------------------------------------------- Markdown
+
+
+markdown = partial(escaped, output="markdown")
+terminal = partial(escaped, output="terminal")
 
 
 def to_markdown(account: Account, pictures: Sequence[str] = ()) -> str:
@@ -171,7 +173,7 @@ def print_account(account: Account, console: Console) -> None:
     if account.tables["result"].cells:
         parts.append(_terminal_table(account.tables["result"]))
     for note in account.notes:
-        parts.append(f"[yellow]Note:[/yellow] {safe_text(note)}")
+        parts.append(f"[yellow]Note:[/yellow] {terminal(note)}")
     for part in parts:
         _print(part, console)
 
@@ -179,7 +181,7 @@ def print_account(account: Account, console: Console) -> None:
 def print_findings(account: Account, console: Console) -> None:
     """Print what opens the report in the other outputs. A terminal shows its last lines."""
     for finding in account.findings:
-        _print(f"[bold]{safe_text(finding.sentence)}[/bold]", console)
+        _print(f"[bold]{terminal(finding.sentence)}[/bold]", console)
 
 
 def _print(part: RichTable | str, console: Console) -> None:
@@ -194,5 +196,5 @@ def _terminal_table(table: Table) -> RichTable:
         justify: JustifyMethod = "left" if title in table.texts else "right"
         rich_table.add_column(table.terminal[title], justify=justify, overflow="fold")
     for cells in zip(*(table.columns[title] for title in titles), strict=True):
-        rich_table.add_row(*(escape(plain(cell)) for cell in cells))
+        rich_table.add_row(*(terminal(cell) for cell in cells))
     return rich_table

@@ -20,7 +20,7 @@ from .analysis import Analysis, ArmResult, Pair
 from .arms import HOUR, LENGTH, Arm, rollouts_of
 from .comparable import OWN_TO_A_RUN, task_of
 from .intervals import UNKNOWN
-from .text import as_text, csv_text, duration, finite, finite_numbers, number, plain, tally, unit_for, words
+from .text import as_text, duration, escaped, finite, finite_numbers, number, plain, tally, unit_for, words
 from .wording import (
     LEVEL_MARGIN,
     difference_text,
@@ -79,7 +79,7 @@ class Table:
         """Return raw values; a missing value is an empty field, a bool is true or false, a text is not a formula."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(csv_text(plain(key)) for key in self.keys)
+        writer.writerow(escaped(plain(key), "csv") for key in self.keys)
         for row in self.rows:
             writer.writerow(_raw(row.get(key)) for key in self.keys)
         return text.getvalue()
@@ -94,7 +94,7 @@ def _raw(value: Any) -> Any:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.10g}"
     if isinstance(value, str):
-        return csv_text(value)
+        return escaped(value, "csv")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Formatting and parsing of names, numbers and times. Names may be hostile: print them only through ``plain``."""
+"""Formatting and parsing of names, numbers and times. Names may be hostile: outputs pass them through ``escaped``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
+
+from rich.markup import escape
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
@@ -34,21 +36,29 @@ def plain(text: object, limit: int = 60) -> str:
     return line
 
 
-def csv_text(text: str) -> str:
-    """Return text for a CSV cell. One that a spreadsheet would run as a formula begins with an apostrophe.
+def escaped(text: object, output: Literal["html", "markdown", "terminal", "csv"]) -> str:
+    """Return text as an output may hold it: every name, setting, reason and sentence goes through here.
 
-    A number stays a number. `from_csv_text` reads it back.
+    For CSV, a text that a spreadsheet would run as a formula begins with an apostrophe, which `from_csv_text` removes,
+    and a number stays a number. Other outputs get one line without control characters. The page's template escapes
+    what HTML reads. In it, no line ends between a number and its percent sign.
 
-    >>> csv_text("=1+1"), csv_text("-1e-5"), csv_text("grpo")
-    ("'=1+1", '-1e-5', 'grpo')
+    >>> escaped("a|b <i>", "markdown"), escaped("[red]", "terminal"), escaped("=1+1", "csv"), escaped("-1e-5", "csv")
+    ('a\\\\|b &lt;i&gt;', '\\\\[red]', "'=1+1", '-1e-5')
     """
-    if _FORMULA.match(text) and not _NUMBER.fullmatch(text):
-        return f"'{text}"
-    return text
+    if output == "csv":
+        cell = str(text)
+        return f"'{cell}" if _FORMULA.match(cell) and not _NUMBER.fullmatch(cell) else cell
+    line = plain(text, limit=2000)
+    if output == "html":
+        return line.replace(" %", "\u00a0%")
+    if output == "markdown":
+        return _MARKDOWN.sub(r"\\\1", html.escape(line, quote=False))
+    return escape(line)
 
 
 def from_csv_text(text: str) -> str:
-    """Return the text that `csv_text` has written.
+    """Return the text that `escaped` has written to a CSV.
 
     >>> from_csv_text("'=1+1"), from_csv_text("'t is")
     ('=1+1', "'t is")
@@ -56,15 +66,6 @@ def from_csv_text(text: str) -> str:
     if text.startswith("'") and _FORMULA.match(text):
         return text[1:]
     return text
-
-
-def markdown(text: object) -> str:
-    """Return text for a Markdown table cell, escaped so that it is not read as Markdown or HTML.
-
-    >>> markdown("a|b <i>")
-    'a\\\\|b &lt;i&gt;'
-    """
-    return _MARKDOWN.sub(r"\\\1", html.escape(plain(text, limit=1000), quote=False))
 
 
 def in_order(value: Any) -> str:
