@@ -216,7 +216,9 @@ def test_a_chat_models_files(place):
     pods("train", "--config", "r.yaml", "--output", "run", *words)
     run = Run.open("run")
     texts = {"[system]Add.[user]1+1?[me]", "[system]Add.[user]1+2?[me]"}
-    assert set(pq.read_table(run.rollout_files()[0])["prompt"].to_pylist()) < texts
+    rollouts = pq.read_table(run.rollout_files()[0])
+    assert set(rollouts["prompt"].to_pylist()) < texts
+    assert set(rollouts["question"].to_pylist()) < {"1+1?", "1+2?"}
     assert set(pq.read_table(run.evaluation_files()[0])["prompt"].to_pylist()) == texts
     assert json.loads(Path("policy/config.json").read_text())["use_cache"]
     for folder in ("checkpoint-1", "final"):

@@ -35,7 +35,7 @@ from ....runs.identity import (
 )
 from ....selection.rules import rule_name
 from ....tables import columns_of, rows_of
-from ....text import counted
+from ....text import content_text, counted
 from ....yaml_files import dump_yaml
 from .script_contents import script_contents
 
@@ -427,6 +427,18 @@ def precision(bf16: bool, fp16: bool, weights: str) -> str:
     return {"bfloat16": "bf16", "float16": "fp16"}.get(weights, weights)
 
 
+def _question(prompt: Any) -> str:
+    """Return the last message of the user; of a prompt of text, its last paragraph.
+
+    >>> _question("Add." + 2 * chr(10) + "1+1?" + chr(10))
+    '1+1?'
+    """
+    if isinstance(prompt, str):
+        return prompt.strip().rpartition("\n\n")[2]
+    asked = [message.get("content") for message in prompt if message.get("role") == "user"]
+    return content_text(asked[-1]) if asked else ""
+
+
 def gather_columns(record: Any, write: Callable[[Any], str] | None = None) -> dict[str, list[Any]] | None:
     """Return the ledger's columns of all processes, ordered by group and rollout. Call it on every process.
 
@@ -438,7 +450,7 @@ def gather_columns(record: Any, write: Callable[[Any], str] | None = None) -> di
     problem = ""
     try:
         if record is not None:
-            rows_here = rows_of(record.columns(write))
+            rows_here = rows_of({**record.columns(write), "question": list(map(_question, record.prompts))})
     except Exception as error:  # each process must reach `gather`
         problem = f"{type(error).__name__}: {error}"
     rows: list[dict[str, Any]] = []

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ....selection import is_constant
-from ....text import content_text
 from ...measuring import mark_unusable
 from ..transcript import as_text, has_turns, messages_json, plain_completion, turn_numbers, without_images
 
@@ -80,7 +79,6 @@ class Rollouts:
             "group": (numbers // N).tolist(),
             "rollout": (numbers % N).tolist(),
             "prompt": _each_once(self.prompts, write or as_text),
-            "question": _each_once(self.prompts, _question),
             "completion": [as_text(completion) for completion in self.completions],
             "answer": [_answer(row) for row in self.inputs],
             "reward": self.rewards.flatten()[numbers].tolist(),
@@ -166,18 +164,6 @@ def total_reward(
 def _answer(row: Mapping[str, Any]) -> str | None:
     """Return the answer of a row of the data as text; None if it has none."""
     return str(row["answer"]) if "answer" in row else None
-
-
-def _question(prompt: Any) -> str:
-    """Return the last message of the user; of a prompt of text, its last paragraph.
-
-    >>> _question("Add." + 2 * chr(10) + "1+1?" + chr(10))
-    '1+1?'
-    """
-    if isinstance(prompt, str):
-        return prompt.strip().rpartition("\n\n")[2]
-    asked = [message["content"] for message in prompt if message["role"] == "user"]
-    return content_text(asked[-1]) if asked else as_text(prompt)
 
 
 def _each_once(prompts: Sequence[Any], write: Callable[[Any], str]) -> list[str]:
