@@ -17,11 +17,13 @@ from itertools import product
 from typing import Any
 
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl.trainer.utils import add_fused_lm_head
 
 from gpu_device import Device
+from gpu_generation import OURS, WAYS
 from pods_rl.policies import tiny_policy_path
 from pods_rl.prefix_tree.attention import TreeAttention
 from pods_rl.prefix_tree.decoding import complete_prompts
@@ -196,7 +198,7 @@ def tree_against_rows(model: Any, name: str, device: Device, *, autocast: bool =
     return checks, str(probe)
 
 
-# ------------------------------------------------------------------------------------------- 3. greedy generation
+# ------------------------------------------------------------------------------------------- 3. generation
 
 
 def first_differences(found: list[list[int]], expected: list[list[int]]) -> Iterator[tuple[int, int]]:
@@ -218,7 +220,21 @@ def check_generation(device: Device) -> dict[str, Any]:
     for row in task.train:
         prompts += [tokenizer(row["prompt"])["input_ids"]] * 2
     checks = [same_completions(model, prompts, tokenizer.eos_token_id, tokenizer.pad_token_id, "words", device)]
+    checks += same_draws(model, prompts, "words")
+    adapted = get_peft_model(small_model(torch.float32, device), LoraConfig(init_lora_weights=False))
+    checks += same_draws(adapted.eval(), ragged_rows()[0][:, :PROMPT].tolist(), "LoRA")
     return {"checks": checks}
+
+
+@torch.no_grad()
+def same_draws(model: Any, prompts: list[list[int]], name: str) -> list[Check]:
+    """Return the checks that each of our ways to generate draws the tokens that the model's modules draw."""
+    expected, *others = [WAYS[way](model, prompts, COMPLETION) for way in OURS]
+    checks = []
+    for way, found in zip(OURS[1:], others, strict=True):
+        differing = (found != expected).any(dim=1).sum().item()
+        checks.append(check(f"{name}, {way}: rows with other tokens, of {len(prompts)}", differing, 0.0))
+    return checks
 
 
 def same_completions(model: Any, prompts: list[list[int]], end: int, pad: int, name: str, device: Device) -> Check:

