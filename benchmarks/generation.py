@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from measuring import alternate, command_line, ratios, set_up_torch, spread, tensor_peak
 from pods_rl.policies import tiny_policy_path
-from pods_rl.prefix_tree import decoding, nodes
+from pods_rl.prefix_tree import decoding
 from pods_rl.tasks import load_task
 
 WORDS = tiny_policy_path("tiny-words")
@@ -50,7 +50,7 @@ def tree(model: Any, inputs: dict[str, Any], seed: int) -> torch.Tensor:
 
 def modules(model: Any, inputs: dict[str, Any], seed: int) -> torch.Tensor:
     """Generate over the tree; the modules of the model compute its single tokens."""
-    with patch.object(nodes, "plain_decoder", lambda model, length: None):
+    with patch.object(decoding, "plain_decoder", lambda model, length: None):
         return tree(model, inputs, seed)
 
 

@@ -105,7 +105,7 @@ class _Collect(logging.Handler):
 @contextmanager
 def noted_warnings(texts: list[str]) -> Iterator[None]:
     """Inside, collect the warnings of Python and of all loggers; at the end keep each once, shortened."""
-    decoding._logged_reasons.clear()  # why `generate` ran its own loop, else logged once a process
+    decoding._logged_paths.clear()  # why `generate` ran its own loop, else logged once a process
     collect = _Collect(texts)
     # Its loggers pass nothing on to the root by default.
     loggers = [logging.getLogger(), transformers_logging.get_logger("transformers")]

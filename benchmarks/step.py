@@ -59,7 +59,7 @@ from trl import GRPOConfig, GRPOTrainer
 from measuring import alternate, command_line, quiet, ratios, set_up_torch, spread, tensor_peak, write_json
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.policies import tiny_policy_path
-from pods_rl.prefix_tree import nodes
+from pods_rl.prefix_tree import decoding
 from pods_rl.tasks import load_task
 
 M = 16
@@ -311,7 +311,7 @@ def steps_of(arm: Arm, case: Case, steps: int) -> dict[str, float]:
         watch = Stopwatch()
         trainer._generate_single_turn = watch.around(trainer._generate_single_turn)
         trainer.add_callback(watch)
-        with patch.object(nodes, "plain_decoder", lambda model, length: None) if arm.modules else nullcontext():
+        with patch.object(decoding, "plain_decoder", lambda model, length: None) if arm.modules else nullcontext():
             trainer.train()
     timed = watch.steps[WARM_UP:]
     return {part: statistics.mean(step[part] for step in timed) for part in timed[0]}

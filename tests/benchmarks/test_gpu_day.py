@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -221,7 +222,7 @@ def test_each_cell_has_its_own_warnings():
     for _ in range(2):
         texts: list[str] = []
         with noted_warnings(texts):
-            decoding._log_once("use_cache is False")
+            decoding._note_path(torch.nn.Identity(), "rows: use_cache is False", logging.WARNING)
             for _ in range(3):
                 warnings.warn("a\n  warning", UserWarning, stacklevel=1)
             transformers_logging.get_logger("transformers.somewhere").warning("of transformers " + "x" * 1000)

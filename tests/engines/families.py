@@ -221,7 +221,7 @@ def train_step(family: Family, *, prefix_tree: bool, rollouts: dict[str, list[An
 
     watch = Gradients(trainer)
     log = _Messages()
-    decoding._logged_reasons.clear()
+    decoding._logged_paths.clear()
     decoding.logger.addHandler(log)
     try:
         trainer.train()

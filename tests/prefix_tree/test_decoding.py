@@ -498,7 +498,7 @@ def test_a_model_that_keeps_states_outside_of_its_cache_goes_to_generate():
 
 def test_a_model_that_changes_the_keys_goes_to_generate(qwen2, monkeypatch):
     monkeypatch.setattr("pods_rl.prefix_tree.cache._SHARED_FROM", 0)
-    monkeypatch.setattr(nodes, "plain_decoder", lambda model, length: None)  # the model itself attends
+    monkeypatch.setattr(generating, "plain_decoder", lambda model, length: None)  # the model itself attends
     update = NodeLayer.update
     monkeypatch.setattr(NodeLayer, "update", lambda *args, **how: tuple(x.clone() for x in update(*args, **how)))
     inputs = batch(MIXED, eos_token_id=[END, 3, 22])  # prompts are shared when a row ends
@@ -628,7 +628,7 @@ def test_phi_3_generates_across_its_switch_of_frequencies():
 
 
 def test_generate_serves_the_rest_and_the_log_says_so_once(qwen2, caplog, monkeypatch):
-    monkeypatch.setattr(generating, "_logged_reasons", set())
+    monkeypatch.setattr(generating, "_logged_paths", set())
     inputs = batch(EQUAL, max_new_tokens=5, num_beams=2)
     with caplog.at_level(logging.WARNING, logger="pods_rl"):
         for _ in range(3):

@@ -8,7 +8,7 @@ from peft import IA3Config, LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
-from pods_rl.prefix_tree import nodes
+from pods_rl.prefix_tree import decoding as generating
 from pods_rl.prefix_tree.decoding import RowDraws, complete_prompts
 from pods_rl.prefix_tree.plain_decoder import CacheMemory, PlainDecoder, plain_decoder, take_over
 
@@ -86,7 +86,7 @@ def test_tokens_are_the_models_own(monkeypatch, plain_tokens, shape, shared):
     model = build(shape, FAMILIES[shape])
     completions = complete(model)
     assert max(plain_tokens) > 3  # nodes of three prompts have forked
-    monkeypatch.setattr(nodes, "plain_decoder", lambda model, length: None)
+    monkeypatch.setattr(generating, "plain_decoder", lambda model, length: None)
     assert torch.equal(completions, complete(model))
 
 
@@ -99,7 +99,7 @@ def test_weights_that_change_between_generations_are_read(monkeypatch, plain_tok
     after = complete(model)
     assert plain_tokens
     assert not torch.equal(before, after)
-    monkeypatch.setattr(nodes, "plain_decoder", lambda model, length: None)
+    monkeypatch.setattr(generating, "plain_decoder", lambda model, length: None)
     assert torch.equal(after, complete(model))
 
 
@@ -133,7 +133,7 @@ def test_tokens_with_lora_are_the_models_own(monkeypatch, plain_tokens, kind):
     model = with_lora(kind).get_base_model()
     completions = complete(model)
     assert max(plain_tokens) > 3
-    monkeypatch.setattr(nodes, "plain_decoder", lambda model, length: None)
+    monkeypatch.setattr(generating, "plain_decoder", lambda model, length: None)
     assert torch.equal(completions, complete(model))
 
 
@@ -148,6 +148,15 @@ def test_adapters_that_change_between_generations_are_read(plain_tokens):
 @pytest.mark.parametrize("shape", OTHERS)
 def test_a_model_of_another_arrangement_computes_its_tokens_itself(shape):
     assert plain_decoder(build(shape, OTHERS[shape]), 64) is None
+
+
+def test_gradient_checkpointing_leaves_single_tokens_to_the_decoder():
+    """It marks the embeddings by a hook, which changes no value."""
+    model = build("qwen2", {})
+    model.gradient_checkpointing_enable()
+    model.enable_input_require_grads()
+    assert model.model.embed_tokens._forward_hooks
+    assert plain_decoder(model, 4) is not None
 
 
 def changed(how):

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ..engines.trl.compat import add_fused_lm_head
 from ..loading.folders import find_policy
 from ..loading.policy import load_options
-from ..prefix_tree.decoding import why_generates_rows
+from ..prefix_tree.decoding import try_generation
 from ..prefix_tree.packing import probe_trees
 from ..recipe import Recipe
 
@@ -26,10 +26,10 @@ def describe_trees(recipe: Recipe) -> list[tuple[str, str]]:
         off = "rows: set prefix_tree to true and exact_trl to false to compute trees"
         return [("generation", off), ("update", off)]
     model = _load(recipe)
-    why_rows = why_generates_rows(model)
+    generation = try_generation(model)
     add_fused_lm_head(model.train())
     update = probe_trees(model, model, tolerance=_tolerance(model))
-    return [("generation", f"rows: {why_rows}" if why_rows else "prefix trees"), ("update", str(update))]
+    return [("generation", generation), ("update", str(update))]
 
 
 def _load(recipe: Recipe) -> Any:

@@ -187,15 +187,8 @@ class NodeLayer(DynamicLayer):
         slots = self.slots
         if slots is None:
             return read(queries, self.keys, self.values, hidden, softcap)
-        rows, key_heads, columns, _ = self.keys.shape
-        # All nodes of a prompt are queries of one product with its keys.
-        of_prompts = torch.bmm(slots.by_prompt(queries, key_heads), _flat(self._prompt_keys).transpose(1, 2))
-        of_nodes = torch.bmm(queries, _flat(self.keys).transpose(1, 2))
-        scores = torch.cat([slots.by_node(of_prompts, key_heads), of_nodes], 2)  # [rows * K, G, columns]
-        weights = _weights(scores, rows, hidden, softcap)
-        prompt_weights, node_weights = weights.split([self.width, columns], 2)
-        from_prompts = torch.bmm(slots.by_prompt(prompt_weights, key_heads), _flat(self._prompt_values))
-        return torch.baddbmm(slots.by_node(from_prompts, key_heads), node_weights, _flat(self.values))
+        prompts = (self._prompt_keys, self._prompt_values)
+        return read_with_prompts(queries, (self.keys, self.values), prompts, slots, hidden, softcap)
 
 
 def read(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, softcap: float | None = None) -> Tensor:
@@ -209,6 +202,33 @@ def read(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, s
     """
     scores = torch.bmm(queries, _flat(keys).transpose(1, 2))
     return torch.bmm(_weights(scores, len(keys), hidden, softcap), _flat(values))
+
+
+def read_with_prompts(
+    queries: Tensor,
+    states: tuple[Tensor, Tensor],
+    prompt_states: tuple[Tensor, Tensor],
+    slots: PromptSlots,
+    hidden: Tensor | None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Return what single queries read of their prompt and of their own states: see `read`.
+
+    Args:
+        states: keys and values, `[rows, K, columns, D]`.
+        prompt_states: those of the prompts, `[prompts, K, columns, D]`.
+        slots: the rows of each prompt.
+    """
+    keys, values = states
+    prompt_keys, prompt_values = prompt_states
+    rows, key_heads, columns, _ = keys.shape
+    # All rows of a prompt are queries of one product with its keys.
+    of_prompts = torch.bmm(slots.by_prompt(queries, key_heads), _flat(prompt_keys).transpose(1, 2))
+    of_rows = torch.bmm(queries, _flat(keys).transpose(1, 2))
+    scores = torch.cat([slots.by_node(of_prompts, key_heads), of_rows], 2)  # [rows * K, G, columns]
+    prompt_weights, row_weights = _weights(scores, rows, hidden, softcap).split([prompt_keys.shape[2], columns], 2)
+    from_prompts = torch.bmm(slots.by_prompt(prompt_weights, key_heads), _flat(prompt_values))
+    return torch.baddbmm(slots.by_node(from_prompts, key_heads), row_weights, _flat(values))
 
 
 def _flat(states: Tensor) -> Tensor:

@@ -19,31 +19,32 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from transformers import (
     GenerationConfig,
-    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
     TemperatureLogitsWarper,
 )
 from transformers.generation import GenerationMode
 
-from ..sums import running_sums
 from .cache import CannotServeError, decoding, rope_types, why_not_copied
+from .captured import SCORES_ALONE, complete_rows, decoder_to_keep
+from .draws import RowDraws
 from .images import ENCODED
 from .nodes import CACHES, EVERY, PER_TOKEN, Nodes, cache_argument, known_ends
+from .plain_decoder import plain_decoder
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteriaList
 
 logger = logging.getLogger(__name__)
 
-_logged_reasons: set[str] = set()
+_logged_paths: set[str] = set()
 # Arguments of a model that nodes are prepared for; any other would need code of its own.
 _ARGUMENTS = {"position_ids", *CACHES, "use_cache", "logits_to_keep", ENCODED, *PER_TOKEN}
 # Processors that treat each row by itself; others keep the state of a whole batch, from which no row can be dropped.
@@ -56,11 +57,6 @@ _ROW_BY_ROW = frozenset({
     "TopHLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "TypicalLogitsWarper",
 })  # fmt: skip
 
-_OF_SCORES = frozenset({  # those of them that read the scores alone
-    "EpsilonLogitsWarper", "EtaLogitsWarper", "InfNanRemoveLogitsProcessor", "LogitNormalization", "MinPLogitsWarper",
-    "SuppressTokensLogitsProcessor", "TemperatureLogitsWarper", "TopHLogitsWarper", "TopKLogitsWarper",
-    "TopPLogitsWarper", "TypicalLogitsWarper",
-})  # fmt: skip
 _ON_HOST = frozenset({  # those of them that compare tokens on the host
     "NoBadWordsLogitsProcessor", "NoRepeatNGramLogitsProcessor", "SequenceBiasLogitsProcessor", "TopHLogitsWarper",
 })  # fmt: skip
@@ -69,18 +65,38 @@ _ON_HOST = frozenset({  # those of them that compare tokens on the host
 class Path(Enum):
     """How `decode` generates."""
 
-    TREE = "prefix trees"  # the host reads each token, and each distinct prefix is computed once
+    TREE = "prefix trees"
     ROWS = f"rows, each prompt once; the host reads one in {EVERY} tokens"
+    CAPTURED = f"{ROWS}; a token is one CUDA graph"
 
 
-def choose_path(device: torch.device, ends_by_tokens: bool) -> Path:
-    """Return how to generate: where the host would wait for each token of a device it reads few.
+_paths: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()  # how each model generated last
+
+
+def choose_path(model: PreTrainedModel, processors: set[str], ends: Tensor | None) -> Path:
+    """Return how to generate with this model, settings and device.
 
     Args:
-        ends_by_tokens: whether tokens alone end a row, and no logits processor reads tokens on the host.
+        processors: the kinds of logits processors.
+        ends: the tokens that end a row. If None, other criteria do, which read all tokens.
     """
-    # On a CPU a read does not wait, and the tree is smaller where rows part and end at once.
-    return Path.ROWS if device.type != "cpu" and ends_by_tokens else Path.TREE
+    # On a CPU a read does not wait, and the tree is smallest where rows part and end at once.
+    if model.device.type == "cpu" or ends is None or processors & _ON_HOST:
+        return Path.TREE
+    # Weights that processes share are gathered at other addresses each time.
+    is_sharded = any(hasattr(weight, "ds_id") or type(weight).__name__ == "DTensor" for weight in model.parameters())
+    if model.device.type != "cuda" or is_sharded or processors - SCORES_ALONE:
+        return Path.ROWS
+    return Path.CAPTURED
+
+
+def generation_path(model: PreTrainedModel) -> str | None:
+    """Return how a model generated last, over prefix trees, as rows, or by itself and why; None if it did not.
+
+    Args:
+        model: without PEFT's wrapper.
+    """
+    return _paths.get(model)
 
 
 def complete(
@@ -102,29 +118,25 @@ def complete(
     """
     try:
         return generate(**inputs, custom_generate=partial(decode, draws))
-    except CannotServeError as error:
-        _log_once(str(error))
-    return generate(**inputs)
+    except CannotServeError:  # `decode` has logged it
+        return generate(**inputs)
 
 
-def why_generates_rows(model: PreTrainedModel) -> str | None:
-    """Return why a model generates each rollout by itself, None if over trees; found by generating two tokens."""
+def try_generation(model: PreTrainedModel) -> str:
+    """Return how a model generates, which it does for two tokens: see `generation_path`."""
     ids = torch.ones(2, 2, dtype=torch.int64, device=model.device)
-    try:
-        model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=False,
-            custom_generate=partial(decode, None),
-        )  # fmt: skip
-    except CannotServeError as error:
-        return str(error)
-    return None
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 2, "do_sample": False}
+    complete(model.generate, inputs)
+    return _paths[model]
 
 
-def _log_once(reason: str) -> None:
+def _note_path(model: PreTrainedModel, path: str, level: int) -> None:
+    """Keep how a model generates; log it once."""
+    _paths[model] = path
     is_main_process = not dist.is_initialized() or dist.get_rank() == 0
-    if is_main_process and reason not in _logged_reasons:
-        logger.warning("Prefixes are computed once for each rollout, and not once for all of them: %s.", reason)
-    _logged_reasons.add(reason)
+    if is_main_process and path not in _logged_paths:
+        logger.log(level, "Rollouts are generated as %s.", path)
+    _logged_paths.add(path)
 
 
 def complete_prompts(
@@ -193,35 +205,57 @@ def decode(
     """
     # Draws are made by row below, and not by node.
     logits_processor = LogitsProcessorList(each for each in logits_processor if each is not draws)
-    reason = refusal(model, generation_config, logits_processor, inputs)
-    if reason is not None:
-        raise CannotServeError(reason)
-    prompt_width = input_ids.size(1)  # draws count from the first token of the completions
-    ends = known_ends(stopping_criteria, generation_config, input_ids.device)
-    processors = {type(processor).__name__ for processor in logits_processor}
-    path = choose_path(input_ids.device, ends is not None and not processors & _ON_HOST)
-    reads_prefixes = bool(processors - _OF_SCORES)
-    with decoding(model, inputs[cache_argument(inputs)]):
-        nodes = Nodes(
-            model, input_ids, generation_config, inputs, stopping_criteria, ends,
-            draws=draws is not None, reads_every_token=path is Path.TREE,
-        )  # fmt: skip
-        scores = nodes.prefill(logits_processor)  # [nodes, V]
-        while True:
-            prefixes = nodes.prefixes if reads_prefixes else None
-            for processor in logits_processor:
-                scores = processor(prefixes, scores)
-            if draws is not None:
-                tokens = draws.tokens(scores, nodes.columns - prompt_width, nodes.rows, nodes.of_rows)
-            else:
-                tokens = scores.argmax(dim=-1)
-            if not nodes.extend(tokens, logits_processor):
-                break
-            scores = nodes.next_logits()
-        output = nodes.output()
+    try:
+        reason = refusal(model, generation_config, logits_processor, inputs)
+        if reason is not None:
+            raise CannotServeError(reason)
+        with decoding(model, inputs[cache_argument(inputs)]):
+            output = _complete(draws, model, input_ids, logits_processor, stopping_criteria, generation_config, inputs)
+    except CannotServeError as error:
+        _note_path(model, f"rows, each with its prompt, and not as prefix trees: {error}", logging.WARNING)
+        raise
     if draws is not None:
         draws.check()
     return output.clone()  # made outside of inference mode, so that it may be changed
+
+
+def _complete(
+    draws: RowDraws | None,
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    inputs: dict[str, Any],
+) -> Tensor:
+    """Return prompts and completions by the path that `choose_path` returns: see `decode`."""
+    ends = known_ends(criteria, config, input_ids.device)
+    kinds = {type(processor).__name__ for processor in processors}
+    path = choose_path(model, kinds, ends)
+    nodes = Nodes(
+        model, input_ids, config, inputs, criteria, ends,
+        draws=draws is not None, reads_every_token=path is Path.TREE,
+    )  # fmt: skip
+    scores = nodes.prefill(processors, decoder_to_keep if path is Path.CAPTURED else plain_decoder)  # [nodes, V]
+    if path is Path.CAPTURED and not nodes.have_fixed_shapes:
+        path = Path.ROWS
+    _note_path(model, path.value, logging.INFO if model.device.type == "cpu" else logging.WARNING)
+    if path is Path.CAPTURED:
+        complete_rows(model, nodes, draws, processors, scores)
+        return nodes.output()
+    reads_prefixes = bool(kinds - SCORES_ALONE)
+    while True:
+        prefixes: Any = nodes.prefixes if reads_prefixes else None
+        for processor in processors:
+            scores = processor(prefixes, scores)
+        if draws is not None:
+            # Draws count from the first token of the completions.
+            tokens = draws.tokens(scores, nodes.columns - nodes.width, nodes.rows, nodes.of_rows)
+        else:
+            tokens = scores.argmax(dim=-1)
+        if not nodes.extend(tokens, processors):
+            return nodes.output()
+        scores = nodes.next_logits()
 
 
 def refusal(
@@ -290,72 +324,3 @@ def _refused_positions(model: PreTrainedModel, config: GenerationConfig, positio
                 f"{switch} tokens keep them"
             )
     return None
-
-
-class RowDraws(LogitsProcessor):
-    """Samples each row with its own uniform draws, by inverting the cumulative distribution.
-
-    A token depends on the row's key, its position and its scores, so a row's completion does not depend on its batch
-    or process, up to rounding. As a logits processor of `generate` it leaves one token a row.
-
-    Args:
-        keys: of the rows: integers of at least 0, such as seed, generation, prompt and number.
-        length: the most tokens of a completion; with a greater one the first draws are the same.
-        device: the device of the scores.
-        prompt_width: columns before the first completion token, read by the logits processor.
-        strict: let `check` raise if probabilities were not finite; else such a token is arbitrary.
-
-    >>> draws = RowDraws([(0, 1), (0, 1), (0, 2)], length=4)
-    >>> tokens = draws.tokens(torch.zeros(3, 1000), at=0)
-    >>> bool(tokens[0] == tokens[1] != tokens[2])
-    True
-    """
-
-    def __init__(
-        self,
-        keys: Sequence[Sequence[int]],
-        length: int,
-        device: torch.device | str = "cpu",
-        *,
-        prompt_width: int = 0,
-        strict: bool = False,
-    ) -> None:
-        draws = [np.random.default_rng(tuple(key)).random(length, dtype=np.float32) for key in keys]
-        # The greatest draw times a total is less than the total, in float32 too.
-        below_one = np.minimum(np.stack(draws, axis=1), np.float32(1 - 2**-23))
-        self._draws = torch.from_numpy(below_one).to(device)  # [length, rows]
-        self.prompt_width = prompt_width
-        self._strict = strict
-        self._below: list[Tensor] = []  # if strict: finite where the probabilities are; read once, at the end
-
-    def tokens(self, scores: Tensor, at: int, rows: Tensor | None = None, of_rows: Tensor | None = None) -> Tensor:
-        """Return a token for each row: the first with a cumulative probability above its draw.
-
-        Args:
-            scores: `[rows, V]`, or `[nodes, V]` with `of_rows`.
-            at: the position in the completion, from 0.
-            rows: which of the keys' rows these are. If None, all, in order.
-            of_rows: the scores' row of each of these rows. If None, the scores are theirs, in order.
-        """
-        draws = self._draws[at]
-        if rows is not None:
-            draws = draws.index_select(0, rows)
-        cumulative = running_sums(torch.softmax(scores, dim=-1, dtype=torch.float32))  # [rows or nodes, V]
-        if of_rows is not None:
-            cumulative = cumulative.index_select(0, of_rows)  # [rows, V]
-        # Below the total even after rounding (see `__init__`), so that a token of probability 0 is never drawn.
-        below = draws.unsqueeze(1) * cumulative[:, -1:]
-        if self._strict:
-            self._below.append(below)
-        tokens = torch.searchsorted(cumulative, below, right=True).squeeze(1)
-        return tokens.clamp_(max=scores.size(1) - 1)
-
-    def check(self) -> None:
-        """If strict, raise the RuntimeError of `torch.multinomial` once a row's probabilities were not finite."""
-        if self._below and not torch.isfinite(torch.cat(self._below)).all():
-            raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return scores [rows, V] that allow one token."""
-        token = self.tokens(scores, input_ids.size(1) - self.prompt_width)
-        return torch.full_like(scores, -torch.inf).scatter_(1, token.unsqueeze(1), 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from .cache import CannotServeError, NodeLayer, check_attended, check_filled, move_nodes, on_device
 from .images import ENCODED, Images, images_of
-from .plain_decoder import CacheMemory, PlainDecoder, plain_decoder, take_over
+from .plain_decoder import CacheMemory, PlainDecoder, take_over
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteriaList
@@ -64,6 +65,10 @@ class Nodes:
         columns: tokens of each prefix, with the padding.
         rows: the number of each row that has not ended.
         of_rows: the node of each of them. If None, each has a node of its own, in the same order.
+        node: the same, on the host.
+        table: `[rows, W + T]`, all tokens.
+        width: columns of the prompts.
+        cache, decoder, mask, positions: what the next tokens are computed from. If there is no decoder, the model does.
     """
 
     def __init__(
@@ -81,24 +86,24 @@ class Nodes:
         self._model = model
         self._inputs = inputs
         self._cache_name = cache_argument(inputs)
-        self._cache = inputs[self._cache_name]
+        self.cache = inputs[self._cache_name]
         self._criteria = criteria
-        self._ends = ends
+        self.ends = ends
         self._draws = draws
         self._reads_every_token = reads_every_token
         count, self.columns = input_ids.shape
-        self._width = self.columns  # of the prompts
+        self.width = self.columns  # of the prompts
         assert config.max_length is not None
         self._pad = _pad_token(config)
-        self._output = input_ids.new_full((count, config.max_length), self._pad)  # [rows, W + T]
-        self._output[:, : self.columns] = input_ids
+        self.table = input_ids.new_full((count, config.max_length), self._pad)  # [rows, W + T]
+        self.table[:, : self.columns] = input_ids
         self._images = images_of(model.config, input_ids, inputs.get(ENCODED))
         self._prompts = HostPrompts.read(input_ids, inputs)
         first_rows, prompt_of_row = self._prompts.distinct(self._images)
         self._first_rows = first_rows  # one row of each prompt
         self._prompt_of = np.arange(len(first_rows))  # of each node
         self._rows: NDArray[np.int64]
-        self._node: NDArray[np.int64]  # of each of these rows
+        self.node: NDArray[np.int64]  # of each of these rows
         self.rows: Tensor
         self.of_rows: Tensor | None
         self._row_of_node: Tensor  # one row of each node
@@ -110,13 +115,19 @@ class Nodes:
     @property
     def prefixes(self) -> Tensor:
         """Prompt and tokens so far of each node."""
-        return self._output.index_select(0, self._row_of_node)[:, : self.columns]
+        return self.table.index_select(0, self._row_of_node)[:, : self.columns]
 
-    def prefill(self, processors: LogitsProcessorList) -> Tensor:
-        """Compute each distinct prompt; return the logits `[nodes, V]` that draw the first tokens."""
+    def prefill(
+        self, processors: LogitsProcessorList, decoder_of: Callable[[PreTrainedModel, int], PlainDecoder | None]
+    ) -> Tensor:
+        """Compute each distinct prompt; return the logits `[nodes, V]` that draw the first tokens.
+
+        Args:
+            decoder_of: such as `plain_decoder`.
+        """
         inputs = dict(self._inputs)
         first_rows = self._tensor(self._first_rows)
-        ids = self._output.index_select(0, first_rows)[:, : self.columns]
+        ids = self.table.index_select(0, first_rows)[:, : self.columns]
         for name in PER_TOKEN:
             if inputs.get(name) is not None:
                 inputs[name] = inputs[name].index_select(0, first_rows)
@@ -125,7 +136,7 @@ class Nodes:
         positions = inputs.get("position_ids")
         if positions is not None:
             # [rows, W], or [axes, rows, W] where images have rows and columns.
-            positions = positions.expand(*positions.shape[:-2], len(self._output), -1)
+            positions = positions.expand(*positions.shape[:-2], len(self.table), -1)
             inputs["position_ids"] = positions.index_select(-2, first_rows)
         order, common = self._common_beginning(inputs)
         if common >= _COMMON:
@@ -135,29 +146,29 @@ class Nodes:
             prepared = self._prepare(ids, self.columns, is_first_iteration=True, **inputs)
         self._keep(inputs)
         logits = self._model(**prepared, return_dict=True).logits[:, -1].float()
-        check_filled(self._cache, self.columns)
-        for i, layer in enumerate(self._cache.layers):
+        check_filled(self.cache, self.columns)
+        for i, layer in enumerate(self.cache.layers):
             if type(layer) is DynamicLayer and layer.get_seq_length():
-                self._cache.layers[i] = NodeLayer(layer, *self._output.shape)
+                self.cache.layers[i] = NodeLayer(layer, *self.table.shape)
         _select_rows(processors, first_rows)
-        self._decoder = self._choose_decoder()
+        self.decoder = self._choose_decoder(decoder_of)
         return logits
 
-    def _choose_decoder(self) -> PlainDecoder | None:
+    def _choose_decoder(self, decoder_of: Callable[[PreTrainedModel, int], PlainDecoder | None]) -> PlainDecoder | None:
         """Return what computes single tokens with fewer operations than the model; None if the model must do it."""
-        kinds = {type(layer).__name__ for layer in self._cache.layers}
+        kinds = {type(layer).__name__ for layer in self.cache.layers}
         prepares = self._prepares and self._model.config.model_type not in _PREPARES_NOTHING
         needs_model = prepares or bool(self._types) or not kinds <= _READ_BY_DECODER
-        if self._positions is None or self._positions.ndim != 2 or needs_model:
+        if self.positions is None or self.positions.ndim != 2 or needs_model:
             return None
-        decoder = plain_decoder(self._model, self._output.shape[1])
+        decoder = decoder_of(self._model, self.table.shape[1])
         if decoder is not None:
-            take_over(decoder, self._cache)
+            take_over(decoder, self.cache)
         return decoder
 
     def _common_beginning(self, inputs: dict[str, Any]) -> tuple[NDArray[np.int64], int]:
         """Return `shared_first`; no tokens in common where a pass over them alone would need the model's own code."""
-        layers = {type(layer) for layer in self._cache.layers}
+        layers = {type(layer) for layer in self.cache.layers}
         needs_model = self._prepares or self._images is not None or layers != {DynamicLayer}
         if inputs.get("position_ids") is None or needs_model:
             return np.arange(0), 0
@@ -172,7 +183,7 @@ class Nodes:
         ordered = {name: table.gather(-1, order.expand_as(table)) for name, table in tables.items()}
         first_row = {name: table[..., :1, :common] for name, table in ordered.items()}
         self._model(**inputs | first_row)
-        self._cache.reorder_cache(order.new_zeros(len(ids)))
+        self.cache.reorder_cache(order.new_zeros(len(ids)))
         later = {name: table[..., common:] for name, table in ordered.items()}
         # The mask is that of all keys, those in the cache too.
         return inputs | later | {"attention_mask": ordered.get("attention_mask")}
@@ -185,38 +196,46 @@ class Nodes:
             mask = None
         self._inputs.pop("attention_mask", None)
         # [nodes, W + T]: every token that follows is seen.
-        self._mask = None if mask is None else pad(mask, (0, self._output.size(1) - mask.size(1)), value=1)
+        self.mask = None if mask is None else pad(mask, (0, self.table.size(1) - mask.size(1)), value=1)
         self._types = {name: inputs[name][:, -1:] for name in TYPES if inputs.get(name) is not None}
         if "mm_token_type_ids" in self._types:
             # As `generate` does: what the model writes is text.
             self._types["mm_token_type_ids"] = torch.zeros_like(self._types["mm_token_type_ids"])
         positions = inputs.get("position_ids")
-        self._positions = None
+        self.positions = None
         if positions is not None:
             positions = positions[..., -1:]
-            self._positions = positions[..., :1, :] if self._prompts.end_at_one_position else positions
+            self.positions = positions[..., :1, :] if self._prompts.end_at_one_position else positions
         self._inputs.pop(ENCODED, None)  # the prompts' images have been read
         self._images = None
+
+    @property
+    def have_fixed_shapes(self) -> bool:
+        """Whether prompts are in layers whose keys and values `captured` can hold."""
+        layers = self.cache.layers
+        return self.decoder is not None and all(
+            isinstance(layer, NodeLayer) and layer.keys.shape == layer.values.shape for layer in layers
+        )
 
     def next_logits(self) -> Tensor:
         """Return the logits `[nodes, V]` after the latest tokens."""
         inputs = dict(self._inputs)
-        if self._mask is not None:
-            inputs["attention_mask"] = self._mask[:, : self.columns]
-        if self._positions is not None:
-            self._positions = self._positions + 1
-            inputs["position_ids"] = self._positions
-        latest = self._output[:, self.columns - 1].index_select(0, self._row_of_node)
-        if self._decoder is not None:
-            memory = CacheMemory(self._decoder, inputs["position_ids"][:, 0], inputs.get("attention_mask"), self._cache)
-            return self._decoder(latest, memory).float()
+        if self.mask is not None:
+            inputs["attention_mask"] = self.mask[:, : self.columns]
+        if self.positions is not None:
+            self.positions = self.positions + 1
+            inputs["position_ids"] = self.positions
+        latest = self.table[:, self.columns - 1].index_select(0, self._row_of_node)
+        if self.decoder is not None:
+            memory = CacheMemory(self.decoder, inputs["position_ids"][:, 0], inputs.get("attention_mask"), self.cache)
+            return self.decoder(latest, memory).float()
         inputs |= self._types
         if self._prepares:
             inputs = self._prepare(self.prefixes, 1, next_sequence_length=1, **inputs)
         else:
             inputs["input_ids"] = latest.unsqueeze(1)
         logits: Tensor = self._model(**inputs, return_dict=True).logits[:, -1].float()
-        check_attended(self._cache)
+        check_attended(self.cache)
         return logits
 
     def extend(self, tokens: Tensor, processors: LogitsProcessorList) -> bool:
@@ -226,9 +245,9 @@ class Nodes:
             tokens: of each row where they are drawn, otherwise of each node.
         """
         row_tokens = tokens if self._draws or self.of_rows is None else tokens.index_select(0, self.of_rows)
-        self._output[:, self.columns].index_copy_(0, self.rows, row_tokens)
+        self.table[:, self.columns].index_copy_(0, self.rows, row_tokens)
         self.columns += 1
-        if self.columns == self._output.size(1):
+        if self.columns == self.table.size(1):
             return False
         nodes_before = len(self._row_of_node)
         if self._reads_every_token:
@@ -253,46 +272,46 @@ class Nodes:
         parents = np.arange(len(self._row_of_node))
         if self._draws and self.of_rows is not None:
             node_tokens = np.empty_like(parents)
-            node_tokens[self._node] = tokens
-            if (node_tokens[self._node] != tokens).any():
-                pairs, node = np.unique(self._node * _TOKENS + tokens, return_inverse=True)
-                self._node = node
+            node_tokens[self.node] = tokens
+            if (node_tokens[self.node] != tokens).any():
+                pairs, node = np.unique(self.node * _TOKENS + tokens, return_inverse=True)
+                self.node = node
                 parents, node_tokens = np.divmod(pairs, _TOKENS)
             tokens = node_tokens
-        if self._ends is not None:
-            return parents, np.isin(tokens, self._ends.numpy(force=True))
+        if self.ends is not None:
+            return parents, np.isin(tokens, self.ends.numpy(force=True))
         row_of_node = np.empty_like(parents)
-        row_of_node[self._node] = self._rows
-        prefixes = self._output.index_select(0, self._tensor(row_of_node))[:, : self.columns]
+        row_of_node[self.node] = self._rows
+        prefixes = self.table.index_select(0, self._tensor(row_of_node))[:, : self.columns]
         return parents, self._criteria(prefixes, None).cpu().numpy()
 
     def _part(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Give each row that draws a node of its own; say which nodes ended, at every `EVERY`th token."""
         parents = np.arange(len(self._row_of_node))
         if self._draws and self.of_rows is not None:
-            order = self._node.argsort(kind="stable")
-            parents = self._node[order]
-            self._node = order.argsort()
+            order = self.node.argsort(kind="stable")
+            parents = self.node[order]
+            self.node = order.argsort()
         ended = np.zeros(len(parents), bool)
-        assert self._ends is not None
-        if len(self._ends) and (self.columns - self._width) % EVERY == 0:
-            latest = self._output[:, self.columns - EVERY : self.columns].index_select(0, self.rows)
-            ended[self._node] = torch.isin(latest, self._ends).any(1).cpu().numpy()
+        assert self.ends is not None
+        if len(self.ends) and (self.columns - self.width) % EVERY == 0:
+            latest = self.table[:, self.columns - EVERY : self.columns].index_select(0, self.rows)
+            ended[self.node] = torch.isin(latest, self.ends).any(1).cpu().numpy()
         return parents, ended
 
     def output(self) -> Tensor:
         """Return prompts and completions of all rows."""
         if self._reads_every_token:
-            return self._output[:, : self.columns]
-        assert self._ends is not None
-        longest = end_rows(self._output[:, self._width : self.columns], self._ends, self._pad)
-        return self._output[:, : self._width + longest]
+            return self.table[:, : self.columns]
+        assert self.ends is not None
+        longest = end_rows(self.table[:, self.width : self.columns], self.ends, self._pad)
+        return self.table[:, : self.width + longest]
 
     def _prepare(self, ids: Tensor, columns: int, **inputs: Any) -> dict[str, Any]:
         """Return the model's own preparation of its inputs, which must be the latest `columns` and the cache."""
         prepared: dict[str, Any] = self._model.prepare_inputs_for_generation(ids, **inputs)
         latest = prepared.get("input_ids")
-        has_cache = prepared.get(self._cache_name) is self._cache
+        has_cache = prepared.get(self._cache_name) is self.cache
         if not has_cache or latest is None or latest.shape[1] != columns:
             raise CannotServeError("the model computes other tokens than the latest")
         return prepared
@@ -307,18 +326,18 @@ class Nodes:
             ended: of each child.
         """
         unfinished = np.flatnonzero(~ended)
-        row_goes_on = ~ended[self._node]
+        row_goes_on = ~ended[self.node]
         children = unfinished[order_of_children(parents[unfinished])]  # by their new number
         number_of_child = np.zeros_like(parents)
         number_of_child[children] = np.arange(len(children))
-        self._assign(self._rows[row_goes_on], number_of_child[self._node[row_goes_on]])
+        self._assign(self._rows[row_goes_on], number_of_child[self.node[row_goes_on]])
         origin = self._tensor(parents[children])
-        if self._mask is not None:
-            self._mask = self._mask.index_select(0, origin)
-        if self._positions is not None and self._positions.size(-2) > 1:
-            self._positions = self._positions.index_select(-2, origin)
+        if self.mask is not None:
+            self.mask = self.mask.index_select(0, origin)
+        if self.positions is not None and self.positions.size(-2) > 1:
+            self.positions = self.positions.index_select(-2, origin)
         self._types = {name: types.index_select(0, origin) for name, types in self._types.items()}
-        self._prompt_of = move_nodes(self._cache, parents[children], self._prompt_of, origin.device)
+        self._prompt_of = move_nodes(self.cache, parents[children], self._prompt_of, origin.device)
         _select_rows(processors, origin)
 
     def _assign(self, rows: NDArray[np.int64], node: NDArray[np.int64]) -> None:
@@ -329,7 +348,7 @@ class Nodes:
             rows = rows[node.argsort()]
             node = np.arange(nodes)
         self._rows = rows
-        self._node = node
+        self.node = node
         self.rows = self._tensor(rows)
         self.of_rows = None if apart else self._tensor(node)
         row_of_node = np.empty(nodes, np.int64)
@@ -337,7 +356,7 @@ class Nodes:
         self._row_of_node = self.rows if apart else self._tensor(row_of_node)
 
     def _tensor(self, numbers: NDArray[np.int64]) -> Tensor:
-        return on_device(numbers, self._output.device)
+        return on_device(numbers, self.table.device)
 
 
 class HostPrompts(NamedTuple):

@@ -157,32 +157,39 @@ def product_type(model: PreTrainedModel) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
 
 
-@torch.no_grad()
 def plain_decoder(model: PreTrainedModel, length: int) -> PlainDecoder | None:
-    """Return what computes single tokens of a model; None if the model must do it.
-
-    A model with hooks, quantized weights, adapters other than LoRA or another arrangement computes its tokens itself.
+    """Return what computes single tokens of a model; None if the model must do it: see `is_plain`.
 
     Args:
         length: the most tokens of a prompt and its completion.
     """
+    if not is_plain(model) or not _has_room(model):
+        return None
+    with torch.no_grad():
+        return PlainDecoder(model, torch.arange(length, device=model.device))
+
+
+@torch.no_grad()
+def is_plain(model: PreTrainedModel) -> bool:
+    """Return whether a decoder computes a model's single tokens.
+
+    A model with hooks, quantized weights, adapters other than LoRA or another arrangement computes its tokens itself.
+    """
     dtype = product_type(model)
     if dtype.itemsize < 4 and model.config.model_type not in FAMILIES:
-        return None
-    if model.device.type not in ("cpu", "cuda") or not _is_arranged(model) or not _has_room(model):
-        return None
+        return False
+    if model.device.type not in ("cpu", "cuda") or not _is_arranged(model):
+        return False
     exact = _is_exact.setdefault(model, {})
     types = (model.device.type, model.dtype, dtype)
     if types not in exact:
         exact[types] = _compare(model)
-    if not exact[types]:
-        return None
-    return PlainDecoder(model, torch.arange(length, device=model.device))
+    return exact[types]
 
 
 def _has_room(model: PreTrainedModel) -> bool:
     """Return whether a GPU has room for another copy of the layers, and as much again for keys and values."""
-    if model.device.type != "cuda":
+    if model.device.type != "cuda" or not torch.cuda.is_available():
         return True
     free, _ = torch.cuda.mem_get_info(model.device)
     free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
@@ -198,7 +205,9 @@ def _is_arranged(model: PreTrainedModel) -> bool:
     within_lora = "\n"  # the path of the latest map with adapters; no path begins with this
     for path, module in model.named_modules():
         is_patched = "forward" in vars(module) and module is not model  # TRL patches the model's own
-        if is_patched or module._forward_hooks or module._forward_pre_hooks:
+        # With gradient checkpointing transformers marks the embeddings as inputs that need a gradient.
+        hooks = {getattr(hook, "__name__", "") for hook in module._forward_hooks.values()}
+        if is_patched or hooks - {"make_inputs_require_grads"} or module._forward_pre_hooks:
             return False
         if path.startswith(within_lora):
             continue

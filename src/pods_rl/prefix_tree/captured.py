@@ -1,0 +1,410 @@
+"""Rows whose tokens have fixed shapes and fixed addresses, so that a CUDA graph computes one with a single launch.
+
+Between launches of single operations a GPU waits for the host. Here a token of all rows is one graph, captured with
+the first token of its shape and replayed for the others. The host reads which rows ended at every `EVERY`th token, and
+then halves the rows of each prompt if that pays. Rows of a prompt share its keys.
+
+A graph holds addresses. It is kept for the next generation with its buffers and with the decoder, which writes its
+copies of the weights again in place, unless these take much of the device's memory.
+
+`decode` calls `complete_rows` on CUDA. Without a graph, as on a CPU, the same steps run as operations.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import LogitsProcessorList, PreTrainedModel
+
+from .cache import NodeLayer, PromptSlots, on_device, read_with_prompts
+from .draws import RowDraws, draw_tokens
+from .nodes import EVERY, Nodes
+from .plain_decoder import PlainDecoder, is_plain, plain_decoder, product_type
+
+logger = logging.getLogger(__name__)
+
+SCORES_ALONE = frozenset({  # processors that read no tokens
+    "EpsilonLogitsWarper", "EtaLogitsWarper", "InfNanRemoveLogitsProcessor", "LogitNormalization", "MinPLogitsWarper",
+    "SuppressTokensLogitsProcessor", "TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper",
+    "TypicalLogitsWarper",
+})  # fmt: skip
+_WIDTH = 64  # the prompts' columns are a multiple, so that prompts of other lengths find the same graph
+_COLUMNS = 128  # columns of the completions at first; they double, and keys are copied then
+_WORTH = 64  # tokens that may still come, from which it pays to copy half of the rows, and perhaps to capture again
+_KEPT_SHARE = 0.1  # of a device's memory, which buffers and copies of weights may take between generations
+
+
+class Shape(NamedTuple):
+    """What the addresses and the operations of a step depend on.
+
+    Attributes:
+        most: rows of each prompt.
+        width: columns of the prompts.
+        columns: of the completions.
+        draws: whether tokens are drawn.
+        processors: of the scores, with their settings.
+    """
+
+    prompts: int
+    most: int
+    width: int
+    columns: int
+    draws: bool
+    processors: Hashable
+
+
+class Slots:
+    """The buffers of a step, which is the memory of a decoder: see `fused_layers.Memory`.
+
+    Slot `i` is a row of prompt `i // most`.
+
+    Args:
+        layers: of a cache that the model filled with the prompts, which have the forms of the states.
+        length: the most tokens of a completion.
+
+    Attributes:
+        tokens: `[length, slots]`.
+        below: `[slots, 1]`, finite while all probabilities are: see `draw_tokens`.
+    """
+
+    def __init__(
+        self, shape: Shape, decoder: PlainDecoder, processors: LogitsProcessorList, layers: list[NodeLayer], length: int
+    ) -> None:
+        device = layers[0].keys.device
+        slots = shape.prompts * shape.most
+        self.shape = shape
+        self._decoder = decoder
+        self._processors = processors
+        self._by_prompt = PromptSlots(np.arange(shape.prompts).repeat(shape.most), device)
+        self._prompt_states: list[Tensor] = []  # of each layer, [2, prompts, K, width, D]: keys and values
+        self._states: list[Tensor] = []  # [2, slots, K, columns, D]
+        for layer in layers:
+            _, heads, _, size = layer.keys.shape
+            self._prompt_states.append(layer.keys.new_zeros(2, shape.prompts, heads, shape.width, size))
+            self._states.append(layer.keys.new_zeros(2, slots, heads, shape.columns, size))
+        self._hidden = torch.ones(slots, 1, 1, shape.width + shape.columns, dtype=torch.bool, device=device)
+        self._positions = torch.zeros(slots, dtype=torch.int64, device=device)  # of the latest token
+        self._latest = torch.zeros(1, dtype=torch.int64, device=device)  # the number of the latest token
+        self._column = torch.zeros(1, dtype=torch.int64, device=device)  # of its keys, after the prompts'
+        self.tokens = torch.zeros(length, slots, dtype=torch.int64, device=device)
+        self._draws = torch.zeros(length, slots, device=device)
+        self.below = torch.zeros(slots, 1, device=device)  # finite while all probabilities are
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._is_warm = False
+
+    def begin(
+        self, layers: list[NodeLayer], mask: Tensor | None, positions: Tensor, draws: Tensor | None, logits: Tensor
+    ) -> None:
+        """Read the prompts, and draw the first token of each row.
+
+        Args:
+            mask: `[prompts, columns]`, 0 at padding. If None, there is none.
+            positions: `[prompts or 1]`, of the prompts' last tokens.
+            draws: `[length, slots]`. If None, greedy.
+            logits: `[prompts, V]`.
+        """
+        shape = self.shape
+        width = layers[0].width
+        for states, prompt_states, layer in zip(self._states, self._prompt_states, layers, strict=True):
+            states.zero_()  # what no row sees must be finite
+            prompt_states.zero_()
+            prompt_states[0, :, :, -width:] = layer.keys
+            prompt_states[1, :, :, -width:] = layer.values
+        self._hidden.fill_(True)
+        seen = torch.ones_like(self._hidden[: shape.prompts, 0, 0, :width]) if mask is None else mask[:, :width] != 0
+        start = shape.width - width
+        self._hidden[:, 0, 0, start : shape.width] = ~seen.repeat_interleave(shape.most, 0)
+        self._positions.copy_(positions.expand(shape.prompts).repeat_interleave(shape.most))
+        self._latest.zero_()
+        self._column.fill_(shape.width)
+        self.below.zero_()
+        if draws is not None:
+            self._draws[: len(draws)] = draws[: len(self._draws)]
+        self._draw(logits.repeat_interleave(shape.most, 0))
+
+    def take_over(self, before: Slots, source: Tensor, count: int) -> None:
+        """Continue the rows of other slots.
+
+        Args:
+            source: the slot before of each slot.
+            count: tokens of each row.
+        """
+        columns = min(before.shape.columns, count)
+        seen_columns = self.shape.width + columns
+        for mine, theirs in zip(self._states, before._states, strict=True):
+            mine.zero_()
+            mine[:, :, :, :columns] = theirs[:, :, :, :columns].index_select(1, source)
+        for mine, theirs in zip(self._prompt_states, before._prompt_states, strict=True):
+            mine.copy_(theirs)
+        self._hidden.fill_(True)
+        self._hidden[..., :seen_columns] = before._hidden[..., :seen_columns].index_select(0, source)
+        self._positions.copy_(before._positions.index_select(0, source))
+        self._latest.copy_(before._latest)
+        self._column.copy_(before._column)
+        self.tokens[:count] = before.tokens[:count].index_select(1, source)
+        self._draws[: len(before._draws)] = before._draws[: len(self._draws)].index_select(1, source)
+        self.below.copy_(before.below.sum())
+
+    def step(self) -> None:
+        """Compute the latest token of each row, and draw the next."""
+        latest = self.tokens.index_select(0, self._latest).squeeze(0)
+        self._hidden.index_fill_(3, self._column, False)
+        # The position that follows the prompt's last is that of the first token.
+        self._positions.add_(1)
+        self._rotations = {
+            kind: table.index_select(0, self._positions)[:, None, None].unbind(3)
+            for kind, table in self._decoder.rotations.items()
+        }
+        logits = self._decoder(latest, self).float()
+        self._latest.add_(1)
+        self._column.add_(1)
+        self._draw(logits)
+
+    def _draw(self, logits: Tensor) -> None:
+        scores = logits
+        no_prefixes: Any = None
+        for processor in self._processors:
+            scores = processor(no_prefixes, scores)
+        if self.shape.draws:
+            tokens, below = draw_tokens(scores, self._draws.index_select(0, self._latest).squeeze(0))
+            self.below.add_(below)
+        else:
+            tokens = scores.argmax(dim=-1)
+        self.tokens.index_copy_(0, self._latest, tokens.unsqueeze(0))
+
+    def rotation(self, kind: str | None) -> tuple[Tensor, Tensor]:
+        return self._rotations[kind]  # type: ignore[return-value]
+
+    def attend(self, layer: int, heads: Tensor, group: int, softcap: float | None) -> Tensor:
+        states = self._states[layer]
+        latest = heads[:, :, group : group + 2].movedim(2, 0).unsqueeze(3)  # [2, slots, K, 1, D]
+        states.index_copy_(3, self._column - self.shape.width, latest)
+        queries = heads[:, :, :group].flatten(0, 1)
+        own = (states[0], states[1])
+        of_prompts = (self._prompt_states[layer][0], self._prompt_states[layer][1])
+        return read_with_prompts(queries, own, of_prompts, self._by_prompt, self._hidden, softcap)
+
+    def states(self, layer: int) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError("models with recurrent layers are not captured")
+
+    def next_token(self) -> None:
+        """Compute a token: by the graph, which is captured after the first."""
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        if self._is_warm or not _can_capture(self.tokens.device):
+            self.step()
+            return
+        self._is_warm = True
+        device = self.tokens.device
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            self.step()  # libraries prepare themselves at their first call, which a graph could not hold
+        torch.cuda.current_stream(device).wait_stream(stream)
+        try:
+            graph = torch.cuda.CUDAGraph()
+            # Other threads, such as those of NCCL, may call CUDA meanwhile.
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                self.step()
+            self._graph = graph
+        except RuntimeError as error:  # capturing computes nothing, so nothing is lost
+            _log_failure(error)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(states.nbytes for states in (*self._states, *self._prompt_states, self.tokens, self._draws))
+
+
+def _can_capture(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_available()
+
+
+def _memory_of(device: torch.device) -> float:
+    """Return the bytes of a device's memory; a CPU's do not count."""
+    return torch.cuda.get_device_properties(device).total_memory if _can_capture(device) else float("inf")
+
+
+class Kept(NamedTuple):
+    """What a model keeps between generations.
+
+    Attributes:
+        length: the most tokens of a prompt and its completion.
+        weights: what the addresses in `decoder` depend on.
+    """
+
+    decoder: PlainDecoder
+    length: int
+    weights: Hashable
+    slots: dict[Shape, Slots]
+
+
+_kept: WeakKeyDictionary[PreTrainedModel, Kept] = WeakKeyDictionary()
+_logged: set[str] = set()
+
+
+def _log_failure(error: RuntimeError) -> None:
+    reason = str(error).partition("\n")[0]
+    if reason not in _logged:
+        logger.warning("No CUDA graph was captured, so that a token is many launches: %s", reason)
+    _logged.add(reason)
+
+
+def decoder_to_keep(model: PreTrainedModel, length: int) -> PlainDecoder | None:
+    """Return `plain_decoder`'s, if possible that of the generation before, with the weights as they are now."""
+    weights = (product_type(model), *map(id, model.modules()), *(weight.data_ptr() for weight in model.parameters()))
+    kept = _kept.get(model)
+    if kept is not None and kept.weights == weights and kept.length >= length and is_plain(model):
+        with torch.no_grad():
+            kept.decoder.refill()
+        return kept.decoder
+    _kept.pop(model, None)
+    longest = length + _WIDTH  # the next prompts may be longer
+    decoder = plain_decoder(model, longest)
+    if decoder is not None:
+        _kept[model] = Kept(decoder, longest, weights, {})
+    return decoder
+
+
+def complete_rows(
+    model: PreTrainedModel, nodes: Nodes, draws: RowDraws | None, processors: LogitsProcessorList, logits: Tensor
+) -> None:
+    """Complete rows whose prompts are computed, in their table.
+
+    Args:
+        nodes: the prompts, with a decoder of `decoder_to_keep`.
+        draws: of the rows. If None, greedy: then a prompt has one slot.
+        logits: `[prompts, V]`, after the prompts.
+    """
+    rows = _Rows(nodes, _kept[model], draws, processors)
+    rows.begin(draws, logits)
+    while rows.advance():
+        pass
+    rows.finish()
+    if draws is not None:
+        draws.note(rows.slots.below)
+    rows.keep_or_drop(model)
+
+
+class _Rows:
+    """The rows of a generation, and the slots that they are in."""
+
+    def __init__(self, nodes: Nodes, kept: Kept, draws: RowDraws | None, processors: LogitsProcessorList) -> None:
+        assert nodes.ends is not None
+        self._nodes = nodes
+        self._ends = nodes.ends
+        self._kept = kept
+        self._processors = processors
+        self._layers: list[NodeLayer] = list(nodes.cache.layers)
+        self._length = nodes.table.shape[1] - nodes.width
+        prompt_of_row = nodes.node
+        order = prompt_of_row.argsort(kind="stable")
+        counts = np.bincount(prompt_of_row)
+        most = int(counts.max()) if draws is not None else 1
+        number = np.arange(len(order)) - (np.cumsum(counts) - counts)[prompt_of_row[order]]  # within its prompt
+        self._rows: NDArray[np.int64] = order
+        self._slot: NDArray[np.int64] = prompt_of_row[order] * most + (number if draws is not None else 0)
+        self._has_ended = np.zeros(len(order), bool)
+        self._count = 1  # tokens of each row
+        settings = tuple((type(each).__name__, *sorted(map(repr, vars(each).items()))) for each in processors)
+        width = -(-nodes.width // _WIDTH) * _WIDTH
+        columns = min(_COLUMNS, max(1, self._length - 1))
+        self.slots = self._slots_of(Shape(len(counts), most, width, columns, draws is not None, settings))
+        self._used = {self.slots.shape}
+
+    def _slots_of(self, shape: Shape) -> Slots:
+        slots = self._kept.slots.get(shape)
+        if slots is None or len(slots.tokens) < self._length:
+            slots = Slots(shape, self._kept.decoder, self._processors, self._layers, self._length)
+            self._kept.slots[shape] = slots
+        return slots
+
+    def begin(self, draws: RowDraws | None, logits: Tensor) -> None:
+        """Draw the first token of each row."""
+        nodes = self._nodes
+        assert nodes.positions is not None
+        row_of_slot = np.zeros(self.slots.tokens.shape[1], np.int64)  # slots without a row draw what is not read
+        row_of_slot[self._slot] = self._rows
+        table = None if draws is None else draws.table(self._tensor(row_of_slot))
+        self.slots.begin(self._layers, nodes.mask, nodes.positions[:, 0], table, logits)
+
+    def advance(self) -> bool:
+        """Compute a token of each row; return whether any row can have another."""
+        if self._count >= self._length:
+            return False
+        shape = self.slots.shape
+        if self._count > shape.columns:
+            self._move(shape._replace(columns=min(2 * shape.columns, self._length - 1)))
+        self.slots.next_token()
+        self._count += 1
+        if self._count % EVERY == 0 and len(self._ends) and self._count < self._length:
+            latest = self.slots.tokens[self._count - EVERY : self._count]
+            ended = torch.isin(latest, self._ends).any(0).cpu().numpy()
+            self._has_ended |= ended[self._slot]
+            if self._has_ended.all():
+                return False
+            self._halve()
+        return True
+
+    def _halve(self) -> None:
+        """Halve the slots of each prompt as often as its unfinished rows allow, if many tokens may still come."""
+        shape = self.slots.shape
+        prompts = self._slot[~self._has_ended] // shape.most
+        most_left = np.bincount(prompts).max()
+        most = shape.most
+        while most_left <= most // 2:
+            most //= 2
+        if most < shape.most and self._length - self._count >= _WORTH:
+            self._write(self._has_ended)
+            self._move(shape._replace(most=most))
+
+    def _move(self, shape: Shape) -> None:
+        """Continue in slots of another shape; with fewer rows a prompt, those that have ended are gone."""
+        before = self.slots
+        most = before.shape.most
+        source = np.arange(shape.prompts).repeat(shape.most) * most  # a slot without a row repeats the prompt's first
+        if shape.most == most:
+            source = np.arange(len(source))
+        else:
+            first_of_prompt = np.searchsorted(self._slot // most, np.arange(shape.prompts))
+            prompt = self._slot // most
+            slot = prompt * shape.most + np.arange(len(prompt)) - first_of_prompt[prompt]
+            source[slot] = self._slot
+            self._slot = slot
+        self.slots = self._slots_of(shape)
+        self.slots.take_over(before, self._tensor(source), self._count)
+        self._used.add(shape)
+
+    def _write(self, is_written: NDArray[np.bool_]) -> None:
+        """Write rows to the table, and forget them."""
+        rows = self._tensor(self._rows[is_written])
+        tokens = self.slots.tokens[: self._count].index_select(1, self._tensor(self._slot[is_written])).T
+        start = self._nodes.width
+        self._nodes.table[:, start : start + self._count].index_copy_(0, rows, tokens)
+        self._rows = self._rows[~is_written]
+        self._slot = self._slot[~is_written]
+        self._has_ended = self._has_ended[~is_written]
+
+    def finish(self) -> None:
+        """Write all rows to the table."""
+        self._write(np.ones(len(self._rows), bool))
+        self._nodes.columns = self._nodes.width + self._count
+
+    def keep_or_drop(self, model: PreTrainedModel) -> None:
+        """Drop graphs that this generation did not need; on a device that they would fill, all of them."""
+        for shape in self._kept.slots.keys() - self._used:
+            del self._kept.slots[shape]
+        nbytes = sum(slots.nbytes for slots in self._kept.slots.values())
+        nbytes += sum(copy.tensor.nbytes for copy in self._kept.decoder.copies)
+        if nbytes > _KEPT_SHARE * _memory_of(self.slots.tokens.device):
+            del _kept[model]
+
+    def _tensor(self, numbers: NDArray[np.int64]) -> Tensor:
+        return on_device(numbers, self._nodes.table.device)

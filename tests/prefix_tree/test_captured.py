@@ -1,0 +1,209 @@
+"""Rows in fixed slots: the tokens of the tree, a step that can be captured, and what is kept between generations."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pods_rl.prefix_tree import captured, decoding
+from pods_rl.prefix_tree.captured import Slots
+from pods_rl.prefix_tree.decoding import Path, RowDraws, generation_path
+
+from .test_decoding import END, EQUAL, LONG, MIXED, V, batch, build, keys, once
+
+pytestmark = pytest.mark.numeric
+UNSORTED = [MIXED[i] for i in (0, 3, 5, 1, 4, 6, 2)] * 3
+READS = {"_local_scalar_dense", "nonzero", "item", "_unique2", "bincount", "masked_select", "equal", "is_nonzero"}
+
+
+def complete(model, prompts, **settings):
+    """Prompts and completions, which draw if the settings do."""
+    defaults = {"eos_token_id": [END, 3, 22], "do_sample": True, "temperature": 1.0, "max_new_tokens": 40}
+    inputs = batch(prompts, **defaults | settings)
+    config = inputs["generation_config"]
+    draws = RowDraws(keys(len(prompts)), config.max_new_tokens, strict=True) if config.do_sample else None
+    return once(model, inputs, draws)
+
+
+@pytest.fixture
+def in_slots(monkeypatch):
+    """Call it to complete rows in slots from then on, as on CUDA. Columns and rows change their number soon."""
+    monkeypatch.setattr(captured, "_COLUMNS", 8)
+    monkeypatch.setattr(captured, "_WORTH", 1)
+    return lambda: monkeypatch.setattr(decoding, "choose_path", lambda *how: Path.CAPTURED)
+
+
+SETTINGS = {
+    "drawn": (MIXED * 3, {}),
+    "rows of a prompt apart": (UNSORTED, {}),
+    "equal prompts": (EQUAL * 4, {"top_k": 12, "top_p": 0.9, "temperature": 1.4}),
+    "probable tokens": (EQUAL * 4, {"min_p": 0.1, "temperature": 0.5}),
+    "a common beginning": (LONG * 2, {"eos_token_id": None}),
+    "prompts of two columns of graphs": ([[5, 6, 7] * 22] * 3 + [[8, 9]] * 2, {}),
+    "greedy": (MIXED, {"do_sample": False}),
+    "greedy, all end": (EQUAL, {"do_sample": False, "eos_token_id": [*range(2, V)]}),
+    "ends at once": (MIXED, {"eos_token_id": [*range(2, V)]}),
+    "one token": (EQUAL, {"max_new_tokens": 1}),
+    "two tokens": (EQUAL, {"max_new_tokens": 2}),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_rows_in_slots_get_the_tokens_of_the_tree(name, in_slots):
+    prompts, settings = SETTINGS[name]
+    model = build("qwen3")
+    expected = complete(model, prompts, **settings)
+    in_slots()
+    assert torch.equal(complete(model, prompts, **settings), expected)
+    assert generation_path(model) == Path.CAPTURED.value
+    assert torch.equal(complete(model, prompts, **settings), expected)  # in the same buffers
+
+
+def test_slots_double_their_columns_and_halve_their_rows(in_slots):
+    model = build("llama")
+    in_slots()
+    complete(model, MIXED * 3)
+    shapes = [(shape.most, shape.columns) for shape in captured._kept[model].slots]
+    assert shapes[0] == (9, 8)
+    assert shapes[-1][1] == 39
+    assert {most for most, _ in shapes} > {9, 4}
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 12, "top_p": 0.9}, {"do_sample": False}], ids=str)
+def test_a_step_is_captured_once_and_replayed_without_a_read(monkeypatch, in_slots, settings):
+    model = build("qwen3")
+    expected = complete(model, MIXED * 3, **settings)
+    in_slots()
+    graphs = {}
+
+    def replay(slots):
+        if slots not in graphs:
+            before = {name: value.clone() for name, value in vars(slots).items() if isinstance(value, torch.Tensor)}
+            graphs[slots] = make_fx(lambda: slots.step())()
+            for name, value in before.items():  # capturing on CUDA computes nothing
+                getattr(slots, name).copy_(value)
+        graphs[slots]()
+
+    monkeypatch.setattr(Slots, "next_token", replay)
+    for _ in range(2):
+        assert torch.equal(complete(model, MIXED * 3, **settings), expected)
+    nodes = [node for graph in graphs.values() for node in graph.graph.nodes if node.op == "call_function"]
+    names = {node.target.__name__.partition(".")[0] for node in nodes}
+    assert "index_copy_" in names
+    assert not names & READS
+    assert len(graphs) == len(captured._kept[model].slots)
+
+
+def with_lora():
+    policy = get_peft_model(build("qwen3"), LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    return policy.eval()
+
+
+def trained(model):
+    for name, weights in model.named_parameters():
+        if "lora_B" in name or "k_proj" in name or "norm" in name or "embed" in name:
+            weights.data.add_(torch.randn_like(weights), alpha=0.3)
+
+
+@pytest.mark.parametrize("make", [lambda: build("qwen3"), lambda: with_lora().get_base_model()], ids=["full", "LoRA"])
+def test_weights_that_changed_are_read_into_the_kept_addresses(make, in_slots):
+    model = make()
+    before = complete(model, UNSORTED)
+    trained(model)
+    after = complete(model, UNSORTED)
+    assert not torch.equal(before, after)
+    trained(model)
+    expected = complete(model, UNSORTED)
+    in_slots()
+    complete(model, UNSORTED)
+    kept = captured._kept[model]
+    slots = dict(kept.slots)
+    trained(model)
+    later = complete(model, UNSORTED)
+    assert captured._kept[model] is kept
+    assert all(kept.slots.get(shape, buffers) is buffers for shape, buffers in slots.items())
+    captured._kept.clear()
+    assert torch.equal(complete(model, UNSORTED), later)
+    assert not torch.equal(expected, later)
+
+
+@pytest.mark.parametrize("how", ["an adapter", "another tensor", "a hook"])
+def test_a_decoder_is_not_kept_for_a_model_that_changed(how, in_slots):
+    model = build("qwen3")
+    in_slots()
+    complete(model, UNSORTED)
+    kept = captured._kept[model]
+    if how == "an adapter":
+        get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    elif how == "another tensor":
+        weight = model.model.layers[1].mlp.up_proj.weight
+        weight.data = torch.randn_like(weight)
+    else:
+        model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: None)
+    output = complete(model, UNSORTED)
+    assert captured._kept.get(model) is not kept
+    assert (generation_path(model) == Path.ROWS.value) == (how == "a hook")
+    captured._kept.clear()
+    assert torch.equal(complete(model, UNSORTED), output)
+
+
+def test_what_would_fill_a_device_is_not_kept(in_slots, monkeypatch):
+    model = build("qwen3")
+    in_slots()
+    monkeypatch.setattr(captured, "_memory_of", lambda device: 10_000)
+    complete(model, UNSORTED)
+    assert model not in captured._kept
+
+
+def test_without_a_graph_the_same_steps_run_and_the_log_says_so_once(in_slots, monkeypatch, caplog):
+    """Stand-ins for streams, and a graph that cannot be captured."""
+    model = build("qwen3")
+    expected = complete(model, UNSORTED)
+    in_slots()
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+
+    def fail():
+        raise RuntimeError("no graph\non this device")
+
+    monkeypatch.setattr(captured, "_can_capture", lambda device: True)
+    monkeypatch.setattr(captured, "_memory_of", lambda device: float("inf"))
+    for name, stand_in in (("Stream", lambda device: stream), ("current_stream", lambda device: stream),
+                           ("stream", lambda stream: nullcontext()), ("CUDAGraph", fail)):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    with caplog.at_level(logging.WARNING, logger="pods_rl"):
+        for _ in range(2):
+            assert torch.equal(complete(model, UNSORTED), expected)
+    (record,) = [record for record in caplog.records if "graph was" in record.getMessage()]
+    assert "no graph" in record.getMessage()
+
+
+def test_draws_that_are_not_finite_raise(in_slots):
+    model = build("qwen3")
+    model.lm_head.weight.data.fill_(torch.nan)
+    in_slots()
+    with pytest.raises(RuntimeError, match="probability"):
+        complete(model, EQUAL)
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [("mistral", {}), ("gpt2", {}), ("qwen3", {"repetition_penalty": 1.2})],
+    ids=["a sliding window", "another arrangement", "a processor of prefixes"],
+)
+def test_what_slots_cannot_hold_is_left_to_nodes(shape, settings, monkeypatch):
+    """Of a device that says it is CUDA."""
+    model = build(shape)
+    expected = complete(model, UNSORTED, **settings)
+    kinds = []
+    choose = decoding.choose_path
+    on_cuda = SimpleNamespace(device=torch.device("cuda"), parameters=model.parameters)
+    monkeypatch.setattr(decoding, "choose_path", lambda model, *how: kinds.append(choose(on_cuda, *how)) or kinds[-1])
+    assert torch.equal(complete(model, UNSORTED, **settings), expected)
+    assert kinds == [Path.ROWS if settings else Path.CAPTURED]
+    assert generation_path(model) == Path.ROWS.value
