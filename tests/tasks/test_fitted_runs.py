@@ -74,6 +74,7 @@ def test_a_run_says_and_records_what_it_left_out(policy, capsys):
     run = train(recipe(max_prompt_length=limit), Path("run"))
     environment = json.loads(Path("run/environment.json").read_text())
     assert "scaled_dot_product_attention" in environment["attention"]
+    assert environment["generation"] == "prefix trees"
     said = environment["task"]
     assert run.state == "finished"
     assert said["train"] + said["too_long"]["train_left_out"] == 40

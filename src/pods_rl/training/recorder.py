@@ -81,7 +81,7 @@ class Recorder(TrainerCallback):
         self._save_seconds: float | None = settings["save_seconds"]
         self._record = Record(context.writer, clock=trainer.args.clock, rollouts_every=settings["ledger_every"])
         self._begun = False
-        self._attention: str | None = None  # as environment.json has it
+        self._paths: dict[str, str] = {}  # as environment.json has them
         self._ledger_watcher = Watcher("the ledger of rollouts")
         self._tables = Watcher("a file of rollouts or completions", raises=(OSError, UserError))
 
@@ -128,7 +128,7 @@ class Recorder(TrainerCallback):
         before = self.seconds
         self._record.step = state.global_step
         self._read_clock_and_signals()
-        self._write_attention()
+        self._write_paths()
         self._write_ledger()
         if not self.stopped_by and not self._budget_spent() and self._passed(self._eval_seconds, before):
             assert self._eval_seconds
@@ -227,12 +227,13 @@ class Recorder(TrainerCallback):
         self._shown.evaluation(row)
         self.write_status("running")
 
-    def _write_attention(self) -> None:
-        """Add to `environment.json` how the update computes the policy, which its first pass decides."""
-        attention = self._trainer.attention
-        if self._writer and attention is not None and attention != self._attention:
-            self._writer.add_to_environment({"attention": attention})
-            self._attention = attention
+    def _write_paths(self) -> None:
+        """Add to `environment.json` how the policy generates and is updated, which its first passes decide."""
+        known = {"attention": self._trainer.attention, "generation": self._trainer.generation}
+        paths = {name: path for name, path in known.items() if path is not None}
+        if self._writer and paths != self._paths:
+            self._writer.add_to_environment(paths)
+            self._paths = paths
 
     def _write_ledger(self) -> None:
         if self._record.wants_rollouts():

@@ -20,7 +20,7 @@ from .. import compat
 from ..compat import Batch, Completions, Generated, Layer, LogProbs, Tokenized
 from ..config import complete_config
 from ..sharding import whole_weights
-from .turns import Turns, over_prefix_tree, sequences_at_once
+from .turns import Turns, describe_generation, over_prefix_tree, sequences_at_once
 from .update import StepCallback, Update
 
 if TYPE_CHECKING:
@@ -174,3 +174,8 @@ class PrefixTreeTrainer(Layer):
     def attention(self) -> str | None:
         """How the update computes the policy, and with which attention; None before its first pass."""
         return self._update.attention
+
+    @property
+    def generation(self) -> str | None:
+        """What generates the rollouts, and over which path the policy does; None before its first rollout."""
+        return describe_generation(self)

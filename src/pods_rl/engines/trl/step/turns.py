@@ -23,17 +23,40 @@ from ..config import PODSConfig
 Key = tuple[int, ...]
 
 
+def _generates_otherwise(trainer: TRLTrainer) -> str | None:
+    """Return what generates, and why, where it is not `prefix_tree.decoding`; otherwise None."""
+    args = trainer.args
+    if trainer.use_vllm:
+        return "vLLM"
+    if trainer.use_transformers_continuous_batching:
+        return "transformers' continuous batching"
+    if not args.prefix_tree:
+        return "rows, each with its prompt: prefix_tree is false"
+    if trainer._dist.is_zero3 and not args.ds3_gather_for_generation:
+        # ZeRO-3 gathers the weights layer by layer, and processes would run different numbers of forward passes.
+        return "rows, each with its prompt: ds3_gather_for_generation is false"
+    return None
+
+
+def describe_generation(trainer: TRLTrainer) -> str | None:
+    """Return what generates the rollouts, and over which path the policy does; None before its first rollout."""
+    otherwise = _generates_otherwise(trainer)
+    if otherwise is not None:
+        return otherwise
+    from ....prefix_tree.decoding import generation_path
+
+    policy = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+    return generation_path(policy.get_base_model() if hasattr(policy, "get_base_model") else policy)
+
+
 @contextmanager
 def over_prefix_tree(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]:
     """Inside, `generate` of the policy computes each distinct prefix once, and row i draws by `keys[i]`.
 
-    Nothing changes without keys, with another generator, with `prefix_tree` off, and where ZeRO-3 gathers
-    the weights layer by layer: processes would run different numbers of forward passes.
+    Nothing changes without keys, and with another generator: see `_generates_otherwise`.
     """
     args = trainer.args
-    by_another_generator = trainer.use_vllm or trainer.use_transformers_continuous_batching
-    by_layer = trainer._dist.is_zero3 and not args.ds3_gather_for_generation
-    if not keys or not args.prefix_tree or by_another_generator or by_layer:
+    if not keys or _generates_otherwise(trainer) is not None:
         yield
         return
     # Here, since a trainer that generates with vLLM never needs it.
