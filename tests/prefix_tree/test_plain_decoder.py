@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import IA3Config, LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from transformers.cache_utils import DynamicCache
 
 from pods_rl.prefix_tree import decoding as generating
@@ -197,10 +197,15 @@ def test_a_model_that_changed_computes_its_tokens_itself(how):
 
 
 def test_another_arrangement_is_not_served_in_16_bits_because_it_looks_like_rounding(monkeypatch):
-    model = build("llama", {}).bfloat16()
+    assert plain_decoder(build("llama", {}).bfloat16(), 64) is not None
+    monkeypatch.setattr(LlamaConfig, "model_type", "another")
+    assert plain_decoder(build("llama", {}).bfloat16(), 64) is None
+
+
+def test_gradient_checkpointing_is_served():
+    model = build("qwen2", {})
+    model.enable_input_require_grads()  # a hook of the embeddings
     assert plain_decoder(model, 64) is not None
-    monkeypatch.setattr(model.config, "model_type", "another")
-    assert plain_decoder(model, 64) is None
 
 
 def logits_of_tokens(model, ids, decoder):
@@ -221,7 +226,7 @@ def logits_of_tokens(model, ids, decoder):
     return torch.stack(logits)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16", "autocast"])
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "autocast", "autocast of a trainer"])
 @pytest.mark.parametrize("shape", ["qwen2", "gemma3_text", "olmo2", "qwen3_5_text"])
 @torch.no_grad()
 def test_in_16_bits_tokens_are_as_exact_as_the_models_own(shape, precision):
@@ -231,8 +236,10 @@ def test_in_16_bits_tokens_are_as_exact_as_the_models_own(shape, precision):
         if weights.ndim == 2:
             weights /= 4  # such large weights as above would amplify every rounding
     exact = logits_of_tokens(model, ids, None)
-    if precision != "autocast":
+    if precision in ("bfloat16", "float16"):
         model.to(getattr(torch, precision))
+    if precision == "autocast of a trainer":
+        model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
         decoder = plain_decoder(model, 64)
         assert decoder is not None

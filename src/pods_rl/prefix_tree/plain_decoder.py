@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from .cache import NodeLayer, read
-from .fused_layers import Branch, Copy, Norm, Product, branches_of, has_lora, rotation_table
+from .fused_layers import Branch, Copy, Memory, Norm, Product, branches_of, has_lora, rotation_table
 
 _TOLERANCE = 1e-4  # of the logits in 32 bits, as a share of their norm: rounding gives 1e-6
 # The names of all modules; layers have numbers.
@@ -37,8 +37,8 @@ FAMILIES = frozenset({
     "qwen3_5_text", "seed_oss", "smollm3",
 })  # fmt: skip
 
-# Whether a model's logits are its own, by the type of its weights and of its products.
-_is_exact: WeakKeyDictionary[PreTrainedModel, dict[Any, bool]] = WeakKeyDictionary()
+# The type of a model's products, or None if its logits are not its own, by what that depends on.
+_types: WeakKeyDictionary[PreTrainedModel, dict[Any, torch.dtype | None]] = WeakKeyDictionary()
 
 
 class PlainDecoder:
@@ -47,20 +47,21 @@ class PlainDecoder:
     Args:
         model: one that `plain_decoder` accepts.
         positions: `[count]`, those that tokens may have; a token then names its position by its number among these.
+        dtype: of products, keys and values: that of the weights, or with autocast that of autocast.
 
     Attributes:
-        dtype: of products, keys and values: the model's, or with autocast that of autocast.
+        dtype: see above.
         copies: what is made of the model's weights. Call `refill` after these have changed.
         branches: two of each layer.
         rotations: tables `[count, 2, rotated size]` by kind of layer; most models have one, of kind None.
     """
 
-    def __init__(self, model: PreTrainedModel, positions: Tensor) -> None:
+    def __init__(self, model: PreTrainedModel, positions: Tensor, dtype: torch.dtype) -> None:
         backbone: Any = model.model
         config = model.config
         embed: Any = backbone.embed_tokens
         self._embeddings: Tensor = embed.weight
-        self.dtype = product_type(model)
+        self.dtype = dtype
         self.copies: list[Copy] = []
         self._scale: Tensor | float = getattr(config, "embedding_multiplier", 1.0)
         if hasattr(embed, "embed_scale"):
@@ -84,13 +85,17 @@ class PlainDecoder:
         for copy in self.copies:
             copy.refill()
 
-    def __call__(self, ids: Tensor, memory: Any) -> Tensor:
+    def __call__(self, ids: Tensor, memory: Memory) -> Tensor:
         """Return the logits `[rows, V]` after the tokens.
 
         Args:
             ids: `[rows]`.
-            memory: a `fused_layers.Memory`, which keeps what the tokens leave, such as `CacheMemory`.
+            memory: what the tokens before have left, such as `CacheMemory`; it keeps what these leave.
         """
+        with torch.autocast(ids.device.type, enabled=False):  # types are chosen here
+            return self._logits(ids, memory)
+
+    def _logits(self, ids: Tensor, memory: Memory) -> Tensor:
         hidden = embedding(ids, self._embeddings)  # [rows, hidden size]
         if isinstance(self._scale, Tensor) or self._scale != 1:
             hidden = hidden * self._scale
@@ -152,9 +157,9 @@ def take_over(decoder: PlainDecoder, cache: Cache) -> None:
 
 
 def product_type(model: PreTrainedModel) -> torch.dtype:
-    """Return the type in which a model computes its products: autocast's, or that of its weights."""
-    kind = model.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
+    """Return the type in which a model computes products here: autocast's, or that of its weights."""
+    device = model.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
 
 
 def plain_decoder(model: PreTrainedModel, length: int) -> PlainDecoder | None:
@@ -163,28 +168,32 @@ def plain_decoder(model: PreTrainedModel, length: int) -> PlainDecoder | None:
     Args:
         length: the most tokens of a prompt and its completion.
     """
-    if not is_plain(model) or not _has_room(model):
+    dtype = _plain_type(model)
+    if dtype is None or not _has_room(model):
         return None
     with torch.no_grad():
-        return PlainDecoder(model, torch.arange(length, device=model.device))
+        return PlainDecoder(model, torch.arange(length, device=model.device), dtype)
 
 
-@torch.no_grad()
 def is_plain(model: PreTrainedModel) -> bool:
     """Return whether a decoder computes a model's single tokens.
 
     A model with hooks, quantized weights, adapters other than LoRA or another arrangement computes its tokens itself.
     """
-    dtype = product_type(model)
-    if dtype.itemsize < 4 and model.config.model_type not in FAMILIES:
-        return False
+    return _plain_type(model) is not None
+
+
+@torch.no_grad()
+def _plain_type(model: PreTrainedModel) -> torch.dtype | None:
+    """Return the type of a decoder's products; None if the model computes its tokens itself."""
     if model.device.type not in ("cpu", "cuda") or not _is_arranged(model):
-        return False
-    exact = _is_exact.setdefault(model, {})
-    types = (model.device.type, model.dtype, dtype)
-    if types not in exact:
-        exact[types] = _compare(model)
-    return exact[types]
+        return None
+    # accelerate lets the method `forward` enter autocast.
+    circumstances = (model.device.type, model.dtype, product_type(model), "forward" in vars(model))
+    types = _types.setdefault(model, {})
+    if circumstances not in types:
+        types[circumstances] = _compare(model)
+    return types[circumstances]
 
 
 def _has_room(model: PreTrainedModel) -> bool:
@@ -223,31 +232,42 @@ def _is_arranged(model: PreTrainedModel) -> bool:
     return True
 
 
-def _compare(model: PreTrainedModel) -> bool:
-    """Return whether the second and the third of three tokens have the logits that the model gives them."""
+def _compare(model: PreTrainedModel) -> torch.dtype | None:
+    """Return the type of a model's products if the second and third of three tokens have the logits that it gives them.
+
+    Otherwise return None.
+    """
     device = model.device
     ids = torch.arange(6, device=device).view(2, 3) * 7 % model.config.vocab_size
     # The last position is far away, because some models scale queries from some position on.
     positions = torch.tensor([0, 1, model.config.max_position_embeddings - 1], device=device)
     own_cache = DynamicCache(config=model.config)
     plain_cache = DynamicCache(config=model.config)
+    types: list[torch.dtype] = []
+    backbone: Any = model.model
+    hook = backbone.register_forward_pre_hook(lambda module, args: types.append(product_type(model)))
     try:
         expected = model(
             input_ids=ids, position_ids=positions.unsqueeze(0), past_key_values=own_cache, use_cache=True
         ).logits
+        dtype = types[0]
+        if dtype.itemsize < 4 and model.config.model_type not in FAMILIES:
+            return None
         model(input_ids=ids[:, :1], position_ids=positions[None, :1], past_key_values=plain_cache, use_cache=True)
-        decoder = PlainDecoder(model, positions)
+        decoder = PlainDecoder(model, positions, dtype)
         take_over(decoder, plain_cache)
         columns = []
         for column in (1, 2):
             memory = CacheMemory(decoder, torch.tensor([column], device=device), None, plain_cache)
             columns.append(decoder(ids[:, column], memory))
     except Exception:  # another arrangement may fail anywhere
-        return False
+        return None
+    finally:
+        hook.remove()
     logits = torch.stack(columns, 1).float()
     expected = expected[:, 1:].float()
     distance = (logits - expected).norm() / expected.norm()
-    return bool(distance < tolerance(decoder.dtype, len(decoder.branches)))
+    return dtype if distance < tolerance(dtype, len(decoder.branches)) else None
 
 
 def tolerance(dtype: torch.dtype, branches: int) -> float:
