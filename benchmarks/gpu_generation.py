@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, ContinuousBatchingConfig, GenerationConf
 from gpu_device import Device
 from gpu_step import build_model, lora
 from pods_rl.policies import tiny_policy_path
-from pods_rl.prefix_tree import nodes
+from pods_rl.prefix_tree import decoding
 from pods_rl.prefix_tree.decoding import RowDraws, complete_prompts
 
 NEVER = 10**6  # an end token that no model has
@@ -55,16 +55,28 @@ class GenerationCell:
     seconds: float
 
 
-def over_the_tree(model: Any, prompts: Prompts, length: int) -> Tensor:
-    """Return completions `[rows, length]`, generated in the way that a run takes."""
+def as_in_training(model: Any, prompts: Prompts, length: int) -> Tensor:
+    """Return completions `[rows, length]`, generated in the way that a run takes: on CUDA by captured graphs."""
     draws = RowDraws([(0, row) for row in range(len(prompts))], length, model.device, strict=True)
     return complete_prompts(model, prompts, draws, length=length, ends=[NEVER], pad=0)
 
 
+def by_decoder(model: Any, prompts: Prompts, length: int) -> Tensor:
+    """Return those that the decoder without modules computes, operation by operation."""
+    choose = decoding.choose_path
+
+    def uncaptured(*settings: Any) -> decoding.Path:
+        path = choose(*settings)
+        return decoding.Path.ROWS if path is decoding.Path.CAPTURED else path
+
+    with patch.object(decoding, "choose_path", uncaptured):
+        return as_in_training(model, prompts, length)
+
+
 def by_modules(model: Any, prompts: Prompts, length: int) -> Tensor:
-    """Return those that the modules of the model compute over the tree."""
-    with patch.object(nodes, "plain_decoder", lambda *_: None):
-        return over_the_tree(model, prompts, length)
+    """Return those that the modules of the model compute, each prompt once."""
+    with patch.object(decoding, "plain_decoder", lambda *_: None):
+        return by_decoder(model, prompts, length)
 
 
 def by_transformers(model: Any, prompts: Prompts, length: int, **settings: Any) -> Tensor:
@@ -88,13 +100,14 @@ def continuously(model: Any, prompts: Prompts, length: int) -> Any:
 
 
 WAYS: dict[str, Way] = {
-    "tree, modules": by_modules,
-    "tree, plain decoder": over_the_tree,
+    "modules": by_modules,
+    "plain decoder": by_decoder,
+    "captured rows": as_in_training,
     "generate": by_transformers,
     "generate, static cache": partial(by_transformers, cache_implementation="static"),
     "continuous batching": continuously,
 }
-OURS = [name for name in WAYS if name.startswith("tree")]  # which draw the same tokens
+OURS = ("modules", "plain decoder", "captured rows")  # which draw the same tokens
 
 
 def run_generation(cell: GenerationCell, device: Device) -> dict[str, Any]:
