@@ -362,35 +362,27 @@ def _final_of(curve: Curve, horizon: float) -> Final:
     A curve that ends before the horizon is shown at its end, and so is one that begins after it. Between two
     checkpoints the score at the horizon is on a straight line.
     """
-    at = curve.last(horizon)
-    if at is None:
-        at = curve.last()
-    assert at is not None  # the curve has a mean somewhere
     with_mean = np.flatnonzero(~np.isnan(curve.mean))
-    start = int(with_mean[0])
-    within = with_mean[with_mean <= at]
+    due = horizon
+    if not curve.due[with_mean[0]] <= horizon < curve.end or not curve.has_mean(horizon):
+        at = curve.last(horizon)
+        due = curve.end if at is None else float(curve.due[at])
+    within = with_mean[curve.due[with_mean] <= due * SAME_MOMENT]
     peak = int(within[np.argmax(curve.mean[within])])
-    due = float(curve.due[at])
-    seconds = float(curve.times[at])
-    if due * SAME_MOMENT < horizon < curve.end and curve.has_mean(horizon):
-        due = horizon
-        seconds = float(np.interp(horizon, curve.due[with_mean], curve.times[with_mean]))
     scores_R, errors_R = curve.at(due)
     low, high = t_band(scores_R[:, None], errors_R[:, None])
     has_score = ~np.isnan(scores_R)
-    scores = scores_R[has_score]
-    errors = errors_R[has_score]
     return Final(
-        start=float(curve.mean[start]),
-        final=float(mean_curve(scores[:, None])[0]),
+        start=float(curve.mean[with_mean[0]]),
+        final=float(mean_curve(scores_R[has_score, None])[0]),
         final_due=due,
-        final_seconds=seconds,
-        final_runs=len(scores),
+        final_seconds=float(np.interp(due, curve.due[with_mean], curve.times[with_mean])),
+        final_runs=int(has_score.sum()),
         low=float(low[0]),
         high=float(high[0]),
         peak=float(curve.mean[peak]),
         peak_seconds=float(curve.times[peak]),
-        error=float(np.linalg.norm(errors) / len(errors)),
+        error=float(error_of_mean(errors_R[has_score, None])[0]),
     )
 
 

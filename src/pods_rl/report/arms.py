@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 import re
@@ -13,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
 
 from ..errors import UserError
 from ..runs import Run, find_runs, is_run, undeclared_runs
@@ -324,13 +323,14 @@ def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm
     """
     configs: dict[str, dict[str, Any]] = {}
     evals: dict[str, dict[str, dict[float, dict[str, Any]]]] = {}  # by arm, run and hour
-    for number, row in enumerate(_rows_of_csv(path, metric), start=2):
+    for number, row in _rows_of_csv(path, metric):
         name = row["arm"]
         run = row["run"]
-        hours = row["hours"]
-        score = row[metric]
-        if finite(hours) is None or (score is not None and finite(score) is None):
-            raise UserError(f"{path}, row {number}: hours is {hours} and {metric} {score}, expected numbers.")
+        hours = finite(row["hours"])
+        if hours is None or (finite(row[metric]) is None and row[metric] not in _NOT_MEASURED):
+            raise UserError(
+                f"{path}, row {number}: hours is {row['hours']} and {metric} {row[metric]}, expected numbers."
+            )
         points = evals.setdefault(name, {}).setdefault(run, {})
         if hours in points:
             raise UserError(
@@ -338,8 +338,8 @@ def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm
                 "run and checkpoint (one benchmark per file)."
             )
         points[hours] = row | {"due": hours * HOUR, "seconds": hours * HOUR}
-        if name not in configs:
-            configs[name] = _settings_of_csv(row)
+        config = {key: row[column] for key, column in _CSV_SETTINGS.items() if row.get(column)}
+        configs.setdefault(name, config)
     arms = []
     for name, runs in evals.items():
         evals_of_runs = {run: runs[run].values() for run in sorted(runs)}
@@ -347,43 +347,30 @@ def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm
     return arms
 
 
-def _settings_of_csv(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a row says of its arm, by the keys of a recipe."""
-    config = {}
-    for key, column in _CSV_SETTINGS.items():
-        if row.get(column):
-            config[key] = row[column]
-    return config
-
-
-def _rows_of_csv(path: str | Path, metric: str) -> list[dict[str, Any]]:
-    """Read a CSV that has the columns of `arms_from_csv`."""
+def _rows_of_csv(path: str | Path, metric: str) -> list[tuple[int, dict[str, Any]]]:
+    """Return the rows of a CSV that has the columns of `arms_from_csv`, each with its number."""
     check_regular(Path(path))
-    needed = ["arm", "run", "hours", metric]
-    texts = ("arm", "run", "rule", "advantages")
-    types = dict.fromkeys(texts, pa.string())
-    types |= dict.fromkeys(("hours", metric), pa.float64())
-    one_thread = ReadOptions(use_threads=False)  # so that an error names its row
-    parse = ParseOptions(newlines_in_values=True)
-    convert = ConvertOptions(column_types=types, null_values=_NOT_MEASURED)
+    needed = ("arm", "run", "hours", metric)
     try:
-        table = read_csv(path, one_thread, parse, convert)
-        rows: list[dict[str, Any]] = table.to_pylist()
-    except (OSError, ValueError, pa.ArrowException) as error:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, strict=True)
+            columns = reader.fieldnames or ()
+            rows = [*enumerate(reader, start=2)]
+    except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"Cannot read {path} as CSV: {error}. Expected columns {', '.join(needed)}.") from error
-    columns = table.column_names
     for name, count in Counter(columns).items():
         if count > 1:
             raise UserError(f"{path} has several columns called {plain(name)}. Remove or rename all but one.")
     if not rows or not {*needed} <= {*columns}:
         raise UserError(
-            f"{path} has no row with {', '.join(needed)}: its columns are {', '.join(columns)}. "
+            f"{path} has no row with {', '.join(needed)}: its columns are {', '.join(map(plain, columns))}. "
             "Choose a metric with --metric, or rename the columns."
         )
-    for row in rows:
-        for name in texts:
-            if row.get(name):
-                row[name] = from_csv_text(row[name])
+    for number, row in rows:
+        if None in row or None in row.values():  # more cells than titles, or fewer
+            raise UserError(f"{path}, row {number}: expected {len(columns)} columns.")
+        for name in ("arm", "run", "rule", "advantages"):
+            row[name] = from_csv_text(row.get(name, ""))
     return rows
 
 

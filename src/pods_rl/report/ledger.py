@@ -243,45 +243,30 @@ def _facts(row: Mapping[str, Any]) -> list[str]:
 
 def _stat(rollouts: Sequence[_Rollout]) -> str:
     """Return how many rollouts were right and kept, and mean and spread of the rewards."""
-    count = len(rollouts)
-    kept = []
-    right_count = 0
-    is_graded = False
-    for rollout in rollouts:
-        if rollout.kept:
-            kept.append(rollout)
-        if rollout.right is not None:
-            is_graded = True
-            right_count += int(rollout.right)
-    parts = []
-    if is_graded:
-        parts.append(f"{right_count} of {count} right")
-    parts.append(f"kept {len(kept)} of {count}")
+    kept = [rollout for rollout in rollouts if rollout.kept]
+    graded = [rollout.right for rollout in rollouts if rollout.right is not None]
+    parts = [f"{sum(graded)} of {len(rollouts)} right"] if graded else []
+    parts.append(f"kept {len(kept)} of {len(rollouts)}")
     rewards = f"reward {_spread(rollouts)}"
-    if len(kept) < count:
+    if len(kept) < len(rollouts):
         rewards += f", of the kept {_spread(kept)}"
-    parts.append(rewards)
-    return " · ".join(parts)
+    return " · ".join([*parts, rewards])
 
 
 def _mean_and_spread(rollouts: Sequence[_Rollout]) -> tuple[float | None, float | None]:
-    """Return mean and standard deviation of the rewards, to sort groups by; None without a reward."""
+    """Return mean and standard deviation of the rewards; None without a reward."""
     rewards = finite_numbers(rollout.reward for rollout in rollouts)
     if not rewards:
         return None, None
-    if len(rewards) == 1:
-        return rounded(rewards[0]), 0.0
-    return rounded(fmean(rewards)), rounded(stdev(rewards))
+    return rounded(fmean(rewards)), rounded(stdev(rewards)) if len(rewards) > 1 else 0.0
 
 
 def _spread(rollouts: Sequence[_Rollout]) -> str:
-    """Return mean and standard deviation of the rewards."""
-    rewards = finite_numbers(rollout.reward for rollout in rollouts)
-    if not rewards:
+    """Return mean and standard deviation of the rewards as text."""
+    mean, spread = _mean_and_spread(rollouts)
+    if mean is None:
         return "–"
-    if len(rewards) == 1:
-        return f"{rewards[0]:.2f}"
-    return f"{fmean(rewards):.2f} ± {stdev(rewards):.2f}"
+    return f"{mean:.2f} ± {spread:.2f}" if len(rollouts) > 1 else f"{mean:.2f}"
 
 
 def conversation(messages: Any) -> str:
