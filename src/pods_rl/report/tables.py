@@ -281,12 +281,12 @@ def pairs_table(analysis: Analysis) -> Table:
         ARM: [pair.arm.label for pair in pairs],
         "against": [pair.rival.label for pair in pairs],
         "shows": [pair.shows or "–" for pair in pairs],
-        "differs in": [plain(", ".join(pair.differs_in), limit=200) or "–" for pair in pairs],
-        "at": [duration(pair.due, unit) for pair in pairs],
         "difference, 95 % interval": [difference_text(analysis, pair.difference) for pair in pairs],
         _SPEEDUP: [speedup_text(pair.speedup, pair.arm) for pair in pairs],
         "settled": [settled_text(pair) for pair in pairs],
+        "at": [duration(pair.due, unit) for pair in pairs],
         "interval": [pairing_text(pair) for pair in pairs],
+        "differs in": [plain(", ".join(pair.differs_in), limit=200) or "–" for pair in pairs],
     }
     keys = (
         "arm other hours score other_score runs other_runs difference low high p paired settled "
