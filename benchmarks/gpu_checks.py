@@ -26,7 +26,7 @@ from gpu_device import Device
 from gpu_generation import OURS, WAYS
 from pods_rl.policies import tiny_policy_path
 from pods_rl.prefix_tree.attention import TreeAttention
-from pods_rl.prefix_tree.decoding import complete_prompts
+from pods_rl.prefix_tree.decoding import complete_prompts, generation_path
 from pods_rl.prefix_tree.packing import TreePass, probe_trees
 from pods_rl.prefix_tree.tree import Branch, prefix_tree
 from pods_rl.tasks import load_task
@@ -229,11 +229,13 @@ def check_generation(device: Device) -> dict[str, Any]:
 @torch.no_grad()
 def same_draws(model: Any, prompts: list[list[int]], name: str) -> list[Check]:
     """Return the checks that each of our ways to generate draws the tokens that the model's modules draw."""
-    expected, *others = [WAYS[way](model, prompts, COMPLETION) for way in OURS]
+    policy = getattr(model, "get_base_model", lambda: model)()
+    expected = WAYS[OURS[0]](model, prompts, COMPLETION)
     checks = []
-    for way, found in zip(OURS[1:], others, strict=True):
-        differing = (found != expected).any(dim=1).sum().item()
-        checks.append(check(f"{name}, {way}: rows with other tokens, of {len(prompts)}", differing, 0.0))
+    for way in OURS[1:]:
+        differing = (WAYS[way](model, prompts, COMPLETION) != expected).any(dim=1).sum().item()
+        text = f"{name}, {way}: rows with other tokens, of {len(prompts)}; {generation_path(policy)}"
+        checks.append(check(text, differing, 0.0))
     return checks
 
 

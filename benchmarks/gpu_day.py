@@ -179,10 +179,10 @@ def plan(sizes: Sizes) -> list[Cell]:
         ragged_cell(2, sizes, "trl", shorter),
         ragged_cell(2, sizes, "tree", shorter),
         ragged_cell(2, sizes, "tree", shorter, sizes.budget),
-        generation_cell(3, sizes, "modules"),
-        generation_cell(3, sizes, "plain decoder"),
         generation_cell(3, sizes, "captured rows"),
+        generation_cell(3, sizes, "rows"),
         generation_cell(3, sizes, "generate"),
+        generation_cell(3, sizes, "tree"),
         generation_cell(3, sizes, "continuous batching"),
         step_cell(4, sizes, "trl", sizes.m),
         step_cell(4, sizes, "tree", sizes.n),
@@ -196,6 +196,7 @@ def plan(sizes: Sizes) -> list[Cell]:
         ragged_cell(6, sizes, "trl", longer),
         ragged_cell(6, sizes, "tree", longer, sizes.budget),
         ragged_cell(6, sizes, "rows", shorter),
+        generation_cell(6, sizes, "tree, modules"),
         generation_cell(6, sizes, "generate, static cache", 120),
         step_cell(6, sizes, "trl", sizes.m, shape=sizes.hybrid),
         step_cell(6, sizes, "tree", sizes.n, shape=sizes.hybrid),
@@ -543,7 +544,7 @@ def memory(result: Result) -> str:
 
 def details(line: Result) -> Iterator[str]:
     """Yield what else a result says."""
-    for name in ("attention", "ended", "killed_after_step", "log"):
+    for name in ("path", "attention", "ended", "killed_after_step", "log"):
         if line.get(name) is not None:
             yield f"{name.replace('_', ' ')}: {line[name]}"
     if "checks" in line:

@@ -24,7 +24,8 @@ from gpu_device import Device
 from gpu_step import build_model, lora
 from pods_rl.policies import tiny_policy_path
 from pods_rl.prefix_tree import decoding
-from pods_rl.prefix_tree.decoding import RowDraws, complete_prompts
+from pods_rl.prefix_tree.decoding import Path, complete_prompts, generation_path
+from pods_rl.prefix_tree.draws import RowDraws
 
 NEVER = 10**6  # an end token that no model has
 MOST = 4  # generations of a cell, with the warm-up
@@ -55,28 +56,17 @@ class GenerationCell:
     seconds: float
 
 
-def as_in_training(model: Any, prompts: Prompts, length: int) -> Tensor:
-    """Return completions `[rows, length]`, generated in the way that a run takes: on CUDA by captured graphs."""
+def by_path(model: Any, prompts: Prompts, length: int, path: Path) -> Tensor:
+    """Return completions `[rows, length]` by one of the paths that a run may take: captured rows on CUDA."""
     draws = RowDraws([(0, row) for row in range(len(prompts))], length, model.device, strict=True)
-    return complete_prompts(model, prompts, draws, length=length, ends=[NEVER], pad=0)
-
-
-def by_decoder(model: Any, prompts: Prompts, length: int) -> Tensor:
-    """Return those that the decoder without modules computes, operation by operation."""
-    choose = decoding.choose_path
-
-    def uncaptured(*settings: Any) -> decoding.Path:
-        path = choose(*settings)
-        return decoding.Path.ROWS if path is decoding.Path.CAPTURED else path
-
-    with patch.object(decoding, "choose_path", uncaptured):
-        return as_in_training(model, prompts, length)
+    with patch.object(decoding, "choose_path", lambda *_: path):
+        return complete_prompts(model, prompts, draws, length=length, ends=[NEVER], pad=0)
 
 
 def by_modules(model: Any, prompts: Prompts, length: int) -> Tensor:
-    """Return those that the modules of the model compute, each prompt once."""
+    """Return those that the modules of the model compute over the tree."""
     with patch.object(decoding, "plain_decoder", lambda *_: None):
-        return by_decoder(model, prompts, length)
+        return by_path(model, prompts, length, Path.TREE)
 
 
 def by_transformers(model: Any, prompts: Prompts, length: int, **settings: Any) -> Tensor:
@@ -100,14 +90,15 @@ def continuously(model: Any, prompts: Prompts, length: int) -> Any:
 
 
 WAYS: dict[str, Way] = {
-    "modules": by_modules,
-    "plain decoder": by_decoder,
-    "captured rows": as_in_training,
+    "tree, modules": by_modules,
+    "tree": partial(by_path, path=Path.TREE),
+    "rows": partial(by_path, path=Path.ROWS),
+    "captured rows": partial(by_path, path=Path.CAPTURED),
     "generate": by_transformers,
     "generate, static cache": partial(by_transformers, cache_implementation="static"),
     "continuous batching": continuously,
 }
-OURS = ("modules", "plain decoder", "captured rows")  # which draw the same tokens
+OURS = ("tree, modules", "tree", "rows", "captured rows")  # which draw the same tokens
 
 
 def run_generation(cell: GenerationCell, device: Device) -> dict[str, Any]:
@@ -130,6 +121,7 @@ def run_generation(cell: GenerationCell, device: Device) -> dict[str, Any]:
         seconds.append(time.monotonic() - began)
         assert len(completions) == len(prompts)
     return {
+        "path": generation_path(model.get_base_model()),
         "seconds": seconds,
         "milliseconds_a_token": 1000 * statistics.median(seconds[1:]) / cell.completion_tokens,
         "peaks": {"rollout": device.peak()},
