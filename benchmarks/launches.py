@@ -21,6 +21,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakValueDictionary
 
 import torch
 from accelerate import Accelerator
@@ -85,14 +86,19 @@ class CountReads(TorchFunctionMode):
     def __init__(self, counts: Counts) -> None:
         super().__init__()
         self._counts = counts
+        self._on_host: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # what `cpu` returned
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._counts.phase is not None and function in READING_METHODS:
-            self._counts.reads[self._counts.phase] += 1
-            # `tolist` and `numpy` of what `cpu` returned are no second read.
-            with torch._C.DisableTorchFunction():
-                return function(*args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+        if self._counts.phase is None or function not in READING_METHODS or id(args[0]) in self._on_host:
+            return function(*args, **(kwargs or {}))
+        self._counts.reads[self._counts.phase] += 1
+        with torch._C.DisableTorchFunction():
+            result = function(*args, **(kwargs or {}))
+            if function is torch.Tensor.cpu:
+                # `tolist` and `numpy` of what `cpu` returned are not a second read.
+                result = result.view_as(result)  # a tensor of its own, where the device is the CPU
+                self._on_host[id(result)] = result
+        return result
 
 
 def _has_boolean(args: Any) -> bool:
@@ -139,8 +145,8 @@ class Row:
     def rows(self) -> int:
         return self.prompts * M
 
-    def case(self) -> Case:
-        text = random_text("embedded", 60, 24)
+    def case(self, completion: int = 24) -> Case:
+        text = random_text("embedded", 60, completion)
         return divided(text, prompts=self.prompts, micro_batches=self.rows // self.micro_batch_rows)
 
 

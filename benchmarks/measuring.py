@@ -92,11 +92,16 @@ def spread(values: Sequence[float], digits: str = ".2f") -> str:
 
 
 def tensor_peak(work: Callable[[], Any]) -> int:
-    """Return the bytes of tensors at the peak, above what was held: the highest sum of the allocator's events."""
+    """Return the bytes of tensors at the peak, above what was held."""
     import torch
 
     with torch.profiler.profile(profile_memory=True) as profile:
         work()
+    return peak_of(profile)
+
+
+def peak_of(profile: Any) -> int:
+    """Return the peak of a profile with `profile_memory=True` in bytes: the highest sum of the allocator's events."""
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = 0
     highest = 0

@@ -1,11 +1,16 @@
-"""Memory of the update in each arm of an experiment: python benchmarks/update_memory.py EXPERIMENT.yaml [--csv FILE]
+"""Memory of the update: python benchmarks/update_memory.py [EXPERIMENT.yaml] [--csv FILE]
 
-Trains some steps of each arm's recipe, with the first seed, and records the peak of the tensors in each pass forward
-and backward, above what was held before it. Generation is outside. The first micro-batch, in which the trainer checks
-its pass over the tree, and those that are skipped do not count. Prints the median and the greatest peak, for the
-experiment's own policy and with --trained for another one, whose rollouts share more.
+Records the peak of the tensors in each pass forward and backward, above what was held before it. Generation is outside.
+The first pass, before which the trainer checks its pass over the tree, and those that are skipped do not count.
+
+With an experiment: trains some steps of each arm's recipe, with the first seed. Prints the median and the greatest
+peak, for the experiment's own policy and with --trained for another one, whose rollouts share more.
 
     python benchmarks/update_memory.py benchmarks/equal_memory_4.yaml --trained FOLDER
+
+Without one: packed passes next to the micro-batches of TRL's GRPO 16, 64 rows a step. PODS 64 -> 16 on word problems,
+and on random text, where rollouts share only the prompt; with the default budget and with one of 16,000 tokens.
+Goal: with the default budget the greatest peak is at most that of TRL in eight micro-batches of 8 rows.
 """
 
 from __future__ import annotations
@@ -13,50 +18,113 @@ from __future__ import annotations
 import csv
 import statistics
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from measuring import command_line, quiet, set_up_torch, tensor_peak
+import torch
+from accelerate import Accelerator
+from trl import GRPOTrainer
+
+from measuring import command_line, peak_of, quiet, set_up_torch
 from pods_rl.distributed.processes import quiet_libraries
 from pods_rl.errors import UserError
 from pods_rl.experiment import PlannedRun, load_experiment
 from pods_rl.loading.prepare import prepare
+from pods_rl.policies import tiny_policy_path
 from pods_rl.training.trainer import build_trainer
+from step import Arm, M, N, divided, random_text, trainer_of, word_problems
 
 SKIPPED = 1e5  # bytes: a micro-batch below has no pass, since the gradients of the weights alone take 4 MB
+PACKED_STEPS = 4
+BUDGET = {"max_tokens_per_microbatch": 16_000}
+PACKED_ARMS = (Arm("TRL's GRPO 16", M), Arm(f"PODS {N} -> {M}", N, {}), Arm("16,000 tokens", N, BUDGET))
+
+
+@contextmanager
+def measured_passes() -> Iterator[list[int]]:
+    """Inside, append the peak of each pass in bytes."""
+    peaks: list[int] = []
+    compute_loss = GRPOTrainer.compute_loss
+    backward = Accelerator.backward
+    running: list[Any] = []
+
+    def begin(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        profile = torch.profiler.profile(profile_memory=True)
+        profile.start()
+        running.append(profile)
+        return compute_loss(trainer, *args, **kwargs)
+
+    def end(accelerator: Any, *args: Any, **kwargs: Any) -> None:
+        backward(accelerator, *args, **kwargs)
+        profile = running.pop()
+        profile.stop()
+        peaks.append(peak_of(profile))
+
+    # Of the classes, because a method that an object replaces counts as a user's.
+    with patch.object(GRPOTrainer, "compute_loss", begin), patch.object(Accelerator, "backward", end):
+        yield peaks
 
 
 def peaks(run: PlannedRun, steps: int) -> list[int]:
     """Train some steps of a run; return the peak of each micro-batch in bytes."""
-    with tempfile.TemporaryDirectory(prefix="pods-memory-") as folder:
+    with tempfile.TemporaryDirectory(prefix="pods-memory-") as folder, measured_passes() as measured:
         trainer = quiet(build_trainer(run.recipe, prepare(run.recipe), Path(folder)))
         trainer.args.max_steps = steps
-        prepare_inputs = trainer._prepare_inputs
-        training_step = trainer.training_step
-        measured = []
-
-        def measure(model: Any, inputs: Any, *rest: Any) -> Any:
-            prepared = prepare_inputs(inputs)  # generates, if this micro-batch is the first of its step
-            trainer._prepare_inputs = lambda _: prepared
-            results = []
-            measured.append(tensor_peak(lambda: results.append(training_step(model, inputs, *rest))))
-            trainer._prepare_inputs = prepare_inputs
-            return results[0]
-
-        trainer.training_step = measure
         trainer.train()
     return measured
 
 
+def packed(path: Path | None) -> None:
+    """Compare packed passes with TRL's micro-batches."""
+    words = word_problems("shipped", tiny_policy_path("tiny-words"))
+    cases = {
+        "words, 8 of 8": divided(words, prompts=4, micro_batches=8),
+        "words, 64 of 1": divided(words, prompts=4, micro_batches=64),
+        "60 + 24, 8 of 8": divided(random_text("embedded", 60, 24), prompts=4, micro_batches=8),
+        "60 + 300, 8 of 8": divided(random_text("embedded", 60, 300), prompts=4, micro_batches=8),
+    }
+    rows = []
+    print(f"{'case':<18}{'arm':<16}{'passes a step':>14}{'tokens a step':>14}{'greatest MB':>12}")
+    for name, case in cases.items():
+        for arm in PACKED_ARMS:
+            with tempfile.TemporaryDirectory(prefix="pods-memory-") as folder, measured_passes() as measured:
+                trainer = trainer_of(arm, case, PACKED_STEPS, folder)
+                trainer.args.logging_steps = 1
+                trainer.train()
+            computed = [peak / 1e6 for peak in measured[1:] if peak > SKIPPED]
+            passes = sum(peak > SKIPPED for peak in measured) / PACKED_STEPS
+            tokens = statistics.mean(row.get("pods/tokens/computed", 0) for row in trainer.state.log_history[:-1])
+            shown = f"{tokens:.0f}" if tokens else ""  # TRL does not count them
+            print(f"{name:<18}{arm.name:<16}{passes:>14.2f}{shown:>14}{max(computed):>12.1f}", flush=True)
+            rows.append([name, arm.name, f"{passes:.2f}", shown, f"{max(computed):.1f}"])
+    write_csv(path, ["case", "arm", "passes", "tokens", "greatest_mb"], rows)
+
+
+def write_csv(path: Path | None, columns: list[str], rows: list[list[Any]]) -> None:
+    """Write a table if `--csv` was given."""
+    if path is None:
+        return
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+
+
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("experiment", type=Path)
+    parser.add_argument("experiment", type=Path, nargs="?")
     parser.add_argument("--trained", type=Path, help="the folder of another policy")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
     set_up_torch(1)
     quiet_libraries()
+    if options.experiment is None:
+        packed(options.csv)
+        return
     policies: dict[str, dict[str, str]] = {"shipped": {}}
     if options.trained:
         policies["trained"] = {"model_name_or_path": str(options.trained)}
@@ -72,11 +140,7 @@ def main() -> None:
             median = statistics.median(of_run)
             print(f"{run.arm:<24}{policy:<10}{median:>10.1f}{max(of_run):>12.1f}", flush=True)
             rows.append([run.arm, policy, len(of_run), f"{median:.1f}", f"{max(of_run):.1f}"])
-    if options.csv:
-        with options.csv.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["arm", "policy", "micro_batches", "median_mb", "greatest_mb"])
-            writer.writerows(rows)
+    write_csv(options.csv, ["arm", "policy", "micro_batches", "median_mb", "greatest_mb"], rows)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,8 @@ def test_what_does_not_fit_is_refused_with_its_unit(settings, message):
         ("dynamic_sampling", ["accuracy"], "True"),
         ("dynamic_sampling_rounds", 0, "1 .*dynamic_sampling: false"),
         ("dynamic_sampling_rounds", 2.0, "whole"),
+        ("max_tokens_per_microbatch", 0, "whole"),
+        ("max_tokens_per_microbatch", "all", "whole .*auto"),
         ("rollout_batch_size", "4", "whole"),
         ("num_rollouts", True, "whole"),
         ("clock", None, "wall or cpu"),
@@ -106,6 +108,7 @@ def test_values_of_the_configuration_are_checked(key, value, message):
     [
         {"skip_zero_advantage_steps": None, "dynamic_sampling": "accuracy"},
         {"exact_trl": True, "dynamic_sampling": True, "dynamic_sampling_rounds": 1000},
+        {"max_tokens_per_microbatch": "auto"},
         {"max_steps": 10, "num_train_epochs": 0, "reward_weights": [0.0, 1]},
         {"max_steps": -5, "num_train_epochs": 0.5, "reward_weights": []},
     ],

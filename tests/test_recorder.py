@@ -76,7 +76,9 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
 
     stop = settings.pop("stop", Stop())
     args = SimpleNamespace(clock=settings.pop("counts", "wall"))
-    trainer = SimpleNamespace(args=args, attention=None, generation="prefix trees", log_evaluation=lambda row: None)
+    trainer = SimpleNamespace(
+        args=args, attention=None, generation="prefix trees", token_budget=None, log_evaluation=lambda row: None
+    )
     recipe = build_recipe(RECIPE | settings, Origin("a test"))
     with RunWriter(tmp_path / "run", resume=resumed is not None) as writer, stop.later():
         shown = Mock()

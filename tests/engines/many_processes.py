@@ -49,6 +49,20 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
             "loss_type": "dapo", "beta": 0.04, "rollout_batch_size": 4,
         },
     ),
+    "packed, two iterations, reference, over two": (
+        2,
+        {
+            "num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 4, "num_iterations": 2, "beta": 0.04, "max_tokens_per_microbatch": "auto",
+        },
+    ),
+    "several passes in a micro-batch, over two": (
+        2,
+        {
+            "num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 8,
+            "max_tokens_per_microbatch": 30,
+        },
+    ),
     "over the batch": (
         2,
         {
@@ -201,12 +215,13 @@ def make_trainer(
             model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_5_text", **own))
         processor = AutoTokenizer.from_pretrained(folder / "model", padding_side="left")
         data = Dataset.from_dict({"prompt": PROMPTS * 4, "answer": ["3"] * 32})
+    steps = STEPS * settings.get("num_iterations", 1)
     return trainer_class(
         model=model,
         reward_funcs=reward,
         args=PODSConfig(
             str(folder / "out"), use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True, seed=3,
-            report_to="none", save_strategy="no", logging_steps=1, max_steps=STEPS, max_completion_length=12,
+            report_to="none", save_strategy="no", logging_steps=1, max_steps=steps, max_completion_length=12,
             learning_rate=0.1, optim="sgd", lr_scheduler_type="constant", max_grad_norm=0.0, **settings,
         ),
         train_dataset=data,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from pods_rl import PODSTrainer
+from pods_rl.engines.trl.step.budget import Budget
 from pods_rl.engines.trl.step.micro_batches import LOSS_SHARE, REPEATED_ROWS, Counts, StepMetrics, pack_rows
 
 from .conftest import around, constant, half_dead, update_of
@@ -28,14 +31,15 @@ def rows_of(batch):
 
 
 def trained(make_trainer, *trainer_class, **config):
-    """Train; return the rows of each micro-batch, as they are counted before their loss, and the trainer."""
+    """Train; return the rows of each micro-batch, and the trainer."""
     trainer = make_trainer(*trainer_class, **{**DIVIDED, **config})
     batches = []
 
-    @around(update_of(trainer), "count_trained")
-    def keep(count, batch):
-        batches.append(rows_of(batch))
-        count(batch)
+    @around(update_of(trainer), "begin_micro_batch")
+    def keep(begin, micro_batch):
+        passes = micro_batch if isinstance(micro_batch, list) else [micro_batch]
+        batches.append([row for batch in passes for row in rows_of(batch)])
+        begin(micro_batch)
 
     trainer.train()
     return batches, trainer
@@ -107,13 +111,19 @@ def test_a_subclass_that_sees_micro_batches_gets_trl_s(make_trainer, subclass):
     assert ours == theirs
 
 
-def packed(batches, budget=None, *, trees=True, all_passes=False, others=()):
+def packed(batches, tokens=None, *, trees=True, passes=None, others=()):
     """Pack as one process, or next to others: by call, the numbers that the others gather."""
     calls = iter(others)
-    return pack_rows(
-        batches, None, trees=trees, budget=budget, all_passes=all_passes,
-        gather=lambda numbers: [numbers, *next(calls, [])],
-    )  # fmt: skip
+
+    def gather(numbers):
+        return [numbers, *next(calls, [])]
+
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(max_tokens_per_microbatch=tokens),
+        accelerator=SimpleNamespace(device=torch.device("cpu")),
+    )
+    budget = Budget(trainer, log=lambda *_: None)
+    return pack_rows(batches, None, partial(budget.divide, trees=trees, passes=passes, gather=gather), gather)
 
 
 def test_every_column_follows_its_row_and_shared_values_stay():
@@ -133,7 +143,7 @@ def test_every_column_follows_its_row_and_shared_values_stay():
                 "nothing": None,
             }
         )
-    first, second = packed(batches, budget=3)
+    first, second = packed(batches, 4)
     assert first["prompt_ids"].tolist() == [[5, 6], [5, 6]]
     assert second["prompt_ids"].tolist() == [[8, 9], [8, 9]]
     assert first["completion_ids"].tolist() == [[1, 0], [1, 1]]
@@ -160,45 +170,54 @@ def rows_in(batch):
     return batch["completion_ids"].flatten().tolist()
 
 
-def test_all_rows_are_in_the_last_micro_batch_if_the_budget_has_room():
-    first, second = packed(two_micro_batches(), budget=4)
-    assert rows_in(first) == []
-    assert rows_in(second) == [0, 1, 2, 3]
-    assert (second[LOSS_SHARE], second[REPEATED_ROWS]) == (2.0, 0)
+def test_all_rows_are_in_one_pass_if_the_budget_has_room():
+    (batch,) = packed(two_micro_batches(), 4)
+    assert rows_in(batch) == [0, 1, 2, 3]
+    assert (batch[LOSS_SHARE], batch[REPEATED_ROWS]) == (2.0, 0)
 
 
-def test_a_small_budget_and_an_engine_that_counts_passes_use_every_micro_batch():
-    for settings in ({"budget": 1}, {"budget": 4, "all_passes": True}):
-        batches = packed(two_micro_batches(), **settings)
-        assert sorted(rows_in(batches[0]) + rows_in(batches[1])) == [0, 1, 2, 3]
-        assert [batch[LOSS_SHARE] for batch in batches] == [1.0, 1.0]
+def test_passes_are_packed_again_with_a_smaller_budget():
+    together = packed(two_micro_batches(), 4)
+    batches = packed(together, 2)
+    assert [rows_in(batch) for batch in batches] == [rows_in(batch) for batch in packed(two_micro_batches(), 2)]
+    assert [batch[LOSS_SHARE] for batch in batches] == [1.0, 1.0]
+
+
+def test_a_budget_of_a_token_has_a_pass_for_each_row():
+    batches = packed(two_micro_batches(), 1)
+    assert [rows_in(batch) for batch in batches] == [[0], [1], [2], [3]]
+    assert [batch[LOSS_SHARE] for batch in batches] == [0.5] * 4
+
+
+def test_an_engine_that_counts_passes_gets_as_many():
+    for budget in (1, 4):
+        batches = packed(two_micro_batches(), budget, passes=2)
+        assert [len(rows_in(batch)) for batch in batches] == [2, 2]
 
 
 def test_without_trees_every_row_counts_with_its_padding():
-    for budget, sizes in ((4, [2, 2]), (7, [2, 2]), (8, [0, 4]), (None, [2, 2])):
+    for budget, sizes in ((2, [1, 1, 1, 1]), (4, [2, 2]), (7, [2, 2]), (8, [4]), (None, [2, 2])):
         assert [len(rows_in(batch)) for batch in packed(two_micro_batches(), budget, trees=False)] == sizes
 
 
 def test_the_budget_is_trl_s_micro_batch_by_default():
     batches = packed(two_micro_batches())  # 2 rows x 2 columns; the tree of all rows has 4 nodes
-    assert [len(rows_in(batch)) for batch in batches] == [0, 4]
+    assert [len(rows_in(batch)) for batch in batches] == [4]
 
 
 def test_processes_have_the_same_passes_with_the_same_number_of_rows():
     others = [[[1]], [[2]], [[3, 1]]]  # another process: known columns, two passes, of three rows and of one
-    first, second = packed(two_micro_batches(), budget=4, others=others)
+    first, second = packed(two_micro_batches(), 4, others=others)
     assert len(rows_in(first)) == 3
     assert first["completion_mask"].flatten().tolist() == [1, 1, 0]
     assert (first[LOSS_SHARE], first[REPEATED_ROWS]) == (1.5, 1)
     assert second["completion_mask"].flatten().tolist() == [1, 1]
     assert sorted(rows_in(first)[:2] + rows_in(second)) == [0, 1, 2, 3]
-    unknown = [[[0]]]
-    batches = two_micro_batches()
-    assert packed(batches, budget=4, others=unknown) == batches
+    assert packed(two_micro_batches(), 4, others=[[[0]]]) is None  # a column that the other one does not know
 
 
 @pytest.mark.parametrize("column", [torch.zeros(3), [1, 2, 3], "a text of its own", {"rows": 2}])
-def test_a_column_that_is_not_understood_keeps_the_micro_batches(column):
+def test_rows_with_a_column_that_is_not_understood_are_not_packed(column):
     def batch(value):
         ids = torch.tensor([[5], [8]])
         mask = torch.ones_like(ids)
@@ -207,8 +226,7 @@ def test_a_column_that_is_not_understood_keeps_the_micro_batches(column):
         }  # fmt: skip
 
     other = f"{column}!" if isinstance(column, str) else type(column)(column)
-    batches = [batch(column), batch(other)]
-    assert packed(batches) == batches
+    assert packed([batch(column), batch(other)]) is None
 
 
 def test_metrics_of_a_step_are_weighted_by_what_they_are_means_of():

@@ -16,6 +16,7 @@ from trl.trainer import utils
 
 from pods_rl import PODSTrainer
 from pods_rl.engines.trl.step.update import Update
+from pods_rl.errors import UserError
 from pods_rl.prefix_tree.packing import TreePass
 from tests.numeric import FLOAT64, assert_near
 from tests.operations import Operations
@@ -324,10 +325,10 @@ def test_the_counts_of_a_micro_batch_are_read_from_the_device_together(make_trai
             with operations:
                 return loss(batch, unseen)
 
-        @around(update_of(trainer), "count_trained")
-        def counted(count, batch):
+        @around(update_of(trainer), "next_pass")
+        def counted(next_pass):
             with operations:
-                count(batch)
+                return next_pass()
 
     run(make_trainer, prepare=watch, **SETTINGS["eight micro-batches, n = m"], reward=reward, max_steps=1)
     read = [name for name, _ in operations.seen if name == "_local_scalar_dense"]
@@ -335,7 +336,7 @@ def test_the_counts_of_a_micro_batch_are_read_from_the_device_together(make_trai
     assert len(read) <= 8  # whether a later micro-batch has a gradient, if this one has none
 
 
-@pytest.mark.parametrize(("budget", "passes"), [(10_000, 1), (1, 8)])
+@pytest.mark.parametrize(("budget", "passes"), [(10_000, 1), (1, 16)])
 def test_old_and_reference_log_probabilities_are_packed(make_trainer, monkeypatch, budget, passes):
     rows_of_pass = []
     call = TreePass.__call__
@@ -350,3 +351,132 @@ def test_old_and_reference_log_probabilities_are_packed(make_trainer, monkeypatc
     run(make_trainer, **config, max_tokens_per_microbatch=budget)
     assert len(rows_of_pass) == passes
     assert sum(rows_of_pass) == 16
+
+
+class SmallDevice:
+    """Stands in for a device that runs out of memory: passes of more than `room` nodes raise, at the end of backward.
+
+    By then most weights have the gradient of the failed pass. With `room` None no pass raises.
+    """
+
+    def __init__(self, trainer, room):
+        self.nodes = []
+        self._room = room
+        trainer.model.get_input_embeddings().register_forward_hook(self._watch)
+
+    def _watch(self, module, inputs, output):
+        if not module.training or not torch.is_grad_enabled():
+            return
+        nodes = inputs[0].numel()
+        self.nodes.append(nodes)
+        if self._room is not None and nodes > self._room:
+            output.register_hook(self._raise)
+
+    def _raise(self, gradient):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def run_on(make_trainer, room, **config):
+    """Train on a device with room for this many nodes; return the gradients, the logs, the nodes and the trainer."""
+    found = []
+
+    def prepare(trainer):
+        update_of(trainer)._takes_trees(trainer.model)  # before, because the probe has a gradient too
+        found.append(trainer)
+        found.append(SmallDevice(trainer, room))
+
+    gradients, logs = run(make_trainer, prepare=prepare, **config)
+    trainer, device = found
+    return gradients, logs, device.nodes, trainer
+
+
+WINDOWS = {
+    "one micro-batch": {"per_device_train_batch_size": 16},
+    "four micro-batches": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4},
+    "a step of two windows": {
+        "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "steps_per_generation": 6,
+        "num_generations": 4,
+    },
+    "two iterations, KL": {
+        "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "num_iterations": 2, "beta": 0.04,
+    },
+    "DAPO": {"loss_type": "dapo", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_auto_starts_a_step_again_in_smaller_passes_if_one_runs_out_of_memory(make_trainer, caplog, name):
+    config = {"reward": letter_reward, "max_tokens_per_microbatch": "auto", "max_steps": 3, **WINDOWS[name]}
+    theirs, expected, nodes, _ = run_on(make_trainer, None, **config)
+    room = max(nodes) - 1
+    caplog.clear()
+    ours, logs, tried, trainer = run_on(make_trainer, room, **config)
+    assert max(tried) > room
+    assert_same(ours, theirs)
+    assert trainer._step == len(logs) * trainer.args.gradient_accumulation_steps
+    assert update_of(trainer).budget.tokens <= room / 2
+    assert "ran out of memory" in caplog.text
+    for got, row in zip(logs, expected, strict=True):
+        names = {key for key in row if "time" not in key and "seconds" not in key} - {"pods/tokens/computed"}
+        assert {key: got[key] for key in names} == pytest.approx({key: row[key] for key in names}, rel=1e-6, abs=1e-7)
+        assert ("step_time" in got) == ("step_time" in row)
+
+
+def test_a_step_starts_again_after_passes_that_had_room(make_trainer):
+    config = {"reward": letter_reward, "max_steps": 1, **WINDOWS["four micro-batches"]}
+    theirs, (expected,), nodes, _ = run_on(make_trainer, None, **config, max_tokens_per_microbatch=60)
+    assert len(nodes) > 2
+    assert nodes[-1] > nodes[-2]
+    room = nodes[-1] - 1
+
+    def lower(trainer):
+        update_of(trainer).budget.tokens = 60
+        update_of(trainer)._takes_trees(trainer.model)
+        SmallDevice(trainer, room)
+
+    ours, (row,) = run(make_trainer, prepare=lower, **config, max_tokens_per_microbatch="auto")
+    assert_same(ours, theirs)
+    assert row["loss"] == pytest.approx(expected["loss"], abs=1e-7)
+    assert row["pods/tokens/computed"] >= expected["pods/tokens/computed"]
+
+
+def test_a_fixed_budget_without_room_ends_the_run_with_one_that_has(make_trainer):
+    config = {"reward": letter_reward, "per_device_train_batch_size": 16, "max_steps": 1}
+    _, _, (nodes,), _ = run_on(make_trainer, None, **config)
+    with pytest.raises(UserError, match=f"max_tokens_per_microbatch: {nodes // 2}"):
+        run_on(make_trainer, nodes - 1, **config, max_tokens_per_microbatch=10_000)
+    run_on(make_trainer, nodes - 1, **config, max_tokens_per_microbatch=nodes // 2)
+
+
+def test_an_engine_that_keeps_its_gradients_ends_the_run_with_a_smaller_budget(make_trainer, monkeypatch):
+    """DeepSpeed, which is replaced by its flag from the moment at which memory runs out."""
+
+    def run_out(self, gradient):
+        trainer.is_deepspeed_enabled = True
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(SmallDevice, "_raise", run_out)
+    trainer = make_trainer(num_rollouts=4, max_tokens_per_microbatch="auto")
+    update_of(trainer)._takes_trees(trainer.model)
+    SmallDevice(trainer, 10)
+    with pytest.raises(UserError, match=r"max_tokens_per_microbatch: \d"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize("setting", [None, "auto"])
+def test_out_of_memory_that_no_division_helps_is_reported(make_trainer, setting):
+    """By default, because nothing says that passes may differ from TRL's; with auto, if a row alone has no room."""
+    with pytest.raises(UserError, match="Out of memory in the update"):
+        run_on(make_trainer, 1, max_steps=1, reward=letter_reward, max_tokens_per_microbatch=setting)
+
+
+def test_a_budget_below_a_row_takes_rows_alone_and_is_logged_once(make_trainer, caplog):
+    config = {"per_device_train_batch_size": 16, "max_steps": 2, "reward": letter_reward}
+    theirs, _ = run(make_trainer, **config, prefix_tree=False)
+    ours, _, nodes, _ = run_on(make_trainer, None, **config, max_tokens_per_microbatch=1)
+    assert_same(ours, theirs)
+    assert len(nodes) > 16
+    assert [record.getMessage() for record in caplog.records].count(
+        "max_tokens_per_microbatch = 1 is less than the longest row has. Such a row is alone in its pass."
+    ) == 1

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from pods_rl.prefix_tree.grouping import divide_rows
+from pods_rl.prefix_tree.grouping import count_nodes, divide_rows
 from pods_rl.prefix_tree.tree import in_order_of_tokens, prefix_tree
 
 
@@ -37,7 +37,7 @@ def nodes_of(rows, width, members):
 @pytest.mark.parametrize("budget", [30, 80, 200, 10_000])
 def test_passes_have_every_row_once_and_trees_within_the_budget(seed, budget):
     rows, width = shuffled_rows(seed)
-    passes = divide_rows(rows, budget, most_passes=len(rows))
+    passes = divide_rows(rows, budget)
     assert sorted(row for members in passes for row in members) == list(range(len(rows)))
     nodes = [nodes_of(rows, width, members) for members in passes]
     assert nodes == sorted(nodes)
@@ -58,7 +58,7 @@ def test_no_cut_of_neighbours_has_fewer_passes_or_a_smaller_largest_tree(seed):
             trees.append(max(nodes_of(rows, width, in_order[a:b]) for a, b in zip(starts, ends, strict=True)))
         largest[count] = min(trees)
     for budget in range(min(largest.values()), max(largest.values()) + 1):
-        passes = divide_rows(rows, budget, most_passes=len(rows))
+        passes = divide_rows(rows, budget)
         fewest = min(count for count, nodes in largest.items() if nodes <= budget)
         assert len(passes) <= fewest
         assert max(nodes_of(rows, width, members) for members in passes) == largest[fewest]
@@ -66,8 +66,8 @@ def test_no_cut_of_neighbours_has_fewer_passes_or_a_smaller_largest_tree(seed):
 
 def test_a_budget_below_the_longest_row_takes_that_row_alone():
     rows = np.array([[5, 6, 7, 8, 9], [5, 1, -1, -1, -1], [5, 2, -1, -1, -1]])
-    assert divide_rows(rows, 1, most_passes=3) == [[1], [2], [0]]
-    assert divide_rows(rows, 2, most_passes=3) == [[1, 2], [0]]
+    assert divide_rows(rows, 1) == [[1], [2], [0]]
+    assert divide_rows(rows, 2) == [[1, 2], [0]]
 
 
 def test_the_passes_are_no_more_than_allowed():
@@ -75,14 +75,15 @@ def test_the_passes_are_no_more_than_allowed():
     passes = divide_rows(rows, 1, most_passes=3)
     assert len(passes) == 3
     within = max(nodes_of(rows, width, members) for members in passes)
-    assert len(divide_rows(rows, within, most_passes=len(rows))) == 3
+    assert len(divide_rows(rows, within)) == 3
 
 
 @pytest.mark.parametrize("least", [1, 2, 5, 32])
 def test_the_passes_are_no_fewer_than_another_process_needs(least):
     rows, _ = shuffled_rows(1)
-    for computed in (None, [row < 2 for row in range(len(rows))], [False] * len(rows)):
-        passes = divide_rows(rows, 10_000, most_passes=32, least_passes=least, computed=computed)
+    for live in (len(rows), 2, 0):
+        rows[live:] = -1
+        passes = divide_rows(rows, 10_000, least_passes=least)
         assert len(passes) == least
         assert all(passes)
         assert sorted(row for members in passes for row in members) == list(range(len(rows)))
@@ -90,17 +91,20 @@ def test_the_passes_are_no_fewer_than_another_process_needs(least):
 
 def test_equal_rows_are_divided_too():
     rows = np.array([[5, 6, 7]] * 4)
-    assert sorted(map(len, divide_rows(rows, 100, most_passes=4, least_passes=3))) == [1, 1, 2]
+    assert sorted(map(len, divide_rows(rows, 100, least_passes=3))) == [1, 1, 2]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_rows_that_are_not_computed_count_for_nothing(seed):
     rows, width = shuffled_rows(seed)
     computed = np.random.default_rng(seed).random(len(rows)) < 0.4
-    passes = divide_rows(rows, 60, most_passes=len(rows), computed=computed.tolist())
+    alone = divide_rows(rows[computed], 60)
+    of_computed = rows.copy()
+    of_computed[~computed] = -1
+    passes = divide_rows(of_computed, 60)
     assert sorted(row for members in passes for row in members) == list(range(len(rows)))
-    alone = divide_rows(rows[computed], 60, most_passes=len(rows))
     numbers = np.flatnonzero(computed)
     live = [[row for row in members if computed[row]] for members in passes]
     assert live == [numbers[members].tolist() for members in alone]
     assert max(nodes_of(rows, width, members) for members in live) <= 60
+    assert [count_nodes(of_computed[members]) for members in passes] == [nodes_of(rows, width, m) for m in live]

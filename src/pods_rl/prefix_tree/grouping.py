@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,12 +9,7 @@ from .tree import in_order_of_tokens
 
 
 def divide_rows(
-    rows: NDArray[np.int64],
-    budget: int,
-    *,
-    most_passes: int,
-    least_passes: int = 1,
-    computed: Sequence[bool] | None = None,
+    rows: NDArray[np.int64], budget: int, *, least_passes: int = 1, most_passes: int | None = None
 ) -> list[list[int]]:
     """Return which rows form each pass, so that few passes have trees of at most `budget` nodes.
 
@@ -24,38 +17,44 @@ def divide_rows(
     passes of neighbours. Of all such cuts into the same number of passes this one has the smallest largest tree.
 
     Args:
-        rows: `[R, T]`, prompts on the left, completions on the right, -1 around them.
+        rows: `[R, T]`, prompts on the left, completions on the right, -1 around them. A row of -1 has no node.
         budget: the most nodes of a tree, which are its distinct tokens. A longer row is alone in its pass.
-        most_passes: up to R. If the budget needs more passes than these, the trees are larger.
-        least_passes: another process may need this many.
-        computed: which rows are; the others have no node, and are in the pass of the smallest tree. If None, all.
+        least_passes: another process may need this many, up to R.
+        most_passes: if the budget needs more passes than these, the trees are larger. If None, it decides alone.
 
     Returns:
         The numbers of the rows of each pass, the smallest tree first: processes whose passes wait for each other then
         have trees of similar sizes at the same time.
 
     >>> rows = np.array([[5, 6, 7], [8, 6, 7], [5, 6, 9], [8, 6, 9]])
-    >>> divide_rows(rows, budget=3, most_passes=4), divide_rows(rows, budget=99, most_passes=4)
+    >>> divide_rows(rows, budget=3), divide_rows(rows, budget=99)
     ([[0, 2], [1, 3]], [[0, 2, 1, 3]])
     """
     in_order = in_order_of_tokens(rows)
-    if computed is None:
-        computed = [True] * len(rows)
-    kept = [row for row in in_order if computed[row]]
-    left_out = [row for row in in_order if not computed[row]]
-    lengths, added = _nodes_of_neighbours(rows[kept])
-    passes = min(max(len(_cut(lengths, added, budget)), least_passes), most_passes)
+    lengths, added = _nodes_of_neighbours(rows[in_order])
+    passes = max(len(_cut(lengths, added, budget)), least_passes)
+    if most_passes is not None:
+        passes = min(passes, most_passes)
     parts = _smallest_cut(lengths, added, passes)
     nodes = [int(lengths[part.start] + added[part.start + 1 : part.stop].sum()) for part in parts]
     # Stable, so that every process and every run finds one order.
     order = np.argsort(nodes, kind="stable")
-    groups = [kept[parts[number].start : parts[number].stop] for number in order] or [[]]
-    groups[0] += left_out
+    groups = [in_order[parts[number].start : parts[number].stop] for number in order]
     while len(groups) < least_passes:  # rows that are equal, or too few to compute
         largest = max(groups, key=len)
         groups.append(largest[len(largest) // 2 :])
         del largest[len(largest) // 2 :]
     return groups
+
+
+def count_nodes(rows: NDArray[np.int64]) -> int:
+    """Return the nodes of the tree of some rows, `[R, T]` as of `divide_rows`.
+
+    >>> count_nodes(np.array([[5, 6, 7], [5, 6, 9]]))  # 5 before 6, and 6 before each of 7 and 9
+    3
+    """
+    lengths, added = _nodes_of_neighbours(rows[in_order_of_tokens(rows)])
+    return int(lengths[0] + added[1:].sum())
 
 
 def _nodes_of_neighbours(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -66,7 +65,7 @@ def _nodes_of_neighbours(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], ND
     """
     is_token = rows >= 0
     lengths = np.maximum(is_token.sum(1) - 1, 0)  # the last token predicts nothing and has no node
-    first_columns = is_token.argmax(1)
+    first_columns = np.where(is_token.any(1), is_token.argmax(1), rows.shape[1])
     differ = rows[1:] != rows[:-1]  # [R - 1, T]
     parting = np.where(differ.any(1), differ.argmax(1), rows.shape[1] + 1)
     # Rows part one token before they differ, because a node is a token with the token after it.

@@ -229,7 +229,10 @@ class Recorder(TrainerCallback):
 
     def _write_paths(self) -> None:
         """Add to `environment.json` how the policy generates and is updated, which its first passes decide."""
-        known = {"attention": self._trainer.attention, "generation": self._trainer.generation}
+        trainer = self._trainer
+        known = {
+            "attention": trainer.attention, "generation": trainer.generation, "token_budget": trainer.token_budget,
+        }  # fmt: skip
         paths = {name: path for name, path in known.items() if path is not None}
         if self._writer and paths != self._paths:
             self._writer.add_to_environment(paths)

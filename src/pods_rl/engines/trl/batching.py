@@ -230,8 +230,8 @@ def check_values(settings: Mapping[str, Any]) -> None:
     rounds = settings.get("dynamic_sampling_rounds", 3)
     whole_number("dynamic_sampling_rounds", rounds, why="set dynamic_sampling: false to draw no new prompts")
     budget = settings.get("max_tokens_per_microbatch")
-    if budget is not None:
-        whole_number("max_tokens_per_microbatch", budget, why="unset it for those of TRL's")
+    if budget not in (None, "auto"):
+        whole_number("max_tokens_per_microbatch", budget, why="unset it for those of TRL's, or set auto")
     _check_training(settings)
     _check_weights(settings.get("reward_weights"))
 

@@ -249,7 +249,8 @@ class TRLTrainer:
     is_deepspeed_enabled: bool
     _dist: DistributedBackend  # how the weights are sharded
     _step: int  # micro-batches trained; decides what a checkpoint must keep
-    _buffered_inputs: list[Batch] | None  # a generation's micro-batches: arranged, and kept in checkpoints
+    _current_train_step_time: float  # of the step so far
+    _buffered_inputs: list[Any] | None  # a generation's micro-batches: packed into passes, and kept in checkpoints
     _metrics: dict[str, dict[str, list[float]]]  # averaged into the next line of the log
     _logs: dict[str, Any]  # the table of completions
     _pending_extra_logs: dict[str, list[Any]]  # columns that reward functions logged about all n

@@ -68,9 +68,10 @@ class PODSConfig(GRPOConfig):
             update, and skip rows that have no gradient. The rows of an optimizer step then share as few passes as have
             room (max_tokens_per_microbatch). If False, generate and update as TRL does.
         max_tokens_per_microbatch: the most distinct tokens that one pass of the update computes, on each process: a
-            prefix that rows share counts once. If None, the tokens of a micro-batch of TRL, its rows times its padded
-            length, so a pass takes no more memory than TRL's. A larger number means fewer passes and more memory. It
-            needs several micro-batches (gradient_accumulation_steps), whose number is the most passes of a step.
+            prefix that rows share counts once, and a longer row is alone in its pass. If None, the tokens of a
+            micro-batch of TRL, its rows times its padded length, so a pass takes no more memory than TRL's. A larger
+            number means fewer passes and more memory, a smaller one less memory. If auto, the first step measures what
+            a GPU has room for; one process also repeats a step that ran out of memory, in smaller passes.
         exact_trl: turn off everything that changes rounding or random draws. With n = m the run then equals TRL's to
             the last bit.
         dynamic_sampling: replace groups whose rewards are all equal by groups of new prompts (DAPO, arXiv
@@ -111,7 +112,7 @@ class PODSConfig(GRPOConfig):
     rollout_batch_size: int | None = None
     skip_zero_advantage_steps: bool | None = None
     prefix_tree: bool = True
-    max_tokens_per_microbatch: int | None = None
+    max_tokens_per_microbatch: int | str | None = None
     exact_trl: bool = False
     dynamic_sampling: bool | str = False
     dynamic_sampling_rounds: int = 3

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ....prefix_tree.grouping import divide_rows
 from ..compat import CLIP_RATIO, ENTROPY, EXTREMES, LOSS_METRICS, PHI, Batch, TRLTrainer
 
 
@@ -33,6 +32,9 @@ def step_windows(steps_per_generation: int, accumulation_steps: int) -> list[ran
 
 Gather = Callable[[list[int]], list[list[int]]]
 """Returns the numbers of every process; called with as many numbers on each of them."""
+
+Divide = Callable[[NDArray[np.int64], int], list[list[int]]]
+"""Returns the rows of each pass; called with the tokens of all rows, and the rows of a micro-batch of TRL."""
 
 MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 """The losses of TRL that divide a sum over rows by the rows of the micro-batch."""
@@ -69,89 +71,59 @@ def mask_constant_groups(batch: Batch, trainer: TRLTrainer) -> None:
         batch[ROW_SCALE] = len(is_live_P) / is_live_P.sum().clamp(min=1)
 
 
-def pack_rows(
-    batches: Sequence[Batch],
-    computed: Tensor | None,
-    *,
-    trees: bool,
-    budget: int | None,
-    all_passes: bool,
-    gather: Gather,
-) -> list[Batch]:
-    """Return the micro-batches of a window with all their rows in the last ones, as few as the budget allows.
+def pack_rows(batches: Sequence[Batch], computed: Tensor | None, divide: Divide, gather: Gather) -> list[Batch] | None:
+    """Return the rows of a window as passes, None if a column is neither one value for each row nor one for all rows.
 
-    The gradient of the window is a sum over its rows, so it does not change. If a column has neither one value for each
-    row nor one value for all rows, the micro-batches are returned as they are. All processes have the same number of
+    The gradient of the window is a sum over its rows, so it does not change. All processes have the same number of
     passes, and the same number of rows in each: where rows are missing, the first row of the pass is repeated, without
     a token in the loss.
 
     Args:
-        batches: of TRL, with equal numbers of rows.
-        computed: which rows are, `[W * B]`. If None, all.
-        trees: whether a pass computes the tree of its rows; else it computes each of them, padded.
-        budget: the most tokens that a pass computes. If None, the tokens of a micro-batch of TRL with its padding.
-        all_passes: whether no micro-batch may be empty.
+        batches: of TRL, or passes that this function returned.
+        computed: which rows are, `[R]`. If None, all.
+        divide: returns the rows of each pass.
         gather: among the processes.
     """
-    size = len(batches[0]["completion_ids"])
-    columns = {name: _joined([batch[name] for batch in batches], size) for name in batches[0]}
+    lengths = [len(batch["completion_ids"]) for batch in batches]
+    names = batches[0].keys() - {LOSS_SHARE, REPEATED_ROWS}
+    columns = {name: _joined([batch[name] for batch in batches], lengths) for name in sorted(names)}
     is_known = not any(column is _UNKNOWN for column in columns.values())
     if not all(flag for (flag,) in gather([int(is_known)])):
-        return list(batches)
-    passes = divide_on_all_processes(
-        _rows(columns).cpu().numpy(),
-        size,
-        trees=trees,
-        budget=budget,
-        all_passes=all_passes,
-        computed=None if computed is None else computed.tolist(),
-        gather=gather,
-    )
+        return None
+    # The rows of a micro-batch of TRL.
+    size = round(lengths[0] / batches[0].get(LOSS_SHARE, 1))
+    passes = divide(tokens_of(columns, computed), size)
     sizes = [max(of_processes) for of_processes in zip(*gather([len(members) for members in passes]), strict=True)]
     padded = [members + members[:1] * (count - len(members)) for members, count in zip(passes, sizes, strict=True)]
-    none = torch.zeros(0, dtype=torch.int64)
-    empty = {name: _select(column, [], none) for name, column in columns.items()}
-    # One copy to the device for all columns of all passes.
-    device = batches[0]["completion_ids"].device
-    indices = torch.tensor([row for members in padded for row in members], device=device).split(sizes)
+    order = [row for members in padded for row in members]
+    # One copy to the device, and one selection for each column.
+    index = torch.tensor(order, device=batches[0]["completion_ids"].device)
+    divided = {name: _divided(column, order, index, sizes) for name, column in columns.items()}
     packed = []
-    for members, chosen, index in zip(passes, padded, indices, strict=True):
-        batch = {name: _select(column, chosen, index) for name, column in columns.items()}
-        batch["completion_mask"][len(members) :] = 0  # of this pass alone, because `_select` copies
-        batch[LOSS_SHARE] = len(chosen) / size
-        batch[REPEATED_ROWS] = len(chosen) - len(members)
+    for number, members in enumerate(passes):
+        batch = {name: values[number] for name, values in divided.items()}
+        repeated = sizes[number] - len(members)
+        if repeated:
+            batch["completion_mask"][len(members) :] = 0  # of this pass alone, because `_divided` copies
+        batch[LOSS_SHARE] = sizes[number] / size
+        batch[REPEATED_ROWS] = repeated
         packed.append(batch)
-    # Empty ones first, because the last micro-batch of a step sends the gradients to all processes.
-    return [empty] * (len(batches) - len(packed)) + packed
+    return packed
 
 
-def divide_on_all_processes(
-    rows: NDArray[np.int64],
-    size: int,
-    *,
-    trees: bool,
-    budget: int | None,
-    gather: Gather,
-    all_passes: bool = False,
-    computed: Sequence[bool] | None = None,
-) -> list[list[int]]:
-    """Return the rows of each pass, with the same number of passes on every process. Call this on every process.
+def tokens_of(columns: Mapping[str, Any], computed: Tensor | None = None) -> NDArray[np.int64]:
+    """Return the tokens of prompts and completions, `[R, T]`, with -1 around them and for rows that are not computed.
 
     Args:
-        rows: `[R, T]`, tokens with -1 around them.
-        size: the rows of a micro-batch of TRL. There are at most R / size passes.
-        trees, budget, gather, all_passes: as of `pack_rows`.
-        computed: which rows are. If None, all.
+        columns: of a batch.
+        computed: which rows are, `[R]`. If None, all.
     """
-    count, width = rows.shape
-    if not trees:
-        # Rows that share nothing, and have as many nodes as columns.
-        rows = np.arange(count)[:, None].repeat(width + 1, axis=1)
-    most_passes = math.ceil(count / size)
-    divide = partial(divide_rows, rows, budget or size * width, most_passes=most_passes, computed=computed)
-    passes = divide(least_passes=most_passes if all_passes else 1)
-    agreed = max(number for (number,) in gather([len(passes)]))
-    return passes if agreed == len(passes) else divide(least_passes=agreed)
+    ids = torch.cat([columns["prompt_ids"], columns["completion_ids"]], dim=1)
+    mask = torch.cat([columns["prompt_mask"], columns["completion_mask"]], dim=1)
+    if computed is not None:
+        mask = mask * computed.unsqueeze(1)
+    rows: NDArray[np.int64] = ids.masked_fill(mask == 0, -1).cpu().numpy()
+    return rows
 
 
 class _Shared:
@@ -164,42 +136,39 @@ class _Shared:
 _UNKNOWN = object()
 
 
-def _joined(parts: list[Any], size: int) -> Any:
+def _joined(parts: list[Any], lengths: list[int]) -> Any:
     """Return a column's values for each row of a window, as a tensor or a list, or what its rows share.
 
     Args:
         parts: the column of each micro-batch.
-        size: the rows of a micro-batch.
+        lengths: the rows of each.
     """
     first = parts[0]
-    if isinstance(first, Tensor) and first.dim() > 0:
-        if any(len(part) != size for part in parts):
+    has_rows = isinstance(first, list) or (isinstance(first, Tensor) and first.dim() > 0)
+    if has_rows:
+        if [len(part) for part in parts] != lengths:
             return _UNKNOWN
-        return torch.cat(parts)
-    if isinstance(first, list):
-        if any(len(part) != size for part in parts):
-            return _UNKNOWN
-        return [value for part in parts for value in part]
+        return torch.cat(parts) if isinstance(first, Tensor) else list(chain(*parts))
     # TRL gives the same object to every micro-batch.
     if all(part is first for part in parts):
         return _Shared(first)
     return _UNKNOWN
 
 
-def _select(column: Any, rows: list[int], index: Tensor) -> Any:
-    """Return the values of some rows of a column; `index` has the same numbers on the device of the batch."""
+def _divided(column: Any, order: list[int], index: Tensor, sizes: list[int]) -> Sequence[Any]:
+    """Return the values of a column for each pass.
+
+    Args:
+        order: the rows of all passes.
+        index: the same, on the device of the batch.
+        sizes: the rows of each pass.
+    """
     if isinstance(column, _Shared):
-        return column.value
+        return [column.value] * len(sizes)
     if isinstance(column, Tensor):
-        return column[index.to(column.device)]  # a copy only for a column on another device
-    return [column[row] for row in rows]
-
-
-def _rows(columns: Mapping[str, Any]) -> Tensor:
-    """Return the tokens of prompts and completions, `[W * B, T]`, with -1 around them."""
-    ids = torch.cat([columns["prompt_ids"], columns["completion_ids"]], dim=1)
-    mask = torch.cat([columns["prompt_mask"], columns["completion_mask"]], dim=1)
-    return ids.masked_fill(mask == 0, -1)
+        return column[index.to(column.device)].split(sizes)  # a copy only for a column on another device
+    values = iter(column[row] for row in order)
+    return [list(islice(values, size)) for size in sizes]
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------

@@ -131,16 +131,23 @@ class PrefixTreeTrainer(Layer):
     @override
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
         # TRL shuffles the rows of a new generation over its micro-batches: those of a step are packed into few passes.
-        before = self._buffered_inputs
-        inputs = super()._prepare_inputs(generation_batch)
         if not self.model.training:
-            return inputs
-        self._enter_phase("update")
-        if self._buffered_inputs is not None and self._buffered_inputs is not before:
-            self._buffered_inputs = self._update.pack_rows(self._buffered_inputs)
-            inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
-        self._update.count_trained(inputs)
-        return inputs
+            return super()._prepare_inputs(generation_batch)
+        if not self._update.waiting:
+            before = self._buffered_inputs
+            inputs = super()._prepare_inputs(generation_batch)
+            self._enter_phase("update")
+            if self._buffered_inputs is not None and self._buffered_inputs is not before:
+                self._buffered_inputs = self._update.pack_rows(self._buffered_inputs)
+                inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
+            self._update.begin_micro_batch(inputs)
+        return self._update.next_pass()
+
+    @override
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        # A micro-batch may have several passes, and `auto` repeats a step that ran out of memory in smaller ones.
+        turn = super().training_step
+        return self._update.train_micro_batch(lambda: turn(model, inputs, num_items_in_batch))
 
     @override
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
@@ -179,3 +186,8 @@ class PrefixTreeTrainer(Layer):
     def generation(self) -> str | None:
         """What generates the rollouts, and over which path the policy does; None before its first rollout."""
         return describe_generation(self)
+
+    @property
+    def token_budget(self) -> str | None:
+        """What `max_tokens_per_microbatch: auto` has chosen; None with another setting."""
+        return str(self._update.budget) if self._update.budget.is_auto else None

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ....errors import UserError
+from ....prefix_tree.grouping import count_nodes
 from ....prefix_tree.packing import Probe, TreePass, probe_trees
 from ....prefix_tree.recurrence import unregister_tree_recurrence
 from ... import PHASES
 from ..compat import IMAGE_INPUTS, Batch, LogProbs, TRLTrainer, is_overridden
+from .budget import Budget
 from .micro_batches import (
     LOSS_SHARE,
     MEANS_OVER_ROWS,
@@ -26,9 +32,9 @@ from .micro_batches import (
     ROW_SCALE,
     Counts,
     StepMetrics,
-    divide_on_all_processes,
     pack_rows,
     step_windows,
+    tokens_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -111,48 +117,125 @@ class Update:
         self._batch: Batch = {}  # whose loss is being computed
         self._computed: Tensor | None = None  # its rows that are, `[B]`. If None, all
         self._step_metrics = StepMetrics(by_row=trainer.importance_sampling_level == "sequence")
+        self.budget = Budget(trainer, self._log)
+        self._unsynced: ExitStack | None = None  # around a pass of `train_micro_batch`
+        self.waiting: list[Batch]  # passes of the running micro-batch
         now = time.process_time if trainer.args.clock == "cpu" else time.perf_counter
         self.clock = PhaseClock(trainer.accelerator.device, now)
         self.begin_step()
 
     def begin_step(self) -> None:
         """Reset the last step's seconds, tokens, rows, signal and metrics."""
-        self._step_metrics.reset()
+        self.waiting = []
         self.clock.seconds = dict.fromkeys(PHASES, 0.0)
         # `computed`: by the passes of the update's loss, padding included.
         self.tokens = Counter(generated=0, computed=0)
-        # These stay on the device until the step is logged, since reading a number waits for the device.
-        self.trained_tokens: int | Tensor = 0  # of steps that update the weights, including rows that are skipped
-        self.rows_left_out: int | Tensor = 0  # which have no gradient
-        self._has_signal = False  # in a row that reached TRL's loss
-        self._micro_batches = 0  # that reached TRL's loss
-        self._passes = 0  # of these, those that were computed
+        self._micro_batches = 0  # that were begun
+        self._losses: list[Tensor] = []  # of the micro-batches
         self.is_skipped = False  # whether its gradients were cleared because all of them were 0
+        self._begin_passes()
+
+    def _begin_passes(self) -> None:
+        """Reset what the passes of a step add up."""
+        self._step_metrics.reset()
+        # Of steps that update the weights, including rows that are skipped. It stays on the device until the step is
+        # logged, since reading a number waits for the device.
+        self.trained_tokens: int | Tensor = 0
+        self.tokens["computed"] = 0
+        self.rows_left_out = 0  # which have no gradient
+        self._has_signal = False  # in a row that reached TRL's loss
+        self._reached_loss = False  # whether a pass reached TRL's loss
+        self._passes = 0  # that were computed
+        self._taken: list[Batch] = []  # of these and the skipped ones, the rows
+
+    # -- passes --------------------------------------------------------------------------------------------------------
+
+    def train_micro_batch(self, turn: Callable[[], Tensor]) -> Tensor:
+        """Compute the passes of a micro-batch, each forward and backward, and return the sum of their losses.
+
+        Args:
+            turn: TRL's `training_step`, which computes the pass that `next_pass` returns.
+        """
+        trainer = self._trainer
+        step = trainer._step
+        metrics = trainer._metrics["train"]
+        logged_times = len(metrics.get("step_time", ()))
+        total: Tensor | float = 0.0
+        while True:
+            with ExitStack() as self._unsynced, self.budget.measuring(lambda: self.tokens["computed"]):
+                loss = self._attempt(turn)
+            # If the step started again, without the losses that were returned for its micro-batches before.
+            total = -sum(self._losses) if loss is None else total + loss
+            if not self.waiting:
+                break
+            # TRL counts passes. This one is not the last of its micro-batch.
+            trainer._step = step
+            if len(metrics.get("step_time", ())) > logged_times:
+                trainer._current_train_step_time = metrics["step_time"].pop()
+        self._unsynced = None
+        self.budget.refuse_lowered()
+        assert isinstance(total, Tensor)
+        self._losses.append(total)
+        return total
+
+    def begin_micro_batch(self, micro_batch: Batch | list[Batch]) -> None:
+        """Take a micro-batch of TRL, or the passes of one."""
+        self._micro_batches += 1
+        self.waiting = list(micro_batch) if isinstance(micro_batch, list) else [micro_batch]
+
+    def next_pass(self) -> Batch:
+        """Return the next pass of the running micro-batch; without a row, if another one of the step has its rows."""
+        batch: Batch = self.waiting.pop(0) if self.waiting else {}
+        if self.waiting and self._trainer.accelerator.sync_gradients and self._unsynced is not None:
+            # Only the last pass sends the gradients to the other processes.
+            self._unsynced.enter_context(self._trainer.accelerator.no_sync(self._trainer.model_wrapped))
+        if batch:
+            self._taken.append(batch)
+            self.trained_tokens += policy_tokens(batch).sum()
+        return batch
+
+    def _attempt(self, turn: Callable[[], Tensor]) -> Tensor | None:
+        """Compute a pass; return None if it ran out of memory, and the step starts again with smaller ones."""
+        metrics = self._trainer._metrics["train"]
+        before = {name: len(values) for name, values in metrics.items()}
+        try:
+            return turn()
+        except torch.OutOfMemoryError as error:
+            passes = self._smaller_passes(error)
+        # Outside of the handler, which holds what the failed pass has allocated.
+        gc.collect()
+        torch.cuda.empty_cache()
+        self._trainer.model_wrapped.zero_grad(set_to_none=True)
+        self._step_metrics.take(metrics, before, Counts(0, 0, 0))  # what the failed pass has logged
+        self._begin_passes()
+        self.waiting = passes
+        return None
 
     def loss(self, batch: Batch, compute: Callable[[], Tensor]) -> Tensor:
-        """Call TRL's `compute` on a micro-batch, or return 0 without a pass where it cannot change a gradient.
+        """Call TRL's `compute` on a pass, or return 0 where it cannot change a gradient.
 
         Call this on every process, with the batch that TRL's loss reads.
         """
         trainer = self._trainer
         if not trainer.model.training:
             return compute()
-        self._micro_batches += 1
-        if len(batch["completion_ids"]) == 0:  # another pass of this step has its rows
+        self._reached_loss = True
+        if not batch:
             return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
-        with_gradient = rows_with_gradient(batch)
+        counts = token_counts(batch)
+        tokens, with_gradient = counts.tolist()  # of each row; the only wait for the device
         leaves_out = self._may_leave_out_rows(batch)
-        signal = self._signal(batch, with_gradient, leaves_out)
+        signal = self._signal(batch, tokens, with_gradient, leaves_out)
         self._has_signal |= signal.has_gradient
         if leaves_out:
-            self.rows_left_out += (~with_gradient).sum() - batch.get(REPEATED_ROWS, 0)
+            self.rows_left_out += with_gradient.count(0) - batch.get(REPEATED_ROWS, 0)
         if self._can_skip(signal):
             assert signal.counts is not None
             self._step_metrics.skip(signal.counts)
             return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
         self._passes += 1
         self._batch = batch
-        self._computed = with_gradient if leaves_out else None
+        self._computed = counts[1] > 0 if leaves_out else None
         metrics = trainer._metrics["train"]
         before = {name: len(values) for name, values in metrics.items()}
         try:
@@ -169,35 +252,72 @@ class Update:
                     loss = loss * batch[factor]
         return loss
 
-    def pack_rows(self, batches: list[Batch]) -> list[Batch]:
-        """Return the micro-batches of a generation, with the rows of each optimizer step in as few as possible.
+    # -- which rows share a pass ---------------------------------------------------------------------------------------
+
+    def pack_rows(self, batches: list[Batch]) -> list[Any]:
+        """Return the micro-batches of a generation as lists of passes, with as few passes as possible in each step.
 
         Only rows of one pass share a tree. A row stays in its optimizer step, on its process. Call this on every
-        process.
+        process. Where rows may not be moved, the micro-batches are returned as they are.
         """
-        trainer = self._trainer
-        accumulation_steps = trainer.args.gradient_accumulation_steps
-        windows = step_windows(len(batches), accumulation_steps)
-        # Compiled models are compiled again for each number of rows.
-        if len(windows[0]) == 1 or not trainer.args.prefix_tree or trainer.args.torch_compile:
+        windows = step_windows(len(batches), self._trainer.args.gradient_accumulation_steps)
+        if len(windows[0]) == 1 and self.budget.tokens is None:
             return batches
-        may_group = all(map(self._may_group_rows, batches))
-        if not all(flag for (flag,) in self._gather([int(may_group)])):  # one process alone may have images
+        if self._unsynced is None:  # a user's `training_step` does not call ours, which computes several passes
             return batches
-        packed: list[Batch] = []
+        may_pack = all(map(self._may_pack, batches))
+        if not all(flag for (flag,) in self._gather([int(may_pack)])):  # one process alone may have images
+            return batches
+        packed: list[Any] = []
         for window in windows:
             of_step = [batches[number] for number in window]
-            leaves_out = all(map(self._may_leave_out_rows, of_step))
-            computed = torch.cat([rows_with_gradient(batch) for batch in of_step]) if leaves_out else None
-            packed += pack_rows(
-                of_step,
-                computed,
-                trees=self._takes_trees(trainer.model_wrapped),
-                budget=trainer.args.max_tokens_per_microbatch,
-                all_passes=trainer.is_deepspeed_enabled,  # DeepSpeed counts the passes of a step
-                gather=self._gather,
-            )
+            passes = self._pack(of_step)
+            if passes is None:
+                packed += of_step
+                continue
+            # In the last micro-batches, because the last one of a step sends the gradients to all processes.
+            first = max(1, len(passes) - len(of_step) + 1)
+            packed += [[]] * (len(of_step) - len(passes))
+            packed += [passes[:first], *([batch] for batch in passes[first:])]
         return packed
+
+    def _pack(self, batches: list[Batch]) -> list[Batch] | None:
+        """Return the rows of some batches in as few passes as the budget allows; None if they cannot be moved."""
+        trainer = self._trainer
+        leaves_out = all(map(self._may_leave_out_rows, batches))
+        computed = torch.cat([rows_with_gradient(batch) for batch in batches]) if leaves_out else None
+        divide = partial(
+            self.budget.divide,
+            trees=self._takes_trees(trainer.model_wrapped),
+            gather=self._gather,
+            passes=len(batches) if trainer.is_deepspeed_enabled else None,  # which counts the passes of a step
+        )
+        return pack_rows(batches, computed, divide, self._gather)
+
+    def _smaller_passes(self, error: torch.OutOfMemoryError) -> list[Batch]:
+        """Return the rows of the step so far, in smaller passes than one that ran out of memory.
+
+        Raises:
+            UserError: the step cannot start again.
+            torch.OutOfMemoryError: its rows cannot be divided.
+        """
+        trainer = self._trainer
+        failed = self._taken[-1] if self._taken else {}
+        if not self.budget.may_lower or not failed or not all(map(self._may_pack, self._taken)):
+            raise error
+        rows = tokens_of(failed, rows_with_gradient(failed) if self._may_leave_out_rows(failed) else None)
+        rows = rows[(rows >= 0).any(1)]
+        trees = self._takes_trees(trainer.model_wrapped)
+        parts = len(np.unique(rows, axis=0)) if trees else len(rows)
+        if parts < 2:
+            raise error
+        self.budget.lower(count_nodes(rows) if trees else rows.size)
+        if trainer.accelerator.num_processes > 1 or trainer.is_deepspeed_enabled:
+            raise self.budget.error("A step of several processes, or of DeepSpeed, cannot start again.") from error
+        passes = self._pack([*self._taken, *self.waiting])
+        if passes is None:
+            raise error
+        return passes
 
     def _gather(self, numbers: list[int]) -> list[list[int]]:
         """Return the numbers of every process. Call this on every process, with as many numbers."""
@@ -207,20 +327,21 @@ class Update:
         gathered = accelerator.gather(torch.tensor(numbers, device=accelerator.device))
         return gathered.view(accelerator.num_processes, len(numbers)).tolist()
 
-    def _may_group_rows(self, batch: Batch) -> bool:
-        """Return whether the gradient of a step does not depend on which of its rows share a micro-batch."""
+    def _sums(self, numbers: list[int]) -> list[int]:
+        """Return the sum of each number over the processes. Call this on every process."""
+        return [sum(values) for values in zip(*self._gather(numbers), strict=True)]
+
+    def _may_pack(self, batch: Batch) -> bool:
+        """Return whether the gradient of a step does not depend on which of its rows share a pass."""
         trainer = self._trainer
-        if not trainer.args.prefix_tree or has_images(batch):
+        # Compiled models are compiled again for each number of rows.
+        if not trainer.args.prefix_tree or trainer.args.torch_compile or has_images(batch):
             return False
         if self._has_user_loss or is_overridden(trainer, ["_prepare_inputs"]):
             return False  # a user's code may compare the rows of a micro-batch
         if trainer.loss_type == "bnpo" or trainer._entropy_bonus_enabled or trainer.aux_loss_enabled:
             return False  # a mean over the tokens of the micro-batch
         return trainer.top_entropy_quantile >= 1.0  # a quantile over them
-
-    def count_trained(self, batch: Batch) -> None:
-        """Count the tokens of a micro-batch that is about to be trained."""
-        self.trained_tokens += policy_tokens(batch).sum()
 
     @property
     def _has_user_loss(self) -> bool:
@@ -240,45 +361,37 @@ class Update:
             return False
         return trainer.top_entropy_quantile >= 1.0 and trainer.loss_type != "vespo"  # logs the weight of each row
 
-    def _signal(self, batch: Batch, with_gradient: Tensor, leaves_out: bool) -> Signal:
-        """Return what has a gradient in a micro-batch, the same on every process.
+    def _signal(self, batch: Batch, tokens: list[int], with_gradient: list[int], leaves_out: bool) -> Signal:
+        """Return what has a gradient in a pass, the same on every process.
 
         With a user's loss every pass is computed, and the processes need not agree: its code may not reach this line on
         all of them.
 
         Args:
-            with_gradient: `[B]`, which rows have one on this process.
+            tokens: of the policy, of each row on this process.
+            with_gradient: of these, those in rows with a gradient.
             leaves_out: whether this process may leave out the others.
         """
+        has_gradient = self._has_other_terms or any(with_gradient)
         if self._has_user_loss:
-            has_gradient = self._has_other_terms or bool(with_gradient.any())
             return Signal(has_gradient, leaves_out=False, counts=None)
-        lengths = policy_tokens(batch)
-        computed = lengths * with_gradient if leaves_out else lengths
-        local = {
-            "with_gradient": with_gradient.any(),
-            "needing_all": lengths.new_full((), int(not leaves_out)),
-            "computed_tokens": computed.sum(),
-            "tokens": lengths.sum(),
-            "repeated_rows": lengths.new_full((), batch.get(REPEATED_ROWS, 0)),
-        }
-        # One message, and one wait for the device: each is summed over the processes.
-        counts = torch.stack([count.long() for count in local.values()])
-        sums = dict(zip(local, self._trainer.accelerator.reduce(counts, reduction="sum").tolist(), strict=True))
-        computed_tokens = sums["computed_tokens"]
-        all_tokens = sums["tokens"]
-        rows = len(lengths) * self._trainer.accelerator.num_processes
+        computed = with_gradient if leaves_out else tokens
+        # One message for all of them.
+        some_gradient, some_need_all, all_tokens, computed_tokens, repeated_rows = self._sums([
+            int(has_gradient), int(not leaves_out), sum(tokens), sum(computed), batch.get(REPEATED_ROWS, 0),
+        ])  # fmt: skip
+        rows = len(tokens) * self._trainer.accelerator.num_processes
         if batch["completion_mask"].shape[1] == 1:  # TRL's means are then over rows
             computed_tokens = round(rows * computed_tokens / all_tokens) if all_tokens else rows
             all_tokens = rows
         return Signal(
-            has_gradient=self._has_other_terms or sums["with_gradient"] > 0,
-            leaves_out=sums["needing_all"] == 0,
-            counts=Counts(all_tokens, computed_tokens, rows, sums["repeated_rows"]),
+            has_gradient=some_gradient > 0,
+            leaves_out=some_need_all == 0,
+            counts=Counts(all_tokens, computed_tokens, rows, repeated_rows),
         )
 
     def _has_later_signal(self) -> bool:
-        """Return whether a later micro-batch of this step has a gradient on any process; true if it is unknown.
+        """Return whether a later pass of this step has a gradient on any process; true if it is unknown.
 
         Call this on every process.
         """
@@ -288,8 +401,11 @@ class Update:
         start = trainer._step % trainer.args.steps_per_generation + 1
         later = buffered[start : start + remaining]
         is_unknown = len(later) < remaining  # the rest of the step is not generated yet
-        has_gradient = is_unknown or any(bool(rows_with_gradient(batch).any()) for batch in later)
-        return any(flag for (flag,) in self._gather([int(has_gradient)]))
+        batches = list(self.waiting)
+        for micro_batch in later:
+            batches += micro_batch if isinstance(micro_batch, list) else [micro_batch]
+        has_gradient = is_unknown or any(bool(rows_with_gradient(batch).any()) for batch in batches)
+        return self._sums([int(has_gradient)]) != [0]
 
     def _can_skip(self, signal: Signal) -> bool:
         """Return whether a micro-batch needs no pass."""
@@ -297,7 +413,7 @@ class Update:
         if signal.has_gradient or self._has_user_loss:
             return False
         skips_steps = bool(trainer.args.skip_zero_advantage_steps) and self._passes == 0
-        if trainer.accelerator.sync_gradients:
+        if trainer.accelerator.sync_gradients and not self.waiting:
             # The last pass before an optimizer step sends the sum of the gradients to all processes, if there is one.
             return skips_steps
         if skips_steps and not self._has_later_signal():
@@ -307,14 +423,14 @@ class Update:
     def has_no_gradient(self) -> bool:
         """Return whether the gradient of the step is exactly 0 on every process. Call this on every process."""
         has_gradient = self._has_signal or self._has_gradient()
-        return not any(flag for (flag,) in self._gather([int(has_gradient)]))
+        return self._sums([int(has_gradient)]) == [0]
 
     def complete_gradients(self) -> None:
         """Give every parameter a gradient in a step that a subclass's own term trains, if we skipped all its passes.
 
         The optimizer skips a parameter without a gradient; after TRL's passes it has one of 0.
         """
-        if self._passes or not self._micro_batches:
+        if self._passes or not self._reached_loss:
             return
         for parameter in self._trainer.model_wrapped.parameters():
             if parameter.requires_grad and parameter.grad is None:
@@ -335,22 +451,20 @@ class Update:
             flags.append(gradient.any().to(trainer.accelerator.device))
         return bool(flags) and bool(torch.stack(flags).any())
 
-    def log_step(self) -> None:
+    def end_step(self) -> None:
         """Put the step's seconds of this process, and the tokens, rows and metrics of all, into TRL's metrics."""
-        accelerator = self._trainer.accelerator
+        self.budget.choose(self._gather)
         metrics = self._trainer._metrics["train"]
         self._step_metrics.put(metrics)
         for phase, seconds in self.clock.seconds.items():
             metrics[f"pods/seconds/{phase}"].append(seconds)
         counts = {
             "pods/tokens/generated": self.tokens["generated"],
-            "pods/tokens/trained": self.trained_tokens,
+            "pods/tokens/trained": int(self.trained_tokens),
             "pods/tokens/computed": self.tokens["computed"],
             "pods/rows/left_out": self.rows_left_out,
         }
-        local = torch.stack([torch.as_tensor(count, device=accelerator.device) for count in counts.values()])
-        totals = accelerator.reduce(local, reduction="sum").tolist()
-        for name, total in zip(counts, totals, strict=True):
+        for name, total in zip(counts, self._sums(list(counts.values())), strict=True):
             metrics[name].append(float(total))
 
     def log_probs(
@@ -388,11 +502,11 @@ class Update:
                 self._log_rows(model, why_rows)
             self.tokens["computed"] += ids.size(0) * (ids.size(1) - 1)  # a row's last token predicts nothing
         may_pack = why_rows is None and not in_loss and not trainer.args.torch_compile
-        if not may_pack or batch_size is None or batch_size >= len(ids):
+        is_one_pass = self.budget.tokens is None and (batch_size or len(ids)) >= len(ids)
+        if not may_pack or is_one_pass:
             return compute(model, ids, mask, keep, batch_size, **inputs)
         rows = ids.masked_fill(mask == 0, -1).cpu().numpy()
-        budget = trainer.args.max_tokens_per_microbatch
-        passes = divide_on_all_processes(rows, batch_size, trees=model.tree, budget=budget, gather=self._gather)
+        passes = self.budget.divide(rows, batch_size or len(ids), trees=model.tree, gather=self._gather)
         # One copy to the device for all passes.
         order = torch.tensor([row for members in passes for row in members], device=ids.device)
         results = []
@@ -440,7 +554,7 @@ class Update:
         tolerance = 0.1 if in_16_bits else 1e-3
 
         def on_any_process(flag: bool) -> bool:
-            return any(other for (other,) in self._gather([int(flag)]))
+            return self._sums([int(flag)]) != [0]
 
         with accelerator.autocast():  # as TRL calls the model
             trains = bare is accelerator.unwrap_model(self._trainer.model)
@@ -475,14 +589,22 @@ def policy_tokens(batch: Batch) -> Tensor:
     return tokens.sum(dim=1)  # [B, T] -> [B]
 
 
-def rows_with_gradient(batch: Batch) -> Tensor:
-    """Return which rows have a policy gradient, `[B]`: an advantage, and a token of the policy."""
-    lengths = policy_tokens(batch)
+def token_counts(batch: Batch) -> Tensor:
+    """Return the tokens of each row that the policy wrote, and of these, those in rows with a gradient, `[2, B]`.
+
+    A row has a policy gradient if it has an advantage, and a token of the policy.
+    """
+    tokens = policy_tokens(batch)
     # An advantage for each row, `[B]`, or for each token, `[B, T]`.
     has_advantage = batch["advantages"] != 0
     if has_advantage.dim() > 1:
         has_advantage = has_advantage.any(dim=1)
-    return has_advantage & (lengths > 0)
+    return torch.stack([tokens, tokens * has_advantage])
+
+
+def rows_with_gradient(batch: Batch) -> Tensor:
+    """Return which rows have a policy gradient, `[B]`."""
+    return token_counts(batch)[1] > 0
 
 
 def has_images(inputs: Mapping[str, Any]) -> bool:
@@ -531,7 +653,7 @@ class StepCallback(TrainerCallback):
         if self._update.is_skipped and trainer.use_vllm and trainer._last_loaded_step == state.global_step - 1:
             trainer._last_loaded_step = state.global_step  # the generator already has these weights
         self._update.clock.enter(None)
-        self._update.log_step()
+        self._update.end_step()
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         unregister_tree_recurrence()

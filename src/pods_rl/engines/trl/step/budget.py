@@ -1,0 +1,159 @@
+"""The budget of a pass: the most tokens that it computes, and which rows share it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ....errors import UserError
+from ....prefix_tree.grouping import divide_rows
+from ..compat import TRLTrainer
+
+AUTO = "auto"
+MARGIN = 0.8  # of the free memory: other passes have trees of other shapes, and memory has gaps
+KEY = "max_tokens_per_microbatch"
+
+
+class Budget:
+    """Divide rows into passes of at most `max_tokens_per_microbatch` distinct tokens.
+
+    `auto` starts with the default, the tokens of a micro-batch of TRL. After the first optimizer step, which allocates
+    the state of the optimizer, it chooses what the memory of the GPU has room for.
+
+    Args:
+        trainer: whose setting is read.
+        log: logs a text once, on the first process.
+    """
+
+    def __init__(self, trainer: TRLTrainer, log: Callable[[str, int], None]) -> None:
+        self._trainer = trainer
+        self._log = log
+        setting = trainer.args.max_tokens_per_microbatch
+        self.is_auto = setting == AUTO
+        self.may_lower = setting is not None  # if a pass runs out of memory
+        self.tokens = setting if isinstance(setting, int) else None  # None: those of TRL's micro-batch
+        device = trainer.accelerator.device
+        self._measures = self.is_auto and device.type == "cuda" and torch.cuda.is_available()
+        self._largest = 0  # tokens of the largest pass that was measured
+        self._growth = 0  # bytes that it took above what was held before
+        self._failed = 0  # tokens of the latest pass that ran out of memory
+        if self.is_auto and not self._measures:
+            log(f"{KEY} = {self}, because {device.type} does not report its free memory.", logging.WARNING)
+
+    def __str__(self) -> str:
+        tokens = "as TRL's micro-batch" if self.tokens is None else str(self.tokens)
+        return f"auto ({tokens})" if self.is_auto else tokens
+
+    def divide(
+        self,
+        rows: NDArray[np.int64],
+        micro_batch_rows: int,
+        *,
+        trees: bool,
+        gather: Callable[[list[int]], list[list[int]]],
+        passes: int | None = None,
+    ) -> list[list[int]]:
+        """Return the rows of each pass, with the same number of passes on every process. Call this on every process.
+
+        Args:
+            rows: `[R, T]`, tokens with -1 around them and for rows that are not computed. R is the same on all
+                processes.
+            micro_batch_rows: of a micro-batch of TRL.
+            trees: whether a pass computes the tree of its rows; else it computes each of them, padded.
+            gather: returns the numbers of every process.
+            passes: their number, whatever the budget. If None, as few as the budget allows.
+        """
+        count, width = rows.shape
+        budget = self.tokens or micro_batch_rows * width
+        if not trees:
+            # Rows that share nothing, and have as many nodes as columns.
+            numbers = np.where((rows >= 0).any(1), np.arange(count), -1)
+            rows = numbers[:, None].repeat(width + 1, axis=1)
+        longest = int((rows >= 0).sum(1).max(initial=1)) - 1
+        if longest > budget:
+            text = f"{KEY} = {self} is less than the longest row has. Such a row is alone in its pass."
+            self._log(text, logging.WARNING)
+        divided = divide_rows(rows, budget, least_passes=passes or 1, most_passes=passes)
+        agreed = max(number for (number,) in gather([len(divided)]))
+        if agreed == len(divided):
+            return divided
+        return divide_rows(rows, budget, least_passes=agreed, most_passes=agreed)
+
+    @contextmanager
+    def measuring(self, computed: Callable[[], int]) -> Iterator[None]:
+        """Measure the memory of a pass, forward and backward, until `auto` has chosen.
+
+        Args:
+            computed: returns how many tokens were computed so far.
+        """
+        if not self._measures:
+            yield
+            return
+        device = self._trainer.accelerator.device
+        before = computed()
+        torch.cuda.reset_peak_memory_stats(device)
+        held = torch.cuda.memory_allocated(device)
+        yield
+        tokens = computed() - before
+        if tokens >= max(1, self._largest):
+            self._largest = tokens
+            self._growth = torch.cuda.max_memory_allocated(device) - held
+
+    def choose(self, gather: Callable[[list[int]], list[list[int]]]) -> None:
+        """After an optimizer step: choose the budget, the smallest of all processes. Call this on every process."""
+        if not self._measures:
+            return
+        fits = 0
+        if self._growth > 0:
+            # The next passes hold gradients too, which this step has freed. They count twice if it had one pass.
+            room = MARGIN * (self._free_bytes() - self._gradient_bytes())
+            fits = max(1, int(self._largest * room / self._growth))
+        agreed = min(number for (number,) in gather([fits]))
+        if agreed == 0:  # a process had no pass
+            return
+        self._measures = False
+        self.tokens = agreed
+        text = f"{KEY} = {self}: a pass of {self._largest} tokens took {self._growth / 1e6:,.0f} MB."
+        self._log(text, logging.WARNING)
+
+    def lower(self, tokens: int) -> None:
+        """Halve the budget, because a pass of this many tokens ran out of memory."""
+        self._measures = False
+        self._failed = tokens
+        self.tokens = max(1, tokens // 2)
+        if self.is_auto:
+            text = f"A pass of {tokens} tokens ran out of memory. The step starts again with {KEY} = {self}."
+            self._log(text, logging.WARNING)
+
+    def refuse_lowered(self) -> None:
+        """Raise UserError if a fixed budget was lowered, now that smaller passes had room."""
+        if self._failed and not self.is_auto:
+            raise self.error("Passes of half of them had room.")
+
+    def error(self, reason: str) -> UserError:
+        """Return the error for a budget that the device has no room for."""
+        setting = self._trainer.args.max_tokens_per_microbatch
+        return UserError(
+            f"{KEY} = {setting}: a pass of {self._failed} tokens ran out of memory. {reason} Set {KEY}: {self.tokens}, "
+            "and continue from the last checkpoint."
+        )
+
+    def _free_bytes(self) -> int:
+        """Return the bytes that a pass may take: those of the device, and those that torch keeps for reuse."""
+        device = self._trainer.accelerator.device
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+    def _gradient_bytes(self) -> int:
+        """Return the bytes of all gradients on this process."""
+        total = 0
+        for parameter in self._trainer.model_wrapped.parameters():
+            if parameter.requires_grad:
+                here = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+                total += here.numel() * here.element_size()
+        return total
