@@ -17,6 +17,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,9 +53,17 @@ def jackknife(statistic: Callable[[Curve, Curve], float], arm: Curve, rival: Cur
     without = np.empty(seeds)
     for left_out in range(seeds):
         rest = [seed for seed in range(seeds) if seed != left_out]
-        without[left_out] = statistic(arm.in_order(rest), rival.in_order(rest))
+        without[left_out] = statistic(of_runs(arm, rest), of_runs(rival, rest))
     square = float((seeds - 1) * np.mean((without - without.mean()) ** 2))
     return Estimate(statistic(arm, rival), square, seeds - 1)
+
+
+def of_runs(curve: Curve, runs: Sequence[int]) -> Curve:
+    """Return the curve of some of the runs, which have all ended."""
+    names = tuple(curve.runs[run] for run in runs)
+    return replace(
+        curve, runs=names, seconds=curve.seconds[runs], scores=curve.scores[runs], errors=curve.errors[runs], ended=None
+    )
 
 
 def mean_estimate(estimates: Sequence[Estimate]) -> tuple[float, float, float]:

@@ -230,6 +230,20 @@ def test_the_jackknife_of_a_difference_is_the_paired_interval():
     assert found == pytest.approx((gap.mean, gap.low, gap.high))
 
 
+def test_the_estimates_of_a_cell_are_those_of_the_tables():
+    """On the curves of an earlier study, whose comparisons have the same numbers."""
+    folder = pooled.comparisons.RESULTS / "equal_rows_16"
+    arms = pooled.comparisons.read_evaluations(folder / "curves.csv")
+    found = pooled.compare(arms["pods-16-4"], arms["grpo-16"])
+    table = {}
+    for row in batch_study.read_rows(folder / "comparisons.csv"):
+        if (row["arm"], row["rival"]) == ("pods-16-4", "grpo-16"):
+            table[row["measure"]] = float(row["value"])
+    assert found["accuracy over time"].value == pytest.approx(table["accuracy over time"], rel=1e-4)
+    for measure, name in (("seconds", "seconds to 0.5"), ("steps", "steps to 0.5"), ("seconds a step",) * 2):
+        assert math.exp(found[measure].value) == pytest.approx(table[name], rel=1e-4)
+
+
 def test_an_arm_without_the_target_has_no_ratio_and_is_not_pooled():
     arm = simulated(np.random.default_rng(4), 0.014)
     low = simulated(np.random.default_rng(4), 0.001)
