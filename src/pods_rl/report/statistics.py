@@ -7,6 +7,7 @@ that checkpoint (it failed or was killed earlier, or it still trains).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -135,6 +136,17 @@ class Curve:
     def error(self) -> Array:
         """Standard error that the evaluations give the mean at each checkpoint, ``[C]``; NaN if it is unknown."""
         return error_of_mean(np.where(np.isnan(self.scores), math.nan, self.errors))
+
+    def in_order(self, order: Sequence[int]) -> Curve:
+        """Return the curve of some of its runs, in this order."""
+        return replace(
+            self,
+            runs=tuple(self.runs[run] for run in order),
+            seconds=self.seconds[order],
+            scores=self.scores[order],
+            errors=self.errors[order],
+            ended=None if self.ended is None else self.ended[order],
+        )
 
     def has_mean(self, due: float) -> bool:
         """Whether enough runs have a score at a nominal second (`mean_curve`)."""
