@@ -1,7 +1,8 @@
 // Loads a served page again once its server has made a newer one, unless the reader has just used this one.
 (() => {
-  const QUIET = 10;  // seconds without a key, a click or a scroll
-  let used = -Infinity;
+  // seconds since the page was loaded, or since a key, a click or a scroll; a page that waits for runs has no figure
+  const QUIET = document.querySelector("figure") ? 10 : 1;
+  let used = 0;
   for (const kind of ["pointerdown", "keydown", "wheel", "touchmove"]) addEventListener(kind, () => { used = performance.now(); }, { passive: true });
   const mark = document.createElement("output");
   mark.id = "live";
