@@ -624,7 +624,7 @@ def test_the_table_that_opens_has_score_cost_time_and_a_verdict_in_a_word(tmp_pa
     level = f"time to {100 * analysis.level:.1f} %"
     assert table.titles[1:] == ["final accuracy, 95 % interval", "seconds per step", level, "verdict"]
     (cells,) = (cells for cells in table.cells if cells[0].startswith("pods"))
-    score = f"{100 * final.final:.1f} % [{100 * final.low:.1f}, {100 * final.high:.1f}]"
+    score = f"{100 * final.final:.1f} % [{100 * final.final_low:.1f}, {100 * final.final_high:.1f}]"
     assert cells[1:] == [score, "0.31 s", f"{analysis.result_of('pods').time_to_level:.1f} s", "better"]
 
 

@@ -23,18 +23,18 @@ from .text import finite, finite_numbers, plain
 
 @dataclass(frozen=True)
 class Final:
-    """An arm's scores at the start, at the end and at the peak of its curve."""
+    """An arm's scores at the start, at the end and at the peak of its curve; names as in ``final.csv``."""
 
     start: float
     final: float
     final_due: float  # nominal second of the final score
     final_seconds: float
     final_runs: int
-    low: float  # of Student's 95 % interval over runs; NaN with one run
-    high: float
+    final_low: float  # of Student's 95 % interval over runs; NaN with fewer than three
+    final_high: float
     peak: float
     peak_seconds: float
-    error: float  # of the final score, from the evaluations' own standard errors; NaN if they are unknown
+    evaluation_se: float  # of the final score, from the evaluations' own standard errors; NaN if they are unknown
 
 
 @dataclass(frozen=True)
@@ -378,11 +378,11 @@ def _final_of(curve: Curve, horizon: float) -> Final:
         final_due=due,
         final_seconds=float(np.interp(due, curve.due[with_mean], curve.times[with_mean])),
         final_runs=int(has_score.sum()),
-        low=float(low[0]),
-        high=float(high[0]),
+        final_low=float(low[0]),
+        final_high=float(high[0]),
         peak=float(curve.mean[peak]),
         peak_seconds=float(curve.times[peak]),
-        error=float(error_of_mean(errors_R[has_score, None])[0]),
+        evaluation_se=float(error_of_mean(errors_R[has_score, None])[0]),
     )
 
 

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -242,17 +242,8 @@ def _arm_row(analysis: Analysis, result: ArmResult) -> Row:
         row |= {"steps": cost.steps, "seconds_per_step": cost.seconds_per_step, "other": cost.other, **cost.phases}
     final = result.final
     if final:
-        row |= {
-            "start": final.start,
-            "final": final.final,
-            "final_hours": final.final_seconds / HOUR,
-            "final_runs": final.final_runs,
-            "final_low": final.low,
-            "final_high": final.high,
-            "peak": final.peak,
-            "peak_hours": final.peak_seconds / HOUR,
-            "evaluation_se": final.error,
-        }
+        row |= asdict(final)
+        row |= {"final_hours": final.final_seconds / HOUR, "peak_hours": final.peak_seconds / HOUR}
     if analysis.level is not None and final:
         time = result.time_to_level
         row |= {"threshold": analysis.level, "hours_to_p99": time / HOUR if math.isfinite(time) else None}
@@ -302,9 +293,9 @@ def pairs_table(analysis: Analysis) -> Table:
 
 
 def _pair_row(pair: Pair) -> Row:
-    over_time = pair.over_time or UNKNOWN
     speedup = pair.speedup
-    return {
+    over_time = pair.over_time or UNKNOWN
+    row: Row = {
         "arm": pair.arm.name,
         "other": pair.rival.name,
         "hours": pair.due / HOUR,
@@ -313,23 +304,17 @@ def _pair_row(pair: Pair) -> Row:
         "runs": pair.runs,
         "other_runs": pair.rival_runs,
         "difference": pair.difference.mean,
-        "low": pair.difference.low,
-        "high": pair.difference.high,
-        "p": pair.difference.p,
-        "paired": pair.difference.paired,
         "settled": pair.difference.settled,
         "over_time": over_time.mean,
-        "over_time_low": over_time.low,
-        "over_time_high": over_time.high,
-        "over_time_p": over_time.p,
         "over_time_settled": over_time.settled if pair.over_time else None,
-        "speedup": speedup.speedup if speedup else None,
-        "ci_low": speedup.ci_low if speedup else None,
-        "ci_high": speedup.ci_high if speedup else None,
-        "speedup_settled": speedup.settled if speedup else None,
         "differs_in": ", ".join(pair.differs_in),
         "shows": pair.shows,
     }
+    row |= asdict(pair.difference)
+    row |= {f"over_time_{name}": value for name, value in asdict(over_time).items()}
+    if speedup:
+        row |= asdict(speedup) | {"speedup_settled": speedup.settled}
+    return row
 
 
 def curves_table(analysis: Analysis) -> Table:

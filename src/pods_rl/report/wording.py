@@ -112,9 +112,9 @@ def result_text(analysis: Analysis, result: ArmResult) -> str:
         return "–"
     score = score_text(analysis, analysis.metric, final.final)
     if analysis.is_share:  # no share is below 0 or above 1
-        low, high = (min(max(100 * edge, 0.0), 100.0) for edge in (final.low, final.high))
-        return with_interval(score, low, high, 1) if not math.isnan(final.low) else score
-    return with_interval(score, final.low, final.high, SCORE_DIGITS)
+        low, high = (min(max(100 * edge, 0.0), 100.0) for edge in (final.final_low, final.final_high))
+        return with_interval(score, low, high, 1) if not math.isnan(final.final_low) else score
+    return with_interval(score, final.final_low, final.final_high, SCORE_DIGITS)
 
 
 def level_text(analysis: Analysis) -> str:
