@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 
 import pytest
+
+from pods_rl.engines import versions
 
 
 @pytest.mark.parametrize(
@@ -20,6 +23,14 @@ def test_an_old_library_is_refused_by_its_name_and_with_what_to_install(tmp_path
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True)
     assert (f"{library} {version}" in done.stdout) == too_old, done.stderr
     assert (f"pip install '{library}<" in done.stdout or f"pip install '{library}>" in done.stdout) == too_old
+
+
+def test_a_folder_on_the_path_has_no_metadata_and_no_versions_to_check(monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(versions, "requires", missing)
+    versions.check_versions.__wrapped__()
 
 
 ASK = """

@@ -27,8 +27,12 @@ def check_versions() -> None:
     Raises:
         OldLibraryError: names every library that is too old, and the command that installs those that fit.
     """
+    try:
+        requirements = requires("pods-rl") or ()
+    except PackageNotFoundError:  # imported from a folder on the path, which has no metadata
+        return
     too_old = []
-    for text in requires("pods-rl") or ():
+    for text in requirements:
         requirement = Requirement(text)
         if requirement.name not in _LIBRARIES:
             continue
