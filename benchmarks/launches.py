@@ -2,12 +2,16 @@
 
 Two counts of each phase of a step, generation and update (loss, log-probabilities and backward):
 
-- launches: the operations of torch that compute or copy, each of which would be a kernel on a device; views are free.
+- launches: the operations of torch that compute or copy, each of which would be a kernel on a device; one that returns
+  a view of its argument is free.
 - reads: the times the host waits for a number of a tensor (`item`, `tolist`, `cpu`, `nonzero`, `unique`, a boolean
   index). On a CPU every tensor counts, also one that a device would not have.
 
 The counts are of the path that a CPU takes, and they do not depend on the processor or its load. The policy is the
 shipped one of the sums, with random text: prompts of 60 tokens and completions of 24.
+
+A second table counts `generate` alone, of TRL's rows and of ours by the paths that a GPU takes, here on a CPU: rows of
+the device, and the step that a CUDA graph captures, as operations. Captured it is one launch for each token.
 """
 
 from __future__ import annotations
@@ -16,9 +20,9 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Any
 from unittest.mock import patch
 from weakref import WeakValueDictionary
@@ -27,17 +31,15 @@ import torch
 from accelerate import Accelerator
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoTokenizer, GenerationMixin
 from trl import GRPOTrainer
 
 from measuring import command_line, set_up_torch, write_json
+from pods_rl.prefix_tree import decoding
+from pods_rl.prefix_tree.decoding import Path
 from step import Arm, Case, M, N, divided, random_text, trainer_of
 
-# Operations that only describe a tensor's memory anew.
-VIEWS = {
-    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "chunk", "detach", "diagonal", "expand", "narrow",
-    "permute", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold",
-    "unsqueeze", "view",
-}  # fmt: skip
 # Operations whose result has a shape or a value that the host must know.
 READS = {"_local_scalar_dense", "_unique2", "bincount", "equal", "masked_select", "nonzero", "unique_consecutive"}
 READING_METHODS = {torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist}
@@ -72,12 +74,13 @@ class CountOperations(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         phase = self._counts.phase
         name = function.overloadpacket.__name__
+        result = function(*args, **(kwargs or {}))
         if phase is not None:
-            if name not in VIEWS:
+            if function._schema.is_mutable or not _is_view(result, args):
                 self._counts.launches[phase] += 1
             if name in READS or (name.startswith("index") and _has_boolean(args)):
                 self._counts.reads[phase] += 1
-        return function(*args, **(kwargs or {}))
+        return result
 
 
 class CountReads(TorchFunctionMode):
@@ -101,13 +104,23 @@ class CountReads(TorchFunctionMode):
         return result
 
 
+def _is_view(result: Any, args: Any) -> bool:
+    """Return whether an operation only describes the memory of its first argument anew, or returns no tensor."""
+    memories = {value.untyped_storage()._cdata for value in tree_leaves(result) if isinstance(value, torch.Tensor)}
+    return memories <= {value.untyped_storage()._cdata for value in args[:1] if isinstance(value, torch.Tensor)}
+
+
 def _has_boolean(args: Any) -> bool:
     indices = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else []
     return any(isinstance(index, torch.Tensor) and index.dtype == torch.bool for index in indices)
 
 
-def count_step(arm: Arm, case: Case) -> Counts:
-    """Train two steps; return the counts of the second."""
+def count_step(arm: Arm, case: Case, path: Path | None = None) -> Counts:
+    """Train two steps; return the counts of the second.
+
+    Args:
+        path: over which rollouts are generated, of which then `generate` alone is counted. If None, that of a CPU.
+    """
     counts = Counts()
     with tempfile.TemporaryDirectory(prefix="pods-bench-") as folder, ExitStack() as stack:
         trainer = trainer_of(arm, case, 2, folder)
@@ -123,8 +136,13 @@ def count_step(arm: Arm, case: Case) -> Counts:
 
             stack.enter_context(patch.object(owner, method, counted))
 
+        if path is not None:
+            stack.enter_context(patch.object(decoding, "choose_path", lambda *_: path))
         # Of TRL and accelerate, because a method that a subclass or an object replaces counts as a user's.
-        count(GRPOTrainer, "_generate_single_turn", "generation")
+        if path is None:
+            count(GRPOTrainer, "_generate_single_turn", "generation")
+        else:
+            count(GenerationMixin, "generate", "generation")
         count(GRPOTrainer, "compute_loss", "update")
         count(GRPOTrainer, "_get_per_token_logps_and_entropies", "update")
         count(Accelerator, "backward", "update")
@@ -157,10 +175,17 @@ PODS_ARM = Arm(f"PODS {N} -> {M}", N, {})
 # What a GPU has room for, instead of the tokens of TRL's micro-batch.
 BUDGET_ARM = Arm(f"PODS, {BUDGET:,} tokens", N, {"max_tokens_per_microbatch": BUDGET})
 
+DEVICE_PATHS = (  # TRL's own loop takes no path
+    (TRL_ARM, "TRL's GRPO 16", Path.TREE),
+    (PODS_ARM, "tree of the CPU", Path.TREE),
+    (PODS_ARM, "rows of a device", Path.ROWS),
+    (PODS_ARM, "step to capture", Path.CAPTURED),
+)
+
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--json", type=FilePath, help="write the figures here")
     options = parser.parse_args()
     set_up_torch(1)
     figures: list[dict[str, Any]] = []
@@ -181,6 +206,19 @@ def main() -> None:
                 })  # fmt: skip
             print(line, flush=True)
     print("Each cell: launches (as a share of TRL's) and reads by the host.")
+    print(f"\n{'rows':<20}{'generate, by':<22}{'launches':>12}{'reads':>8}")
+    for prompts in (1, 4):
+        case = Row(prompts, prompts * M).case()
+        end = AutoTokenizer.from_pretrained(case.tokenizer).eos_token_id
+        # Not a least length, which reads how many tokens there are: a graph has no such number.
+        case = replace(case, settings=case.settings | {"generation_kwargs": {"suppress_tokens": [end]}})
+        for arm, name, path in DEVICE_PATHS:
+            counts = count_step(arm, case, path)
+            launches = counts.launches["generation"]
+            reads = counts.reads["generation"]
+            rows = prompts * arm.n
+            print(f"{rows:<20}{name:<22}{launches:>12,}{reads:>8}", flush=True)
+            figures.append({"rows": rows, "arm": name, "phase": "generate", "launches": launches, "reads": reads})
     write_json(options.json, figures)
 
 
