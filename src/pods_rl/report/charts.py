@@ -107,25 +107,12 @@ def _without_missing(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return {key: value for key, value in pairs if value is not None}
 
 
-def line_styles(count: int) -> list[Style]:
-    """Return distinct styles for up to 21 arms.
-
-    >>> [style.colour for style in line_styles(2)]
-    ['#D55E00', '#0072B2']
-    """
-    styles = []
-    for rank in range(count):
-        rounds, colour = divmod(rank, len(_COLOURS))
-        styles.append(Style(_COLOURS[colour], _DASHES[rounds % len(_DASHES)]))
-    return styles
-
-
 def styles_of(analysis: Analysis) -> dict[str, Style]:
-    """Return the style of each arm by name, the same in every figure."""
-    coloured = [arm for arm in analysis.arms if arm is not analysis.baseline]
+    """Return the style of each arm by name, the same in every figure and theme; up to 21 arms next to the baseline."""
     styles = {}
-    for arm, style in zip(coloured, line_styles(len(coloured)), strict=True):
-        styles[arm.name] = style
+    for rank, arm in enumerate(arm for arm in analysis.arms if arm is not analysis.baseline):
+        rounds, colour = divmod(rank, len(_COLOURS))
+        styles[arm.name] = Style(_COLOURS[colour], _DASHES[rounds % len(_DASHES)])
     if analysis.baseline:
         styles[analysis.baseline.name] = Style(_BASELINE)
     return styles

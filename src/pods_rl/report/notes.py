@@ -20,7 +20,7 @@ def notes(analysis: Analysis, ledger: Ledger) -> tuple[str, ...]:
     """Return the limitations of the numbers, each a sentence or two; empty if there are none."""
     lines = _unfinished_notes(analysis)
     few = [arm.label for arm in analysis.arms if arm.curve and len(arm.curve.runs) < FEWEST]
-    if few:
+    if few and (len(few) < len(analysis.arms) or not analysis.pairs):  # else the first finding says so
         lines.append(f"Fewer than {FEWEST} runs do not show how seeds differ, and have no interval: {listed(few)}.")
     if analysis.scored:
         lines += _baseline_notes(analysis)
