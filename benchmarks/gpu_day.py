@@ -24,7 +24,7 @@ rest: the wheels, and the chat model in two pieces, since 64 MiB can be carried 
     python benchmarks/gpu_day.py --parts 1 2 3 4    # with runs/wheels and runs/pieces/1
     python benchmarks/gpu_day.py --parts 5 6        # with runs/wheels and runs/pieces/2
 
-Two minutes on a CPU, with tiny sizes:
+Some minutes on a CPU, with tiny sizes:
 
     PYTHONPATH=src python benchmarks/gpu_day.py --miniature --device cpu --seconds 10000 --output /tmp/gpu-day
 """

@@ -132,7 +132,7 @@ def test_a_wheel_in_two_pieces_is_joined_and_one_piece_is_not_enough(tmp_path, m
 # ------------------------------------------------------------------------------------------- in miniature
 
 
-@pytest.mark.reliability  # every night: two minutes
+@pytest.mark.reliability  # every night: minutes
 def test_the_complete_plan_on_a_cpu(tmp_path):
     """All parts through the command; a second command finds nothing to do."""
     words = ["--miniature", "--device", "cpu", "--threads", "1", "--seconds", NO_LIMIT, "--output", str(tmp_path)]
