@@ -179,6 +179,7 @@ def plan(sizes: Sizes) -> list[Cell]:
         ragged_cell(2, sizes, "trl", shorter),
         ragged_cell(2, sizes, "tree", shorter),
         ragged_cell(2, sizes, "tree", shorter, sizes.budget),
+        ragged_cell(2, sizes, "tree", shorter, "auto"),
         generation_cell(3, sizes, "captured rows"),
         generation_cell(3, sizes, "rows"),
         generation_cell(3, sizes, "generate"),
@@ -544,7 +545,7 @@ def memory(result: Result) -> str:
 
 def details(line: Result) -> Iterator[str]:
     """Yield what else a result says."""
-    for name in ("path", "attention", "ended", "killed_after_step", "log"):
+    for name in ("path", "attention", "budget", "ended", "killed_after_step", "log"):
         if line.get(name) is not None:
             yield f"{name.replace('_', ' ')}: {line[name]}"
     if "checks" in line:

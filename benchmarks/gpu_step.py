@@ -342,5 +342,6 @@ def run_cell(cell: StepCell, device: Device) -> dict[str, Any]:
         "completion_tokens": statistics.mean(lengths),
     }
     if cell.arm != "trl":
+        result["budget"] = trainer.token_budget
         result["computed_tokens"] = statistics.median(row["pods/tokens/computed"] for row in timed)
     return result
