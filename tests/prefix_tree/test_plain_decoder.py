@@ -83,6 +83,7 @@ def plain_tokens(monkeypatch):
 @pytest.mark.parametrize("shape", FAMILIES)
 def test_tokens_are_the_models_own(monkeypatch, plain_tokens, shape, shared):
     monkeypatch.setattr("pods_rl.prefix_tree.cache._SHARED_FROM", 0 if shared else 2**60)
+    monkeypatch.setattr("pods_rl.prefix_tree.cache._LONG", 4 if shared else 20)  # memory is arranged anew on the way
     model = build(shape, FAMILIES[shape])
     completions = complete(model)
     assert max(plain_tokens) > 3  # nodes of three prompts have forked

@@ -23,6 +23,7 @@ from transformers.masking_utils import sdpa_mask
 SINGLE_QUERY = "pods_single_query"  # the name of `attend` in transformers' tables
 _SPARE = 16  # columns that a layer grows by at least
 _GROWTH = 4  # it grows by a fourth, so that columns are copied a few times at most, however long the rows are
+_LONG = 256  # columns from which these are neighbours in memory: measured, attention takes 0.75 to 0.93 of the time
 _CHANGED = "the model changes the cache's keys before it attends to them"
 # Layers of transformers' caches whose `reorder_cache` copies all that a row has; those of other kinds may hold more.
 _ATTENTION = frozenset({"DummyLayer", "DynamicLayer", "DynamicSlidingWindowLayer"})
@@ -98,7 +99,7 @@ class NodeLayer(DynamicLayer):
         """Append a key and a value for each node, `[nodes, K, 2, D]`."""
         start, rooms = self._extend(len(states), 1)
         if len(rooms) == 1:
-            rooms[0][:, : len(states), :, start].copy_(states.movedim(2, 0))
+            self._by_column(rooms[0])[:, : len(states), :, start].copy_(states.movedim(2, 0))
         else:
             self.keys[:, :, start].copy_(states[:, :, 0])
             self.values[:, :, start].copy_(states[:, :, 1])
@@ -106,15 +107,19 @@ class NodeLayer(DynamicLayer):
     def _extend(self, rows: int, count: int) -> tuple[int, list[Tensor]]:
         """Let keys and values have more columns; return the first of these, and where the states are."""
         start: int = self.keys.shape[2]
-        if start == self._rooms[0].shape[3]:
+        if start == self._by_column(self._rooms[0]).shape[3]:
             self._make_room(self._rooms[0].shape[1])
         self._look(rows, start + count)
         return start, self._rooms
 
     def _look(self, rows: int, columns: int) -> None:
         """Let keys and values be these rows and columns of the rooms."""
-        self.keys = self._rooms[0][0, :rows, :, :columns]
-        self.values = self._rooms[-1][-1, :rows, :, :columns]
+        self.keys = self._by_column(self._rooms[0])[0, :rows, :, :columns]
+        self.values = self._by_column(self._rooms[-1])[-1, :rows, :, :columns]
+
+    def _by_column(self, room: Tensor) -> Tensor:
+        """Return a view `[1 or 2, rows, K, columns, D]` of a room."""
+        return room.transpose(3, 4) if self._columns_last else room
 
     def reorder(self, count: int, moved: Tensor, sources: Tensor) -> None:
         """Let `count` nodes be in the first rows, where row `moved[i]` is a copy of row `sources[i]` for every i.
@@ -130,13 +135,15 @@ class NodeLayer(DynamicLayer):
             self._make_room(min(2 * count, self._rollouts))
         if len(moved) and columns:
             for room in self._rooms:
-                states = room[:, :, :, :columns]
+                states = room.narrow(4 if self._columns_last else 3, 0, columns)
                 states.index_copy_(1, moved, states.index_select(1, sources))
         self._look(count, columns)
 
     def _make_room(self, rows: int) -> None:
         """Copy the states to rooms with this many rows and spare columns."""
         count, heads, columns, size = self.keys.shape
+        # A CPU reads many keys faster if columns are neighbours in memory. torch's kernels for GPUs would copy them.
+        self._columns_last = self.device.type == "cpu" and columns >= _LONG
         spare = max(1, min(max(_SPARE, columns // _GROWTH), self._most_columns - columns))
         # Keys and values of one size share a room, `[2, rows, K, columns, D]`, so that one operation moves both.
         is_one_room = self.values.shape == self.keys.shape
@@ -144,8 +151,9 @@ class NodeLayer(DynamicLayer):
         self._rooms: list[Tensor] = []
         for states in parts:
             size = states[0].shape[-1]
-            room = states[0].new_empty(len(states), rows, heads, columns + spare, size, dtype=self.dtype)
-            for place, part in zip(room, states, strict=True):
+            sizes = (size, columns + spare) if self._columns_last else (columns + spare, size)
+            room = states[0].new_empty(len(states), rows, heads, *sizes, dtype=self.dtype)
+            for place, part in zip(self._by_column(room), states, strict=True):
                 place[:count, :, :columns] = part
             self._rooms.append(room)
         self._look(count, columns)
