@@ -154,8 +154,17 @@ def test_a_decoder_is_not_kept_for_a_model_that_changed(how, in_slots):
 
 
 def test_what_would_fill_a_device_is_not_kept(in_slots, monkeypatch):
+    """First the buffers go that the latest generation did not use."""
     model = build("qwen3")
     in_slots()
+    complete(model, UNSORTED)
+    used = set(captured._kept[model].slots)
+    complete(model, UNSORTED, top_k=3)
+    assert used < captured._kept[model].slots.keys()
+    of_all = captured._kept[model].nbytes()
+    monkeypatch.setattr(captured, "_memory_of", lambda device: (of_all - 1) / captured._KEPT_SHARE)
+    complete(model, UNSORTED)
+    assert {shape.processors for shape in captured._kept[model].slots} == {()}
     monkeypatch.setattr(captured, "_memory_of", lambda device: 10_000)
     complete(model, UNSORTED)
     assert model not in captured._kept
@@ -185,10 +194,12 @@ def test_without_a_graph_the_same_steps_run_and_the_log_says_so_once(in_slots, m
 
 def test_draws_that_are_not_finite_raise(in_slots):
     model = build("qwen3")
-    model.lm_head.weight.data.fill_(torch.nan)
     in_slots()
+    complete(model, EQUAL)  # compares the decoder with the model, which without finite numbers would differ
+    model.lm_head.weight.data.fill_(torch.nan)
     with pytest.raises(RuntimeError, match="probability"):
         complete(model, EQUAL)
+    assert generation_path(model) == Path.CAPTURED.value
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,8 @@ class Slots:
     Args:
         layers: of a cache that the model filled with the prompts, which have the forms of the states.
         length: the most tokens of a completion.
+        pools: the memory of the graphs of a model: none, or one. What a graph leaves is in these buffers, so that
+            graphs can share it.
 
     Attributes:
         tokens: `[length, slots]`.
@@ -75,7 +77,13 @@ class Slots:
     """
 
     def __init__(
-        self, shape: Shape, decoder: PlainDecoder, processors: LogitsProcessorList, layers: list[NodeLayer], length: int
+        self,
+        shape: Shape,
+        decoder: PlainDecoder,
+        processors: LogitsProcessorList,
+        layers: list[NodeLayer],
+        length: int,
+        pools: list[Any],
     ) -> None:
         device = layers[0].keys.device
         slots = shape.prompts * shape.most
@@ -96,6 +104,7 @@ class Slots:
         self.tokens = torch.zeros(length, slots, dtype=torch.int64, device=device)
         self._draws = torch.zeros(length, slots, device=device)
         self.below = torch.zeros(slots, 1, device=device)  # finite while all probabilities are
+        self._pools = pools
         self._graph: torch.cuda.CUDAGraph | None = None
         self._is_warm = False
 
@@ -185,7 +194,7 @@ class Slots:
     def attend(self, layer: int, heads: Tensor, group: int, softcap: float | None) -> Tensor:
         states = self._states[layer]
         latest = heads[:, :, group : group + 2].movedim(2, 0).unsqueeze(3)  # [2, slots, K, 1, D]
-        states.index_copy_(3, self._column - self.shape.width, latest)
+        states.index_copy_(3, self._latest, latest)  # the first token has the first column
         queries = heads[:, :, :group].flatten(0, 1)
         own = (states[0], states[1])
         of_prompts = (self._prompt_states[layer][0], self._prompt_states[layer][1])
@@ -212,9 +221,11 @@ class Slots:
         try:
             graph = torch.cuda.CUDAGraph()
             # Other threads, such as those of NCCL, may call CUDA meanwhile.
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            pool = self._pools[0] if self._pools else None
+            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
                 self.step()
             self._graph = graph
+            self._pools[:] = [graph.pool()]
         except RuntimeError as error:  # capturing computes nothing, so nothing is lost
             _log_failure(error)
 
@@ -238,12 +249,19 @@ class Kept(NamedTuple):
     Attributes:
         length: the most tokens of a prompt and its completion.
         weights: what the addresses in `decoder` depend on.
+        slots: by shape, each with its graph.
+        pools: see `Slots`.
     """
 
     decoder: PlainDecoder
     length: int
     weights: Hashable
     slots: dict[Shape, Slots]
+    pools: list[Any]
+
+    def nbytes(self) -> int:
+        buffers = sum(slots.nbytes for slots in self.slots.values())
+        return buffers + sum(copy.tensor.nbytes for copy in self.decoder.copies)
 
 
 _kept: WeakKeyDictionary[PreTrainedModel, Kept] = WeakKeyDictionary()
@@ -259,7 +277,7 @@ def _log_failure(error: RuntimeError) -> None:
 
 def decoder_to_keep(model: PreTrainedModel, length: int) -> PlainDecoder | None:
     """Return `plain_decoder`'s, if possible that of the generation before, with the weights as they are now."""
-    weights = (product_type(model), *map(id, model.modules()), *(weight.data_ptr() for weight in model.parameters()))
+    weights = (product_type(model), *(weight.data_ptr() for weight in model.parameters()))
     kept = _kept.get(model)
     if kept is not None and kept.weights == weights and kept.length >= length and is_plain(model):
         with torch.no_grad():
@@ -269,7 +287,7 @@ def decoder_to_keep(model: PreTrainedModel, length: int) -> PlainDecoder | None:
     longest = length + _WIDTH  # the next prompts may be longer
     decoder = plain_decoder(model, longest)
     if decoder is not None:
-        _kept[model] = Kept(decoder, longest, weights, {})
+        _kept[model] = Kept(decoder, longest, weights, {}, [])
     return decoder
 
 
@@ -322,7 +340,7 @@ class _Rows:
     def _slots_of(self, shape: Shape) -> Slots:
         slots = self._kept.slots.get(shape)
         if slots is None or len(slots.tokens) < self._length:
-            slots = Slots(shape, self._kept.decoder, self._processors, self._layers, self._length)
+            slots = Slots(shape, self._kept.decoder, self._processors, self._layers, self._length, self._kept.pools)
             self._kept.slots[shape] = slots
         return slots
 
@@ -398,12 +416,12 @@ class _Rows:
         self._nodes.columns = self._nodes.width + self._count
 
     def keep_or_drop(self, model: PreTrainedModel) -> None:
-        """Drop graphs that this generation did not need; on a device that they would fill, all of them."""
-        for shape in self._kept.slots.keys() - self._used:
-            del self._kept.slots[shape]
-        nbytes = sum(slots.nbytes for slots in self._kept.slots.values())
-        nbytes += sum(copy.tensor.nbytes for copy in self._kept.decoder.copies)
-        if nbytes > _KEPT_SHARE * _memory_of(self.slots.tokens.device):
+        """On a device that buffers would fill, drop those that this generation did not need, or all."""
+        most = _KEPT_SHARE * _memory_of(self.slots.tokens.device)
+        if self._kept.nbytes() > most:
+            for shape in self._kept.slots.keys() - self._used:
+                del self._kept.slots[shape]
+        if self._kept.nbytes() > most:
             del _kept[model]
 
     def _tensor(self, numbers: NDArray[np.int64]) -> Tensor:
