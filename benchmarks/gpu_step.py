@@ -308,6 +308,7 @@ def run_cell(cell: StepCell, device: Device) -> dict[str, Any]:
     clock = MemoryClock(device)
     try:
         trainer = build(cell, device)
+        held = device.memory()  # of the weights: what a step needs is above that
         trainer.add_callback(stop)
         passes = Passes(trainer.model)
         trainer.add_callback(passes)
