@@ -20,12 +20,13 @@ from transformers import (
     StoppingCriteriaList,
     TemperatureLogitsWarper,
 )
+from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from pods_rl.policies import tiny_policy_path
 from pods_rl.prefix_tree import decoding as generating
 from pods_rl.prefix_tree import nodes
-from pods_rl.prefix_tree.cache import NodeLayer, attend, decoding
+from pods_rl.prefix_tree.cache import NodeLayer, attend, decoding, move_nodes
 from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, decode
 from pods_rl.prefix_tree.images import Images
 from pods_rl.prefix_tree.nodes import order_of_children
@@ -636,3 +637,15 @@ def test_generate_serves_the_rest_and_the_log_says_so_once(qwen2, caplog, monkey
         complete(qwen2.generate, batch(EQUAL, max_new_tokens=5))
     (record,) = caplog.records
     assert "beam" in record.getMessage()
+
+
+def test_nodes_move_in_the_layers_of_a_model_over_several_devices():
+    """TRL spreads a policy that it loads over all GPUs that one process sees. A meta device stands in for a second."""
+    cache = DynamicCache()
+    for device in ("cpu", "meta"):
+        prompts = DynamicLayer()
+        states = torch.zeros(2, 1, 3, 4, device=device)
+        prompts.update(states, states)
+        cache.layers.append(NodeLayer(prompts, rollouts=8, most=9))
+    move_nodes(cache, np.array([0, 1, 0]), np.array([0, 1]), torch.device("cpu"))
+    assert [(len(layer.keys), layer.keys.device.type) for layer in cache.layers] == [(3, "cpu"), (3, "meta")]

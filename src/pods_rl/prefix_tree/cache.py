@@ -134,6 +134,9 @@ class NodeLayer(DynamicLayer):
             # Twice as many, so that a tree that grows copies its cache few times.
             self._make_room(min(2 * count, self._rollouts))
         if len(moved) and columns:
+            # Of a model over several devices, which TRL makes where one process sees several GPUs.
+            moved = moved.to(self._rooms[0].device)
+            sources = sources.to(self._rooms[0].device)
             for room in self._rooms:
                 states = room.narrow(4 if self._columns_last else 3, 0, columns)
                 states.index_copy_(1, moved, states.index_select(1, sources))
