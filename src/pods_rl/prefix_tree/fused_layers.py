@@ -86,11 +86,13 @@ class Norm:
         self.epsilon: float = module.eps if self._is_centered else module.variance_epsilon
 
     def weight(self) -> Tensor:
+        """Return what the module multiplies with."""
         weight: Tensor = self._module.weight
         weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
         return 1 + weight if self._is_centered else weight
 
     def unweighted(self, states: Tensor) -> Tensor:
+        """Return the norm of states without its weights."""
         return rms_norm(states, states.shape[-1:], None, self.epsilon)
 
 
@@ -254,12 +256,17 @@ def _head_norms(module: Any, key_heads: int, group: int, size: int, build: Build
     """Return the norms of queries and keys, of each head or of all heads together, with the scale of the queries."""
     query = Norm(module.q_norm)
     key = Norm(module.k_norm)
-    scaling: float = module.scaling
+
+    def of_queries() -> Tensor:
+        weight: Tensor = query.weight() * module.scaling
+        return weight.expand(group, size) if weight.numel() == size else weight.view(key_heads, group, size)
+
+    def of_keys() -> Tensor:
+        return key.weight().view(-1, 1, size)  # [1 or K, 1, D]
+
     if module.q_norm.weight.numel() == size:
-        both = lambda: torch.cat([(query.weight() * scaling).expand(group, -1), key.weight().expand(1, -1)])  # noqa: E731
-        return [_HeadNorm(slice(0, group + 1), 1, query.epsilon, both, build)]
-    of_queries = lambda: (query.weight() * scaling).view(key_heads, group, size)  # noqa: E731
-    of_keys = lambda: key.weight().view(key_heads, 1, size)  # noqa: E731
+        both = slice(0, group + 1)
+        return [_HeadNorm(both, 1, query.epsilon, lambda: torch.cat([of_queries(), of_keys().squeeze(0)]), build)]
     return [
         _HeadNorm(slice(0, group), 3, query.epsilon, of_queries, build),
         _HeadNorm(slice(group, group + 1), 3, key.epsilon, of_keys, build),
