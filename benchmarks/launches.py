@@ -42,7 +42,7 @@ from step import Arm, Case, M, N, divided, random_text, trainer_of
 
 # Operations whose result has a shape or a value that the host must know.
 READS = {"_local_scalar_dense", "_unique2", "bincount", "equal", "masked_select", "nonzero", "unique_consecutive"}
-READING_METHODS = {torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist}
+READING_METHODS = {torch.Tensor.cpu, torch.Tensor.tolist}  # `numpy` only views what is on the host
 PHASES = ("generation", "update")
 
 

@@ -548,7 +548,7 @@ def test_the_host_of_a_device_reads_one_in_eight_tokens_and_drops_the_rows_that_
     """Without padding: transformers' masks read it for each token, unless the decoder is plain."""
     rows = len(EQUAL) * 4
     reads = []
-    for name in ("cpu", "tolist", "numpy", "item", "__int__", "__bool__"):
+    for name in ("cpu", "tolist", "item", "__int__", "__bool__"):
         method = getattr(torch.Tensor, name)
         noted = lambda *args, method=method, **how: reads.append(args[0].shape) or method(*args, **how)  # noqa: E731
         monkeypatch.setattr(torch.Tensor, name, noted)

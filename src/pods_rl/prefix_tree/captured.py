@@ -364,7 +364,7 @@ class _Rows:
         self._count += 1
         if self._count % EVERY == 0 and len(self._ends) and self._count < self._length:
             latest = self.slots.tokens[self._count - EVERY : self._count]
-            ended = torch.isin(latest, self._ends).any(0).numpy(force=True)
+            ended = torch.isin(latest, self._ends).any(0).cpu().numpy()
             self._has_ended |= ended[self._slot]
             if self._has_ended.all():
                 return False

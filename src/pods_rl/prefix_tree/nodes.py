@@ -251,7 +251,7 @@ class Nodes:
             return False
         nodes_before = len(self._row_of_node)
         if self._reads_every_token:
-            parents, ended = self._fork(tokens.numpy(force=True))
+            parents, ended = self._fork(tokens.cpu().numpy())
         else:
             parents, ended = self._part()
         if ended.all():
@@ -279,11 +279,11 @@ class Nodes:
                 parents, node_tokens = np.divmod(pairs, _TOKENS)
             tokens = node_tokens
         if self.ends is not None:
-            return parents, np.isin(tokens, self.ends.numpy(force=True))
+            return parents, np.isin(tokens, self.ends.cpu().numpy())
         row_of_node = np.empty_like(parents)
         row_of_node[self.node] = self._rows
         prefixes = self.table.index_select(0, self._tensor(row_of_node))[:, : self.columns]
-        return parents, self._criteria(prefixes, None).numpy(force=True)
+        return parents, self._criteria(prefixes, None).cpu().numpy()
 
     def _part(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Give each row that draws a node of its own; say which nodes ended, at every `EVERY`th token."""
@@ -296,7 +296,7 @@ class Nodes:
         assert self.ends is not None
         if len(self.ends) and (self.columns - self.width) % EVERY == 0:
             latest = self.table[:, self.columns - EVERY : self.columns].index_select(0, self.rows)
-            ended[self.node] = torch.isin(latest, self.ends).any(1).numpy(force=True)
+            ended[self.node] = torch.isin(latest, self.ends).any(1).cpu().numpy()
         return parents, ended
 
     def output(self) -> Tensor:
@@ -381,7 +381,7 @@ class HostPrompts(NamedTuple):
         if positions is not None:
             last = positions[..., -1]  # [rows or 1], or [axes, rows or 1]
             parts.append(last.expand(*last.shape[:-1], rows).reshape(-1, rows).T.to(input_ids))
-        ids, mask, last = np.split(torch.cat(parts, dim=1).numpy(force=True), [width, 2 * width], axis=1)
+        ids, mask, last = np.split(torch.cat(parts, dim=1).cpu().numpy(), [width, 2 * width], axis=1)
         return cls(ids, mask, bool((last == last[:1]).all()))
 
     def distinct(self, images: Images | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
