@@ -89,7 +89,8 @@ def packed(path: Path | None) -> None:
     rows = []
     print(f"{'case':<18}{'arm':<16}{'passes a step':>14}{'tokens a step':>14}{'greatest MB':>12}")
     for name, case in cases.items():
-        for arm in PACKED_ARMS:
+        # Long rows are more than 16,000 tokens, and take minutes.
+        for arm in PACKED_ARMS[:2] if "300" in name else PACKED_ARMS:
             with tempfile.TemporaryDirectory(prefix="pods-memory-") as folder, measured_passes() as measured:
                 trainer = trainer_of(arm, case, PACKED_STEPS, folder)
                 trainer.args.logging_steps = 1

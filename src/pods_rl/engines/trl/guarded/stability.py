@@ -24,8 +24,9 @@ _LESS_MEMORY = {  # by phase: what runs in it, and what lowers its memory
     "rollout": ("generation", "Lower rollout_batch_size, max_completion_length or num_rollouts."),
     "update": (
         "the update",
-        "Lower per_device_train_batch_size and raise gradient_accumulation_steps by the same factor, set "
-        "gradient_checkpointing: true, lower max_completion_length, or train an adapter (use_peft: true).",
+        "Set max_tokens_per_microbatch: auto or gradient_checkpointing: true, lower per_device_train_batch_size and "
+        "raise gradient_accumulation_steps by the same factor, lower max_completion_length, or train an adapter "
+        "(use_peft: true).",
     ),
 }
 _OTHERS = ("a reward or an evaluation", "In an evaluation, lower eval_batch_size.")

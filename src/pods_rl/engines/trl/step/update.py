@@ -196,8 +196,6 @@ class Update:
 
     def _attempt(self, turn: Callable[[], Tensor]) -> Tensor | None:
         """Compute a pass; return None if it ran out of memory, and the step starts again with smaller ones."""
-        metrics = self._trainer._metrics["train"]
-        before = {name: len(values) for name, values in metrics.items()}
         try:
             return turn()
         except torch.OutOfMemoryError as error:
@@ -206,7 +204,6 @@ class Update:
         gc.collect()
         torch.cuda.empty_cache()
         self._trainer.model_wrapped.zero_grad(set_to_none=True)
-        self._step_metrics.take(metrics, before, Counts(0, 0, 0))  # what the failed pass has logged
         self._begin_passes()
         self.waiting = passes
         return None
