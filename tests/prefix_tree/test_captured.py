@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+import sys
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -170,26 +171,74 @@ def test_what_would_fill_a_device_is_not_kept(in_slots, monkeypatch):
     assert model not in captured._kept
 
 
-def test_without_a_graph_the_same_steps_run_and_the_log_says_so_once(in_slots, monkeypatch, caplog):
-    """Stand-ins for streams, and a graph that cannot be captured."""
-    model = build("qwen3")
-    expected = complete(model, UNSORTED)
-    in_slots()
+@pytest.fixture
+def device(in_slots, monkeypatch):
+    """Call it with a stand-in for a CUDA graph to complete rows as on a device; streams have stand-ins too."""
     stream = SimpleNamespace(wait_stream=lambda other: None)
 
-    def fail():
+    def complete_by(graph):
+        in_slots()
+        monkeypatch.setattr(captured, "_can_capture", lambda device: True)
+        monkeypatch.setattr(captured, "_memory_of", lambda device: float("inf"))
+        monkeypatch.setattr(torch.cuda, "graph", graph.capture)
+        for name, stand_in in (("Stream", lambda device: stream), ("current_stream", lambda device: stream),
+                               ("stream", lambda stream: nullcontext()), ("CUDAGraph", graph)):  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+
+    return complete_by
+
+
+class Graph:
+    """Stands in for a CUDA graph: the operations in place of their capture, which it leaves without an effect."""
+
+    replays = 0
+
+    def __init__(self) -> None:
+        self._slots = sys._getframe(1).f_locals["self"]  # those that capture it
+
+    @contextmanager
+    def capture(self, *where, **how):
+        buffers = [value for value in vars(self._slots).values() if isinstance(value, torch.Tensor)]
+        buffers += [*self._slots._states]
+        before = [buffer.clone() for buffer in buffers]
+        yield
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
+
+    def replay(self) -> None:
+        Graph.replays += 1
+        self._slots.step()
+
+    def pool(self) -> None:
+        return None
+
+
+class WrongGraph(Graph):
+    def replay(self) -> None:
+        super().replay()
+        latest = self._slots._latest
+        self._slots.tokens[latest] = (self._slots.tokens[latest] + 1) % V
+
+
+class NoGraph(Graph):
+    def __init__(self) -> None:
         raise RuntimeError("no graph\non this device")
 
-    monkeypatch.setattr(captured, "_can_capture", lambda device: True)
-    monkeypatch.setattr(captured, "_memory_of", lambda device: float("inf"))
-    for name, stand_in in (("Stream", lambda device: stream), ("current_stream", lambda device: stream),
-                           ("stream", lambda stream: nullcontext()), ("CUDAGraph", fail)):  # fmt: skip
-        monkeypatch.setattr(torch.cuda, name, stand_in)
+
+@pytest.mark.parametrize(("graph", "reason"), [(Graph, None), (WrongGraph, "100% of its"), (NoGraph, "no graph")])
+def test_without_a_right_graph_the_same_steps_run_and_the_log_says_so_once(graph, reason, device, monkeypatch, caplog):
+    monkeypatch.setattr(captured, "_logged", set())
+    monkeypatch.setattr(Graph, "replays", 0)
+    model = build("qwen3")
+    expected = complete(model, UNSORTED)
+    device(graph)
     with caplog.at_level(logging.WARNING, logger="pods_rl"):
         for _ in range(2):
             assert torch.equal(complete(model, UNSORTED), expected)
-    (record,) = [record for record in caplog.records if "graph was" in record.getMessage()]
-    assert "no graph" in record.getMessage()
+    reasons = [record.getMessage() for record in caplog.records if "graph was" in record.getMessage()]
+    assert len(reasons) == (reason is not None)
+    assert all(reason in text for text in reasons)
+    assert (Graph.replays > 20) == (reason is None)
 
 
 def test_draws_that_are_not_finite_raise(in_slots):

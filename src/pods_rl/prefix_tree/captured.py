@@ -38,6 +38,7 @@ SCORES_ALONE = frozenset({  # processors that read no tokens
 _WIDTH = 64  # the prompts' columns are a multiple, so that prompts of other lengths find the same graph
 _COLUMNS = 128  # columns of the completions at first; they double, and keys are copied then
 _WORTH = 64  # tokens that may still come, from which it pays to copy half of the rows, and perhaps to capture again
+_MOST_DIFFERING = 0.1  # tokens of a graph from those of the operations: rounding may move a draw to the next token
 _KEPT_SHARE = 0.1  # of a device's memory, which buffers and copies of weights may take between generations
 
 
@@ -106,6 +107,7 @@ class Slots:
         self.below = torch.zeros(slots, 1, device=device)  # finite while all probabilities are
         self._pools = pools
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._is_checked = False  # whether a token of the graph was compared with that of the operations
         self._is_warm = False
 
     def begin(
@@ -206,7 +208,10 @@ class Slots:
     def next_token(self) -> None:
         """Compute a token: by the graph, which is captured after the first."""
         if self._graph is not None:
-            self._graph.replay()
+            if self._is_checked:
+                self._graph.replay()
+            else:
+                self._check(self._graph)
             return
         if self._is_warm or not _can_capture(self.tokens.device):
             self.step()
@@ -228,6 +233,21 @@ class Slots:
             self._pools[:] = [graph.pool()]
         except RuntimeError as error:  # capturing computes nothing, so nothing is lost
             _log_failure(error)
+
+    def _check(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Compute a token by the graph, and again by operations; leave the graph if their tokens differ."""
+        changed = (self._positions, self._latest, self._column, self.below)
+        before = [buffer.clone() for buffer in changed]
+        graph.replay()
+        of_graph = self.tokens.index_select(0, self._latest)
+        for buffer, value in zip(changed, before, strict=True):
+            buffer.copy_(value)
+        self.step()
+        differing = (self.tokens.index_select(0, self._latest) != of_graph).double().mean().item()
+        self._is_checked = True
+        if differing > _MOST_DIFFERING:
+            self._graph = None
+            _log_failure(RuntimeError(f"{differing:.0%} of its tokens were not those of the operations"))
 
     @property
     def nbytes(self) -> int:
