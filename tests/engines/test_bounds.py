@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from trl import TrlParser
 
-from pods_rl import PODSConfig
+from pods_rl import AsyncPODSConfig, PODSConfig
 from pods_rl.engines.bounds import CHOICES, INTERVALS, MAPPINGS
 from pods_rl.errors import UserError
 from pods_rl.recipe.schema import fields
@@ -85,3 +86,17 @@ def test_what_is_not_a_mapping_is_refused(key):
 def test_arguments_that_generate_does_not_have_are_refused(arguments, word):
     with pytest.raises(UserError, match=f"generation_kwargs: .*{word}"):
         config(generation_kwargs=arguments)
+
+
+@pytest.mark.parametrize("config", [PODSConfig, AsyncPODSConfig])
+def test_trl_s_parser_of_arguments_builds_the_configuration(config, tmp_path):
+    """The parser changes the annotations of the class, and passes every default."""
+    arguments = ["--output_dir", str(tmp_path), "--num_rollouts", "16", "--bf16", "false", "--use_cpu", "true"]
+    (first,) = TrlParser((config,)).parse_args_and_config(arguments)
+    assert first.num_rollouts == 16
+    if config is PODSConfig:
+        for given, read in (("auto", "auto"), ("16000", 16_000)):
+            (again,) = TrlParser((config,)).parse_args_and_config([*arguments, "--max_tokens_per_microbatch", given])
+            assert again.max_tokens_per_microbatch == read
+    with pytest.raises(UserError, match="learning_rate"):
+        TrlParser((config,)).parse_args_and_config([*arguments, "--learning_rate", "-1"])

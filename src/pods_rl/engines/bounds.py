@@ -120,7 +120,8 @@ def check_bounds(settings: Mapping[str, Any], fields: Iterable[Field[Any]]) -> N
         key = field.name
         kinds = str(field.type)
         value = settings.get(key)
-        if value is None and ("None" in kinds or key in _NONE_TURNS_OFF):
+        # transformers' parser of arguments takes "None" out of the annotations of the class that it parses.
+        if value is None and ("None" in kinds or field.default is None or key in _NONE_TURNS_OFF):
             continue
         if key in INTERVALS and not (isinstance(value, str) and "str" in kinds):
             check_number(key, value, whole="float" not in kinds)

@@ -158,6 +158,9 @@ class PODSConfig(GRPOConfig):
 
     def _unwrapped_values(self) -> dict[str, Any]:
         """Return the values of all fields. Those of numpy and torch become Python's: checkpoints hold them as JSON."""
+        budget = self.max_tokens_per_microbatch
+        if isinstance(budget, str) and budget.isdecimal():  # TRL's parser of arguments gives text
+            self.max_tokens_per_microbatch = int(budget)
         values = {}
         for field in fields(self):
             value = getattr(self, field.name)
