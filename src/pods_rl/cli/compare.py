@@ -34,7 +34,7 @@ from .train import (
 
 _NEXT = """\
 Narrower intervals: repeat the command with more --seeds; finished runs are kept.
-Your own model and data: docs/how-do-i.md. Which n and m pay off: pods plan."""
+Your own model and data: docs/how-do-i.md. What more rollouts cost there: pods plan."""
 
 
 def compare(

@@ -138,8 +138,9 @@ class NodeLayer(DynamicLayer):
             moved = moved.to(self._rooms[0].device)
             sources = sources.to(self._rooms[0].device)
             for room in self._rooms:
-                states = room.narrow(4 if self._columns_last else 3, 0, columns)
-                states.index_copy_(1, moved, states.index_select(1, sources))
+                # Apart, because on a CPU torch selects in the first dimension four times as fast as in the second.
+                for states in room.narrow(4 if self._columns_last else 3, 0, columns).unbind():
+                    states.index_copy_(0, moved, states.index_select(0, sources))
         self._look(count, columns)
 
     def _make_room(self, rows: int) -> None:
