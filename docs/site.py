@@ -21,7 +21,7 @@ OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-# what a page that only `make docs` completes has for readers of a checkout
+# The notes for readers of a checkout on pages that only `make docs` completes.
 CHECKOUT_NOTE = re.compile(r"^(?:> .*\n)+\n?", re.MULTILINE)
 # How much a page counts in the search: what a first day needs before the reference, whose pages are long.
 BOOST = {

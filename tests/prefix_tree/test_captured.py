@@ -267,3 +267,11 @@ def test_what_slots_cannot_hold_is_left_to_nodes(shape, settings, monkeypatch):
     assert torch.equal(complete(model, UNSORTED, **settings), expected)
     assert kinds == [Path.ROWS if settings else Path.CAPTURED]
     assert generation_path(model) == Path.ROWS.value
+
+
+def test_a_graph_is_not_shared_by_long_settings_that_differ_in_the_middle():
+    tokens = torch.arange(2000)
+    others = tokens.clone()
+    others[1000] = 0
+    assert captured._setting(("tokens", tokens)) == captured._setting(("tokens", tokens.clone()))
+    assert captured._setting(("tokens", tokens)) != captured._setting(("tokens", others))

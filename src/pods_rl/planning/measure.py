@@ -67,9 +67,8 @@ def own_setting(recipe: Recipe) -> Setting:
     m = values["num_generations"]
     n = values["num_rollouts"] or m
     plan = recipe.batch_plan()
-    selection = values["selection"]
-    if selection == "prompt" and n == m:
-        selection = "none"
+    keeps_all = values["selection"] == "prompt" and n == m
+    selection = "none" if keeps_all else values["selection"]
     return Setting(plan.prompts_per_generation, n, m, selection)
 
 
@@ -208,11 +207,10 @@ class Meter(TrainerCallback):
             peak = torch.cuda.max_memory_allocated() / _GIB
             self.memory[setting] = max(peak, self.memory.get(setting, 0.0))
         elapsed = time.perf_counter() - self._started
-        progress = f"{elapsed:.0f} s of {self._seconds:.3g} s"
-        if elapsed >= self._seconds:
-            progress = f"{elapsed:.0f} s, until each setting has enough steps"
+        is_late = elapsed >= self._seconds
+        end = ", until each setting has enough steps" if is_late else f" of {self._seconds:.3g} s"
         described = f"{setting.selection}, {setting.prompts} x {setting.n}"
-        self._show(f"measuring: {described}, {seconds:.3g} s a step; {progress}")
+        self._show(f"measuring: {described}, {seconds:.3g} s a step; {elapsed:.0f} s{end}")
         self._next(control)
 
     def _next(self, control: TrainerControl) -> None:

@@ -1,4 +1,4 @@
-"""What a step costs with other numbers of prompts and rollouts, as text, beside the steps that studies saved."""
+"""The text of a plan: the cost of a step by prompts and rollouts, and the steps that our studies saved."""
 
 from __future__ import annotations
 

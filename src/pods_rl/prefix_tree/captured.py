@@ -254,6 +254,12 @@ class Slots:
         return sum(states.nbytes for states in (*self._states, *self._prompt_states, self.tokens, self._draws))
 
 
+def _setting(attribute: tuple[str, Any]) -> str:
+    """Return an attribute of a processor as text; torch abbreviates long tensors."""
+    name, value = attribute
+    return f"{name} = {value.tolist() if isinstance(value, Tensor) else value!r}"
+
+
 def _can_capture(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_available()
 
@@ -264,7 +270,7 @@ def _memory_of(device: torch.device) -> float:
 
 
 class Kept(NamedTuple):
-    """What a model keeps between generations.
+    """The decoder and the slots of a model, kept from one generation to the next.
 
     Attributes:
         length: the most tokens of a prompt and its completion.
@@ -351,7 +357,7 @@ class _Rows:
         self._slot: NDArray[np.int64] = prompt_of_row[order] * most + (number if draws is not None else 0)
         self._has_ended = np.zeros(len(order), bool)
         self._count = 1  # tokens of each row
-        settings = tuple((type(each).__name__, *sorted(map(repr, vars(each).items()))) for each in processors)
+        settings = tuple((type(each).__name__, *map(_setting, vars(each).items())) for each in processors)
         width = -(-nodes.width // _WIDTH) * _WIDTH
         columns = min(_COLUMNS, max(1, self._length - 1))
         self.slots = self._slots_of(Shape(len(counts), most, width, columns, draws is not None, settings))

@@ -184,7 +184,7 @@ class PrefixTreeTrainer(Layer):
 
     @property
     def generation(self) -> str | None:
-        """What generates the rollouts, and over which path the policy does; None before its first rollout."""
+        """What generates the rollouts, and the path that the policy takes. None before its first rollout."""
         return describe_generation(self)
 
     @property
