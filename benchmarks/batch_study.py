@@ -10,9 +10,10 @@ Without a cell: print what is done, what remains, and how many minutes of two co
 3. Stop until these two files are committed, so that arms, rates, targets and questions are older than the seeds.
 4. Make the runs of the seeds, and write `curves.csv`, `runs.csv` and `comparisons.csv` next to `rates.csv`.
 
-The same command resumes: finished runs are kept. Nothing else may run on the machine. If the speed check of a run shows
-that something did, the command names the run, and stops until it is repeated. With `--trial` every arm makes one run of
-a second in the folder of `--runs`, and nothing is written elsewhere.
+The same command resumes: finished runs are kept. Nothing else may run on the machine. If the speed check of a run of the
+seeds shows that the machine was slower, the command names the run, and stops until it is repeated. Pilot runs are not
+checked: they only choose. With `--trial` every arm makes one run of a second in the folder of `--runs`, and nothing is
+written elsewhere.
 """
 
 from __future__ import annotations
@@ -220,7 +221,6 @@ class Cell:
     def _pilots(self, arms: Sequence[str], output: Path, parallel: int) -> dict[str, Best]:
         search = rates.Rates(self.experiment(arms), self.pilot_seeds, output)
         rates.make_runs(search, {"max_seconds": self.pilot_seconds}, parallel)
-        comparisons.refuse_disturbed(output)
         return best_rates(read_rows(output / "rates.csv"), self.pilot_seeds)
 
     def make_final_runs(self, output: Path, parallel: int) -> None:
