@@ -10,10 +10,11 @@ Without a cell: print what is done, what remains, and how many minutes of two co
 3. Stop until these two files are committed, so that arms, rates, targets and questions are older than the seeds.
 4. Make the runs of the seeds, and write `curves.csv`, `runs.csv` and `comparisons.csv` next to `rates.csv`.
 
-The same command resumes: finished runs are kept. Nothing else may run on the machine. If the speed check of a run of the
-seeds shows that the machine was slower, the command names the run, and stops until it is repeated. Pilot runs are not
-checked: they only choose. With `--trial` every arm makes one run of a second in the folder of `--runs`, and nothing is
-written elsewhere.
+The same command resumes: finished runs are kept. Nothing else may run on the machine. If the speed check of a run of
+the seeds shows that the machine was slower, the command names the run, and stops until it is repeated. On a machine
+whose own speed varies, repeat such runs twice, then write the tables with `--keep-slow`. `quiet.csv` leaves out their
+seeds. Pilot runs are not checked: they only choose. With `--trial` every arm makes one run of a second in the folder of
+`--runs`, and nothing is written elsewhere.
 """
 
 from __future__ import annotations
@@ -223,12 +224,13 @@ class Cell:
         rates.make_runs(search, {"max_seconds": self.pilot_seconds}, parallel)
         return best_rates(read_rows(output / "rates.csv"), self.pilot_seeds)
 
-    def make_final_runs(self, output: Path, parallel: int) -> None:
+    def make_final_runs(self, output: Path, parallel: int, keep_slow: bool) -> None:
         """Make the runs of the seeds, and write the tables."""
         make(load_experiment(self.file), output, parallel)
-        comparisons.collect(output, self.results)
+        comparisons.collect(output, self.results, keep_slow)
         rows = comparisons.compare_study(self.full_name)
         comparisons.write_csv(self.results / "comparisons.csv", rows)
+        comparisons.write_csv(self.results / "quiet.csv", comparisons.compare_study(self.full_name, quiet=True))
         comparisons.show(rows)
 
     def try_out(self, output: Path, parallel: int) -> None:
@@ -296,6 +298,7 @@ def main() -> None:
     parser.add_argument("cells", nargs="*", choices=[*known, "all", []], metavar="CELL", help="or all")
     parser.add_argument("--runs", type=Path, default=Path("runs/batch_study"), help="default: runs/batch_study")
     parser.add_argument("--parallel", type=int, default=2, help="runs at the same time, one core each")
+    parser.add_argument("--keep-slow", action="store_true", help="write the tables also if the machine was slower")
     parser.add_argument("--trial", action="store_true", help="one run of a second of every arm")
     options = parser.parse_args()
     names = [*known] if "all" in options.cells else options.cells
@@ -309,7 +312,7 @@ def main() -> None:
         if not cell.file.exists():
             cell.make_pilots(options.runs / "pilots" / name, options.parallel)
         if is_committed([cell.file, cell.results / "rates.csv"]):
-            cell.make_final_runs(options.runs / name, options.parallel)
+            cell.make_final_runs(options.runs / name, options.parallel, options.keep_slow)
         else:
             print(f"Commit {cell.file.name} and {cell.results.name}/rates.csv, then repeat the command for the seeds.")
 

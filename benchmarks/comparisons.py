@@ -9,9 +9,9 @@ is on log ratios. Each is of one comparison: none is corrected for the number of
 With `--runs`, first makes `curves.csv` and `runs.csv` from the finished runs of `pods compare` in that folder. If the
 speed check of a run took longer than that of the others, it names the run, which must be repeated, and writes nothing.
 
-With `--quiet`, compares on the seeds whose runs were not disturbed, and writes `quiet.csv`. For runs without a speed
-check it is the selection, the same work in each step, that may take at most 1.2 times as long as in the arm's fastest
-run.
+With `--quiet`, compares on the seeds whose runs were not disturbed, and writes `quiet.csv`: the speed check of
+`runs.csv` is at most 1.2 times the median. For runs without one it is the selection, the same work in each step, that
+may take at most 1.2 times as long as in the arm's fastest run.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import csv
 import math
 import shlex
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -129,15 +130,18 @@ def step_seconds(over_seconds: Curve, over_steps: Curve) -> Array:
 
 
 def noisy_seeds(name: str) -> dict[str, set[int]]:
-    """Return by arm the seeds in whose runs a step's selection took much longer than in the arm's fastest run."""
-    seconds: dict[str, dict[int, float]] = {}
+    """Return by arm the seeds of the runs on a slower machine, by the speed check or by what a selection took."""
     with (RESULTS / name / "runs.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            seconds.setdefault(row["arm"], {})[int(row["seed"])] = float(row["selection"])
-    noisy = {}
-    for arm, of_arm in seconds.items():
-        most = LIMIT * min(of_arm.values())
-        noisy[arm] = {seed for seed, taken in of_arm.items() if taken > most}
+        rows = list(csv.DictReader(file))
+    fastest: dict[str, float] = {}  # selection of each arm
+    for row in rows:
+        selection = float(row["selection"])
+        fastest[row["arm"]] = min(selection, fastest.get(row["arm"], selection))
+    noisy: dict[str, set[int]] = {}
+    for row in rows:
+        speed = float(row["speed"]) if "speed" in row else float(row["selection"]) / fastest[row["arm"]]
+        if speed > LIMIT:
+            noisy.setdefault(row["arm"], set()).add(int(row["seed"]))
     return noisy
 
 
@@ -185,25 +189,24 @@ def as_text(value: Any) -> Any:
     return value
 
 
-def refuse_disturbed(runs: Path) -> list[Arm]:
-    """Return the arms of the runs in a folder; raise SystemExit if the machine was slower for some than for others."""
-    arms = arms_from_runs([runs], "accuracy")
-    slow = disturbed({str(run.path): speed_of(run.evals) for arm in arms for run in arm.runs})
-    if slow:
-        lines = [f"{factor:.2f} times as slow: rm -r {shlex.quote(path)}" for path, factor in slow.items()]
-        raise SystemExit("\n".join([*lines, "Remove these runs, and repeat the command with nothing else running."]))
-    return arms
-
-
-def collect(runs: Path, folder: Path) -> None:
+def collect(runs: Path, folder: Path, keep_slow: bool = False) -> None:
     """Write the curves and the costs of the finished runs of `pods compare`.
 
+    Args:
+        keep_slow: write them also if the machine was slower for some runs than for the others.
+
     Raises:
-        SystemExit: the machine was slower for some runs than for the others. They have to be repeated.
+        SystemExit: the machine was slower for some runs. They have to be repeated.
     """
     points = []
     costs = []
-    arms = refuse_disturbed(runs)
+    arms = arms_from_runs([runs], "accuracy")
+    speeds = {str(run.path): speed_of(run.evals) for arm in arms for run in arm.runs}
+    slow = disturbed(speeds)
+    if slow and not keep_slow:
+        lines = [f"{factor:.2f} times as slow: rm -r {shlex.quote(path)}" for path, factor in slow.items()]
+        raise SystemExit("\n".join([*lines, "Remove these runs, and repeat the command with nothing else running."]))
+    usual = statistics.median_low([seconds for seconds in speeds.values() if seconds > 0] or [math.nan])
     for arm in arms:
         for run in arm.runs:
             if run.state != "finished":
@@ -216,6 +219,7 @@ def collect(runs: Path, folder: Path) -> None:
             environment = run.environment
             made = {"commit": environment["git_commit"][:9], "processor": environment["processor"]}
             rate = {"rate": float(run.config["learning_rate"])}
+            made |= {"speed": speeds[str(run.path)] / usual}
             costs.append(names | rate | {"steps": cost.steps, "seconds_a_step": cost.seconds_per_step} | phases | made)
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "curves.csv", points)
