@@ -11,8 +11,9 @@ import torch
 
 from pods_rl.errors import UserError
 from pods_rl.recipe import Origin, build_recipe
-from pods_rl.recipe.contents import contents_of, module_hashes, sources_of
+from pods_rl.recipe.contents import contents_of, module_hashes
 from pods_rl.runs.identity import changed_contents
+from pods_rl.runs.sources import user_sources
 from pods_rl.selection import RULES, get_rule, select
 from pods_rl.selection.rules import check_rule
 from pods_rl.tasks import load_task
@@ -115,11 +116,10 @@ def test_an_unknown_name_suggests_those_of_packages(install):
 def test_a_changed_module_of_a_package_is_a_change_of_the_run(install, tmp_path):
     install("users_rules", rules={"latest": "last"}, tasks={"twice": "doubles"})
     named = recipe(task="twice", rule="latest", num_rollouts=16)
-    before = contents_of(named) | module_hashes(sources_of(named))
+    importlib.import_module("users_rules")
+    before = contents_of(named) | module_hashes(user_sources())
     (tmp_path / "users_rules.py").write_text(MODULE + "\n")
-    assert changed_contents(before, contents_of(named) | module_hashes(sources_of(named))) == [
-        "modules (users_rules.py)"
-    ]
+    assert changed_contents(before, contents_of(named) | module_hashes(user_sources())) == ["modules (users_rules.py)"]
     entries = tmp_path / "users_rules-1.5.dist-info" / "entry_points.txt"
     entries.write_text(entries.read_text().replace("last", "first"))
     assert changed_contents(before, contents_of(named)) == ["rule (entry point)"]

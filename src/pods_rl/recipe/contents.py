@@ -1,10 +1,10 @@
-"""What decides a run and is not in its recipe: the contents of the files, folders and modules that the recipe names.
+"""What decides a run and is not in its recipe: the contents of the files and folders that it names, and of its modules.
 
 Does not import torch, and does not run a user's module. Every file is read from its first byte to its last: sizes and
 times do not prove that contents are equal, and a policy that was trained again has the names and shapes of the old one.
 
-Which of the user's modules a run executes is known once it has imported them. The run records their places
-(`sources_of`), and whatever continues or repeats it reads the same files again.
+A run records the places of the user's modules that it has imported (`runs.sources.user_sources`). Whatever continues
+or repeats it reads the same files again (`module_hashes`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 from ..errors import UserError
 from ..packages import GROUPS, find_brought
 from ..policies import SHIPPED
-from ..runs.sources import file_hashes, installed_hash, user_sources
+from ..runs.identity import MODULES
+from ..runs.sources import file_hashes, installed_hash
 from ..text import module_of
 from .catalog import local_path
 from .recipe import DATA_FILES, DATA_FOLDERS, FREE, Recipe
@@ -31,8 +32,6 @@ Contents = dict[str, dict[str, str | None]]
 
 ROWS = "prompts"
 """The key of the hashes of a task's rows, which a run adds once it has made its task (`tasks.row_hashes`)."""
-MODULES = "modules"
-"""The key of the hashes of the user's modules, which a run adds once it has imported them."""
 
 # what transformers and PEFT read of a policy's folder; `manifest.json` describes the files of a checkpoint of ours
 _OF_POLICY = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "additional_chat_templates/*.jinja")
@@ -77,19 +76,11 @@ def module_hashes(sources: object) -> Contents:
     """Return the hashes of the user's modules as contents; nothing for what a run without a record has.
 
     Args:
-        sources: the places of the files by name, from `sources_of` or as a run has recorded them.
+        sources: the places of the files by name, from `user_sources` or as a run has recorded them.
     """
     if not isinstance(sources, Mapping):
         return {}
     return {MODULES: _hashes({str(name): Path(str(place)) for name, place in sources.items()})}
-
-
-def sources_of(recipe: Recipe) -> dict[str, str]:
-    """Return the places of the user's modules that a recipe's functions are from and reach, by their names as paths.
-
-    Call it in a process that has imported these functions (`runs.sources.user_sources`).
-    """
-    return user_sources(module for key in CODE_KEYS for module, _ in _functions(key, recipe.values[key]))
 
 
 def _functions(key: str, value: Any) -> Iterator[tuple[str, dict[str, str]]]:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..runs import Run
+from ..runs.identity import MODULES
 from .text import as_text, finite, plain
 
 OWN_TO_A_RUN = frozenset({"seed", "data_seed", "output_dir", "run_name", "logging_dir", "resume"})
@@ -51,8 +52,6 @@ _QUESTIONS = (
 )
 _PROMPTS = ("prompt_style", "system_prompt")  # they are part of a task's version
 _ROWS = "prompts"  # the key of the hashes of a task's rows; all other contents are of keys of a recipe
-_MODULES = "modules"  # the key of the hashes of the user's modules
-_FUNCTIONS = ("rule", "task", "task_rewards")  # the keys of a recipe that name functions of them
 # by split, the keys that decide how its rows are written
 _KEYS_OF_ROWS = {
     "test": (*_PROMPTS, "task_rewards"),
@@ -150,8 +149,8 @@ def _other_contents(other_keys: Sequence[str], ours: Config, theirs: Config) -> 
         ):
             continue
         files = {*our_files, *their_files}
-        if key == _MODULES and {*_FUNCTIONS} & {*other_keys}:
-            files = {*our_files} & {*their_files}  # other functions are from other modules
+        if key == MODULES:
+            files = {*our_files} & {*their_files}  # what else one of them has imported does not matter
         if key == _ROWS:
             files = {
                 split for split in {*our_files} & {*their_files} if not {*_KEYS_OF_ROWS.get(split, ())} & {*other_keys}

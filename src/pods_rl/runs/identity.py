@@ -14,6 +14,8 @@ from ..errors import UserError
 from .files import ENVIRONMENT, read_mapping
 
 TOKEN = "run"  # the field of `environment.json`
+MODULES = "modules"
+"""The key of the contents of a run that has the hashes of the user's modules, once the run has imported them."""
 _TRAINER_STATE = "trainer_state.json"
 _STATE = "pods_recorder"  # the key of a run's state in the trainer state of a checkpoint
 
@@ -124,7 +126,8 @@ def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any], *, all_ke
 def changed_contents(saved: object, now: Mapping[str, Mapping[str, str | None]]) -> list[str]:
     """Return each key whose contents differ, with the files: those that changed, are missing or are new.
 
-    Only keys with contents on both sides are compared.
+    Only keys with contents on both sides are compared, and of `MODULES` only modules on both sides: what else a process
+    has imported, such as a debugger, does not matter.
 
     Args:
         saved: what a run has written; anything but a mapping counts as nothing, as of a run of an earlier version.
@@ -141,7 +144,8 @@ def changed_contents(saved: object, now: Mapping[str, Mapping[str, str | None]])
         if not isinstance(saved_files, Mapping):
             continue
         names = []
-        for name in sorted({*saved_files, *files}):
+        compared = saved_files.keys() & files.keys() if key == MODULES else {*saved_files, *files}
+        for name in sorted(compared):
             was_read = not (name in files and files[name] is None)
             if was_read and saved_files.get(name) != files.get(name):
                 names.append(name)

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from ..errors import UserError
 from ..recipe import Recipe
-from ..recipe.contents import CODE_KEYS, MODULES, ROWS, Contents
+from ..recipe.contents import CODE_KEYS, ROWS, Contents
 from ..recipe.recipe import changed_keys, checkpoint_keys, differences
 from ..runs import Run, is_run
 from ..runs.checkpoints import MANIFEST, last_good
 from ..runs.files import CHECKPOINTS, read_mapping
-from ..runs.identity import changed_contents
+from ..runs.identity import MODULES, changed_contents
 from ..text import counted
 from .display import result_of
 

@@ -23,9 +23,10 @@ from ..errors import UserError
 from ..evaluation import Evaluation, GenerateSampler, evaluate
 from ..evaluation.sampling import sampling_of
 from ..recipe import Recipe
-from ..recipe.contents import ROWS, Contents, contents_of, module_hashes, sources_of
+from ..recipe.contents import ROWS, Contents, contents_of, module_hashes
 from ..runs import Run, RunWriter, place_of
 from ..runs.files import CHECKPOINTS, LOG
+from ..runs.sources import user_sources
 from ..streams import outlive_output
 from ..tasks import row_hashes
 from ..text import counted
@@ -118,7 +119,7 @@ def train(
             trainer.contents = contents
             start = _on_first_process(writer, lambda: find(contents=contents, check=unrestorable)) if resume else None
             print_start(shown, shown_as, label, trainer, prepared, start)
-            environment = describe(trainer, prepared, start) | {"sources": sources_of(recipe)}
+            environment = describe(trainer, prepared, start) | {"sources": user_sources()}
             recorder = _add_recorder(context, prepared, trainer, environment)
         _train(trainer, recorder, start)
         shown.begin("saving the policy")
@@ -140,7 +141,7 @@ def _on_first_process(writer: RunWriter | None, work: Callable[[], _Result]) -> 
 
 def _contents(recipe: Recipe, prepared: Prepared) -> Contents:
     """Return the hashes of what the recipe names, once it is loaded, and those of the rows of its task."""
-    return {**contents_of(recipe), **module_hashes(sources_of(recipe)), ROWS: {**row_hashes(prepared.made)}}
+    return {**contents_of(recipe), **module_hashes(user_sources()), ROWS: {**row_hashes(prepared.made)}}
 
 
 def _load(context: Context) -> tuple[Prepared, RunTrainer]:

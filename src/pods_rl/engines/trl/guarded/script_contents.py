@@ -7,9 +7,10 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import suppress
 from functools import partial
-from types import CodeType, ModuleType
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from ....runs.identity import MODULES
 from ....runs.sources import code_hash, file_hashes, user_sources
 from ....tables import rows_hash
 
@@ -21,22 +22,21 @@ _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
 
 def script_contents(trainer: PODSTrainer) -> dict[str, dict[str, str]]:
-    """Return hashes of the rows of a trainer's data, of its reward functions, and of the user's modules they reach.
+    """Return hashes of the rows of a trainer's data, of its reward functions, and of the user's modules.
 
     Of a reward in the script itself it is the source of the function and of what it uses of the script: another line of
     the script may change. A stream of data and a reward model have no hash.
     """
-    modules: set[str] = set()
     rewards: dict[str, str] = {}
     for name, reward in zip(trainer.reward_func_names, trainer.reward_funcs, strict=True):
-        if not callable(reward) or isinstance(reward, ModuleType) or hasattr(reward, "parameters"):
+        if not callable(reward) or hasattr(reward, "parameters"):
             continue
         key = name if name not in rewards else f"{name} ({len(rewards)})"
-        rewards[key] = _reward_hash(reward, modules)
+        rewards[key] = _reward_hash(reward)
     contents = {
         "prompts": _rows(trainer),
         "reward_funcs": rewards,
-        "modules": file_hashes(user_sources(sorted(modules))),
+        MODULES: file_hashes(user_sources()),
     }
     return {key: hashes for key, hashes in contents.items() if hashes}
 
@@ -59,8 +59,8 @@ def _digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode("utf-8", "backslashreplace")).hexdigest()
 
 
-def _reward_hash(reward: Callable[..., Any], modules: set[str]) -> str:
-    """Return a hash of a function and of what it uses of its script; add the modules that it reaches to `modules`."""
+def _reward_hash(reward: Callable[..., Any]) -> str:
+    """Return a hash of a function and of what it uses of its script."""
     parts: list[Any] = []
     queue: list[Any] = [reward]
     seen: set[int] = set()
@@ -74,16 +74,11 @@ def _reward_hash(reward: Callable[..., Any], modules: set[str]) -> str:
             parts.append(constant)
         elif isinstance(value, partial):
             queue += [value.func, *value.args, *value.keywords, *value.keywords.values()]
-        elif isinstance(value, ModuleType):
-            modules.add(value.__name__)
         elif callable(value):
-            module = getattr(value, "__module__", None)
-            if module and module != _SCRIPT:
-                modules.add(module)
             # code that was typed into an interpreter has no source
             code = getattr(inspect.unwrap(value), "__code__", None)
             parts.append(code_hash(value) or (_digest(_bytes_of(code)) if code else getattr(value, "__qualname__", "")))
-            if value is reward or module == _SCRIPT:
+            if value is reward or getattr(value, "__module__", None) == _SCRIPT:
                 queue += _used(inspect.unwrap(value))
     return _digest(sorted(map(str, parts)))
 
