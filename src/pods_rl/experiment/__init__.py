@@ -112,7 +112,9 @@ def run_experiment(
     with holder:
         finished, outdated = _earlier_runs(plan, output, _rows(experiment, output, starters), force=force)
         for path in outdated:
-            _set_aside_unused(output / path, output / ".attempts")
+            with suppress(UserError, OSError):  # what prevents it is reported when the run's turn comes
+                RunWriter(output / path, resume=True).close()  # raises if another process makes it
+                _set_aside(output / path, output / ".attempts")
         (output / "configs").mkdir(exist_ok=True)
         write_atomic(output / EXPERIMENT, experiment.to_yaml())
         parallel = min(parallel, len(plan))
@@ -157,10 +159,7 @@ def _check(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, par
 
 
 def _rows(experiment: Experiment, output: Path, starters: Starters | None) -> dict[str, dict[str, str]]:
-    """Return the hashes of the rows of the arms' tasks, for arms whose earlier runs do not name the files of all rows.
-
-    This loads the data. Without a starter, or if a task cannot be made here, there are none.
-    """
+    """Return the hashes of the rows of those arms' tasks whose files do not decide all rows; a starter loads them."""
     arms: list[str] = []
     for run in experiment.plan():
         has_contents = bool(Run(output / run.path).environment.get("contents"))
@@ -175,11 +174,7 @@ def _rows(experiment: Experiment, output: Path, starters: Starters | None) -> di
 def _earlier_runs(
     plan: Sequence[PlannedRun], output: Path, rows: Mapping[str, Mapping[str, str]], *, force: bool
 ) -> tuple[set[Path], dict[Path, str]]:
-    """Return the runs that are finished, and those that start again although they have files, each with a note.
-
-    Raises UserError, unless `force`, for a finished run of another recipe, and for a finished or stopped run if what
-    its recipe names has changed since.
-    """
+    """Return the finished runs, and a note for each that starts again; raise UserError for results it would replace."""
     finished: set[Path] = set()
     outdated: dict[Path, str] = {}
     contents: dict[str, Contents] = {}  # by arm: its recipes differ in their seed only
@@ -188,9 +183,14 @@ def _earlier_runs(
         if not is_run(path):
             continue
         is_finished = Run(path).state == "finished"
-        if differences(Run(path).config, run.recipe.values):
+        changed_keys = differences(Run(path).config, run.recipe.values)
+        if changed_keys:
             if is_finished and not force:
-                raise _other_recipe(path, run)
+                listed = ", ".join(f"{key} (was {was}, now {now})" for key, (was, now) in changed_keys.items())
+                raise UserError(
+                    f"{path} is finished, with another recipe: {listed}. Choose another --output, or --force to make "
+                    "it again."
+                )
             outdated[run.path] = "starts again: its recipe has changed"
             continue
         if run.arm not in contents:
@@ -210,16 +210,6 @@ def _earlier_runs(
         elif is_finished:
             finished.add(run.path)
     return finished, outdated
-
-
-def _other_recipe(path: Path, run: PlannedRun) -> UserError:
-    """Return the error of a run that finished with another recipe."""
-    changes = differences(Run(path).config, run.recipe.values)
-    changed_keys = ", ".join(f"{key} (was {was}, now {now})" for key, (was, now) in changes.items())
-    return UserError(
-        f"{path} is finished, with another recipe: {changed_keys}. Choose another --output, or --force to make it "
-        "again."
-    )
 
 
 class _Runner:
@@ -318,11 +308,7 @@ class _Runner:
 
 
 def _use_of_attempt(run: PlannedRun, path: Path, processes: int) -> tuple[bool, str | None]:
-    """Return whether a run resumes an earlier attempt in its directory, and a note for the user.
-
-    It does if the attempt has a complete checkpoint and the same recipe; then it trains on bit for bit as
-    ``pods train --resume`` does. The note is None if there is no earlier attempt.
-    """
+    """Return whether a run resumes an earlier attempt in its directory, and a note if there is one."""
     if not is_run(path):
         return False, None
     if differences(Run(path).config, run.recipe.values):
@@ -345,13 +331,6 @@ def _set_aside(path: Path, attempts: Path) -> None:
     while (attempts / f"{name}-{number}").exists():
         number += 1
     os.replace(path, attempts / f"{name}-{number}")
-
-
-def _set_aside_unused(path: Path, attempts: Path) -> None:
-    """Move a run aside before the first run starts; what prevents it is reported when the run's turn comes."""
-    with suppress(UserError, OSError):
-        RunWriter(path, resume=True).close()  # raises if another process makes it
-        _set_aside(path, attempts)
 
 
 def train_in_process(
@@ -445,15 +424,8 @@ def how_it_ended(code: int, killed_before: int | None) -> str:
     return f"{ending} by another process or its own code: the system killed none for lack of memory"
 
 
-def _last_error(log: Path, begin: int = 0) -> str | None:
-    """Return the error at the end of a log, or None: other lines, such as progress, are not why a run ended.
-
-    An error is a line that `pods` ends with, or the exception after a traceback.
-
-    Args:
-        log: what a run printed.
-        begin: the byte to read from.
-    """
+def _last_error(log: Path, begin: int) -> str | None:
+    """Return the line that `pods` ends with, or the exception after a traceback, if a log ends with one of them."""
     if not log.is_file():  # opening a pipe would block
         return None
     try:

@@ -166,19 +166,12 @@ def _seeds(seeds: Any, source: Origin) -> tuple[int, ...]:
             seeds = parse_value(seeds)
     if type(seeds) is int and 1 <= seeds <= _MOST_SEEDS:
         return tuple(range(1, seeds + 1))
-    if not _are_seeds(seeds):
-        raise UserError(
-            f"{source.where('seeds')}seeds: got {describe(seeds)}, expected their number (5 gives 1 to 5, at most "
-            f"{_MOST_SEEDS:,}), or a list of different whole numbers from 0 to 4294967295."
-        )
-    return tuple(seeds)
-
-
-def _are_seeds(seeds: Any) -> bool:
-    """Return whether a value is a list of different seeds."""
-    if not isinstance(seeds, list) or not 0 < len(seeds) <= _MOST_SEEDS:
-        return False
-    for seed in seeds:
-        if type(seed) is not int or not 0 <= seed < 2**32:  # true and false are of a type below int
-            return False
-    return len(set(seeds)) == len(seeds)
+    if isinstance(seeds, list) and 0 < len(seeds) <= _MOST_SEEDS:
+        # true and false are of a type below int
+        are_numbers = all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
+        if are_numbers and len(set(seeds)) == len(seeds):
+            return tuple(seeds)
+    raise UserError(
+        f"{source.where('seeds')}seeds: got {describe(seeds)}, expected their number (5 gives 1 to 5, at most "
+        f"{_MOST_SEEDS:,}), or a list of different whole numbers from 0 to 4294967295."
+    )

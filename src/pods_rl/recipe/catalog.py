@@ -80,13 +80,7 @@ def find_recipe(path_or_name: str | Path) -> Path:
 def _find(
     path_or_name: str | Path, kind: str, shipped: Mapping[str, Path], suggestions: Iterable[str], expected_name: str
 ) -> Path:
-    """Return a user's file, or a shipped one by name.
-
-    Args:
-        kind: recipe or accelerate configuration, for messages.
-        suggestions: the names that a message may suggest.
-        expected_name: the accepted names, in words, for messages.
-    """
+    """Return a user's file, or a shipped one by name; the other arguments are for the message."""
     path = local_path(path_or_name)
     if path.is_file():
         return path
@@ -170,10 +164,7 @@ def _read_arms(arms: Any, where: str) -> dict[str, dict[str, Any]]:
 
 
 def _read_base(name: str, folder: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    """Return the keys of a base: a file next to the experiment, or a shipped recipe.
-
-    For another experiment, these are the keys of its own base; for one of its arms, the arm's keys.
-    """
+    """Return the keys of a base: a file next to the experiment or a shipped recipe; of an experiment its own base."""
     local = local_path(folder / name)
     if not local.is_file() and name in shipped_arms():
         return read_arm(*shipped_arms()[name])

@@ -83,23 +83,18 @@ def module_hashes(sources: object) -> Contents:
     return {MODULES: _hashes({str(name): Path(str(place)) for name, place in sources.items()})}
 
 
-def _functions(key: str, value: Any) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the module of each function that a key names by its path, and what its entry point says, if it has one."""
+def _installed_code(key: str, value: Any) -> dict[str, str | None]:
+    """Return the entry points of what a key names, and a hash of each installed package that it is from."""
+    hashes: dict[str, str | None] = {}
     for name in value or () if key == "task_rewards" else [value]:
         of_package = find_brought(key, str(name)) if key in GROUPS else None
         if key == "rule" and of_package is None:
             of_package = find_brought("batch rule", str(name))
-        facts = {"entry point": of_package.path, "package": of_package.package} if of_package else {}
         module, _ = module_of(of_package.path if of_package else str(name))
-        if module and module != GYM:  # reasoning_gym:NAME is not a function
-            yield module, facts
-
-
-def _installed_code(key: str, value: Any) -> dict[str, str | None]:
-    """Return the entry points of what a key names, and a hash of each installed package that it is from."""
-    hashes: dict[str, str | None] = {}
-    for module, facts in _functions(key, value):
-        hashes |= facts
+        if not module or module == GYM:  # reasoning_gym:NAME is not a function
+            continue
+        if of_package:
+            hashes |= {"entry point": of_package.path, "package": of_package.package}
         package = module.partition(".")[0]
         digest = installed_hash(package)
         if digest is not None:
@@ -137,20 +132,14 @@ def _named_by(key: str, value: Any, task: str) -> Iterator[tuple[str, Path]]:
 
 
 def _files(name: str | None, below: str = "", endings: tuple[str, ...] = ("",)) -> Iterator[tuple[str, Path]]:
-    """Yield the file that is named, or each file below a folder, without hidden ones and results of runs.
-
-    Args:
-        name: the file or folder.
-        below: a folder in it, to which the files are limited.
-        endings: of the files in a folder.
-    """
+    """Yield the file that is named, or each file of its folder `below`, without hidden ones and results of runs."""
     root = _existing(name)
     if root is None:
         return
     if root.is_file():
         yield root.name, root
         return
-    visited: set[str] = set()
+    visited: set[str] = set()  # links may turn in a circle
     for folder, folders, names in os.walk(root / below, followlinks=True):
         real = os.path.realpath(folder)
         if real in visited or set(names) & set(_OF_A_RUN):
@@ -199,11 +188,8 @@ def _hashes(files: Mapping[str, Path], *, weights: bool = True) -> dict[str, str
 
 
 def _policy(name: str, revision: str, weights: bool, prefix: str = "") -> dict[str, str | None]:
-    """Return the hashes of a policy's folder, and of the base model of an adapter; of a policy on the hub its commit.
-
-    A shipped policy belongs to the version of this library.
-    """
-    if name in SHIPPED:
+    """Return the hashes of a policy and of the base model of an adapter; of one on the hub its commit."""
+    if name in SHIPPED:  # it belongs to the version of this library
         return {}
     folder = _existing(name)
     if folder is None or not folder.is_dir():

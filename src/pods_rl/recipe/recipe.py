@@ -118,25 +118,20 @@ class Recipe:
 
         Reading the recipe or evaluating needs none of them. transformers and TRL name any other missing library.
         """
-        missing = [name for name in self._needed_libraries() if find_spec(name) is None]
+        values = self.values
+        needed = {
+            "vllm": values.get("use_vllm"),
+            # optimizers of bitsandbytes are named adamw_8bit, adamw_bnb_8bit, paged_adamw_32bit and the like
+            "bitsandbytes": _is_quantised(values) or re.search("8bit|bnb|paged", str(values.get("optim") or "")),
+            "deepspeed": values.get("deepspeed"),
+        }
+        missing = [name for name, is_needed in needed.items() if is_needed and find_spec(name) is None]
         if not missing:
             return None
         extras = ",".join(_EXTRAS[name] for name in missing)
         return (
             f"This recipe needs {' and '.join(missing)}, not installed here: pip install '.[{extras}]' in a checkout."
         )
-
-    def _needed_libraries(self) -> list[str]:
-        """Return the libraries of `_EXTRAS` that training needs."""
-        needed = []
-        if self.values.get("use_vllm"):
-            needed.append("vllm")
-        # optimizers of bitsandbytes are named adamw_8bit, adamw_bnb_8bit, paged_adamw_32bit and the like
-        if _is_quantised(self.values) or re.search("8bit|bnb|paged", str(self.values.get("optim") or "")):
-            needed.append("bitsandbytes")
-        if self.values.get("deepspeed"):
-            needed.append("deepspeed")
-        return needed
 
     def check_installed(self) -> None:
         """Raise UserError if a library that training needs is missing or too old."""
@@ -199,17 +194,10 @@ class Recipe:
 
     def to_yaml(self) -> str:
         """Return the resolved recipe, by section; loading it gives equal values."""
-        text = ""
-        for section, title in _TITLES.items():
-            text += f"# {title}\n{dump_yaml(self._section(section))}"
-        return text
+        return "".join(f"# {title}\n{dump_yaml(self._section(section))}" for section, title in _TITLES.items())
 
     def _section(self, section: str) -> dict[str, Any]:
-        of_section = {}
-        for key, value in self.values.items():
-            if fields()[key].section == section:
-                of_section[key] = value
-        return of_section
+        return {key: value for key, value in self.values.items() if fields()[key].section == section}
 
 
 def load_recipe(
@@ -321,10 +309,7 @@ def checkpoint_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     >>> checkpoint_keys({"seed": 1, "max_steps": 9})
     {'seed': 1}
     """
-    bound = dict(values)
-    for key in FREE:
-        bound.pop(key, None)
-    return bound
+    return {key: value for key, value in values.items() if key not in FREE}
 
 
 def changed_keys(saved: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
@@ -431,22 +416,12 @@ def _check_task(values: Mapping[str, Any]) -> None:
     if values["task_rewards"] is not None:
         _check_rewards(values["task_rewards"], rewards)
     if family == GYM or task in _GENERATED:
-        _check_generated_sizes(values)
+        for key in ("task_train_size", "task_test_size"):
+            size = values[key]
+            if size is not None and size > _MOST_GENERATED:
+                raise UserError(f"{key}: got {size}, expected at most {_MOST_GENERATED:,} generated prompts.")
     if family == GYM or task in TASKS:  # a task of the user's own may read any key
         check_keys_of_task(values, family)
-    _check_data_files(values)
-
-
-def _check_generated_sizes(values: Mapping[str, Any]) -> None:
-    """Raise UserError if a task would generate too many prompts."""
-    for key in ("task_train_size", "task_test_size"):
-        size = values[key]
-        if size is not None and size > _MOST_GENERATED:
-            raise UserError(f"{key}: got {size}, expected at most {_MOST_GENERATED:,} generated prompts.")
-
-
-def _check_data_files(values: Mapping[str, Any]) -> None:
-    """Raise UserError if a data set is named by a path that does not exist."""
     for key in ("dataset_name", "dataset_test_name"):
         name = values[key]
         if name is None or local_path(name).exists():
@@ -485,12 +460,9 @@ def _is_cached(name: str, kind: str, file: str, revision: str | None) -> bool:
     return isinstance(cached, str)
 
 
-@cache
+@cache  # most arms share their model
 def _check_hub(setting: str) -> int | None:
-    """Return the status of a request to the hub, None if it is slow. Cached, since most arms share their model.
-
-    Raises UserError, which names the setting that needs the hub, if the hub cannot be reached.
-    """
+    """Return the status of a request to the hub, None if it is slow; raise UserError if it cannot be reached."""
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, get_session
 

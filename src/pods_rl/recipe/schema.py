@@ -76,10 +76,7 @@ class Field:
         'a number or null'
         """
         if self.choices and self.kinds <= {"str", "list", "None"}:
-            choices = f"one of {', '.join(self.choices)}"
-            if "None" in self.kinds:
-                return f"{choices} or null"
-            return choices
+            return f"one of {', '.join(self.choices)}" + (" or null" if "None" in self.kinds else "")
         if "Any" in self.kinds:
             return "anything"
         return " or ".join(KINDS[kind] for kind in KINDS if kind in self.kinds)
@@ -162,7 +159,9 @@ def _is_plain(value: Any) -> bool:
         is_json = json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError, RecursionError):  # a date, infinity, a list that contains itself
         return False
-    return is_json and depth(value) <= DEEPEST and all(map(_is_small, _entries(value)))
+    if not is_json or depth(value) > DEEPEST:
+        return False
+    return all(not isinstance(entry, int) or abs(entry) <= _LARGEST for entry in _entries(value))
 
 
 def _entries(value: Any) -> Iterator[Any]:
@@ -170,10 +169,6 @@ def _entries(value: Any) -> Iterator[Any]:
     yield value
     for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from _entries(part)
-
-
-def _is_small(value: Any) -> bool:
-    return not isinstance(value, int) or abs(value) <= _LARGEST
 
 
 def parse_overrides(words: list[str], stray: list[str] | None = None) -> dict[str, str | bool]:
@@ -222,10 +217,7 @@ def parse_annotation(annotation: str) -> frozenset[str]:
     kinds = set()
     for part in annotation.replace("Literal[False]", "bool").split("|"):
         name, _, _ = part.strip().partition("[")  # list[float] is a list
-        if name in KINDS or name == "Any":
-            kinds.add(name)
-        else:
-            kinds.add("str")
+        kinds.add(name if name in KINDS or name == "Any" else "str")
     return frozenset(kinds)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from .files import check_regular, encoded, read_mapping, to_json
+from .files import encoded, read_mapping, to_json
 from .identity import is_of_other_run, token_of
 
 MANIFEST = "manifest.json"
@@ -76,8 +76,11 @@ def publish(target: Path, about: Mapping[str, Any]) -> None:
         _flush_folder(folder)
     if _is_ours(target):
         os.replace(target, staged.parent / (_REPLACED + target.name))
-    elif target.is_symlink() or target.exists():
-        _set_aside(target)
+    elif os.path.lexists(target):  # not ours
+        number = 1
+        while os.path.lexists(target.with_name(f"{target.name}.kept-{number}")):
+            number += 1
+        os.replace(target, target.with_name(f"{target.name}.kept-{number}"))
     os.replace(staged, target)
     _flush_folder(target.parent)
     clean(target.parent)
@@ -110,9 +113,11 @@ def verify(folder: Path, *, hashes: bool = True) -> list[str]:
         return [name_problem]
     problems = []
     for name, row in files.items():
-        problem = _size_problem(folder / name, row, name)
-        if problem is not None:
-            problems.append(problem)
+        expected = row.get("bytes") if isinstance(row, dict) else None
+        if not (folder / name).is_file():
+            problems.append(f"{name} is missing")
+        elif (folder / name).stat().st_size != expected:
+            problems.append(f"{name} has {(folder / name).stat().st_size} bytes, expected {expected}")
     if problems or not hashes:
         return problems
     digests = _hash_all([folder / name for name in files])
@@ -129,9 +134,19 @@ def unreadable(folder: Path) -> list[str]:
     """
     problems = []
     for path in sorted(folder.rglob("*")):
-        problem = _form_problem(path) if path.is_file() else None
-        if problem is not None:
-            problems.append(f"{path.relative_to(folder).as_posix()} cannot be read: {problem}")
+        if not path.is_file():
+            continue
+        try:
+            if path.suffix == ".json":
+                json.loads(path.read_text(encoding="utf-8"))
+            elif path.suffix == ".safetensors":
+                with safe_open(path, framework="np"):  # compares the header with the file's length
+                    pass
+            elif path.suffix in (".pt", ".pth"):
+                zipfile.ZipFile(path).close()  # torch.save writes a zip file
+        except (OSError, ValueError, RecursionError, zipfile.BadZipFile, SafetensorError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            problems.append(f"{path.relative_to(folder).as_posix()} cannot be read: {reason}")
     return problems
 
 
@@ -178,17 +193,12 @@ def prune(checkpoints: Path, keep: int) -> None:
             if not _is_ours(folder):
                 continue
             if complete >= keep:
-                _begin_removal(folder)
+                # A rename is atomic, so that a kill leaves no half-deleted checkpoint; `clean` removes it.
+                staging(folder).parent.mkdir(exist_ok=True)
+                os.replace(folder, staging(folder))
             elif not verify(folder, hashes=False):
                 complete += 1
     clean(checkpoints)
-
-
-def _begin_removal(folder: Path) -> None:
-    """Rename a checkpoint, which is atomic, so that a kill leaves no half-deleted one; `clean` removes it."""
-    removed = staging(folder)
-    removed.parent.mkdir(exist_ok=True)
-    os.replace(folder, removed)
 
 
 def find_checkpoints(checkpoints: Path) -> list[Path]:
@@ -216,40 +226,6 @@ def _name_problem(folder: Path, manifest: Mapping[str, Any]) -> str | None:
     if match is None or step is None or step == int(match[1]):
         return None
     return f"{MANIFEST} is of step {step}"
-
-
-def _set_aside(path: Path) -> None:
-    """Rename a folder that is not ours."""
-    number = 1
-    while os.path.lexists(path.with_name(f"{path.name}.kept-{number}")):
-        number += 1
-    os.replace(path, path.with_name(f"{path.name}.kept-{number}"))
-
-
-def _size_problem(path: Path, row: Any, name: str) -> str | None:
-    if not path.is_file():
-        return f"{name} is missing"
-    expected = row.get("bytes") if isinstance(row, dict) else None
-    size = path.stat().st_size
-    if size == expected:
-        return None
-    return f"{name} has {size} bytes, expected {expected}"
-
-
-def _form_problem(path: Path) -> str | None:
-    """Return why a file cannot be what its name says; None if it can, or if its kind is unknown."""
-    try:
-        check_regular(path)
-        if path.suffix == ".json":
-            json.loads(path.read_text(encoding="utf-8"))
-        elif path.suffix == ".safetensors":
-            with safe_open(path, framework="np"):  # compares the header with the file's length
-                pass
-        elif path.suffix in (".pt", ".pth"):
-            zipfile.ZipFile(path).close()  # torch.save writes a zip file
-    except (OSError, ValueError, RecursionError, zipfile.BadZipFile, SafetensorError) as error:
-        return " ".join(str(error).split()) or type(error).__name__
-    return None
 
 
 def _hash_all(paths: Iterable[Path], *, flush: bool = False) -> list[str]:

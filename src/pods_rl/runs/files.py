@@ -80,9 +80,7 @@ def read_jsonl(path: Path, skipped: list[int] | None = None, tail: int = 0) -> I
 def last_row(path: Path) -> dict[str, Any]:
     """Return the last object of a JSONL file that may still grow; an empty one if its last 64 KiB hold none."""
     rows = list(read_jsonl(path, tail=_TAIL))
-    if not rows:
-        return {}
-    return rows[-1]
+    return rows[-1] if rows else {}
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -96,9 +94,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         value = json.loads(text) if path.suffix == ".json" else parse_value(text)
     except (OSError, ValueError, RecursionError, YAMLError):
         return {}
-    if isinstance(value, dict):
-        return value
-    return {}
+    return value if isinstance(value, dict) else {}
 
 
 def number(value: Any, otherwise: float = 0.0) -> float:
@@ -239,23 +235,15 @@ def write_failure(error: BaseException) -> str | None:
     """
     cause: BaseException | None = error
     while cause is not None:
-        reason = _full_disk(cause)
-        if reason is not None:
-            return reason
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            return cause.strerror or str(cause)
+        # safetensors and torch.save raise errors of their own
+        number_in_text = _SAFETENSORS_ERROR.search(str(cause))
+        if number_in_text and int(number_in_text[1]) in _FULL:
+            return str(cause).splitlines()[0]
+        if isinstance(cause, RuntimeError) and _TORCH_ERROR.search(str(cause)):
+            return "a file could not be written completely"
         cause = cause.__cause__ or cause.__context__
-    return None
-
-
-def _full_disk(error: BaseException) -> str | None:
-    """Return what an error says of a full or read-only disk, not of its causes; None for any other error."""
-    if isinstance(error, OSError) and error.errno in _FULL:
-        return error.strerror or str(error)
-    # safetensors and torch.save raise errors of their own
-    number_in_text = _SAFETENSORS_ERROR.search(str(error))
-    if number_in_text and int(number_in_text[1]) in _FULL:
-        return str(error).splitlines()[0]
-    if isinstance(error, RuntimeError) and _TORCH_ERROR.search(str(error)):
-        return "a file could not be written completely"
     return None
 
 
@@ -278,7 +266,7 @@ def check_output(
     """
     try:
         target = Path(os.path.realpath(path))
-        if any(_is_same_file(target, read) for read in inputs):
+        if target.exists() and any(read.is_file() and target.samefile(read) for read in inputs):
             raise UserError(f"{option} {path} is the input: choose another file.")
         if target.is_dir():
             raise UserError(f"{option} {path} is a directory: give a file.")
@@ -294,10 +282,6 @@ def check_output(
             )
     except OSError as error:
         raise UserError(f"{option} {path} cannot be used: {error.strerror or error}.") from error
-
-
-def _is_same_file(target: Path, read: Path) -> bool:
-    return read.is_file() and target.exists() and target.samefile(read)
 
 
 def begins_with(path: Path, head: str) -> bool:

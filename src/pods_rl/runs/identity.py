@@ -73,11 +73,6 @@ def kept_state(callbacks: Any) -> dict[str, Any]:
     return dict(state) if isinstance(state, Mapping) else {}
 
 
-def state_of(checkpoint: Path) -> dict[str, Any]:
-    """Return the state of the run that saved a checkpoint; empty if it has none."""
-    return kept_state(read_mapping(checkpoint / _TRAINER_STATE).get("stateful_callbacks"))
-
-
 def is_of_other_run(checkpoint: Path, token: str | None) -> bool:
     """Return whether another run than the one with this token (`token_of`) saved a checkpoint.
 
@@ -85,7 +80,8 @@ def is_of_other_run(checkpoint: Path, token: str | None) -> bool:
     """
     if token is None or not (checkpoint / _TRAINER_STATE).is_file():
         return False
-    return token != str(state_of(checkpoint).get("token") or "")
+    state = kept_state(read_mapping(checkpoint / _TRAINER_STATE).get("stateful_callbacks"))
+    return token != str(state.get("token") or "")
 
 
 def check_token(run: Path, step: int, token: str) -> None:

@@ -232,10 +232,13 @@ def _all_runs(root: Path) -> dict[str, list[Run]]:
     if is_run(root):
         return {_real(root).name: [Run(root)]}
     arms: dict[str, list[Run]] = {}
-    for folder in _folders(root):
-        paths = _runs_in(folder)
+    for folder in sorted(root.iterdir()):
+        if not folder.is_dir() or folder.name.startswith("."):
+            continue
+        paths = [folder] if is_run(folder) else [path for path in folder.iterdir() if is_run(path)]
         if paths:
-            arms[folder.name] = [Run(path) for path in sorted(paths, key=_seed_and_name)]
+            by_seed = sorted(paths, key=lambda path: (step_of(path), path.name))
+            arms[folder.name] = [Run(path) for path in by_seed]
     return arms
 
 
@@ -261,30 +264,6 @@ def not_begun(experiment_dir: str | Path) -> list[str]:
     arms, seeds = _declared(Path(experiment_dir))
     runs = [f"{arm}/seed-{seed}" for arm in arms for seed in seeds or ()]
     return [run for run in runs if not is_run(Path(experiment_dir) / run)]
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    """Return the runs of an arm's folder, which may itself be a run."""
-    if is_run(folder):
-        return [folder]
-    runs = []
-    for path in folder.iterdir():
-        if path.is_dir() and is_run(path):
-            runs.append(path)
-    return runs
-
-
-def _folders(root: Path) -> list[Path]:
-    """Return the folders in a directory by name, without hidden ones."""
-    folders = []
-    for path in root.iterdir():
-        if path.is_dir() and not path.name.startswith("."):
-            folders.append(path)
-    return sorted(folders)
-
-
-def _seed_and_name(path: Path) -> tuple[int, str]:
-    return step_of(path), path.name
 
 
 def place_of(output: Path) -> Path:
@@ -491,17 +470,12 @@ def end_run(path: str | Path, state: str, reason: str) -> bool:
     """
     if Run(Path(path)).state in ("finished", "stopped", "failed"):
         return False
-    with _writer_of_ended(path) as writer:
-        writer.write_status(state, reason=reason, **last_clocks(path))
-    return True
-
-
-def _writer_of_ended(path: str | Path) -> RunWriter:
-    """Return a writer of a run whose process has ended, as soon as what is left of it has given the lock back."""
     deadline = time.monotonic() + _DYING_SECONDS
     while True:
         try:
-            return RunWriter(path, resume=True)
+            with RunWriter(path, resume=True) as writer:
+                writer.write_status(state, reason=reason, **last_clocks(path))
+            return True
         except RunInUseError:
             if time.monotonic() > deadline:
                 raise
