@@ -258,7 +258,7 @@ def test_which_bad_steps_are_skipped_and_counted(make_trainer, monkeypatch, loss
     stability = trainer._stability
     stability.step_loss = torch.tensor(loss)
     stability.gradient_norm = None if norm is None else torch.tensor(norm)
-    stability.skip_bad_step()
+    stability.on_pre_optimizer_step()
     assert (parameter.grad is None) == skipped
     metrics = trainer._metrics["train"]
     assert (metrics["pods/bad_loss"], metrics["pods/bad_gradient"]) == tuple([count] for count in counts)

@@ -155,7 +155,12 @@ class ExactResume:
             trainer.control.should_training_stop = True
         if trainer.control.should_training_stop:
             return True
-        _draw_orders(dataloader, epoch)
+        # The order of an epoch's prompts depends on the generator's state after the epochs before.
+        batches: Any = getattr(dataloader, "batch_sampler", None)
+        while hasattr(batches, "batch_sampler"):  # accelerate's shares of the processes
+            batches = batches.batch_sampler
+        for _ in range(epoch if batches is not None else 0):
+            next(iter(batches.sampler), None)
         return False
 
     # -- the state of a process --------------------------------------------------------------------------------------
@@ -188,7 +193,6 @@ class ExactResume:
             self._restore(values, folder)
 
     def _restore(self, values: dict[str, Any], folder: Path) -> None:
-        """Restore what `read_state` returned."""
         trainer = self._trainer
         accelerator = trainer.accelerator
         device = accelerator.device
@@ -226,17 +230,17 @@ class ExactResume:
 
 def saved_table(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Return TRL's table of completions for a checkpoint, without images: after a resume its rows show none."""
-    return {name: _saved_column(name, column) for name, column in logs.items()}
-
-
-def _saved_column(name: str, column: Any) -> Any:
-    if isinstance(column, Mapping):  # a column for each reward function
-        return {part: list(values) for part, values in column.items()}
-    if name == "images":
-        return [None] * len(column)
-    if name in ("prompt", "completion"):
-        return [without_images(entry) for entry in column]
-    return list(column)
+    table: dict[str, Any] = {}
+    for name, column in logs.items():
+        if isinstance(column, Mapping):  # a column for each reward function
+            table[name] = {part: list(values) for part, values in column.items()}
+        elif name == "images":
+            table[name] = [None] * len(column)
+        elif name in ("prompt", "completion"):
+            table[name] = [without_images(entry) for entry in column]
+        else:
+            table[name] = list(column)
+    return table
 
 
 # Keys of the files that `torch.save` writes into a checkpoint, by the pattern of their names.
@@ -314,17 +318,6 @@ def restoring(checkpoint: str | Path | None, names: Sequence[str]) -> Iterator[N
 def _one_line(error: Exception) -> str:
     message = " ".join(str(error).split())
     return f"{type(error).__name__}: {message[:_LONGEST]}".removesuffix(": ")
-
-
-def _draw_orders(dataloader: Any, epochs: int) -> None:
-    """Draw the order of prompts of the epochs before: each depends on the generator's state after the last one."""
-    batches: Any = getattr(dataloader, "batch_sampler", None)
-    while hasattr(batches, "batch_sampler"):  # accelerate's shares of the processes
-        batches = batches.batch_sampler
-    if batches is None:
-        return
-    for _ in range(epochs):
-        next(iter(batches.sampler), None)
 
 
 def check_output_dir(folder: str) -> None:
@@ -434,8 +427,13 @@ def load_renamed(trainer: TRLTrainer, folder: str) -> None:
     if not saved_names:
         _check_adapter(model, folder)
         return
-    if saved_names <= model.state_dict().keys():
-        _refuse_missing(model, saved_names, folder)
+    of_model = model.state_dict()
+    if saved_names <= of_model.keys():
+        # transformers' trainer would leave a missing weight as it was. Of weights that share memory, one is saved.
+        saved_places = {of_model[name].data_ptr() for name in saved_names}
+        known = saved_names.union(getattr(model, "_keys_to_ignore_on_save", None) or ())
+        others = [name for name in of_model if name not in known]
+        _raise_missing(model, [name for name in others if of_model[name].data_ptr() not in saved_places], folder)
         return
     # The widest dtype of the model, so that no weight is rounded on its way.
     dtype = reduce(torch.promote_types, {weight.dtype for weight in model.parameters()})
@@ -443,18 +441,6 @@ def load_renamed(trainer: TRLTrainer, folder: str) -> None:
         loaded, info = type(model).from_pretrained(folder, dtype=dtype, output_loading_info=True)
     _raise_missing(model, sorted(info["missing_keys"]), folder)
     model.load_state_dict(loaded.state_dict())
-
-
-def _refuse_missing(model: Any, saved_names: set[str], folder: str) -> None:
-    """Raise UserError if a checkpoint lacks a weight of a model: transformers' trainer would leave it as it was.
-
-    Of weights that share memory, one is saved.
-    """
-    weights = model.state_dict()
-    saved_places = {weights[name].data_ptr() for name in saved_names}
-    known = saved_names.union(getattr(model, "_keys_to_ignore_on_save", None) or ())
-    others = [name for name in weights if name not in known]
-    _raise_missing(model, [name for name in others if weights[name].data_ptr() not in saved_places], folder)
 
 
 def _check_adapter(model: Any, folder: str) -> None:

@@ -69,9 +69,19 @@ class CheckedRewards:
             UserError: it did not return such a tensor.
         """
         self._begin()
+        trainer = self._trainer
+        returned: Any = calculate(*columns)
+        shape = [len(columns[0]) * trainer.accelerator.num_processes, len(trainer.reward_func_names)]
+        if not isinstance(returned, Tensor) or list(returned.shape) != shape:
+            raise UserError(
+                f"{type(trainer).__name__}._calculate_rewards returned {describe(returned)}; expected a tensor of "
+                f"shape {shape}: a row for each rollout of all processes (trainer.accelerator.gather), and a column "
+                "for each reward function."
+            )
+        if not returned.is_floating_point():
+            returned = returned.float()
         # Cleaned again: a subclass's method may have changed what ours returned, or have called none of ours.
-        rows = len(columns[0]) * self._trainer.accelerator.num_processes
-        rewards = self.clean(self._checked(calculate(*columns), rows))
+        rewards = self.clean(returned.detach().to(trainer.accelerator.device))
         self._log(rewards)
         return rewards
 
@@ -91,26 +101,17 @@ class CheckedRewards:
             self._unusable[i] += count
         return usable_rewards
 
-    def _checked(self, rewards: Any, rows: int) -> Tensor:
-        """Return what `_calculate_rewards` returned as a tensor of floats on TRL's device."""
-        trainer = self._trainer
-        shape = [rows, len(trainer.reward_func_names)]
-        if not isinstance(rewards, Tensor) or list(rewards.shape) != shape:
-            raise UserError(
-                f"{type(trainer).__name__}._calculate_rewards returned {describe(rewards)}; expected a tensor of shape "
-                f"{shape}: a row for each rollout of all processes (trainer.accelerator.gather), and a column for each "
-                "reward function."
-            )
-        if not rewards.is_floating_point():
-            rewards = rewards.float()
-        return rewards.detach().to(trainer.accelerator.device)
-
     def _log(self, rewards: Tensor) -> None:
-        """Count and log the rollouts without a score."""
+        """Count and log the rollouts without a score, and the first failure of each function, on all processes."""
         trainer = self._trainer
+        accelerator = trainer.accelerator
         unusable = sum(self._unusable)
         unscored = int(rewards.isnan().all(dim=1).sum())
-        errors, timeouts = self._all_faults()
+        counts = torch.tensor([self._faults.errors, self._faults.timeouts], device=accelerator.device)
+        errors, timeouts = accelerator.reduce(counts, reduction="sum").tolist()
+        if errors or timeouts:
+            for name, message in gather_object(list(self._faults.first.items())):
+                self._warn_once(f"errors of {name}", f"{message}. Logged once; see pods/reward_errors and _timeouts.")
         mode = "train" if trainer.model.training else "eval"
         metrics = trainer._metrics[mode]
         metrics["pods/unusable_rewards"].append(float(unusable))
@@ -131,17 +132,6 @@ class CheckedRewards:
             "after an error); they count as unscored: never selected while scored ones remain, advantage 0. "
             "Logged once; see pods/unusable_rewards and pods/unscored_rollouts.",
         )
-
-    def _all_faults(self) -> tuple[int, int]:
-        """Return errors and timeouts of this generation over all processes; log the first of each function once."""
-        accelerator = self._trainer.accelerator
-        faults = self._faults
-        counts = torch.tensor([faults.errors, faults.timeouts], device=accelerator.device)
-        errors, timeouts = accelerator.reduce(counts, reduction="sum").tolist()
-        if errors or timeouts:
-            for name, message in gather_object(list(faults.first.items())):
-                self._warn_once(f"errors of {name}", f"{message}. Logged once; see pods/reward_errors and _timeouts.")
-        return errors, timeouts
 
     def _warn_once(self, topic: str, message: str) -> None:
         if topic not in self._warned and self._trainer.accelerator.is_main_process:
@@ -194,52 +184,43 @@ def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
     if isinstance(function, nn.Module):
         return function
 
-    def settled(scores: Scores, columns: Mapping[str, Any]) -> list[float | None]:
-        return [_settled(score, row, columns, name, policy, faults) for row, score in enumerate(scores)]
-
-    # If a batch raises, its rows are scored one by one, so that only those that raise are without a score.
-    def call(**columns: Any) -> list[float | None]:
-        rows = len(columns["completions"])
-        outcome = _attempt(function, columns, name, rows)
-        if isinstance(outcome, BaseException):
-            _raise_if_final(outcome, name, rows, policy)
-            outcome = [_only_score(_attempt(function, one_row(columns, row, rows), name, 1)) for row in range(rows)]
-        return settled(outcome, columns)
-
     async def call_async(**columns: Any) -> list[float | None]:
         rows = len(columns["completions"])
-        outcome = await _attempt_async(function, columns, name, rows)
+        outcome = await _attempt(function, columns, name, rows)
+        scores: Scores = []
         if isinstance(outcome, BaseException):
             _raise_if_final(outcome, name, rows, policy)
-            outcome = [
-                _only_score(await _attempt_async(function, one_row(columns, row, rows), name, 1)) for row in range(rows)
-            ]
-        return settled(outcome, columns)
+            # Score the rows one by one, so that only those that raise are without a score.
+            for row in range(rows):
+                of_row = await _attempt(function, one_row(columns, row, rows), name, 1)
+                if isinstance(of_row, BaseException):
+                    scores.append(RewardFailure(f"raised {raised(of_row)}", error=of_row))
+                else:
+                    scores += of_row
+        else:
+            scores = outcome
+        return [_settled(score, row, columns, name, policy, faults) for row, score in enumerate(scores)]
+
+    def call(**columns: Any) -> list[float | None]:
+        scores: list[float | None] = []
+        try:
+            call_async(**columns).send(None)  # it ends here: nothing in it waits for a plain function
+        except StopIteration as end:
+            scores = end.value
+        return scores
 
     return call_async if is_async_callable(function) else call
 
 
-def _attempt(function: Any, columns: Mapping[str, Any], name: str, rows: int) -> Scores | Exception | SystemExit:
+async def _attempt(function: Any, columns: Mapping[str, Any], name: str, rows: int) -> Scores | Exception | SystemExit:
     """Return the checked scores of a call, or the exception that the function raised."""
     try:
         with no_copies():
-            return check_scores(function(**columns), name, rows)
+            returned = function(**columns)
+            return check_scores(await returned if is_async_callable(function) else returned, name, rows)
     except UserError:  # of `check_scores`
         raise
     except (Exception, SystemExit) as error:  # SystemExit, which would end the run without a word
-        return error
-
-
-async def _attempt_async(
-    function: Any, columns: Mapping[str, Any], name: str, rows: int
-) -> Scores | Exception | SystemExit:
-    """Return as `_attempt` does, for an asynchronous function."""
-    try:
-        with no_copies():
-            return check_scores(await function(**columns), name, rows)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
         return error
 
 
@@ -252,13 +233,6 @@ def _raise_if_final(error: BaseException, name: str, rows: int, policy: str) -> 
         raise UserError(plain_text(f"reward function {name!r} raised {raised(error)} {batch}")) from error
     error.add_note(plain_text(f"reward function {name!r} raised this {batch}"))
     raise error
-
-
-def _only_score(scores: Scores | BaseException) -> float | RewardFailure | None:
-    """Return the score of a call for one row, or the failure of a call that raised."""
-    if isinstance(scores, BaseException):
-        return RewardFailure(f"raised {raised(scores)}", error=scores)
-    return scores[0]
 
 
 def _settled(
@@ -278,9 +252,7 @@ def _settled(
     else:
         faults.errors += 1
     faults.first.setdefault(name, message)
-    if policy == "zero":
-        return 0.0
-    return math.inf
+    return 0.0 if policy == "zero" else math.inf
 
 
 def one_row(columns: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
@@ -334,9 +306,7 @@ def check_scores(returned: Any, name: str, rows: int) -> Scores:
 
 
 def _kind(value: Any) -> str:
-    if value is None:
-        return "None"
-    return f"a {type(value).__name__}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _short_repr(value: Any) -> str:

@@ -128,9 +128,8 @@ class RunDirectory(TrainerCallback):
         RunWriter(self.path, resume=True).close()  # raises if it cannot be written, or another process writes it
         if (self.path / EXPERIMENT).exists():
             raise UserError(f"{self.path} holds an experiment of `pods compare`: {_NEW}.")
-        if not is_run(self.path):
-            return
-        self._check_run(Run(self.path))
+        if is_run(self.path):
+            self._check_run(Run(self.path))
 
     def _check_run(self, run: Run) -> None:
         """Raise UserError for a run that no training with this trainer can continue or overwrite."""
@@ -158,14 +157,11 @@ class RunDirectory(TrainerCallback):
         return None
 
     def _claim(self, state: TrainerState, writer: RunWriter) -> list[str]:
-        """Make the directory that of this training: continue its run, overwrite it, or raise UserError.
-
-        Return each setting that has changed since a run that is continued, and is allowed to.
-        """
+        """Continue the directory's run, overwrite it, or raise UserError; return what may and has changed since."""
         if not is_run(self.path):
             return []
-        self._check_run(Run(self.path))
         run = Run(self.path)
+        self._check_run(run)
         if not state.global_step:
             if not self._overwrite:
                 checkpoint = self._last_checkpoint()
@@ -189,7 +185,7 @@ class RunDirectory(TrainerCallback):
                 f"{self.path} ends at step {recorded_step}, and the checkpoint is of step {state.global_step}: the "
                 f"steps between were trained without RunDirectory. Resume from an earlier checkpoint, or {_NEW}."
             )
-        changes = changed_settings(run.config, self._settings(), all_keys=bool(token_of(self.path)))
+        changes = changed_settings(run.config, settings_of(self._trainer), all_keys=bool(token_of(self.path)))
         changes += changed_contents(run.environment.get("contents"), self._contents)
         if changes and not self._allow_changes:
             raise UserError(
@@ -215,7 +211,7 @@ class RunDirectory(TrainerCallback):
             self._record.writer = writer
             self._record.begin(environment, step=state.global_step, saved=kept_state(state.stateful_callbacks))
             self._record.write_status("running")
-            writer.write_config(dump_yaml(self._settings()))
+            writer.write_config(dump_yaml(settings_of(self._trainer)))
         except OSError as error:
             writer.close()
             raise UserError(self._cannot_write(error)) from error
@@ -315,9 +311,6 @@ class RunDirectory(TrainerCallback):
             self._record.writer.close()
             self._record.writer = None
 
-    def _settings(self) -> dict[str, Any]:
-        return settings_of(self._trainer)
-
 
 def _last_step(run: Run) -> int:
     """Return the last step of which a run has metrics; a killed run has not written it into its status."""
@@ -364,6 +357,11 @@ def settings_of(trainer: PODSTrainer) -> dict[str, Any]:
 
 def environment_of(trainer: PODSTrainer) -> dict[str, Any]:
     """Return the versions, the machine, the precision and the size of the policy, for `environment.json`."""
+    derived = {}  # arguments that follow from others, where the user set none
+    for name, given in trainer.args.replaced().items():
+        value = getattr(trainer.args, name)
+        if given is None and isinstance(value, (bool, int, float, str)):
+            derived[name] = plain(value)
     parameters = list(trainer.model.parameters())
     trained_parameters = [parameter for parameter in parameters if parameter.requires_grad]
     return {
@@ -380,21 +378,11 @@ def environment_of(trainer: PODSTrainer) -> dict[str, Any]:
         "trained_parameters": sum(parameter.numel() for parameter in trained_parameters),
         "seed": trainer.args.seed,
         "output_dir": trainer.args.output_dir,
-        "derived": _derived(trainer.args),
+        "derived": derived,
         "git_commit": git_commit(),
         "command": mask_secrets(sys.argv),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-
-
-def _derived(args: PODSConfig) -> dict[str, Any]:
-    """Return the arguments that follow from others, where the user set none."""
-    derived = {}
-    for name, given in args.replaced().items():
-        value = getattr(args, name)
-        if given is None and isinstance(value, (bool, int, float, str)):
-            derived[name] = plain(value)
-    return derived
 
 
 def device_name(trainer: PODSTrainer) -> str:

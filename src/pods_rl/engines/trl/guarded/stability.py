@@ -36,8 +36,11 @@ class UnstableTrainingError(UserError):
     """The run ended because its losses, gradients or probabilities are not finite. The message gives advice."""
 
 
-class Stability:
-    """Skips the update of a step whose loss or gradient is not finite; a good step equals TRL's bit for bit."""
+class Stability(TrainerCallback):
+    """Skip the update of a step whose loss or gradient is not finite, and end a training with too many of them.
+
+    A good step equals TRL's bit for bit.
+    """
 
     def __init__(self, trainer: TRLTrainer) -> None:
         self._trainer = trainer
@@ -56,8 +59,8 @@ class Stability:
         self.step_loss = loss if self.step_loss is None else self.step_loss + loss
         return loss.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
-    def skip_bad_step(self) -> None:
-        """Before the optimizer step: clear the gradients of a bad step on all processes."""
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Clear the gradients of a bad step on all processes."""
         trainer = self._trainer
         accelerator = trainer.accelerator
         if self.step_loss is None:  # a subclass's `training_step` that does not call ours: only its gradient is known
@@ -88,8 +91,8 @@ class Stability:
                 step, loss, gradient, LIMIT,
             )  # fmt: skip
 
-    def stop_if_unstable(self, control: TrainerControl) -> None:
-        """After a step: if too many were bad, save the weights, which are the last good ones, and stop."""
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
+        """If too many steps were bad, save the weights, which are the last good ones, and stop."""
         if len(self.bad_steps) >= LIMIT:
             control.should_save = True
             control.should_training_stop = True
@@ -142,19 +145,6 @@ class Stability:
             activity, advice = _LESS_MEMORY.get(phase() or "", _OTHERS)
             step = self._trainer.state.global_step + 1
             raise UserError(f"Out of memory in {activity} of step {step} ({reason}). {advice}") from error
-
-
-class StabilityCallback(TrainerCallback):
-    """Skip the update of a step that is not finite, and end a training with too many of them."""
-
-    def __init__(self, stability: Stability) -> None:
-        self._stability = stability
-
-    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        self._stability.skip_bad_step()
-
-    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
-        self._stability.stop_if_unstable(control)
 
 
 def _number(norm: Any) -> float:

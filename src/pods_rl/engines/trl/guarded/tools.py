@@ -62,17 +62,12 @@ class Tools:
         try:
             yield
         finally:
-            if self._trainer.environment_factories:
-                for pool in self._trainer._environment_pool.values():
-                    _close_all(pool)
-
-
-def _close_all(pool: list[Any]) -> None:
-    """Close the environments of a pool that have a method `close`, and take each out before it is closed."""
-    for environment in list(pool):
-        if callable(getattr(type(environment), CLOSE, None)):
-            pool.remove(environment)
-            close_environment(environment)
+            pools = self._trainer._environment_pool.values() if self._trainer.environment_factories else ()
+            for pool in pools:
+                for environment in list(pool):
+                    if callable(getattr(type(environment), CLOSE, None)):
+                        pool.remove(environment)  # before it is closed, which may raise
+                        close_environment(environment)
 
 
 def _closes(tool: Any) -> bool:

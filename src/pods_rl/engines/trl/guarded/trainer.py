@@ -22,7 +22,7 @@ from ..compat import Batch, Completions, Layer, drop_zero_counters
 from ..config import check_prompts
 from .checkpoints import OPTIMIZER, WEIGHTS, ExactResume, check_output_dir, load_renamed, restoring
 from .rewards import CheckedRewards
-from .stability import Stability, StabilityCallback
+from .stability import Stability
 from .tools import Tools, check_completions, make_table_storable
 
 
@@ -51,7 +51,7 @@ class Guarded(Layer):
         self._stability = Stability(self)
         self._tools = Tools(self)
         self._resume = ExactResume(self)
-        self.add_callback(StabilityCallback(self._stability))
+        self.add_callback(self._stability)
 
     @override
     def create_accelerator_and_postprocess(self) -> None:
@@ -98,10 +98,7 @@ class Guarded(Layer):
         return completions
 
     def _check_positions(self) -> None:
-        """Raise UserError if the policy's table of positions is too short for its prompts, as far as these are known.
-
-        Each generation repeats the check for its own prompts.
-        """
+        """Raise UserError if the policy's table of positions is too short for prompts that are known."""
         positions = positions_of(self.model)
         if positions is None or not positions.end:
             return
@@ -180,10 +177,7 @@ class Guarded(Layer):
 
     @contextmanager
     def _reporting_errors(self) -> Iterator[None]:
-        """Inside, an exception is passed to callbacks with `on_train_error`: transformers has no such event.
-
-        That of a full disk becomes a UserError.
-        """
+        """Inside, pass an exception to callbacks with `on_train_error`; that of a full disk becomes a UserError."""
         try:
             yield
         except BaseException as error:
