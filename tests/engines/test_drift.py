@@ -23,7 +23,7 @@ SAMPLING = ("_generate", "_tokenize_prompts", "_generate_single_turn", "_tool_ca
 
 # Logged with a term that is a mean over a micro-batch: its rows then stay where TRL put them.
 OF_UNGROUPED_ROWS = {"policy_loss", "entropy_coef", "aux_loss"}
-# `_log_all_rollouts` replaces these by those of all n rollouts.
+# `log_generation` replaces these by those of all n rollouts.
 OF_ALL_ROLLOUTS = {"reward", "reward_std", "frac_reward_zero_std", "rewards/{}/mean", "rewards/{}/std"}
 OF_KEPT_ROWS = {
     "sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max",

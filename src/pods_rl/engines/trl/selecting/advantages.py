@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....selection import BatchSelection, Selection, advantages, is_constant, spread
 from ...measuring import mark_unusable
-from ..compat import Batch, Metrics, TRLTrainer, add_up_counters, nanstd
+from ..compat import Batch, TRLTrainer, add_up_counters, nanstd
 from ..config import group_sizes
 from .generation import Generation
 from .record import Rollouts, total_reward
@@ -43,7 +43,13 @@ def set_advantages(batch: Batch, generation: Generation, trainer: TRLTrainer) ->
             without_signal_G[_constant_groups(record, record.kept_rewards(), args.reward_tolerance)] = True
     elif not (args.keeps_all and args.exact_trl) or args.reward_tolerance:
         # The mean of equal float32 rewards can differ from them by rounding: TRL's advantages are then not zero.
-        rewards_QN = _rows_of_trl(generation, trainer)
+        rewards_QN = record.kept_rewards()
+        if trainer.multi_objective_aggregation != "sum_then_normalize":
+            # Each function is normalised over the kept rows. Dynamic sampling never joins such batches.
+            assert generation.kept_scores is not None
+            kept_scores = generation.kept_scores.cpu()
+            _, m = group_sizes(args)
+            rewards_QN = total_reward(kept_scores, trainer.reward_weights, m, trainer.multi_objective_aggregation)
         without_signal_G[_constant_groups(record, rewards_QN, args.reward_tolerance)] = True
     without_signal_R = torch.ones(generation.rows, dtype=torch.bool)  # an empty row has none
     without_signal_R[: len(record.kept)] = without_signal_G[groups_R]
@@ -62,7 +68,11 @@ def _our_advantages(generation: Generation, trainer: TRLTrainer) -> Tensor:
         "baseline": trainer.args.advantage_baseline,
         "scale": trainer.scale_rewards,
     }
-    rewards_GN = _single_rewards(generation, trainer)
+    # In float32, as TRL adds rewards up.
+    totals_GN = total_reward(
+        generation.scores.cpu(), trainer.reward_weights, N, trainer.multi_objective_aggregation, dtype=torch.float32
+    )
+    rewards_GN = mark_unusable(totals_GN, None if record.masked is None else ~record.masked)
     if not record.is_ragged:
         groups_P = (record.kept // N).unique_consecutive()
         kept_PM = (record.kept % N).view(len(groups_P), -1)
@@ -71,48 +81,11 @@ def _our_advantages(generation: Generation, trainer: TRLTrainer) -> Tensor:
     return advantages(rewards_GN, selection, **settings)
 
 
-def _single_rewards(generation: Generation, trainer: TRLTrainer) -> Tensor:
-    """Return the rewards of each prompt's n rollouts in float32, as TRL adds them up, `[G, N]`."""
-    record = generation.record
-    assert record is not None
-    totals_GN = total_reward(
-        generation.scores.cpu(),
-        trainer.reward_weights,
-        record.rewards.size(1),
-        trainer.multi_objective_aggregation,
-        dtype=torch.float32,
-    )
-    trained_GN = None if record.masked is None else ~record.masked
-    return mark_unusable(totals_GN, trained_GN)
-
-
 def _constant_groups(record: Rollouts, rewards_QN: Tensor, tolerance: float) -> Tensor:
-    """Return which groups that are trained have kept rows of equal rewards.
-
-    Args:
-        rewards_QN: of these groups, in the order of `record.by_group`.
-        tolerance: of `is_constant`.
-    """
+    """Return which groups that are trained have kept rows of equal rewards, given as by `record.by_group`."""
     groups_R = record.kept // record.rewards.size(1)
     groups_Q = groups_R.unique() if record.is_ragged else groups_R.unique_consecutive()
     return groups_Q[is_constant(rewards_QN, tolerance)]
-
-
-def _rows_of_trl(generation: Generation, trainer: TRLTrainer) -> Tensor:
-    """Return the rewards of the kept rows of each prompt, `[P, M]`, added up as TRL does for its advantages."""
-    record = generation.record
-    assert record is not None
-    assert generation.kept_scores is not None
-    if trainer.multi_objective_aggregation == "sum_then_normalize":
-        return record.kept_rewards()
-    # Each function is normalised over the kept rows. Dynamic sampling never joins such batches.
-    _, m = group_sizes(trainer.args)
-    return total_reward(generation.kept_scores.cpu(), trainer.reward_weights, m, trainer.multi_objective_aggregation)
-
-
-def gather_advantages(batch: Batch, record: Rollouts, trainer: TRLTrainer) -> Tensor:
-    """Return the advantages of the kept rollouts of all processes, on the CPU. Call this on every process."""
-    return trainer.accelerator.gather(batch["advantages"]).cpu()[: len(record.kept)]  # [B] -> [R]
 
 
 # -- metrics ---------------------------------------------------------------------------------------------------------
@@ -128,27 +101,20 @@ def log_generation(trainer: TRLTrainer, generation: Generation, before: Mapping[
     record = generation.record
     assert record is not None
     metrics = trainer._metrics["train"]
-    _log_selection(metrics, record, trainer.args.reward_tolerance)
-    add_up_counters(metrics, before)
-    if record.kept.numel() != record.rewards.numel():
-        _log_all_rollouts(trainer, generation.scores, before)
-
-
-def _log_selection(metrics: Metrics, record: Rollouts, tolerance: float) -> None:
-    """Log the kept rollouts' rewards and the groups without spread, over all processes."""
     kept_QN = record.kept_rewards()
     if len(kept_QN):
+        is_constant_Q = is_constant(kept_QN, trainer.args.reward_tolerance)
         metrics["pods/selected/reward_mean"].append(kept_QN.nanmean().item())
         metrics["pods/selected/reward_std"].append(spread(kept_QN).mean().item())
-        metrics["pods/zero_variance_share"].append(is_constant(kept_QN, tolerance).float().mean().item())
+        metrics["pods/zero_variance_share"].append(is_constant_Q.float().mean().item())
     if record.is_ragged:
         metrics["pods/prompts_trained"].append(float(len(kept_QN)))
         metrics["pods/rows_a_prompt"].append(len(record.kept) / max(1, len(kept_QN)))
-
-
-def _log_all_rollouts(trainer: TRLTrainer, scores: Tensor, before: Mapping[str, int]) -> None:
-    """Log reward statistics of all rollouts instead of those that TRL logged of the kept rows."""
-    metrics = trainer._metrics["train"]
+    add_up_counters(metrics, before)
+    if record.kept.numel() == record.rewards.numel():
+        return
+    # Reward statistics of all rollouts instead of those that TRL logged of the kept rows.
+    scores = generation.scores
     n, _ = group_sizes(trainer.args)
     totals_GN = total_reward(scores.cpu(), trainer.reward_weights, n, "sum_then_normalize")
     statistics = {

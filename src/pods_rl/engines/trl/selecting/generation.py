@@ -114,7 +114,22 @@ class Round:
         self.columns = columns
         self.lists = [list(values) for values in row_lists(trainer, rows)]
         self.scores = scores
-        self.record = _record_of(self, trainer, prompts, output)
+        n = self.shares.num_rollouts
+        here = list(self.numbers)
+        self.record = Rollouts(
+            step=trainer.state.global_step + 1,
+            inputs=self.data_rows(),
+            prompts=list(prompts),
+            completions=list(output.completions),
+            completion_tokens=[len(ids) for ids in output.completion_ids],
+            reward_names=list(trainer.reward_func_names),
+            rewards_per_func=scores[here],
+            numbers=[self.first_group * n + number for number in here],
+            rewards=total_reward(scores.cpu(), trainer.reward_weights, n, trainer.multi_objective_aggregation),
+            kept=torch.empty(0, dtype=torch.int64),
+            turn_rewards=_turn_rewards(trainer, output),
+            masked=masked_rollouts(self.shares, output, trainer),
+        )
 
 
 @dataclass
@@ -237,11 +252,7 @@ class Generation:
         return self.kept_scores
 
     def record_of(self, batch: Batch, name: str) -> Rollouts:
-        """Return the record; raise UserError unless TRL built its batch from the kept rows.
-
-        Args:
-            name: of the trainer's class.
-        """
+        """Return the record; raise UserError unless the trainer `name` built its batch from the kept rows."""
         if self.record is None or len(batch["completion_ids"]) != len(self.rows_here):
             raise UserError(
                 f"{name}._generate returned {len(batch['completion_ids'])} rows without a selection; PODSTrainer keeps "
@@ -251,10 +262,7 @@ class Generation:
         return self.record
 
     def empty_rows(self, batch: Batch, trainer: TRLTrainer) -> None:
-        """Mask the rows for which there was no rollout out of a batch. Call this on every process.
-
-        They have no token in the loss and no advantage. Losses that are means over rows count them.
-        """
+        """Mask the rows for which there was no rollout out of the loss; means over rows still count them."""
         assert self.record is not None
         kept = len(self.record.kept)
         if kept == self.rows:
@@ -280,27 +288,6 @@ def _joined(parts: Sequence[Columns]) -> dict[Any, list[Any]]:
 
 
 # -- the rollouts that TRL generated -----------------------------------------------------------------------------------
-
-
-def _record_of(round_: Round, trainer: TRLTrainer, prompts: Sequence[Any], output: Generated) -> Rollouts:
-    """Return the record of a round that is scored; nothing is kept yet."""
-    n = round_.shares.num_rollouts
-    here = list(round_.numbers)
-    first = round_.first_group * n
-    return Rollouts(
-        step=trainer.state.global_step + 1,
-        inputs=round_.data_rows(),
-        prompts=list(prompts),
-        completions=list(output.completions),
-        completion_tokens=[len(ids) for ids in output.completion_ids],
-        reward_names=list(trainer.reward_func_names),
-        rewards_per_func=round_.scores[here],
-        numbers=[first + number for number in here],
-        rewards=total_reward(round_.scores.cpu(), trainer.reward_weights, n, trainer.multi_objective_aggregation),
-        kept=torch.empty(0, dtype=torch.int64),
-        turn_rewards=_turn_rewards(trainer, output),
-        masked=masked_rollouts(round_.shares, output, trainer),
-    )
 
 
 def _turn_rewards(trainer: TRLTrainer, output: Generated) -> list[Any]:

@@ -23,7 +23,7 @@ from .. import compat
 from ..batching import BatchPlan, Shares, batch_plan
 from ..compat import Batch, Completions, Generated, Layer
 from ..config import PAPER, PODSConfig, group_sizes
-from .advantages import gather_advantages, log_generation, set_advantages
+from .advantages import log_generation, set_advantages
 from .dynamic_sampling import DynamicSampling
 from .generation import Generation, Round, copies
 from .record import Rollouts, show_advantages, show_scores
@@ -81,7 +81,8 @@ class Selecting(Layer):
                 return super()._generate_and_score_completions(round_.rollouts)  # raises _Generated
         before = {name: len(values) for name, values in self._metrics["train"].items()}
         if self._plan is not None:
-            inputs = self._measured_rows(self._plan, inputs[0])
+            self._set_group_sizes(self._plan)
+            inputs = self._dynamic.new_rows(self._plan.prompts_per_generation, inputs[0])
         self._enter_phase("rollout")
         generation = Generation(self._rows(inputs), self._calculate_rewards, [])
         self._generation = generation
@@ -156,10 +157,7 @@ class Selecting(Layer):
         return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **options)
 
     def _add_round(self, inputs: list[Batch]) -> Round:
-        """Generate for rows of new prompts, which pass through a subclass's method as all rows do.
-
-        Only what that method does before it calls ours has an effect: it does the rest on the complete batch.
-        """
+        """Generate for rows of new prompts, which pass through what a subclass's method does before it calls ours."""
         assert self._generation is not None
         self._enter_phase("rollout")
         with self._in("adding"):
@@ -251,17 +249,14 @@ class Selecting(Layer):
         generation.keep(numbers[is_kept].long(), weights[is_kept], without_signal_G, is_ragged=True)
 
     def _finish(self, batch: Batch, generation: Generation, before: Mapping[str, int]) -> None:
-        """Put our advantages into the batch, and log the statistics of all n rollouts.
-
-        Args:
-            before: the number of entries of each metric before the generation.
-        """
+        """Put our advantages into the batch, and log what was added to the metrics since `before`."""
         record = generation.record_of(batch, type(self).__name__)
         generation.empty_rows(batch, self)
         show_scores(self._logs["rewards"], record, generation.scores, generation.rows)
         advantages_of_trl = batch["advantages"]
         set_advantages(batch, generation, self)
-        record.advantages = gather_advantages(batch, record, self)
+        of_all_processes = self.accelerator.gather(batch["advantages"]).cpu()
+        record.advantages = of_all_processes[: len(record.kept)]  # [B] -> [R]
         if batch["advantages"] is not advantages_of_trl:
             show_advantages(self._logs["advantages"], record, generation.rows)
         log_generation(self, generation, before)
@@ -341,11 +336,9 @@ class Selecting(Layer):
         }
         self._plan = batch_plan(settings, self.accelerator.num_processes)
 
-    def _measured_rows(self, plan: BatchPlan, example: Batch) -> list[Batch]:
-        """Set the group sizes of `measure`, and return rows of new prompts instead of TRL's."""
+    def _set_group_sizes(self, plan: BatchPlan) -> None:
         self.num_generations = plan.num_generations
         self.args.num_generations = plan.num_generations
         self.args.num_rollouts = plan.num_rollouts
         self.args.num_prompts = plan.num_prompts
         self.args.selection = "prompt" if plan.num_prompts is None else "batch"
-        return self._dynamic.new_rows(plan.prompts_per_generation, example)
