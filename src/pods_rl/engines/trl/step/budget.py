@@ -110,8 +110,11 @@ class Budget:
             return
         fits = 0
         if self._growth > 0:
+            device = self._trainer.accelerator.device
+            free, _ = torch.cuda.mem_get_info(device)
+            free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch keeps it for reuse
             # The next passes hold gradients too, which this step has freed. They count twice if it had one pass.
-            room = MARGIN * (self._free_bytes() - self._gradient_bytes())
+            room = MARGIN * (free - self._gradient_bytes())
             fits = max(1, int(self._largest * room / self._growth))
         agreed = min(number for (number,) in gather([fits]))
         if agreed == 0:  # a process had no pass
@@ -142,12 +145,6 @@ class Budget:
             f"{KEY} = {setting}: a pass of {self._failed} tokens ran out of memory. {reason} Set {KEY}: {self.tokens}, "
             "and continue from the last checkpoint."
         )
-
-    def _free_bytes(self) -> int:
-        """Return the bytes that a pass may take: those of the device, and those that torch keeps for reuse."""
-        device = self._trainer.accelerator.device
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
     def _gradient_bytes(self) -> int:
         """Return the bytes of all gradients on this process."""

@@ -137,12 +137,7 @@ _UNKNOWN = object()
 
 
 def _joined(parts: list[Any], lengths: list[int]) -> Any:
-    """Return a column's values for each row of a window, as a tensor or a list, or what its rows share.
-
-    Args:
-        parts: the column of each micro-batch.
-        lengths: the rows of each.
-    """
+    """Return a column's values for each row of a window, as a tensor or a list, or what its rows share."""
     first = parts[0]
     has_rows = isinstance(first, list) or (isinstance(first, Tensor) and first.dim() > 0)
     if has_rows:
@@ -156,13 +151,7 @@ def _joined(parts: list[Any], lengths: list[int]) -> Any:
 
 
 def _divided(column: Any, order: list[int], index: Tensor, sizes: list[int]) -> Sequence[Any]:
-    """Return the values of a column for each pass.
-
-    Args:
-        order: the rows of all passes.
-        index: the same, on the device of the batch.
-        sizes: the rows of each pass.
-    """
+    """Return the values of a column for each pass; `index` is `order` on the device of the batch."""
     if isinstance(column, _Shared):
         return [column.value] * len(sizes)
     if isinstance(column, Tensor):
@@ -248,13 +237,17 @@ class StepMetrics:
     def put(self, metrics: Metrics) -> None:
         """Append the step's values to TRL's metrics."""
         for name, total in self._sums.items():
-            if name == ENTROPY and self._computed == 0:
-                continue  # of no token
-            metrics[name].append(total / max(1, self._denominator(name)))
+            count = self._rows if self._counts_rows(name) else self._tokens
+            if name == ENTROPY:
+                if self._computed == 0:
+                    continue  # of no token
+                count = self._computed  # rows that are left out have entropy 0 in TRL's mean
+            metrics[name].append(total / max(1, count))
         for name, values in self._extremes.items():
             if self._has_skipped:
                 values.append(0.0)
-            metrics[name].append(_extreme(name, values))
+            numbers = [value for value in values if not math.isnan(value)]  # NaN: a micro-batch without a token
+            metrics[name].append(EXTREMES[name](numbers) if numbers else math.nan)
 
     def _count(self, counts: Counts) -> None:
         self._tokens += counts.tokens
@@ -264,17 +257,3 @@ class StepMetrics:
     def _counts_rows(self, name: str) -> bool:
         """Return whether a metric is a mean over rows; else over tokens."""
         return name == PHI or (self._by_row and CLIP_RATIO in name)
-
-    def _denominator(self, name: str) -> int:
-        if name == ENTROPY:
-            # Rows that are left out have entropy 0 in TRL's mean.
-            return self._computed
-        return self._rows if self._counts_rows(name) else self._tokens
-
-
-def _extreme(name: str, values: list[float]) -> float:
-    """Return the least or greatest value, without those of micro-batches that have no token."""
-    numbers = [value for value in values if not math.isnan(value)]
-    if not numbers:
-        return math.nan
-    return EXTREMES[name](numbers)

@@ -21,7 +21,7 @@ from ..compat import Batch, Completions, Generated, Layer, LogProbs, Tokenized
 from ..config import complete_config
 from ..sharding import whole_weights
 from .turns import Turns, describe_generation, over_prefix_tree, sequences_at_once
-from .update import StepCallback, Update
+from .update import Update
 
 if TYPE_CHECKING:
     from ..config import PODSConfig
@@ -59,7 +59,7 @@ class PrefixTreeTrainer(Layer):
             )
         self._generations = StepCounter()
         self._update = Update(self)
-        self.add_callback(StepCallback(self, self._update))
+        self.add_callback(self._update)
 
     # -- generation ----------------------------------------------------------------------------------------------------
 
@@ -86,10 +86,7 @@ class PrefixTreeTrainer(Layer):
         return results
 
     def _numbered(self, rows: int) -> tuple[list[int], list[tuple[int, ...]]]:
-        """Return the prompt of each row of this process, and the key of its random draws.
-
-        Rows are numbered over all processes, prompt by prompt, so a key does not depend on the process of its row.
-        """
+        """Return the prompt of each row of this process, and the key of its draws, whichever process it is on."""
         size = self.args.num_rollouts or self.num_generations
         first_row = self.accelerator.process_index * rows
         generation = (self.args.seed, self.state.global_step, self._generations.number(self.state.global_step))

@@ -144,17 +144,14 @@ class Turns:
         return completion_ids, logprobs
 
     def _remaining_keys(self, prompt_ids: list[list[int]]) -> list[Key]:
-        """Return the keys of the rows of a later turn; none if they are not known.
-
-        Such a row begins with all tokens of its row of the turn before, and the order stays. Some rows have ended in
-        between.
-        """
+        """Return the keys of the rows of a later turn; none if they are not known."""
         if not self.keys:
             return []
         remaining: list[Key] = []
         row_before = 0
         for ids in prompt_ids:
-            while row_before < len(self._rows) and not _begins_with(ids, self._rows[row_before]):
+            # A row begins with all tokens of its row of the turn before, and the order stays.
+            while row_before < len(self._rows) and ids[: len(self._rows[row_before])] != self._rows[row_before]:
                 row_before += 1  # it has ended
             if row_before == len(self._rows):
                 warnings.warn(
@@ -203,20 +200,13 @@ def tokenize_copies_once(tokenize: Callable[[list[Any]], Tokenized], prompts: li
 
 
 def _prompt_text(prompt: Any) -> str | None:
-    """Return a text that two prompts share only if the chat template renders both alike; None if there is none.
-
-    Messages are compared as JSON, where 1, 1.0 and true differ. Images in memory have no JSON.
-    """
+    """Return a text that two prompts share only if the chat template renders both alike; None if there is none."""
     if isinstance(prompt, str):
         return prompt
     try:
-        return json.dumps(prompt)
-    except (TypeError, ValueError, RecursionError):
+        return json.dumps(prompt)  # where 1, 1.0 and true differ
+    except (TypeError, ValueError, RecursionError):  # such as images in memory
         return None
-
-
-def _begins_with(ids: list[int], beginning: list[int]) -> bool:
-    return ids[: len(beginning)] == beginning
 
 
 def sequences_at_once(args: PODSConfig) -> int:

@@ -94,10 +94,13 @@ class Signal:
     counts: Counts | None
 
 
-class Update:
-    """Compute each micro-batch without repeats and without rows that have no gradient.
+class Update(TrainerCallback):
+    """Compute each micro-batch without repeats and without rows that have no gradient, and time the step by phase.
 
     Rows with a gradient are found by the advantages and masks that TRL's loss receives, so a subclass may change them.
+
+    A step whose advantages are all zero has a zero policy gradient, but AdamW's momentum and weight decay would move
+    the weights anyway. The gradients of such a step are cleared: the optimizer skips parameters without gradients.
 
     Args:
         trainer: whose loss is computed.
@@ -292,12 +295,7 @@ class Update:
         return pack_rows(batches, computed, divide, self._gather)
 
     def _smaller_passes(self, error: torch.OutOfMemoryError) -> list[Batch]:
-        """Return the rows of the step so far, in smaller passes than one that ran out of memory.
-
-        Raises:
-            UserError: the step cannot start again.
-            torch.OutOfMemoryError: its rows cannot be divided.
-        """
+        """Return the rows of the step so far, in smaller passes than one that ran out of memory, or raise its error."""
         trainer = self._trainer
         failed = self._taken[-1] if self._taken else {}
         if not self.budget.may_lower or not failed or not all(map(self._may_pack, self._taken)):
@@ -359,18 +357,9 @@ class Update:
         return trainer.top_entropy_quantile >= 1.0 and trainer.loss_type != "vespo"  # logs the weight of each row
 
     def _signal(self, batch: Batch, tokens: list[int], with_gradient: list[int], leaves_out: bool) -> Signal:
-        """Return what has a gradient in a pass, the same on every process.
-
-        With a user's loss every pass is computed, and the processes need not agree: its code may not reach this line on
-        all of them.
-
-        Args:
-            tokens: of the policy, of each row on this process.
-            with_gradient: of these, those in rows with a gradient.
-            leaves_out: whether this process may leave out the others.
-        """
+        """Return what has a gradient in a pass, the same on every process, from the tokens of each row here."""
         has_gradient = self._has_other_terms or any(with_gradient)
-        if self._has_user_loss:
+        if self._has_user_loss:  # its code may not reach this line on all processes: they need not agree
             return Signal(has_gradient, leaves_out=False, counts=None)
         computed = with_gradient if leaves_out else tokens
         # One message for all of them.
@@ -388,10 +377,7 @@ class Update:
         )
 
     def _has_later_signal(self) -> bool:
-        """Return whether a later pass of this step has a gradient on any process; true if it is unknown.
-
-        Call this on every process.
-        """
+        """Return whether a later pass of this step has a gradient on any process; true if it is unknown."""
         trainer = self._trainer
         remaining = trainer.current_gradient_accumulation_steps - self._micro_batches
         buffered = trainer._buffered_inputs or []
@@ -417,22 +403,6 @@ class Update:
             return True
         return signal.leaves_out and not trainer.is_deepspeed_enabled  # DeepSpeed counts the passes of a step
 
-    def has_no_gradient(self) -> bool:
-        """Return whether the gradient of the step is exactly 0 on every process. Call this on every process."""
-        has_gradient = self._has_signal or self._has_gradient()
-        return self._sums([int(has_gradient)]) == [0]
-
-    def complete_gradients(self) -> None:
-        """Give every parameter a gradient in a step that a subclass's own term trains, if we skipped all its passes.
-
-        The optimizer skips a parameter without a gradient; after TRL's passes it has one of 0.
-        """
-        if self._passes or not self._reached_loss:
-            return
-        for parameter in self._trainer.model_wrapped.parameters():
-            if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-
     def _has_gradient(self) -> bool:
         """Return whether a parameter has a gradient, from a term that TRL's loss does not have."""
         trainer = self._trainer
@@ -448,10 +418,37 @@ class Update:
             flags.append(gradient.any().to(trainer.accelerator.device))
         return bool(flags) and bool(torch.stack(flags).any())
 
-    def end_step(self) -> None:
+    # -- events of the trainer ----------------------------------------------------------------------------------------
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.begin_step()
+        self.clock.enter("update")
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        trainer = self._trainer
+        # Every process takes part in the sum.
+        self.is_skipped = bool(trainer.args.skip_zero_advantage_steps) and (
+            self._sums([int(self._has_signal or self._has_gradient())]) == [0]
+        )
+        if self.is_skipped:
+            trainer.model_wrapped.zero_grad(set_to_none=True)
+            self.trained_tokens = 0
+        elif self._reached_loss and not self._passes:
+            # A subclass's own term trains a step whose passes were all skipped. The optimizer skips a parameter without
+            # a gradient; after TRL's passes it has one of 0.
+            for parameter in trainer.model_wrapped.parameters():
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+        trainer._metrics["train"]["pods/skipped_step"].append(float(self.is_skipped))
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Put the step's seconds of this process, and the tokens, rows and metrics of all, into TRL's metrics."""
+        trainer = self._trainer
+        if self.is_skipped and trainer.use_vllm and trainer._last_loaded_step == state.global_step - 1:
+            trainer._last_loaded_step = state.global_step  # the generator already has these weights
+        self.clock.enter(None)
         self.budget.choose(self._gather)
-        metrics = self._trainer._metrics["train"]
+        metrics = trainer._metrics["train"]
         self._step_metrics.put(metrics)
         for phase, seconds in self.clock.seconds.items():
             metrics[f"pods/seconds/{phase}"].append(seconds)
@@ -463,6 +460,11 @@ class Update:
         }
         for name, total in zip(counts, self._sums(list(counts.values())), strict=True):
             metrics[name].append(float(total))
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        unregister_tree_recurrence()
+
+    # -- how the policy is computed ------------------------------------------------------------------------------------
 
     def log_probs(
         self, compute: Callable[..., LogProbs], model: Any, ids: Tensor, mask: Tensor, keep: int,
@@ -482,7 +484,9 @@ class Update:
             return compute(model, ids, mask, keep, batch_size, **inputs)
         # Old and reference log-probabilities have no gradient. A user's own loss may not pass through `loss`.
         in_loss = torch.is_grad_enabled()
-        why_rows = self._why_rows(images)
+        why_rows = "its batch has images" if images else None  # whatever the model
+        if not trainer.args.prefix_tree:
+            why_rows = "prefix_tree is false"
         if in_loss:
             self._rows_because = why_rows
         if why_rows is None:
@@ -515,14 +519,6 @@ class Update:
         entropy = torch.cat(entropies)[row_order] if entropies else None
         return log_probs, entropy, results[0][2]
 
-    def _why_rows(self, images: bool) -> str | None:
-        """Return why TRL computes rows whatever the model; None if the model decides."""
-        if not self._trainer.args.prefix_tree:
-            return "prefix_tree is false"
-        if images:
-            return "its batch has images"
-        return None
-
     @property
     def attention(self) -> str | None:
         """How the update computes the policy, and with which attention; None before its first pass."""
@@ -534,18 +530,11 @@ class Update:
         return str(self._trees[policy])
 
     def _takes_trees(self, model: Any) -> bool:
-        """Return whether a model computes trees; decided at its first pass, and logged."""
-        bare = self._trainer.accelerator.unwrap_model(model)
-        if bare not in self._trees:
-            self._trees[bare] = self._probe(bare, model)
-            self._log_probe(bare, self._trees[bare])
-        return self._trees[bare].why_rows is None
-
-    def _probe(self, bare: Any, model: Any) -> Probe:
-        """Return whether a model computes trees, in the precision in which it trains."""
+        """Return whether a model computes trees, in the precision in which it trains; decided at its first pass."""
         accelerator = self._trainer.accelerator
-        if self._trainer.args.torch_compile:
-            return Probe("torch.compile would compile it for every batch")
+        bare = accelerator.unwrap_model(model)
+        if bare in self._trees:
+            return self._trees[bare].why_rows is None
         weights = {weight.dtype for weight in bare.parameters()}
         in_16_bits = accelerator.mixed_precision != "no" or bool(weights - {torch.float32, torch.float64})
         tolerance = 0.1 if in_16_bits else 1e-3
@@ -553,18 +542,20 @@ class Update:
         def on_any_process(flag: bool) -> bool:
             return self._sums([int(flag)]) != [0]
 
-        with accelerator.autocast():  # as TRL calls the model
-            trains = bare is accelerator.unwrap_model(self._trainer.model)
-            return probe_trees(bare, model, tolerance=tolerance, on_any_process=on_any_process, trains=trains)
-
-    def _log_probe(self, bare: Any, probe: Probe) -> None:
-        """Log once how a model is computed: as a warning if it matters to memory and time, on a GPU or for rows."""
+        if self._trainer.args.torch_compile:
+            probe = Probe("torch.compile would compile it for every batch")
+        else:
+            with accelerator.autocast():  # as TRL calls the model
+                trains = bare is accelerator.unwrap_model(self._trainer.model)
+                probe = probe_trees(bare, model, tolerance=tolerance, on_any_process=on_any_process, trains=trains)
+        self._trees[bare] = probe
         if probe.why_rows is not None:
             self._log_rows(bare, probe.why_rows)
-            return
-        on_cpu = self._trainer.accelerator.device.type == "cpu"
-        text = f"The update computes {type(bare).__name__} as {probe}."
-        self._log(text, logging.INFO if on_cpu else logging.WARNING)
+        else:
+            # A warning where it matters to memory and time.
+            level = logging.INFO if accelerator.device.type == "cpu" else logging.WARNING
+            self._log(f"The update computes {type(bare).__name__} as {probe}.", level)
+        return probe.why_rows is None
 
     def _log_rows(self, model: Any, reason: str) -> None:
         name = type(self._trainer.accelerator.unwrap_model(model)).__name__
@@ -617,40 +608,3 @@ def present_images(inputs: Mapping[str, Any]) -> dict[str, Any]:
             if not name.endswith("token_type_ids"):
                 images[name] = None
     return images
-
-
-class StepCallback(TrainerCallback):
-    """Time one optimizer step by phase, and clear the gradients of a step whose gradient is 0.
-
-    A step whose advantages are all zero has a zero policy gradient, but AdamW's momentum and weight decay would move
-    the weights anyway. The optimizer skips parameters without gradients.
-    """
-
-    def __init__(self, trainer: TRLTrainer, update: Update) -> None:
-        self._trainer = trainer
-        self._update = update
-
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
-        self._update.begin_step()
-        self._update.clock.enter("update")
-
-    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        trainer = self._trainer
-        update = self._update
-        update.is_skipped = bool(trainer.args.skip_zero_advantage_steps) and update.has_no_gradient()
-        if update.is_skipped:
-            trainer.model_wrapped.zero_grad(set_to_none=True)
-            update.trained_tokens = 0
-        else:
-            update.complete_gradients()
-        trainer._metrics["train"]["pods/skipped_step"].append(float(update.is_skipped))
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        trainer = self._trainer
-        if self._update.is_skipped and trainer.use_vllm and trainer._last_loaded_step == state.global_step - 1:
-            trainer._last_loaded_step = state.global_step  # the generator already has these weights
-        self._update.clock.enter(None)
-        self._update.end_step()
-
-    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        unregister_tree_recurrence()
