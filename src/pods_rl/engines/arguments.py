@@ -25,9 +25,16 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     TypeError: reward_funcs must be a function, a model or its name, or a list of these; got 5.
     """
     _check("model", arguments, _is_model, "a model, or its name or folder")
-    _check_each("reward_funcs", arguments, _is_reward, "a function, a model or its name")
+    _check_each(
+        "reward_funcs",
+        arguments,
+        lambda value: _is_model(value) or _is_function(value),
+        "a function, a model or its name",
+    )
     _check_each("tools", arguments, _is_function, "a function", needs_list=True)
-    _check_each("callbacks", arguments, _is_callback, "a TrainerCallback", needs_list=True)
+    _check_each(
+        "callbacks", arguments, lambda value: hasattr(value, "on_init_end"), "a TrainerCallback", needs_list=True
+    )
     _check("rollout_func", arguments, _is_function, "a function of the prompts and the trainer")
     _check("environment_factory", arguments, _is_factory, "a class or function, or a mapping of names to these")
     _check("optimizers", arguments, _is_pair, "a tuple of an optimizer and a schedule, each of which may be None")
@@ -59,14 +66,6 @@ def _check_each(
 def _wrong_type(name: str, expected: str, value: Any) -> TypeError:
     given = f"the class {value.__name__}" if isinstance(value, type) else describe(value)
     return TypeError(f"{name} must be {expected}; got {given}.")
-
-
-def _is_reward(value: Any) -> bool:
-    return _is_model(value) or _is_function(value)
-
-
-def _is_callback(value: Any) -> bool:
-    return hasattr(value, "on_init_end")
 
 
 def _is_model(value: Any) -> bool:

@@ -97,17 +97,13 @@ class PODSGenerator(GeneratorInterface):
         rewards_N = [total(output["rewards"][row[-1]]) for row in rows]
         trained_N = [any(any(output["loss_masks"][row]) for row in trajectory) for trajectory in rows]
         rewards_1N = pad_rewards([rewards_N], [trained_N])
-        generator = self._random(wide, start)
+        # The draws of a rule depend on seed, step and prompt alone.
+        trajectory_ids = wide.get("trajectory_ids")
+        prompt = str(start if trajectory_ids is None else trajectory_ids[start].instance_id)
+        generator = seeded_generator(self.pods.seed, wide["batch_metadata"].global_step, prompt)
         selection = select(rewards_1N, self.pods.num_generations, self.pods.rule, generator)
         is_silent = bool(selection.take(rewards_1N).isnan().any())
         return _Group(rows, rewards_1N, selection.indices[0].tolist(), is_silent)
-
-    def _random(self, wide: Any, start: int) -> torch.Generator:
-        """Return the generator of a rule that draws, which depends on seed, step and prompt alone."""
-        trajectory_ids = wide.get("trajectory_ids")
-        prompt = str(start if trajectory_ids is None else trajectory_ids[start].instance_id)
-        step = wide["batch_metadata"].global_step
-        return seeded_generator(self.pods.seed, step, prompt)
 
     def _write(self, ledger: Ledger, output: GeneratorOutput, groups: list[_Group], wide: Any) -> None:
         """Write the groups to the ledger if it keeps their step."""

@@ -179,12 +179,7 @@ def batch_plan(settings: Mapping[str, Any], processes: int | None = None) -> Bat
 def _steps_per_generation(
     m: int, rows: int, processes: int, accumulation: int, steps: int | None, size: int | None
 ) -> int:
-    """Return the micro-batches of a generation batch, which must hold complete groups.
-
-    Args:
-        steps: `steps_per_generation`. If None, `gradient_accumulation_steps`.
-        size: `generation_batch_size`, instead of `steps`.
-    """
+    """Return the micro-batches of a generation batch, which must hold complete groups; `size` decides over `steps`."""
     if size is not None:
         return whole_number("generation_batch_size", size) // (rows * processes)  # TRL refuses a size that splits one
     key = "steps_per_generation"
@@ -225,8 +220,20 @@ def check_values(settings: Mapping[str, Any]) -> None:
     pods_rl.errors.UserError: exact_trl = 'false': expected True or False, and not a text.
     """
     for key in ("prefix_tree", "exact_trl", "mask_constant_groups", "skip_zero_advantage_steps"):
-        _check_switch(key, settings.get(key, False), optional=key == "skip_zero_advantage_steps")
-    _check_dynamic_sampling(settings.get("dynamic_sampling", False))
+        value = settings.get(key, False)
+        is_optional = key == "skip_zero_advantage_steps"
+        if not isinstance(value, bool) and not (is_optional and value is None):
+            expected = "True, False or None" if is_optional else "True or False"
+            hint = ", and not a text" if isinstance(value, str) else ""
+            raise UserError(f"{key} = {value!r}: expected {expected}{hint}.")
+    named = settings.get("dynamic_sampling", False)
+    # Quoted in YAML, a switch is text too, but not the name of a reward function.
+    is_name = isinstance(named, str) and named.lower() not in ("", "true", "false", "yes", "no", "none", "null")
+    if not isinstance(named, bool) and not is_name:
+        raise UserError(
+            f"dynamic_sampling = {named!r}: expected True (groups are judged by their total reward), False, or the "
+            "name of a reward function."
+        )
     rounds = settings.get("dynamic_sampling_rounds", 3)
     whole_number("dynamic_sampling_rounds", rounds, why="set dynamic_sampling: false to draw no new prompts")
     budget = settings.get("max_tokens_per_microbatch")
@@ -234,24 +241,6 @@ def check_values(settings: Mapping[str, Any]) -> None:
         whole_number("max_tokens_per_microbatch", budget, why="unset it for those of TRL's, or set auto")
     _check_training(settings)
     _check_weights(settings.get("reward_weights"))
-
-
-def _check_switch(key: str, value: Any, *, optional: bool) -> None:
-    if isinstance(value, bool) or (optional and value is None):
-        return
-    expected = "True, False or None" if optional else "True or False"
-    hint = ", and not a text" if isinstance(value, str) else ""
-    raise UserError(f"{key} = {value!r}: expected {expected}{hint}.")
-
-
-def _check_dynamic_sampling(value: Any) -> None:
-    # Quoted in YAML, a switch is text too, but not the name of a reward function.
-    is_name = isinstance(value, str) and value.lower() not in ("", "true", "false", "yes", "no", "none", "null")
-    if not isinstance(value, bool) and not is_name:
-        raise UserError(
-            f"dynamic_sampling = {value!r}: expected True (groups are judged by their total reward), False, or the "
-            "name of a reward function."
-        )
 
 
 def _check_training(settings: Mapping[str, Any]) -> None:

@@ -83,20 +83,18 @@ def without_images(prompt: Any) -> Any:
     """Return a prompt without the images of its messages, which a chat template does not read."""
     if isinstance(prompt, str):
         return prompt
-    return [_message_without_images(message) for message in prompt]
-
-
-def _message_without_images(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    return {**message, "content": [_part_without_images(part) for part in content]}
-
-
-def _part_without_images(part: Any) -> Any:
-    if not isinstance(part, Mapping):
-        return part
-    return {key: value if isinstance(value, str) else None for key, value in part.items()}
+    messages = []
+    for message in prompt:
+        content = message.get("content")
+        if isinstance(content, list):
+            parts = []
+            for part in content:
+                if isinstance(part, Mapping):
+                    part = {key: value if isinstance(value, str) else None for key, value in part.items()}
+                parts.append(part)
+            message = {**message, "content": parts}
+        messages.append(message)
+    return messages
 
 
 def turn_numbers(rewards: Any) -> list[float] | None:

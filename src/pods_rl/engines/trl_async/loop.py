@@ -23,7 +23,7 @@ from trl.experimental.async_grpo import async_rollout_worker
 from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, RolloutSample, _AsyncRolloutLoop
 
 from ...sandbox.limits import parsing_anything
-from ...selection import REWARD_LIMIT, Rule, Selection, is_constant, select
+from ...selection import REWARD_LIMIT, Rule, is_constant, select
 from ...selection import advantages as pods_advantages
 from ..measuring import gives_up, mark_unusable
 from ..seeds import seeded_generator
@@ -90,12 +90,9 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
         return rollout
 
     async def _retry(self, coro_factory: Callable[[], Awaitable[Any]], *, label: str, max_attempts: int = 1) -> Any:
-        """Call the server as TRL does, but end if it answered no request while one waited for `request_timeout`.
+        """Call the server as TRL does; raise FrozenServerError if nothing was answered for `request_timeout`.
 
-        TRL would send that request 90 times, and wait for `request_timeout` (600 seconds) each time.
-
-        Raises:
-            FrozenServerError: the server is frozen.
+        TRL would send the request 90 times, and wait for `request_timeout` (600 seconds) each time.
         """
 
         async def attempt() -> Any:
@@ -119,7 +116,9 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
         samples = await super()._score_group(group)
         rows_N = _rows_of_rollouts(group, samples)
         rewards_1N = _rewards(rows_N, self.reward_func_names)
-        selection = select(rewards_1N, self.num_kept, self.rule, self._generator(group))
+        # The draws of a rule depend on the seed and on the place of the prompt alone.
+        generator = seeded_generator(self.seed, self.first_prompt + group.group_id)
+        selection = select(rewards_1N, self.num_kept, self.rule, generator)
         kept_M = selection.indices[0].tolist()
         advantages_M = pods_advantages(rewards_1N, selection, when=self.when)[0].tolist()
 
@@ -136,7 +135,7 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
             return []
 
         # With n = m TRL's advantages stay, but rounding of a constant group must not become one.
-        if self.num_kept < len(rows_N) or _is_silent(rewards_1N, selection):
+        if self.num_kept < len(rows_N) or bool(is_constant(selection.take(rewards_1N))):
             for i, advantage in zip(kept_M, advantages_M, strict=True):
                 for row in rows_N[i]:
                     row.advantage = advantage
@@ -150,19 +149,13 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
         for i in kept_M:
             for row in rows_N[i]:
                 row.model_version = version
-                kept_samples.append(_kept_sample(row, group_metrics, dropped_groups))
+                values = {row_field.name: getattr(row, row_field.name) for row_field in fields(RolloutSample)}
+                kept_samples.append(KeptSample(**values, group_metrics=group_metrics, dropped_groups=dropped_groups))
         return kept_samples
 
-    def _generator(self, group: RolloutGroup) -> torch.Generator:
-        """Return the generator of a rule that draws, which depends on the seed and on the place of the prompt alone."""
-        place = self.first_prompt + group.group_id
-        return seeded_generator(self.seed, place)
-
     def _in_order_of_request(self, group: RolloutGroup) -> list[int]:
-        """Sort the group's rollouts, which are in the order in which they ended, and return their policies.
-
-        Among equal rewards a rule keeps the first rollouts. In the order of their ends these would be the short ones.
-        """
+        """Sort the group's rollouts, which are in the order of their ends, and return their policies."""
+        # Among equal rewards a rule keeps the first rollouts. In the order of their ends these would be the short ones.
         requests = [self._requested.pop(id(ids)) for ids in group.completions_ids]
         order = sorted(range(len(requests)), key=requests.__getitem__)
         for group_field in fields(group):
@@ -211,12 +204,8 @@ def _rows_of_rollouts(group: RolloutGroup, samples: list[RolloutSample]) -> list
 def _rewards(rows_N: list[list[RolloutSample]], names: list[str]) -> torch.Tensor:
     """Return the reward of each rollout, `[1, N]`; NaN counts as unscored.
 
-    The decision is that of the synchronous trainer: each function's reward in float32, as TRL holds it there, and
-    their sum in float64, so that the same rewards tie.
-
-    Args:
-        rows_N: of each rollout.
-        names: of the reward functions.
+    As in the synchronous trainer, each function's reward is in float32 and their sum in float64, so the same rewards
+    tie.
     """
     rewards_NF = torch.full((len(rows_N), len(names)), math.nan, dtype=torch.float32)
     for i, rows in enumerate(rows_N):
@@ -225,16 +214,6 @@ def _rewards(rows_N: list[list[RolloutSample]], names: list[str]) -> torch.Tenso
     is_unscored_N = rewards_NF.isnan().all(dim=1) | (rewards_NF.abs() > REWARD_LIMIT).any(dim=1)
     totals_N = rewards_NF.double().nansum(dim=1).masked_fill(is_unscored_N, math.nan)
     return mark_unusable(totals_N)[None]
-
-
-def _is_silent(rewards_1N: torch.Tensor, selection: Selection) -> bool:
-    """Return whether the kept rewards are equal up to rounding."""
-    return bool(is_constant(selection.take(rewards_1N)))
-
-
-def _kept_sample(row: RolloutSample, group_metrics: dict[str, float], dropped_groups: tuple[int, ...]) -> KeptSample:
-    values = {row_field.name: getattr(row, row_field.name) for row_field in fields(RolloutSample)}
-    return KeptSample(**values, group_metrics=group_metrics, dropped_groups=dropped_groups)
 
 
 def _means(rows_N: list[list[RolloutSample]]) -> dict[str, float]:

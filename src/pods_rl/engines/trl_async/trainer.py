@@ -113,11 +113,9 @@ class AsyncPODSTrainer(AsyncGRPOTrainer):
             # TRL has counted m requests for each prompt. Rounded up.
             requests = self.args.max_inflight_tasks * args.num_rollouts
             self.args.max_inflight_tasks = -(-requests // args.num_generations)
-        if self.accelerator.is_main_process:
-            self._replace_worker(args)
-
-    def _replace_worker(self, args: AsyncPODSConfig) -> None:
-        """Replace TRL's worker, which was not started, by ours with the same settings."""
+        if not self.accelerator.is_main_process:
+            return
+        # Replace TRL's worker, which was not started, by ours with the same settings.
         if type(self.rollout_worker) is not AsyncRolloutWorker:
             raise UserError("AsyncPODSTrainer has a rollout worker of its own: pass no rollout_worker.")
         settings = {

@@ -83,7 +83,9 @@ class AdvantagesBefore:
             scale = "none"
         scores = token_level_rewards.sum(dim=-1)  # [rows]
         result = torch.zeros_like(scores)
-        for uid in _trained_uids(response_mask, index):
+        # In order of first appearance. Rows that train no token are verl's padding.
+        trained = response_mask.bool().any(dim=-1).cpu().numpy()  # [rows]
+        for uid in dict.fromkeys(index[trained].tolist()):
             rows = torch.from_numpy(index == uid).to(scores.device)
             result[rows] = self._of_group(uid, scores[rows], scale)
         per_token = result.unsqueeze(-1) * response_mask  # [rows, T]
@@ -144,20 +146,9 @@ def guarded(estimator: Estimator) -> Estimator:
     def with_guard(
         token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, *arguments: Any, **named: Any
     ) -> tuple[Tensor, Tensor]:
-        alone = _alone(index).to(token_level_rewards.device)  # [rows]
+        _, group_of_row, sizes = np.unique(index, return_inverse=True, return_counts=True)
+        alone = torch.from_numpy(sizes[group_of_row] == 1).to(token_level_rewards.device)  # [rows]
         compared = token_level_rewards.masked_fill(alone.unsqueeze(-1), 0.0)  # [rows, T]
         return estimator(compared, response_mask, index, *arguments, **named)
 
     return with_guard
-
-
-def _alone(index: np.ndarray) -> Tensor:
-    """Return which rows are the only one of their group, bool `[rows]`."""
-    _, group_of_row, sizes = np.unique(index, return_inverse=True, return_counts=True)
-    return torch.from_numpy(sizes[group_of_row] == 1)
-
-
-def _trained_uids(response_mask: Tensor, index: np.ndarray) -> list[str]:
-    """Return the uids with a row that is trained, in order of first appearance: verl's padding rows train no token."""
-    trained = response_mask.bool().any(dim=-1).cpu().numpy()  # [rows]
-    return list(dict.fromkeys(index[trained].tolist()))

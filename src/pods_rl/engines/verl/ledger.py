@@ -55,19 +55,13 @@ def session_rows(
                 "completion_tokens": len(responses[session]),
                 "turn_rewards": _turn_rewards(extra),
             }
-            rows.append(row | _parts_of_reward(extra))
+            for name, value in extra.get("reward_extra_info", {}).items():
+                if name not in VERLS_SCORES and isinstance(value, Real):
+                    row[f"reward/{name}"] = float(value)
+            rows.append(row)
             session += 1
         rows_of_groups.append(rows)
     return rows_of_groups
-
-
-def _parts_of_reward(extra: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers that the reward function returned, by column."""
-    parts: dict[str, float] = {}
-    for name, value in extra.get("reward_extra_info", {}).items():
-        if name not in VERLS_SCORES and isinstance(value, Real):
-            parts[f"reward/{name}"] = float(value)
-    return parts
 
 
 def _turn_rewards(extra: Mapping[str, Any]) -> list[float] | None:

@@ -95,17 +95,14 @@ class PODSMixin:
         k batches and come with the last, so that a sum stays a sum.
         """
         if partition_id != VALIDATION and global_steps != self._step:
-            self._begin_step(global_steps)
+            self._step = global_steps
+            self._batches = []
+            # The draws of a rule depend on seed and step alone, so that a resumed run makes the same ones. The batches
+            # of a step share the generator, so that each draws other sessions.
+            self._generator = seeded_generator(self.pods.seed, global_steps)
         self._pods_metrics = {}
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
         return batch, {**metrics, **self._pods_metrics}
-
-    def _begin_step(self, global_steps: int) -> None:
-        self._step = global_steps
-        self._batches = []
-        # The draws of a rule depend on seed and step alone, so that a resumed run makes the same ones. The batches of a
-        # step share the generator, so that each draws other sessions.
-        self._generator = seeded_generator(self.pods.seed, global_steps)
 
     def _materialize_batch(
         self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, dict[str, Any]]
@@ -113,10 +110,6 @@ class PODSMixin:
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)  # type: ignore[misc]
         if partition_id == VALIDATION:
             return batch
-        return self._down_sample(batch)
-
-    def _down_sample(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """Return the rows of the m sessions kept of each group, and remove the others from the queue."""
         groups = group_keys(batch.keys)
         self._check_sizes(groups, batch.partition_id)
         rewards = _rewards(groups, batch.partition_id)
