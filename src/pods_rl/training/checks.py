@@ -6,7 +6,7 @@ import inspect
 import re
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 
@@ -82,25 +82,21 @@ def as_recipe_errors(
         is_refusal = _is_refusal(error) or (bool(read) and isinstance(error, (TypeError, LookupError)))
         if not is_refusal and not _names_an_entry(recipe, reason):
             raise UserError(f"{recipe.source}: {_mismatch(error)}") from error
-        rejected = _settings(recipe, _wrong_keys(recipe, reason, read)) or "this recipe"
+        settings = []
+        for key in _wrong_keys(recipe, reason, read):
+            value = recipe.given[key]
+            settings.append(f"{key} = {short(value) if isinstance(value, str) else describe(value)}")
+        rejected = " with ".join(settings) or "this recipe"
         raise UserError(f"{recipe.source}: the trainer rejects {rejected}: {short(reason, 400)}") from error
 
 
-def _settings(recipe: Recipe, keys: Iterable[str]) -> str:
-    return " with ".join(f"{key} = {_as_written(recipe.given[key])}" for key in keys)
-
-
 def _is_refusal(error: Exception) -> bool:
-    """Return whether a library raised an error on purpose, and not Python because two versions do not fit.
-
-    Python raises AttributeError, and an ImportError with the name of a module, only if code is missing. A TypeError or
-    a KeyError counts as a refusal if the library's line is a `raise`.
-    """
+    """Return whether a library raised an error on purpose, and not Python because two versions do not fit."""
     if isinstance(error, (AttributeError, NameError)):
         return False
     if isinstance(error, ImportError):
-        return error.name is None
-    if isinstance(error, (TypeError, LookupError)):
+        return error.name is None  # Python's own names the module
+    if isinstance(error, (TypeError, LookupError)):  # a refusal if the library's line is a `raise`
         frames = traceback.extract_tb(error.__traceback__)
         return bool(frames) and (frames[-1].line or "").startswith("raise")
     return True
@@ -123,22 +119,8 @@ def _mismatch(error: Exception) -> str:
     )
 
 
-def _as_written(value: object) -> str:
-    if isinstance(value, str):
-        return short(value)
-    return describe(value)
-
-
 def _wrong_keys(recipe: Recipe, reason: str, read: Sequence[str]) -> list[str]:
-    """Return the keys of a recipe that an error is about; empty if they cannot be found.
-
-    These are the keys that the error names, or else those whose value it quotes, or else all that were read.
-
-    Args:
-        recipe: a recipe that was rejected.
-        reason: the error's text.
-        read: the keys that the failed step reads. If empty, any of the recipe.
-    """
+    """Return the keys of a recipe that an error names, or else whose value it quotes, or else all that were read."""
     candidates = [key for key in recipe.given if not read or key in read]
     named_keys = [key for key in candidates if re.search(rf"(?<![a-z_]){key}(?![a-z_])", reason.lower())]
     quoted_keys = [key for key in candidates if _quotes(reason, recipe.given[key])]
@@ -310,8 +292,23 @@ def _construct(recipe: Recipe, processes: int) -> PODSConfig:
 
 def _check_schedule(config: PODSConfig, optimizer: torch.optim.Optimizer) -> None:
     """Construct the schedule; raise UserError for entries of `lr_scheduler_kwargs` that it does not have."""
+    name = SchedulerType(config.lr_scheduler_type)
+    passes_all_on = name == SchedulerType.REDUCE_ON_PLATEAU
+    function = torch.optim.lr_scheduler.ReduceLROnPlateau if passes_all_on else TYPE_TO_SCHEDULER_FUNCTION[name]
+    parameters = inspect.signature(function).parameters
+    # The greedy schedule, which older versions of transformers do not have, takes any.
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    # transformers passes nothing to these.
+    is_constant = name in (SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP)
+    entries = [] if is_constant else [entry for entry in parameters if entry not in _SCHEDULE_ARGUMENTS]
+    for entry in config.lr_scheduler_kwargs or {}:
+        if entry not in entries and not takes_any:
+            raise UserError(
+                f"lr_scheduler_kwargs: {entry}: the schedule {name.value} has no such setting."
+                f"{suggest(entry, entries)} It has {', '.join(entries) or 'none'}. Remove the entry, or set "
+                "another lr_scheduler_type."
+            )
     steps = config.max_steps if config.max_steps > 0 else _STEPS
-    _check_schedule_entries(config)
     get_scheduler(
         config.lr_scheduler_type,
         optimizer,
@@ -319,28 +316,6 @@ def _check_schedule(config: PODSConfig, optimizer: torch.optim.Optimizer) -> Non
         num_training_steps=steps,
         scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
     )
-
-
-def _check_schedule_entries(config: PODSConfig) -> None:
-    """Raise UserError for entries of `lr_scheduler_kwargs` that the schedule does not have."""
-    name = SchedulerType(config.lr_scheduler_type)
-    passes_all_on = name == SchedulerType.REDUCE_ON_PLATEAU
-    function = torch.optim.lr_scheduler.ReduceLROnPlateau if passes_all_on else TYPE_TO_SCHEDULER_FUNCTION[name]
-    parameters = inspect.signature(function).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return  # the greedy schedule, which older versions of transformers do not have
-    is_constant = name in (
-        SchedulerType.CONSTANT,
-        SchedulerType.CONSTANT_WITH_WARMUP,
-    )  # transformers passes them nothing
-    entries = [] if is_constant else [entry for entry in parameters if entry not in _SCHEDULE_ARGUMENTS]
-    for entry in config.lr_scheduler_kwargs or {}:
-        if entry not in entries:
-            raise UserError(
-                f"lr_scheduler_kwargs: {entry}: the schedule {name.value} has no such setting."
-                f"{suggest(entry, entries)} It has {', '.join(entries) or 'none'}. Remove the entry, or set "
-                "another lr_scheduler_type."
-            )
 
 
 def _check_checkpointing(config: PODSConfig) -> None:
@@ -374,10 +349,7 @@ def _check_packages(config: PODSConfig) -> None:
 
 
 def _check_attention(name: str | None) -> None:
-    """Raise what transformers raises for an unknown attention, or one whose package is missing.
-
-    A model of one small layer stands for the policy.
-    """
+    """Raise what transformers raises for an unknown attention, or one whose package is missing."""
     if name is None:
         return
     if "/" in name and find_spec("kernels") is None:

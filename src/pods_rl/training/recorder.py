@@ -104,15 +104,11 @@ class Recorder(TrainerCallback):
         if self.stop_reason:
             control.should_training_stop = True
         else:
-            self._evaluate_before_steps()
+            due = self.seconds // self._eval_seconds * self._eval_seconds if self._eval_seconds else 0.0
+            last_due = max((evaluated_due for _, evaluated_due in self._record.evaluated), default=-1.0)
+            if due > last_due:  # at the start of a run, or after a stop interrupted this evaluation
+                self._run_evaluation(due)
         self._begun = True
-
-    def _evaluate_before_steps(self) -> None:
-        """Run the evaluation at the start of a run, or the one that a stop interrupted."""
-        due = self.seconds // self._eval_seconds * self._eval_seconds if self._eval_seconds else 0.0
-        last_due = max((evaluated_due for _, evaluated_due in self._record.evaluated), default=-1.0)
-        if due > last_due:
-            self._run_evaluation(due)
 
     # The order of an epoch's prompts, which takes seconds for a million of them, is not on the clock.
 
@@ -188,8 +184,14 @@ class Recorder(TrainerCallback):
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         evaluated_steps = [step for step, _due in self._record.evaluated]
-        if not self.stopped_by and self.step not in evaluated_steps[-1:]:
-            self._run_evaluation(due=self._due_at_the_end())
+        if self.stopped_by or self.step in evaluated_steps[-1:]:
+            return
+        due = self.seconds
+        if self._max_seconds and self._budget_spent():
+            due = float(self._max_seconds)
+        elif self._eval_seconds:  # the next multiple, so that runs align
+            due = math.ceil(self.seconds / self._eval_seconds) * self._eval_seconds
+        self._run_evaluation(due)
 
     def write_status(self, state: str, reason: str | None = None) -> None:
         """Write ``status.json`` with the current step and clocks."""
@@ -199,14 +201,6 @@ class Recorder(TrainerCallback):
         if self._max_seconds and self.seconds >= self._max_seconds:
             return f"max_seconds {self._max_seconds:g} reached"
         return None
-
-    def _due_at_the_end(self) -> float:
-        """Return the budget if it is spent, else the next multiple of `eval_seconds`, so that runs align."""
-        if self._max_seconds and self._budget_spent():
-            return float(self._max_seconds)
-        if self._eval_seconds:
-            return math.ceil(self.seconds / self._eval_seconds) * self._eval_seconds
-        return self.seconds
 
     def _run_evaluation(self, due: float) -> None:
         if self._evaluate is None:
@@ -240,9 +234,7 @@ class Recorder(TrainerCallback):
 
     def _write_ledger(self) -> None:
         if self._record.wants_rollouts():
-            columns = self._ledger_watcher.attempt(
-                self._ledger
-            )  # of all processes together: it raises on all or on none
+            columns = self._ledger_watcher.attempt(self._ledger)  # it raises on all processes or on none
             if self._writer and columns is not None:
                 self._tables.attempt(self._writer.write_rollouts, self.step, columns)
 

@@ -109,19 +109,16 @@ def find_start(
 
 
 def _still_bound(saved: Any, saved_keys: Mapping[str, Any] | None, recipe: Recipe) -> dict[str, Any]:
-    """Return the contents of a checkpoint without those of keys that the recipe changes, and so names other files.
-
-    A change of the task gives other rows too, and one of a function other modules.
-    """
+    """Return the contents of a checkpoint without those of keys that the recipe changes, and so names other files."""
     if not isinstance(saved, Mapping):  # the trainer was used without a recipe, or by an earlier version
         return {}
     bound = dict(saved)
     for key in differences(checkpoint_keys(saved_keys or {}), checkpoint_keys(recipe.values)):
         bound.pop(key, None)
         if key in recipe.task_settings():
-            bound.pop(ROWS, None)
+            bound.pop(ROWS, None)  # another task has other rows
         if key in CODE_KEYS:
-            bound.pop(MODULES, None)
+            bound.pop(MODULES, None)  # another function is of other modules
     return bound
 
 

@@ -68,15 +68,9 @@ def trl_reward(
             processes = PartialState().num_processes  # TRL averages over them, and the sum is logged
             log_metric("pods/verifier_timeouts", float((pool.timeouts - timeouts_before) * processes))
             log_metric("pods/verifier_crashes", float((pool.crashes - crashes_before) * processes))
-        return [_marked(rollout_score) for rollout_score in scores]
+        # NaN means here that the rollout cannot be scored, and to TRL that the reward does not apply.
+        return [math.inf if isinstance(value, float) and math.isnan(value) else value for value in scores]
 
     score.__name__ = reward.name  # the reward's name in TRL's metrics
     score.range = reward.range  # type: ignore[attr-defined]
-    return score
-
-
-def _marked(score: Any) -> Any:
-    """Return inf for NaN, which here means that the rollout cannot be scored. To TRL, NaN means "does not apply"."""
-    if isinstance(score, float) and math.isnan(score):
-        return math.inf
     return score
