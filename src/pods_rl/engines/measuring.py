@@ -25,13 +25,9 @@ def gives_up(in_vain: int, prompts: int) -> bool:
 def mark_unusable(rewards: Tensor, trained: Tensor | None = None) -> Tensor:
     """Return the rewards with NaN for rollouts that cannot be trained on, of any shape.
 
-    These are rewards that are infinite or larger than 1e15 in size, and rollouts without a trained token: of a failed
-    or a truncated rollout an engine may mask all tokens out of the loss. Kept, such a rollout would take the place of
-    one that trains, and its reward would count in its group's advantages.
-
-    Args:
-        rewards: NaN where there is none.
-        trained: bool, of the same shape; whether the loss reads a token of the rollout. If None, all are.
+    These are rewards that are infinite or larger than 1e15 in size, and rollouts of which `trained` is false: an engine
+    may mask all tokens of a failed rollout out of the loss. Kept, such a rollout would take the place of one that
+    trains.
 
     >>> mark_unusable(torch.tensor([1.0, 0.0, torch.inf]), torch.tensor([True, False, True]))
     tensor([1., nan, nan])
@@ -44,10 +40,6 @@ def mark_unusable(rewards: Tensor, trained: Tensor | None = None) -> Tensor:
 
 def pad_rewards(rewards: Sequence[Sequence[float | None]], trained: Sequence[Sequence[bool]] | None = None) -> Tensor:
     """Return groups of different sizes as one float64 tensor `[P, N]`, padded with NaN, which marks unusable rewards.
-
-    Args:
-        rewards: of each group's rollouts; None: not scored.
-        trained: of each group's rollouts, as of `mark_unusable`.
 
     >>> pad_rewards([[1.0, 0.0], [float("inf")]])
     tensor([[1., 0.],

@@ -17,11 +17,7 @@ def stable_seed(*parts: int | str) -> int:
 
 
 def seeded_generator(*parts: int | str) -> torch.Generator:
-    """Return the generator of a rule that draws.
-
-    Args:
-        parts: the run's seed, and then what tells draws of the run apart, such as the step and the prompt. A resumed
-            run that gives the same parts draws the same.
+    """Return the generator of a rule that draws, from the run's seed and what tells its draws apart, such as the step.
 
     >>> torch.rand(2, generator=seeded_generator(0, 7)).equal(torch.rand(2, generator=seeded_generator(0, 7)))
     True

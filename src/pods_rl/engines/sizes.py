@@ -10,17 +10,10 @@ from ..errors import UserError
 def check_sizes(
     n: Any, m: Any, *, n_key: str = "num_rollouts", m_key: str = "num_generations", least: int = 1
 ) -> tuple[int, int]:
-    """Return n and m.
-
-    Args:
-        n: rollouts generated per prompt.
-        m: rollouts trained per prompt.
-        n_key: how the user addresses n, for messages.
-        m_key: how the user addresses m.
-        least: the smallest m: 2 where the kept rows are compared with each other.
+    """Return n and m, under the names that the user has for them.
 
     Raises:
-        UserError: a number that is not whole, m below `least`, or n below m.
+        UserError: a number that is not whole, m below `least` (2 where the kept rows are compared), or n below m.
 
     >>> check_sizes(2, 4, m_key="generator.n")
     Traceback (most recent call last):

@@ -133,11 +133,7 @@ class Starter:
     def train(self, config: Path, output: Path, in_progress: set[RunProcess], *, resume: bool = False) -> int:
         """Make a run as `pods train` does, with its output in ``log.txt``; return the exit code.
 
-        Args:
-            config: the recipe's file.
-            output: the run's directory.
-            resume: continue the run in its directory, and its log.
-            in_progress: has the run's process while it is there, so that signals reach it.
+        `in_progress` has the run's process while it is there, so that signals reach it.
         """
         output.mkdir(parents=True, exist_ok=True)
         code: int | None = None
@@ -158,10 +154,7 @@ class Starter:
         return code
 
     def _answers(self, request: Check | Rows | Train) -> Iterator[Any]:
-        """Yield the answers to a request; the last is the exit code of the process that served it.
-
-        If the starter is killed, the answers end without one.
-        """
+        """Yield the answers to a request; the last is the exit code of its process, unless the starter was killed."""
         self.begin()
         assert self._connection is not None
         with suppress(EOFError, ConnectionError):

@@ -121,10 +121,6 @@ def split_experiment(
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the keys that all arms share, and those that each arm sets, by name; unchecked as recipe keys.
 
-    Args:
-        values: the file's mapping: ``base`` is a mapping or a name; keys next to ``arms`` are for all arms.
-        above: the files whose bases led here.
-
     Raises:
         UserError: arms without names or keys, a name that cannot be a directory, a base that is neither, a seed.
     """

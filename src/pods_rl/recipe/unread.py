@@ -126,12 +126,7 @@ _NOTED = (
 
 
 def check_keys_of_task(values: Values, family: str) -> None:
-    """Raise UserError for a key that the task of a recipe does not read.
-
-    Args:
-        values: of the resolved recipe.
-        family: the task's name; `reasoning_gym` for all tasks of that library.
-    """
+    """Raise UserError for a key of the resolved recipe that its task, or its library `reasoning_gym`, does not read."""
     for key, readers in _READERS.items():
         if values[key] == fields()[key].default or family in readers:
             continue
@@ -147,12 +142,7 @@ def check_keys_of_task(values: Values, family: str) -> None:
 
 
 def check_read(values: Values, given: Values) -> None:
-    """Raise UserError for a key that a recipe sets although its run would not read it.
-
-    Args:
-        values: of the resolved recipe.
-        given: the keys that the user set. One with its default is accepted.
-    """
+    """Raise UserError for a key that a recipe sets, not to its default, although its run would not read it."""
     for needs in _REFUSED:
         for key in _unread(needs, values, given):
             raise UserError(

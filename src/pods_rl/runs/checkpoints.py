@@ -181,12 +181,7 @@ def last_good(
 
 
 def prune(checkpoints: Path, keep: int) -> None:
-    """Remove the oldest of our checkpoints, after the newest is published; damaged ones are not counted.
-
-    Args:
-        checkpoints: their folder.
-        keep: the number of complete ones to keep. Below 1, all are kept.
-    """
+    """Remove the oldest of our checkpoints beyond `keep` complete ones, below 1 none; damaged ones do not count."""
     if keep > 0:
         complete = 0
         for folder in reversed(find_checkpoints(checkpoints)):

@@ -57,13 +57,7 @@ def token_of(run: Path) -> str | None:
 
 
 def keep_state(callbacks: dict[str, Any], state: Mapping[str, Any]) -> None:
-    """Put the state of a run where transformers saves it with the next checkpoint.
-
-    Args:
-        callbacks: `stateful_callbacks` of the trainer state. transformers leaves an entry alone that is not the name
-            of a callback.
-        state: plain data.
-    """
+    """Put the state of a run into `stateful_callbacks`, which transformers saves with the next checkpoint."""
     callbacks[_STATE] = dict(state)
 
 
@@ -85,13 +79,7 @@ def is_of_other_run(checkpoint: Path, token: str | None) -> bool:
 
 
 def check_token(run: Path, step: int, token: str) -> None:
-    """Raise UserError if a training cannot continue the records of a run, since another run saved its checkpoint.
-
-    Args:
-        run: its directory.
-        step: of the checkpoint; 0 without one.
-        token: that the checkpoint holds.
-    """
+    """Raise UserError if another run than the one in a directory saved the checkpoint of a step with this token."""
     held = token_of(run)
     if step and held is not None and held != token:
         raise UserError(

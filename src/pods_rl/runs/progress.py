@@ -24,12 +24,7 @@ class Progress:
 
 
 def progress_of(run: Run, recipe: Mapping[str, Any] | None = None) -> Progress:
-    """Return how far a run is, by the newer of its status and its last logged step.
-
-    Args:
-        run: any; damaged values count as missing.
-        recipe: has the run's budget. If None, it is read from the run.
-    """
+    """Return how far a run is, by the newer of its status and its last logged step; damaged values count as missing."""
     budget = run.config if recipe is None else recipe
     last = last_row(run.path / METRICS)
     # whichever is newer: the status and the metrics are not written at the same moment

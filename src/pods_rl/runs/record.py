@@ -95,12 +95,7 @@ class Record:
         return row
 
     def write_evaluation(self, due: float, scores: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the scores of an evaluation; return the line.
-
-        Args:
-            due: the second of training clock at which it was due.
-            scores: the fields of `evals.jsonl` other than the clocks (docs/metrics.md).
-        """
+        """Write the scores of an evaluation (docs/metrics.md) that was due at a training clock; return the line."""
         self.evaluated.append((self.step, due))
         check = {speed.FIELD: speed.fixed_work(self._now)}
         row = {"step": self.step, "due": due, **self.clocks(), **scores, **check}

@@ -365,12 +365,7 @@ class RunWriter:
         write_atomic(self.path / files.CONFIG, text)
 
     def write_environment(self, environment: Mapping[str, Any], token: str = "") -> str:
-        """Write ``environment.json``, and return the token of the run, which it keeps or, if it is new, gets.
-
-        Args:
-            environment: the content.
-            token: of the run, if its earlier ``environment.json`` cannot be read.
-        """
+        """Write ``environment.json``; return the run's token: its own, else this one, or a new one."""
         kept = token_of(self.path)
         if kept is None:
             kept = token or uuid4().hex

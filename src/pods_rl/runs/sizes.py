@@ -48,13 +48,7 @@ def check_size(path: Path) -> None:
 
 @lru_cache
 def _size(path: Path, allowed: int, changed: int) -> int:
-    """Return the bytes of a file's values, or of the first of them if these are more than `allowed`.
-
-    Args:
-        path: the file.
-        allowed: depends on its size.
-        changed: when the system last changed it, which no copy preserves; part of the key of the cache.
-    """
+    """Return the bytes of a file's values, as far as `allowed`; `changed` is part of the key of the cache."""
     size = 0
     for part in _parts(path):
         size += part

@@ -31,12 +31,7 @@ def is_training(batch: Mapping[str, Any]) -> bool:
 
 
 def widen(batch: Mapping[str, Any], m: int, n: int) -> dict[str, Any]:
-    """Return the batch with n rows a prompt instead of m; the fields of each new row are copies.
-
-    Args:
-        batch: SkyRL's `GeneratorInput`; a field with an entry for each row is widened, others stay.
-        m: rows of a prompt in the batch.
-        n: rows of a prompt in the result.
+    """Return SkyRL's `GeneratorInput` with n rows a prompt instead of m; the fields of each new row are copies.
 
     Raises:
         UserError: rows that are not m of each prompt.
@@ -73,15 +68,10 @@ def _check_groups(rows: int, trajectory_ids: list[Any] | None, m: int) -> None:
 
 
 def rows_of_trajectories(output: Mapping[str, Any], trajectories: int, *, step_wise: bool) -> list[list[int]]:
-    """Return the rows of each trajectory of an output, in the order of the batch.
-
-    Args:
-        output: SkyRL's `GeneratorOutput`.
-        trajectories: how many the batch requested.
-        step_wise: whether a trajectory has a row for each turn.
+    """Return the rows of each trajectory of SkyRL's `GeneratorOutput`, in the order of the batch.
 
     Raises:
-        RuntimeError: another number of trajectories, or turns without `is_last_step`.
+        RuntimeError: another number of trajectories than requested, or turns without `is_last_step`.
 
     >>> rows_of_trajectories({"response_ids": [[1], [2], [3]], "is_last_step": [False, True, True]}, 2, step_wise=True)
     [[0, 1], [2]]
@@ -107,13 +97,9 @@ def rows_of_trajectories(output: Mapping[str, Any], trajectories: int, *, step_w
 
 
 def take_rows(output: Mapping[str, Any], rows: Sequence[int], trajectories: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return the output with these rows alone; `rollout_metrics` stay those of all.
+    """Return SkyRL's `GeneratorOutput` with the rows of complete trajectories; `rollout_metrics` stay those of all.
 
-    Args:
-        output: SkyRL's `GeneratorOutput`. A field has an entry for each row, or for each trajectory, or is a dictionary
-            of such lists (`trajectory_time_splits`). Other fields stay.
-        rows: complete trajectories, in the order of the result.
-        trajectories: the rows of each trajectory of the output.
+    A field has an entry for each row, or for each trajectory, or is a dictionary of such lists. Other fields stay.
 
     >>> times = {"llm": [1.0, 2.0, 3.0], "env": [0.1, 0.2, 0.3]}
     >>> take_rows({"response_ids": [[5], [6], [7]], "trajectory_time_splits": times}, [0, 2], [[0], [1], [2]])

@@ -146,11 +146,7 @@ def _kept(output: GeneratorOutput, groups: list[_Group]) -> GeneratorOutput:
 
 
 def _metrics(output: GeneratorOutput, groups: list[_Group], kept: GeneratorOutput) -> dict[str, float]:
-    """Return the metrics of a selection.
-
-    SkyRL's fully asynchronous trainer combines those of a step's groups by their names: the mean of names with `mean`,
-    the sum of others.
-    """
+    """Return the metrics of a selection; SkyRL averages those of groups whose names have `mean`, and sums others."""
     rewards_PN = torch.cat([group.rewards for group in groups])
     kept_PN = torch.zeros(rewards_PN.shape, dtype=torch.bool)
     for number, group in enumerate(groups):

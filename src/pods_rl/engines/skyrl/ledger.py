@@ -17,16 +17,7 @@ def ledger_row(
     extras: Mapping[str, Any] | None,
     tokenizer: Any,
 ) -> dict[str, Any]:
-    """Return a trajectory's text and numbers by column.
-
-    Args:
-        output: SkyRL's `GeneratorOutput`.
-        rows: of the trajectory; prompt and completion are those of the last.
-        rollout: its number in the group.
-        is_kept: whether it is trained.
-        extras: the columns of the data set (`env_extras`), of which `reward_spec` has the answer.
-        tokenizer: of the policy.
-    """
+    """Return a trajectory's text and numbers by column; prompt and completion are those of its last row."""
     last = rows[-1]
     turn_rewards = [total(output["rewards"][row]) for row in rows] if len(rows) > 1 else None
     return {

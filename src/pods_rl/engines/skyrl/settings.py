@@ -31,15 +31,10 @@ class SkyRLSettings(SelectionSettings):
 
 
 def read_settings(config: Any, options: Any) -> SkyRLSettings:
-    """Read the settings.
-
-    Args:
-        config: SkyRL's full configuration, which holds m.
-        options: `pods`, with `num_rollouts` and optionally `rule`, `seed`, `ledger` and `ledger_every`.
+    """Read the settings from SkyRL's full configuration, which holds m, and the options `pods`.
 
     Raises:
-        UserError: see `engines.settings.read_selection`; m = 1 with an estimator that compares the trajectories of a
-            prompt.
+        UserError: see `engines.settings.read_selection`; m = 1 with an estimator that compares trajectories.
     """
     m = config.generator.n_samples_per_prompt
     selection = read_selection(options, m, prefix="pods", m_key=_M, no_batch=_NO_BATCH)

@@ -101,11 +101,7 @@ def drop_zero_counters(metrics: Metrics) -> None:
 
 
 def add_up_counters(metrics: Metrics, before: Mapping[str, int]) -> None:
-    """Add up what several generations of one step counted: TRL logs the mean of the entries.
-
-    Args:
-        before: the number of entries of each metric before them.
-    """
+    """Add up what several generations of one step counted after `before`: TRL logs the mean of the entries."""
     for name in COUNTERS:
         start = before.get(name, 0)
         if len(metrics.get(name, ())) > start + 1:
@@ -159,11 +155,7 @@ ROW_LISTS = {
 
 
 def check_row_lists() -> None:
-    """Check that TRL still fills the lists of `ROW_LISTS` where it generates.
-
-    Raises:
-        UserError: a list has another name, and the versions to install.
-    """
+    """Raise UserError unless TRL still fills the lists of `ROW_LISTS` where it generates."""
     method = inspect.unwrap(GRPOTrainer._generate_and_score_completions)
     for name in ROW_LISTS:
         if name not in method.__code__.co_names:
@@ -174,14 +166,7 @@ def check_row_lists() -> None:
 
 
 def row_lists(trainer: TRLTrainer, rows: int | None) -> list[list[Any]]:
-    """Return the lists of `ROW_LISTS` that this trainer has.
-
-    Args:
-        rows: how many entries each must have. If None, any number.
-
-    Raises:
-        UserError: a list is missing, or has another length.
-    """
+    """Return this trainer's lists of `ROW_LISTS`; raise UserError unless each has as many entries as `rows`."""
     lists: list[list[Any]] = []
     for name, needs in ROW_LISTS.items():
         if not getattr(trainer, needs):
@@ -410,12 +395,7 @@ def check_config(config: Any) -> None:
 
 
 def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments of TRL's constructor that down-sampling does not support.
-
-    Raises:
-        TypeError: `args` is not a PODSConfig.
-        UserError: tools or environments with ZeRO-3, unless vLLM generates.
-    """
+    """Raise for arguments of TRL's constructor that down-sampling does not support, such as tools with ZeRO-3."""
     config = arguments["args"]
     check_config(config)
     if config.use_vllm or not is_deepspeed_zero3_enabled():
@@ -465,10 +445,7 @@ def _replacing(holder: Any, **values: Any) -> Iterator[None]:
 
 
 def scoring_by(trainer: TRLTrainer, score: Callable[..., Tensor]) -> AbstractContextManager[None]:
-    """Let TRL's method ask `score` for rewards, which may call the `_calculate_rewards` of a subclass.
-
-    An override of that method would not do: a subclass's need not call ours, and its result has to be checked.
-    """
+    """Let TRL's method ask `score` for rewards: a subclass's `_calculate_rewards` need not call ours."""
     return _replacing(trainer, _calculate_rewards=score)
 
 
@@ -516,10 +493,7 @@ def caching_as_loaded(policy: Any) -> AbstractContextManager[None]:
 
 
 def printing_escaped() -> AbstractContextManager[None]:
-    """Let TRL print its table of completions escaped, since text of a policy can steer a terminal.
-
-    What TRL writes to files and trackers stays as it is.
-    """
+    """Let TRL print its table of completions escaped, since text of a policy can steer a terminal."""
     show: Callable[..., None] = grpo_trainer.print_prompt_completions_sample
 
     def escaped(values: Sequence[Any]) -> list[Any]:

@@ -246,10 +246,7 @@ def group_sizes(args: PODSConfig) -> tuple[int, int]:
 
 
 def check_prompts(args: PODSConfig, prompts: int) -> None:
-    """Raise UserError if there are fewer training prompts than one generation needs.
-
-    TRL drops incomplete batches, so the run would end without a step.
-    """
+    """Raise UserError for fewer training prompts than one generation needs: TRL would end without a step."""
     assert args.generation_batch_size is not None
     needed = args.num_prompts or args.generation_batch_size // group_sizes(args)[1]
     if prompts < needed:

@@ -17,11 +17,7 @@ from .compat import TRLTrainer, unwrap_model_for_generation
 
 
 def use_fsdp2(trainer: TRLTrainer) -> None:
-    """Shard on the CPU too, where accelerate would silently fall back to DDP; called once accelerate is set up.
-
-    Raises:
-        UserError: FSDP1.
-    """
+    """Shard on the CPU too, where accelerate would fall back to DDP without a word; raise UserError for FSDP1."""
     state = trainer.accelerator.state
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
         return

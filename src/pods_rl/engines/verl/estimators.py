@@ -54,12 +54,7 @@ class AdvantagesBefore:
         self._rewards: dict[str, Tensor] = {}  # uid -> rewards [N] of each group of the batch sampled last
 
     def remember(self, groups: Sequence[Group], rewards_PN: Tensor) -> None:
-        """Replace the known rewards by those of a batch: verl computes its advantages before it samples again.
-
-        Args:
-            groups: of the batch.
-            rewards_PN: `[P, N]`, NaN where a session is missing or unscored.
-        """
+        """Replace the known rewards, `[P, N]` with NaN where one is missing, by those of the latest batch."""
         self._rewards = {}
         for group, rewards_N in zip(groups, rewards_PN, strict=True):
             self._rewards[group.uid] = rewards_N
@@ -108,10 +103,7 @@ class AdvantagesBefore:
 
 
 def install_before(estimator: AdvantagesBefore) -> None:
-    """Make `algorithm.adv_estimator: pods_before` mean this estimator, in this process.
-
-    verl's decorator `register_adv_est` refuses a second one of a name, and a process may have a second buffer.
-    """
+    """Make `algorithm.adv_estimator: pods_before` mean this estimator here; `register_adv_est` refuses a second one."""
     from verl.trainer.ppo import core_algos
 
     core_algos.ADV_ESTIMATOR_REGISTRY[BEFORE] = estimator

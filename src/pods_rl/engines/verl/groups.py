@@ -25,13 +25,7 @@ class Group:
 
 
 def group_keys(keys: Iterable[str]) -> list[Group]:
-    """Group the rows of a queue by prompt and session.
-
-    Args:
-        keys: `{uid}_{session}_{index}`, in any order.
-
-    Returns:
-        Groups in order of first appearance, sessions in order of their number.
+    """Group the rows of a queue by prompt, in order of first appearance, and by session, in order of their number.
 
     >>> group_keys(["a_0_0", "b_0_0", "a_1_1", "a_1_0"])[0]
     Group(uid='a', sessions=(('a_0_0',), ('a_1_0', 'a_1_1')))

@@ -22,15 +22,7 @@ def session_rows(
     partition_id: str,
     tokenizer: Any,
 ) -> list[list[dict[str, Any]]]:
-    """Return a row for each session of each group, from its last trajectory, for `engines.ledger.Ledger`.
-
-    Args:
-        groups: of a batch.
-        rewards: of each group's sessions.
-        kept: the keys of the rows to train on.
-        partition_id: of verl's queue.
-        tokenizer: of the policy.
-    """
+    """Return a row for each session of each group, from its last trajectory, for `engines.ledger.Ledger`."""
     keys = last_keys(groups)
     data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=FIELDS)
     prompts = list(data["prompts"])

@@ -141,10 +141,7 @@ class ExactResume:
             )
 
     def begins_finished(self, epoch: int, epochs_trained: int, dataloader: Any) -> bool:
-        """At the start of an epoch: restore weights and the order of prompts; return whether the run was finished.
-
-        Otherwise transformers would train one more step of a finished run.
-        """
+        """Restore weights and the order of prompts; return whether the run was finished, and needs no more step."""
         trainer = self._trainer
         resumed = self._resumed
         self._resumed = None  # the epochs after this one begin as always
@@ -297,12 +294,7 @@ def _state_problem(path: Path, keys: Sequence[str]) -> str | None:
 
 @contextmanager
 def restoring(checkpoint: str | Path | None, names: Sequence[str]) -> Iterator[None]:
-    """Inside, what a library raises about a checkpoint's files becomes a UserError of one line that names them.
-
-    Args:
-        checkpoint: the folder. If None, nothing is restored.
-        names: the files that are restored inside, if they exist.
-    """
+    """Inside, an error about a checkpoint's files `names` becomes a UserError of one line."""
     try:
         yield
     except Exception as error:  # each library raises errors of its own
@@ -364,11 +356,6 @@ def write_state(folder: Path, process: int, values: dict[str, Any]) -> None:
 
 def read_state(folder: Path, process: int, processes: int) -> dict[str, Any]:
     """Return the state of a process, with its tensors on the CPU; empty for a checkpoint of TRL's own trainer.
-
-    Args:
-        folder: the checkpoint's.
-        process: whose state.
-        processes: how many there are now.
 
     Raises:
         UserError: the checkpoint was made by another number of processes, or has no state of this one.

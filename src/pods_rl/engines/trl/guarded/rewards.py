@@ -54,16 +54,10 @@ class CheckedRewards:
         self._unusable = [0] * len(self._trainer.reward_func_names)  # rewards of each function, over all processes
 
     def score(self, calculate: Callable[..., Tensor], *columns: Sequence[Any]) -> Tensor:
-        """Call the trainer's `_calculate_rewards`, which a subclass may override, once for a generation.
-
-        What it returns is what selects, is trained and is logged. Call this on every process.
-
-        Args:
-            calculate: the method.
-            columns: its arguments: rows, prompts, completions and token ids of the rollouts of this process.
+        """Call the trainer's `_calculate_rewards`, which a subclass may override. Call this on every process.
 
         Returns:
-            `[rows, F]` of all processes, unusable rewards as NaN.
+            `[rows, F]` of all processes, unusable rewards as NaN: what selects, is trained and is logged.
 
         Raises:
             UserError: it did not return such a tensor.
@@ -140,15 +134,10 @@ class CheckedRewards:
 
 
 def refuse_unusable(rewards_per_func: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Mark rollouts whose rewards cannot be trained on as unscored (NaN in every column).
+    """Mark rollouts whose rewards cannot be trained on as unscored: NaN in every column of `[rows, F]`.
 
     Infinite rewards, and rewards beyond `REWARD_LIMIT` in size, with or without their weight, turn a group's variance,
-    and with it the loss, into inf or NaN. An unscored rollout is never selected while scored ones remain; its
-    advantage is 0.
-
-    Args:
-        rewards_per_func: `[rows, F]`; NaN means that the function does not apply, which is allowed.
-        weights: `[F]`.
+    and with it the loss, into inf or NaN. NaN means that the function does not apply, which is allowed.
 
     Returns:
         The cleaned rewards, and for each function the number of rollouts it made unscored, `[F]`.
@@ -176,10 +165,7 @@ _ADVICE = {
 def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
     """Return the reward function as TRL calls it in one generation; a reward model stays as it is.
 
-    Args:
-        name: its name in messages.
-        policy: `reward_errors`: raise, zero or drop, for rows that it does not score.
-        faults: counts these rows.
+    `policy` is `reward_errors`: raise, zero or drop, for rows without a score, which `faults` counts.
     """
     if isinstance(function, nn.Module):
         return function

@@ -337,11 +337,7 @@ def _scores(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(trainer: PODSTrainer) -> dict[str, Any]:
-    """Return the policy's name and the arguments that a user set, with the sizes of a group, as plain data.
-
-    An argument that is not set follows from others, as `skip_zero_advantage_steps` does from n and m: it is in
-    `environment_of`.
-    """
+    """Return the policy's name and the arguments that a user set, with the sizes of a group, as plain data."""
     args: PODSConfig = trainer.args
     given = args.replaced() | {"rule": rule_name(args.rule)}
     settings: dict[str, Any] = {"model_name_or_path": getattr(trainer.model.config, "_name_or_path", None)}
@@ -400,15 +396,10 @@ def precision_of(trainer: PODSTrainer) -> str:
 
 
 def precision(bf16: bool, fp16: bool, weights: str) -> str:
-    """Return the precision in which a run computes.
+    """Return the precision of passes: that of autocast, or else the type of the weights.
 
     >>> precision(True, False, "float32"), precision(False, False, "float32"), precision(False, False, "bfloat16")
     ('bf16', 'float32', 'bf16')
-
-    Args:
-        bf16: whether the pass runs under autocast to bf16.
-        fp16: the same for fp16.
-        weights: the type of the weights, in which a pass without autocast computes.
     """
     if bf16 or fp16:
         return "bf16" if bf16 else "fp16"
@@ -428,12 +419,7 @@ def _question(prompt: Any) -> str:
 
 
 def gather_columns(record: Any, write: Callable[[Any], str] | None = None) -> dict[str, list[Any]] | None:
-    """Return the ledger's columns of all processes, ordered by group and rollout. Call it on every process.
-
-    Args:
-        record: `trainer.rollouts` of this process. If None, it has no generation yet.
-        write: as of `Rollouts.columns`.
-    """
+    """Return the ledger's columns of all processes, by group and rollout. Call this on every process."""
     rows_here: list[dict[str, Any]] = []
     problem = ""
     try:

@@ -84,10 +84,7 @@ def _reward_hash(reward: Callable[..., Any]) -> str:
 
 
 def _constant(value: Any) -> str | None:
-    """Return the text of a number, a text or a tuple of them; None for anything else.
-
-    A mapping or a list is not a constant: it is often the script's options, which say too whether it resumes.
-    """
+    """Return the text of a number, a text or a tuple of them; None for anything else, such as a script's options."""
     if isinstance(value, _CONSTANTS):
         return repr(value)
     if not isinstance(value, tuple):

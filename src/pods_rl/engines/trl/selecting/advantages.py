@@ -92,12 +92,7 @@ def _constant_groups(record: Rollouts, rewards_QN: Tensor, tolerance: float) -> 
 
 
 def log_generation(trainer: TRLTrainer, generation: Generation, before: Mapping[str, int]) -> None:
-    """Log the statistics of a generation, of its kept rows and of all its rollouts.
-
-    Args:
-        generation: complete.
-        before: the number of entries of each metric before the generation.
-    """
+    """Log the statistics of a generation, of its kept rows and of all its rollouts; `before` counts earlier entries."""
     record = generation.record
     assert record is not None
     metrics = trainer._metrics["train"]

@@ -61,13 +61,7 @@ class DynamicSampling:
             )
 
     def fill(self, missing: Callable[[], int], generate: Callable[[list[Batch]], Round], first: Round) -> None:
-        """Generate further prompts until no live group is missing.
-
-        Args:
-            missing: returns how many prompts the batch lacks.
-            generate: runs TRL's generation on rows of new prompts.
-            first: the round of the batch's own prompts.
-        """
+        """Generate further prompts until `missing` says that the batch lacks none, after its `first` round."""
         if not self.rounds:
             return
         drawn = 0
@@ -131,11 +125,9 @@ class DynamicSampling:
         return f"of the reward function {name!r}" if isinstance(name, str) else "in total"
 
     def new_rows(self, count: int, example: Batch) -> list[Batch]:
-        """Return TRL's rows of new prompts for this process: equal numbers of each prompt, and on every process.
+        """Return TRL's rows of at least `count` new prompts for this process, with the columns of `example`.
 
-        Args:
-            count: the least number of prompts; more are drawn if the processes could not share these equally.
-            example: a row of TRL's, for the columns.
+        Each prompt has as many rows, and each process: more prompts are drawn if the processes could not share these.
         """
         trainer = self._trainer
         accelerator = trainer.accelerator

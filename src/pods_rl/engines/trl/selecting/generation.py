@@ -193,10 +193,7 @@ class Generation:
         self.kept_scores = torch.cat([kept_scores, empty])
 
     def shorten(self, trainer: TRLTrainer, prompts: list[Any]) -> tuple[Generated, int]:
-        """Shorten TRL's lists of rows to those that this process trains, in place.
-
-        Args:
-            prompts: TRL's argument of `_generate`.
+        """Shorten TRL's lists, and `prompts`, to the rows that this process trains, in place.
 
         Returns:
             Their results, and how many rows changed their process.
@@ -358,12 +355,8 @@ def named(columns: Columns, kind: str) -> dict[str, Any]:
 def move_rows(columns: Columns, moves: Sequence[tuple[int, int, int]], accelerator: Accelerator) -> Columns:
     """Return the columns of the rows whose target is this process. Call this on every process.
 
-    Rows that change their process travel to all of them as pickles, as accelerate sends objects.
-
-    Args:
-        columns: of this process's rollouts.
-        moves: of all rows: the process that has it, its index there, and the process that trains it.
-        accelerator: of this process.
+    Rows that change their process travel to all of them as pickles, as accelerate sends objects. A move is the process
+    that has the row, its index there, and the process that trains it.
 
     Example:
         >>> from accelerate import Accelerator

@@ -138,14 +138,8 @@ def total_reward(
 ) -> Tensor:
     """Return one reward per rollout, `[P, group]`, added up as TRL does; NaN if every function returned NaN.
 
-    The sum is exact to float64 and then rounded, so that equal parts have one sum in whatever order they are.
-
-    Args:
-        rewards_per_func: `[P * group, F]`.
-        weights: `[F]`.
-        group: rollouts per prompt.
-        aggregation: TRL's `multi_objective_aggregation`.
-        dtype: of the sum. In float64 the order of equal parts hardly changes it; TRL adds in float32.
+    The sum is exact to float64 and then rounded, so that equal parts have one sum in whatever order they are. TRL adds
+    in float32. `aggregation` is its `multi_objective_aggregation`.
     """
     scores = rewards_per_func.to(dtype)
     unscored = scores.isnan().all(dim=1)
@@ -183,14 +177,7 @@ def _each_once(prompts: Sequence[Any], write: Callable[[Any], str]) -> list[str]
 
 
 def show_scores(logged: Mapping[str, Any], record: Rollouts, scores: Tensor, rows: int) -> None:
-    """Put the scores of rows that are masked out into TRL's table of completions, which has NaN for them.
-
-    Args:
-        logged: by reward function, the column of the table; its last rows are those of this generation.
-        record: of the generation.
-        scores: of all its rollouts, `[P * n, F]`.
-        rows: R, of all processes; those after the kept ones are empty.
-    """
+    """Put the scores of rows that are masked out into TRL's table of completions, which has NaN for them."""
     if record.masked is None:
         return
     kept_scores = scores[record.kept]

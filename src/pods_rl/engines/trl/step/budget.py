@@ -60,13 +60,8 @@ class Budget:
     ) -> list[list[int]]:
         """Return the rows of each pass, with the same number of passes on every process. Call this on every process.
 
-        Args:
-            rows: `[R, T]`, tokens with -1 around them and for rows that are not computed. R is the same on all
-                processes.
-            micro_batch_rows: of a micro-batch of TRL.
-            trees: whether a pass computes the tree of its rows; else it computes each of them, padded.
-            gather: returns the numbers of every process.
-            passes: their number, whatever the budget. If None, as few as the budget allows.
+        `rows` are tokens `[R, T]` as of `tokens_of`, with R the same on all processes. Without `trees` a pass computes
+        each row, padded. `passes` is their number, whatever the budget; None means as few as it allows.
         """
         count, width = rows.shape
         budget = self.tokens or micro_batch_rows * width

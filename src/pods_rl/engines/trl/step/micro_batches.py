@@ -76,13 +76,7 @@ def pack_rows(batches: Sequence[Batch], computed: Tensor | None, divide: Divide,
 
     The gradient of the window is a sum over its rows, so it does not change. All processes have the same number of
     passes, and the same number of rows in each: where rows are missing, the first row of the pass is repeated, without
-    a token in the loss.
-
-    Args:
-        batches: of TRL, or passes that this function returned.
-        computed: which rows are, `[R]`. If None, all.
-        divide: returns the rows of each pass.
-        gather: among the processes.
+    a token in the loss. `computed`, `[R]`, says which rows are computed; None means all.
     """
     lengths = [len(batch["completion_ids"]) for batch in batches]
     names = batches[0].keys() - {LOSS_SHARE, REPEATED_ROWS}
@@ -112,12 +106,7 @@ def pack_rows(batches: Sequence[Batch], computed: Tensor | None, divide: Divide,
 
 
 def tokens_of(columns: Mapping[str, Any], computed: Tensor | None = None) -> NDArray[np.int64]:
-    """Return the tokens of prompts and completions, `[R, T]`, with -1 around them and for rows that are not computed.
-
-    Args:
-        columns: of a batch.
-        computed: which rows are, `[R]`. If None, all.
-    """
+    """Return prompts and completions, `[R, T]`, with -1 around them and for rows that are not `computed`, `[R]`."""
     ids = torch.cat([columns["prompt_ids"], columns["completion_ids"]], dim=1)
     mask = torch.cat([columns["prompt_mask"], columns["completion_mask"]], dim=1)
     if computed is not None:
@@ -207,13 +196,7 @@ class StepMetrics:
         self._has_skipped = False
 
     def take(self, metrics: Metrics, before: Mapping[str, int], counts: Counts) -> None:
-        """Take out of TRL's metrics what its loss has appended for a micro-batch.
-
-        Args:
-            metrics: of TRL.
-            before: the number of values of each metric before the loss was computed.
-            counts: of the micro-batch.
-        """
+        """Take out of TRL's metrics what its loss has appended for a micro-batch since `before`."""
         self._count(counts)
         for name in list(metrics):
             values = metrics[name]

@@ -83,12 +83,7 @@ def over_prefix_tree(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]
 class Turns:
     """The turns of one `_generate`: each in parts of `rollout_batch_size` rows, every row with draws of its own.
 
-    Args:
-        trainer: the settings.
-        keys: of the rows of the first turn.
-
-    Attributes:
-        keys: of the rows of the latest turn; empty once they are not known.
+    `keys` are those of the rows of the latest turn; empty once they are not known.
     """
 
     def __init__(self, trainer: TRLTrainer, keys: list[Key]) -> None:
@@ -100,12 +95,8 @@ class Turns:
     def tokenize(self, tokenize: Callable[[list[Any]], Tokenized], prompts: list[Any]) -> Tokenized:
         """Return TRL's tokens of the prompts of the first turn; the copies of a prompt are tokenized once.
 
-        With `exact_trl`, TRL tokenizes each. So it does with environments, where it reads the tools of each prompt
-        from a list that has an entry for each.
-
-        Args:
-            tokenize: TRL's method.
-            prompts: the prompt of each rollout; those of a group are next to each other.
+        With `exact_trl`, TRL tokenizes each, and with environments, where it reads the tools of each prompt from a
+        list.
         """
         trainer = self._trainer
         if trainer.args.exact_trl or trainer.environment_factories is not None:
