@@ -18,7 +18,7 @@ from pods_rl import experiment as experiments
 from pods_rl.errors import UserError
 from pods_rl.experiment import DeclaredPair, build_experiment, load_experiment, run_experiment, train_in_process
 from pods_rl.recipe import load_recipe
-from pods_rl.recipe.contents import ROWS, contents_of
+from pods_rl.recipe.contents import contents_of
 from pods_rl.runs import Run, RunWriter, find_runs, undeclared_runs
 from pods_rl.runs.checkpoints import prepare, publish
 from pods_rl.yaml_files import Origin, parse_yaml
@@ -401,47 +401,6 @@ def test_a_run_without_a_checkpoint_starts_again_on_what_its_recipe_names_now(tm
     notes(one, tmp_path / "out", recording(killed))
     data.write_text("{}\n")
     assert run(one, tmp_path / "out")[0] == {"finished": 2}
-
-
-class OtherRows:
-    """A starter whose tasks have the given rows; it makes no runs."""
-
-    trains = False
-
-    def __init__(self, rows):
-        self.made = rows
-        self.asked = []
-
-    def rows(self, what, arms):
-        self.asked.append(list(arms))
-        return dict.fromkeys(arms, self.made)
-
-
-def test_the_rows_of_a_task_that_names_no_files_are_compared_too(tmp_path):
-    """A function of the user's own may read any file."""
-    one = experiment(
-        TEXT.replace("max_seconds: 1", "model_name_or_path: tiny, max_seconds: 1, task: own.task:make"), seeds="1"
-    )
-    rows = {"train": "1", "test": "2"}
-
-    def own(config, output, *rest, **options):
-        code = finish(config, output, *rest, **options)
-        with RunWriter(output, resume=True) as writer:
-            writer.write_environment({"contents": {ROWS: rows}})
-        return code
-
-    run(one, tmp_path, own)
-    assert run(one, tmp_path, starters=OtherRows(rows))[0] == {"skipped": 2}
-    other = OtherRows({"train": "3", "test": "2"})
-    with pytest.raises(UserError, match=r"prompts \(train\)"):
-        run(one, tmp_path, starters=other)
-    assert other.asked == [["pods", "grpo"]]
-    named = OtherRows(rows)
-    _, text = with_data(tmp_path)
-    on_file = experiment(text, seeds="1")
-    run(on_file, tmp_path / "named", recording(finish))
-    assert run(on_file, tmp_path / "named", starters=named)[0] == {"skipped": 2}
-    assert named.asked == []  # the hash of the file says enough, and no data are loaded
 
 
 def test_runs_of_another_recipe_are_moved_before_the_first_run_starts(tmp_path):

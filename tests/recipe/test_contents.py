@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pods_rl.recipe import Origin, build_recipe
-from pods_rl.recipe.contents import contents_of, names_all_rows
+from pods_rl.recipe.contents import contents_of
 from pods_rl.recipe.recipe import DATA_FOLDERS
 from pods_rl.recipe.schema import TASKS
 from pods_rl.runs.identity import changed_contents
@@ -151,15 +151,6 @@ print(json.dumps([sorted(heavy), sorted(contents["dataset_name"])]))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(place)])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert json.loads(done.stdout) == [[], ["more/train.csv", "train.jsonl"]]
-
-
-def test_which_tasks_may_have_other_rows_although_no_named_file_has_changed(place):
-    assert names_all_rows(build())
-    assert names_all_rows(build(dataset_name="folder"))
-    assert names_all_rows(build(task="gsm8k", data_dir="data"))
-    for task in ("gsm8k", "other:make", "reasoning_gym:gcd"):
-        assert not names_all_rows(build(task=task)), task
-    assert not names_all_rows(build(dataset_name="owner/set"))
 
 
 def test_the_folders_of_published_tasks_are_those_that_the_tasks_read():

@@ -10,7 +10,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from ..distributed.signals import SIGNALS, end_on_signals, end_with_parent, signals_held
 from ..errors import UserError
 from ..experiment import Experiment
-from ..experiment.starters import Began, Check, Rows, Train
+from ..experiment.starters import Began, Check, Train
 from ..runs.files import LOG, open_own
 from . import main as pods_command
 from .commands import find_user_modules
@@ -67,22 +67,19 @@ def import_all() -> None:
     from . import commands  # noqa: F401
 
 
-def requests(connection: Connection) -> Iterator[Check | Rows | Train]:
+def requests(connection: Connection) -> Iterator[Check | Train]:
     """Yield each request until the other end is closed."""
     with suppress(EOFError):
         while True:
             yield connection.recv()
 
 
-def serve(request: Check | Rows | Train, connection: Connection) -> None:
+def serve(request: Check | Train, connection: Connection) -> None:
     """Serve a request in the forked process."""
     if not isinstance(request, Train):
         try:
             find_user_modules()  # as the command does for a run
-            if isinstance(request, Check):
-                connection.send(check_arms(request.experiment, data=request.data))
-            else:
-                connection.send(rows_of_arms(request.experiment, request.arms))
+            connection.send(check_arms(request.experiment, data=request.data))
         except UserError as error:
             connection.send(error)
         return
@@ -114,22 +111,6 @@ def check_arms(experiment: Experiment, *, data: bool) -> list[str]:
             if note not in notes:
                 notes.append(note)
     return notes
-
-
-def rows_of_arms(experiment: Experiment, arms: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the hashes of the rows of the tasks of some arms; raise UserError if a task cannot be made."""
-    from ..loading.prepare import training_task
-    from ..tasks import row_hashes
-
-    by_arm: dict[str, dict[str, str]] = {}
-    by_settings: dict[str, dict[str, str]] = {}  # which most arms share
-    for run in experiment.first_runs():
-        if run.arm in arms:
-            settings = repr(run.recipe.task_settings())
-            if settings not in by_settings:
-                by_settings[settings] = row_hashes(training_task(run.recipe))
-            by_arm[run.arm] = by_settings[settings]
-    return by_arm
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from ..distributed.signals import PARENT, Stop, print_notice, stop_on_signals
 from ..errors import UserError
 from ..recipe import find_accelerate_config
 from ..recipe.catalog import check_accelerate
-from ..recipe.contents import ROWS, Contents, contents_of, module_hashes, names_all_rows
+from ..recipe.contents import Contents, contents_of, module_hashes
 from ..recipe.recipe import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
 from ..runs.checkpoints import MANIFEST, last_good, unreadable
@@ -110,7 +110,7 @@ def run_experiment(
             f"{output}: another `pods compare` is making this experiment. Wait for it, or choose another --output."
         ) from error
     with holder:
-        finished, outdated = _earlier_runs(plan, output, _rows(experiment, output, starters), force=force)
+        finished, outdated = _earlier_runs(plan, output, force=force)
         for path in outdated:
             with suppress(UserError, OSError):  # what prevents it is reported when the run's turn comes
                 RunWriter(output / path, resume=True).close()  # raises if another process makes it
@@ -158,22 +158,7 @@ def _check(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, par
         raise UserError(f"{stored} exists, and `pods compare` did not write it: choose another --output.")
 
 
-def _rows(experiment: Experiment, output: Path, starters: Starters | None) -> dict[str, dict[str, str]]:
-    """Return the hashes of the rows of those arms' tasks whose files do not decide all rows; a starter loads them."""
-    arms: list[str] = []
-    for run in experiment.plan():
-        has_contents = bool(Run(output / run.path).environment.get("contents"))
-        if has_contents and run.arm not in arms and not names_all_rows(run.recipe):
-            arms.append(run.arm)
-    if arms and starters is not None:
-        with suppress(UserError):  # no network, perhaps; a run that needs the task says so
-            return starters.rows(experiment, arms)
-    return {}
-
-
-def _earlier_runs(
-    plan: Sequence[PlannedRun], output: Path, rows: Mapping[str, Mapping[str, str]], *, force: bool
-) -> tuple[set[Path], dict[Path, str]]:
+def _earlier_runs(plan: Sequence[PlannedRun], output: Path, *, force: bool) -> tuple[set[Path], dict[Path, str]]:
     """Return the finished runs, and a note for each that starts again; raise UserError for results it would replace."""
     finished: set[Path] = set()
     outdated: dict[Path, str] = {}
@@ -195,8 +180,6 @@ def _earlier_runs(
             continue
         if run.arm not in contents:
             contents[run.arm] = contents_of(run.recipe)
-            if run.arm in rows:
-                contents[run.arm][ROWS] = {**rows[run.arm]}
         environment = Run(path).environment
         now = contents[run.arm] | module_hashes(environment.get("sources"))
         changes = changed_contents(environment.get("contents"), now)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -26,7 +26,7 @@ from .definition import Experiment
 
 _END_SECONDS = 30.0  # to wait for the end of a killed run
 
-__all__ = ["Began", "Check", "ForkedRun", "Rows", "RunProcess", "Starter", "Starters", "Train"]
+__all__ = ["Began", "Check", "ForkedRun", "RunProcess", "Starter", "Starters", "Train"]
 
 
 class Check(NamedTuple):
@@ -34,13 +34,6 @@ class Check(NamedTuple):
 
     experiment: Experiment
     data: bool  # whether to check the data of tasks too
-
-
-class Rows(NamedTuple):
-    """The request for the hashes of the rows of arms' tasks: the answer is these by arm, or a UserError."""
-
-    experiment: Experiment
-    arms: tuple[str, ...]
 
 
 class Train(NamedTuple):
@@ -112,18 +105,8 @@ class Starter:
 
         Returns what the runs would note on their data. Raises UserError for what a run would refuse.
         """
-        notes: list[str] = self._result_of(Check(experiment, data))
-        return notes
-
-    def rows(self, experiment: Experiment, arms: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Return the hashes of the rows of the arms' tasks (`tasks.row_hashes`); raise UserError as `check` does."""
-        hashes: dict[str, dict[str, str]] = self._result_of(Rows(experiment, tuple(arms)))
-        return hashes
-
-    def _result_of(self, request: Check | Rows) -> Any:
-        """Return the answer to a request that has one."""
-        result: Any = UserError("The check of the recipes ended early. Perhaps the memory is full.")
-        for answer in self._answers(request):
+        result: list[str] | UserError = UserError("The check of the recipes ended early. Perhaps the memory is full.")
+        for answer in self._answers(Check(experiment, data)):
             if not isinstance(answer, int):
                 result = answer
         if isinstance(result, UserError):
@@ -153,7 +136,7 @@ class Starter:
             in_progress.discard(run)
         return code
 
-    def _answers(self, request: Check | Rows | Train) -> Iterator[Any]:
+    def _answers(self, request: Check | Train) -> Iterator[Any]:
         """Yield the answers to a request; the last is the exit code of its process, unless the starter was killed."""
         self.begin()
         assert self._connection is not None
@@ -208,14 +191,6 @@ class Starters:
         finally:
             if not self.trains:
                 self._starters[0].end()  # torch would keep memory of the GPU
-
-    def rows(self, experiment: Experiment, arms: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Return the hashes of the rows of the arms' tasks (`Starter.rows`)."""
-        try:
-            return self._starters[0].rows(experiment, arms)
-        finally:
-            if not self.trains:
-                self._starters[0].end()  # as after `check`
 
     def train(self, config: Path, output: Path, in_progress: set[RunProcess], *, resume: bool = False) -> int:
         """Make a run in a starter that is free (`Starter.train`)."""

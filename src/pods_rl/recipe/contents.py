@@ -25,7 +25,7 @@ from ..runs.sources import file_hashes, installed_hash
 from ..text import module_of
 from .catalog import local_path
 from .recipe import DATA_FILES, DATA_FOLDERS, FREE, Recipe
-from .schema import GYM, TASKS
+from .schema import GYM
 
 Contents = dict[str, dict[str, str | None]]
 """By key of a recipe: the sha256 of each file that it names, by the file's place; None if it was not read."""
@@ -100,21 +100,6 @@ def _installed_code(key: str, value: Any) -> dict[str, str | None]:
         if digest is not None:
             hashes[package] = digest
     return hashes
-
-
-def names_all_rows(recipe: Recipe) -> bool:
-    """Return whether the rows of a recipe's task follow from its keys and `contents_of`, for one version of ours.
-
-    A function of the user's own may read any file, and data on the hub and other libraries may change.
-    """
-    task = str(recipe.values["task"])
-    if task not in TASKS:
-        return False
-    if task in DATA_FOLDERS:
-        return bool(recipe.values["data_dir"])
-    if task == "dataset":
-        return _existing(recipe.values["dataset_name"]) is not None
-    return True
 
 
 def _named_by(key: str, value: Any, task: str) -> Iterator[tuple[str, Path]]:
