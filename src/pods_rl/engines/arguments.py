@@ -37,7 +37,12 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     )
     _check("rollout_func", arguments, _is_function, "a function of the prompts and the trainer")
     _check("environment_factory", arguments, _is_factory, "a class or function, or a mapping of names to these")
-    _check("optimizers", arguments, _is_pair, "a tuple of an optimizer and a schedule, each of which may be None")
+    _check(
+        "optimizers",
+        arguments,
+        lambda value: isinstance(value, (tuple, list)) and len(value) == 2,
+        "a tuple of an optimizer and a schedule, each of which may be None",
+    )
     _check_data(arguments.get("train_dataset"))
 
 
@@ -55,9 +60,9 @@ def _check_each(
     """Check an argument that is a list of values of one kind, or one such value unless it `needs_list`."""
     value = arguments.get(name)
     if isinstance(value, list):
-        for place, entry in enumerate(value):
+        for index, entry in enumerate(value):
             if not is_right(entry):
-                raise _wrong_type(f"{name}[{place}]", kind, entry)
+                raise _wrong_type(f"{name}[{index}]", kind, entry)
     elif value is not None and (needs_list or not is_right(value)):
         expected = f"a list, each entry {kind}" if needs_list else f"{kind}, or a list of these"
         raise _wrong_type(name, expected, value)
@@ -80,10 +85,6 @@ def _is_factory(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(callable(factory) for factory in value.values())
     return callable(value)
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, (tuple, list)) and len(value) == 2
 
 
 def _check_data(data: Any) -> None:

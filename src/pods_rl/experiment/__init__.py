@@ -220,8 +220,8 @@ class _Runner:
         if experiment.accelerate is not None:  # each run takes all GPUs
             self._accelerate = find_accelerate_config(experiment.accelerate)
         self._environments: SimpleQueue[dict[str, str]] = SimpleQueue()  # those that no run in progress has
-        for place in range(parallel):
-            self._environments.put({"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} if gpus else {})
+        for slot in range(parallel):
+            self._environments.put({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {})
         self._reporting = Lock()
         self.counts: Counter[Kind] = Counter()
         self.stopping = False
@@ -420,12 +420,12 @@ def _last_error(log: Path, begin: int) -> str | None:
     lines = [line.rstrip() for line in lines if line.strip()]
     error = None
     in_traceback = False
-    for place, line in enumerate(lines):
+    for number, line in enumerate(lines):
         if line.startswith("Traceback (most recent call last)"):
-            in_traceback = not (place and lines[place - 1].startswith("Exception ignored"))
+            in_traceback = not (number and lines[number - 1].startswith("Exception ignored"))
         elif line.startswith(_ENDINGS) or (in_traceback and not line[0].isspace()):
             in_traceback = False
-            if len(lines) - place <= _LAST_LINES:  # otherwise the run went on after it
+            if len(lines) - number <= _LAST_LINES:  # otherwise the run went on after it
                 error = line[:_LONGEST]
     return error
 

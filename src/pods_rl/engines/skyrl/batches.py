@@ -105,14 +105,15 @@ def take_rows(output: Mapping[str, Any], rows: Sequence[int], trajectories: Sequ
     >>> take_rows({"response_ids": [[5], [6], [7]], "trajectory_time_splits": times}, [0, 2], [[0], [1], [2]])
     {'response_ids': [[5], [7]], 'trajectory_time_splits': {'llm': [1.0, 3.0], 'env': [0.1, 0.3]}}
     """
-    places = {trajectory[-1]: place for place, trajectory in enumerate(trajectories)}  # by last row
-    taken = {len(trajectories): [places[row] for row in rows if row in places], len(output["response_ids"]): rows}
+    number_of_last_row = {trajectory[-1]: number for number, trajectory in enumerate(trajectories)}
+    kept = [number_of_last_row[row] for row in rows if row in number_of_last_row]
+    taken = {len(trajectories): kept, len(output["response_ids"]): rows}
 
     def take(value: Any) -> Any:
         if isinstance(value, Mapping):
             return {name: take(part) for name, part in value.items()}
         if isinstance(value, list) and len(value) in taken:
-            return [value[place] for place in taken[len(value)]]
+            return [value[index] for index in taken[len(value)]]
         return value
 
     return {name: value if name == "rollout_metrics" else take(value) for name, value in output.items()}

@@ -58,25 +58,19 @@ def messages_json(completion: Any) -> str | None:
 
 
 def plain_completion(completion: Any) -> Any:
+    """Return messages as files hold them: their texts, and tool calls as they are unless they nest too deeply."""
     if isinstance(completion, str):
         return completion
-    return [_written(message) for message in completion]
-
-
-def _written(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as files hold it: its texts, and its tool calls as they are unless they nest too deeply."""
     names = ("role", "name", "reasoning_content", "thinking", "content")
-    kept: dict[str, Any] = {name: content_text(message[name]) for name in names if message.get(name) is not None}
-    calls = message.get("tool_calls")
-    if calls:
-        kept["tool_calls"] = [_written_call(call) for call in calls]
-    return kept
-
-
-def _written_call(call: Any) -> Any:
-    if depth(call) <= DEEPEST:
-        return call
-    return {"function": {"name": call_text(call).partition("(")[0], "arguments": TOO_DEEP}}
+    messages = []
+    for message in completion:
+        kept: dict[str, Any] = {name: content_text(message[name]) for name in names if message.get(name) is not None}
+        for call in message.get("tool_calls") or ():
+            if depth(call) > DEEPEST:
+                call = {"function": {"name": call_text(call).partition("(")[0], "arguments": TOO_DEEP}}
+            kept.setdefault("tool_calls", []).append(call)
+        messages.append(kept)
+    return messages
 
 
 def without_images(prompt: Any) -> Any:

@@ -58,8 +58,13 @@ def read_settings(config: DictConfig) -> VerlSettings:
     _check_data(config, keys.get("check_data"))
     mode = _get(config, "trainer.v1.trainer_mode")
     batches_per_step = _get(config, f"trainer.v1.{mode}.parameter_sync_step", 1)
-    if selection["batch_rule"] is not None:
-        _check_batch(_get(config, "data.train_batch_size"), batches_per_step)
+    prompts = _get(config, "data.train_batch_size")
+    if selection["batch_rule"] is not None and prompts // batches_per_step < 2:
+        raise UserError(
+            f"{_KWARGS}.selection = batch, and verl samples {prompts // batches_per_step} prompt at a time "
+            f"(data.train_batch_size = {prompts}, parameter_sync_step = {batches_per_step}): no prompts to choose "
+            "between. Raise data.train_batch_size, or set selection to prompt."
+        )
     return VerlSettings(
         **selection,
         before=_get(config, _ESTIMATOR) == BEFORE,
@@ -155,16 +160,6 @@ def _check_estimator(config: DictConfig, m: int, *, over_batch: bool) -> None:
             f"actor_rollout_ref.rollout.n (m, trained per prompt) is 1, and {_ESTIMATOR}={estimator} compares the kept "
             f"sessions of a prompt with each other: every advantage would be 0. Set rollout.n to at least 2, or "
             f"{_ESTIMATOR} to {BEFORE}, which compares with all n."
-        )
-
-
-def _check_batch(prompts: int, batches_per_step: int) -> None:
-    """Refuse a selection over the batch where each batch that verl samples has a single prompt."""
-    if prompts // batches_per_step < 2:
-        raise UserError(
-            f"{_KWARGS}.selection = batch, and verl samples {prompts // batches_per_step} prompt at a time "
-            f"(data.train_batch_size = {prompts}, parameter_sync_step = {batches_per_step}): no prompts to choose "
-            "between. Raise data.train_batch_size, or set selection to prompt."
         )
 
 
