@@ -114,7 +114,9 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
     async def _score_group(self, group: RolloutGroup) -> list[RolloutSample]:
         versions_N = self._in_order_of_request(group)
         samples = await super()._score_group(group)
-        rows_N = _rows_of_rollouts(group, samples)
+        # TRL returns the rows of a group's rollouts one after the other.
+        remaining = iter(samples)
+        rows_N = [list(itertools.islice(remaining, len(sequences))) for sequences in group.completions_sequences]
         rewards_1N = _rewards(rows_N, self.reward_func_names)
         # The draws of a rule depend on the seed and on the place of the prompt alone.
         generator = seeded_generator(self.seed, self.first_prompt + group.group_id)
@@ -188,17 +190,6 @@ def _distinct(names: list[str]) -> list[str]:
             name = f"{name}_{seen[name]}"
         distinct.append(name)
     return distinct
-
-
-def _rows_of_rollouts(group: RolloutGroup, samples: list[RolloutSample]) -> list[list[RolloutSample]]:
-    """Return the rows of each rollout; TRL returns those of a group one after the other."""
-    rows_N: list[list[RolloutSample]] = []
-    start = 0
-    for sequences in group.completions_sequences:
-        end = start + len(sequences)
-        rows_N.append(samples[start:end])
-        start = end
-    return rows_N
 
 
 def _rewards(rows_N: list[list[RolloutSample]], names: list[str]) -> torch.Tensor:

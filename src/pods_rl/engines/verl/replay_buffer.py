@@ -7,6 +7,7 @@ that are dropped here cause no other cost.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -206,14 +207,8 @@ def _rewards(groups: list[Group], partition_id: str) -> list[list[float]]:
     """Return each group's rewards: the sum over the tokens of a session's last trajectory, as in verl."""
     keys = last_keys(groups)
     scores = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["rm_scores"])["rm_scores"]
-    sums = [float(row.sum()) for row in scores]
-    rewards: list[list[float]] = []
-    start = 0
-    for group in groups:
-        end = start + len(group.sessions)
-        rewards.append(sums[start:end])
-        start = end
-    return rewards
+    sums = (float(row.sum()) for row in scores)
+    return [list(islice(sums, len(group.sessions))) for group in groups]
 
 
 def _trained(groups: list[Group], partition_id: str) -> list[list[bool]]:
