@@ -24,8 +24,7 @@ FILES = {
     "own/late.py": "nothing = 1",
     "own/deep/__init__.py": "from pods_rl.errors import UserError\nscale = 1",
     "own/unused.py": "",
-    "literal.py": "import importlib\nstyle = importlib.import_module('style').style\ndef judge(text, gold): ...\n",
-    "builtin.py": "style = __import__('style').style\ndef judge(text, gold): ...\n",
+    "lazy.py": "import importlib\ndef judge(text, gold): return importlib.import_module('style').style\n",
     "inserted.py": "import sys\nsys.path.insert(0, 'lib')\nimport hidden\ndef judge(text, gold): ...\n",
     "lib/hidden.py": "import deeper\n",
     "lib/deeper.py": "",
@@ -44,9 +43,7 @@ FILES = {
 OWN = ["own/__init__.py", "own/deep/__init__.py", "own/names.py", "own/rules.py"]  # `late` was not imported
 IMPORTED = {
     "judge": ["helper.py", "judge.py", *OWN],
-    "own.rules": OWN,
-    "literal": ["literal.py", "style.py"],
-    "builtin": ["builtin.py", "style.py"],
+    "lazy": ["lazy.py"],
     "inserted": ["deeper.py", "hidden.py", "inserted.py"],
     "table": ["plug_a.py", "plug_b.py", "table.py"],
     "space.inner": ["space/inner.py"],
