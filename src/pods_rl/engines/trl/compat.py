@@ -166,7 +166,7 @@ def check_row_lists() -> None:
 
 
 def row_lists(trainer: TRLTrainer, rows: int | None) -> list[list[Any]]:
-    """Return this trainer's lists of `ROW_LISTS`; raise UserError unless each has as many entries as `rows`."""
+    """Return this trainer's lists of `ROW_LISTS`; raise UserError unless each has `rows` entries, if given."""
     lists: list[list[Any]] = []
     for name, needs in ROW_LISTS.items():
         if not getattr(trainer, needs):

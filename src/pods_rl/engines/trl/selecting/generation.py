@@ -259,7 +259,7 @@ class Generation:
         return self.record
 
     def empty_rows(self, batch: Batch, trainer: TRLTrainer) -> None:
-        """Mask the rows for which there was no rollout out of the loss; means over rows still count them."""
+        """Mask rows without a rollout out of the loss; means over rows count them. Call this on every process."""
         assert self.record is not None
         kept = len(self.record.kept)
         if kept == self.rows:

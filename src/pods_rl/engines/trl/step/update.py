@@ -388,7 +388,7 @@ class Update(TrainerCallback):
         for micro_batch in later:
             batches += micro_batch if isinstance(micro_batch, list) else [micro_batch]
         has_gradient = is_unknown or any(bool(rows_with_gradient(batch).any()) for batch in batches)
-        return self._sums([int(has_gradient)]) != [0]
+        return self._sums([int(has_gradient)]) != [0]  # every process takes part
 
     def _can_skip(self, signal: Signal) -> bool:
         """Return whether a micro-batch needs no pass."""
