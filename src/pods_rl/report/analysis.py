@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -185,7 +184,11 @@ def analyse(
     ordered = sorted(arms, key=lambda arm: arm is not base)
     reference = base if base is not None and base.has_scores else None
     horizon = reference.end if reference else max((arm.end for arm in arms if arm.has_scores), default=0.0)
-    level = _level(reference)
+    level = None
+    if reference is not None and reference.curve is not None:
+        peak = level_of(reference.curve)
+        # against itself an arm has a problem only if its curve does not rise
+        level = None if speedup_to(reference.curve, reference.curve, peak).problem else peak
     by_name = {arm.name: arm for arm in arms}
     named = [(by_name[arm], by_name[rival], shows) for arm, rival, shows in pairs if {arm, rival} <= by_name.keys()]
     if not pairs and reference is not None:
@@ -209,15 +212,6 @@ def analyse(
         pairs=tuple(_corrected(compared, level)),
         refused=tuple(refused),
     )
-
-
-def _level(reference: Arm | None) -> float | None:
-    """Return 99 % of the peak of an arm's mean curve; None if the curve does not rise to it."""
-    if reference is None or reference.curve is None:
-        return None
-    level = level_of(reference.curve)
-    # against itself an arm has a problem only if its curve does not rise
-    return None if speedup_to(reference.curve, reference.curve, level).problem else level
 
 
 def _corrected(pairs: Sequence[Pair], level: float | None) -> list[Pair]:
@@ -392,7 +386,7 @@ def cost_of(runs: Sequence[Run]) -> Cost:
     seconds_per_step = []
     phases_of_runs: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for run in runs:
-        rows = _rows_of_steps(run)
+        rows = [row for row in run.metrics if (finite(row.get("step")) or 0) > 0]
         if not rows:
             continue
         step = float(rows[-1]["step"])
@@ -408,19 +402,7 @@ def cost_of(runs: Sequence[Run]) -> Cost:
     return Cost(_mean(steps), per_step, phases, outside)
 
 
-def _rows_of_steps(run: Run) -> list[Mapping[str, Any]]:
-    """Return the logged rows that have the number of a step."""
-    rows: list[Mapping[str, Any]] = []
-    for row in run.metrics:
-        step = finite(row.get("step"))
-        if step is not None and step > 0:
-            rows.append(row)
-    return rows
-
-
 def _mean(values: Iterable[object]) -> float:
     """Return the mean of the numbers among logged values; NaN if there is none."""
     numbers = finite_numbers(values)
-    if not numbers:
-        return math.nan
-    return float(np.mean(numbers))
+    return float(np.mean(numbers)) if numbers else math.nan

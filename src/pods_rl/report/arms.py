@@ -51,11 +51,7 @@ class Arm:
     @property
     def run_count(self) -> int:
         """Number of runs: directories, or of a CSV the runs of the curve."""
-        if self.runs:
-            return len(self.runs)
-        if self.curve:
-            return len(self.curve.runs)
-        return 0
+        return len(self.runs or (self.curve.runs if self.curve else ()))
 
     @property
     def unfinished(self) -> str:
@@ -77,9 +73,7 @@ class Arm:
     @property
     def end(self) -> float:
         """Nominal seconds of the last checkpoint with a mean; NaN if there is none."""
-        if self.curve is None:
-            return math.nan
-        return self.curve.end
+        return math.nan if self.curve is None else self.curve.end
 
     @property
     def is_trained(self) -> bool:
@@ -270,8 +264,8 @@ def _runs_by_arm(sources: Sequence[str | Path], named: Mapping[str, Sequence[str
         if place not in seen:
             seen.add(place)
             arms.setdefault(name, []).append(run)
-    for runs_of_arm in arms.values():
-        runs_of_arm.sort(key=_seed_of)  # those without a seed stay in the order given, at the end
+    for runs_of_arm in arms.values():  # those without a seed stay in the order given, at the end
+        runs_of_arm.sort(key=lambda run: math.inf if run.seed is None else run.seed)
     return arms
 
 
@@ -292,10 +286,6 @@ def _check_one_recipe(name: str, runs: Sequence[Run]) -> None:
                 f"The runs of {plain(name)} are not seeds of one recipe: {difference} (the latter in {where}). Name "
                 "the runs of each arm with --arm NAME=FOLDER."
             )
-
-
-def _seed_of(run: Run) -> float:
-    return math.inf if run.seed is None else run.seed
 
 
 def _arm(name: str, config: Mapping[str, Any], evals: Evals, metric: str, runs: Sequence[Run] = ()) -> Arm:
@@ -386,56 +376,41 @@ def label_of(name: str, config: Mapping[str, Any]) -> str:
     label = plain(name) or "(no name)"
     if n is None or m is None or re.search(rf"\b[a-z]?{n}\b", name):
         return label
-    if n == m:
-        return f"{label} ({n})"
-    return f"{label} ({n}→{m})"
+    return f"{label} ({n})" if n == m else f"{label} ({n}→{m})"
 
 
 def rollouts_of(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Return n and m of a recipe; n is m if it sets no ``num_rollouts`` (plain GRPO)."""
     m = _whole(config.get("num_generations"))
     n = _whole(config.get("num_rollouts"))
-    if n is None:
-        n = m
-    return n, m
+    return (m if n is None else n), m
 
 
 def _whole(value: object) -> int | None:
     number = finite(value)
-    if number is None:
-        return None
-    return int(number)
+    return None if number is None else int(number)
 
 
 def damaged_files(arms: Sequence[Arm]) -> str:
-    """Name the files of the runs that could not be read, and lines that were skipped; empty if there are none."""
+    """Name each file of the runs that could not be read, or its first skipped line; empty if there is none."""
     damaged = []
-    for arm in arms:
-        for run in arm.runs:
-            damaged += _damage_of(run)
+    for run in (run for arm in arms for run in arm.runs):
+        contents = {
+            CONFIG: run.config,
+            STATUS: run.status,
+            ENVIRONMENT: run.environment,
+            METRICS: run.metrics,
+            EVALS: run.evals,
+        }
+        for name, content in contents.items():
+            path = run.path / name
+            place = f"{plain(run.path.parent.name)}/{plain(run.path.name)}/{name}"
+            lines = run.skipped.get(name)
+            if lines:
+                damaged.append(f"{place} (line {lines[0]})")
+            elif os.path.lexists(path) and (content == {} or not path.is_file()):
+                damaged.append(f"{place} (all of it)")
     text = ", ".join(damaged[:_MOST_DAMAGED])
     if len(damaged) > _MOST_DAMAGED:
         text += f", and {len(damaged) - _MOST_DAMAGED} more files"
     return text
-
-
-def _damage_of(run: Run) -> list[str]:
-    """Return each damaged file of a run with its first skipped line, or ``all of it``."""
-    contents = {
-        CONFIG: run.config,
-        STATUS: run.status,
-        ENVIRONMENT: run.environment,
-        METRICS: run.metrics,
-        EVALS: run.evals,
-    }
-    folder = f"{plain(run.path.parent.name)}/{plain(run.path.name)}"
-    damaged = []
-    for name, content in contents.items():
-        place = f"{folder}/{name}"
-        path = run.path / name
-        lines = run.skipped.get(name)
-        if lines:
-            damaged.append(f"{place} (line {lines[0]})")
-        elif os.path.lexists(path) and (content == {} or not path.is_file()):
-            damaged.append(f"{place} (all of it)")
-    return damaged

@@ -21,7 +21,7 @@ from .ledger import DATA_MB, ledger_of
 from .notes import method, notes
 from .outputs import Account, print_account, print_findings, to_html, to_markdown
 from .tables import CSV_NAMES, tables
-from .text import escaped, finite, listed, plain
+from .text import finite, listed, plain, terminal
 from .wording import findings
 
 PAGE = "report.html"
@@ -125,7 +125,7 @@ def _write(report: ReportFiles, figures: Sequence[str]) -> None:
 def print_summary(report: ReportFiles, console: Console) -> None:
     """Print the summary of a report, the path of its page, and last the sentences that open it."""
     print_account(report.account, console)
-    console.print(escaped(report.html, "terminal"), soft_wrap=True, highlight=False)
+    console.print(terminal(report.html), soft_wrap=True, highlight=False)
     console.print()
     print_findings(report.account, console)
 

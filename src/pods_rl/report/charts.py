@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,11 +100,7 @@ class Panel:
 
     def data(self) -> dict[str, Any]:
         """Return the panel for the page's script, without what is missing."""
-        return asdict(self, dict_factory=_without_missing)
-
-
-def _without_missing(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {key: value for key, value in pairs if value is not None}
+        return asdict(self, dict_factory=lambda pairs: {key: value for key, value in pairs if value is not None})
 
 
 def styles_of(analysis: Analysis) -> dict[str, Style]:
@@ -260,8 +256,10 @@ def _metric_panels(analysis: Analysis, styles: Styles) -> list[Panel]:
         ends = [float(np.nanmax(clock)) for clock in clocks if clock is not None]
         if len(ends) == len(logged):
             axes.append(_axis(key, max(ends, default=0.0), analysis.arms))
+    found: set[str] = set().union(*(of_arm.metrics for of_arm in logged.values()))
+    in_order = [*(metric for metric in _TITLES if metric in found), *sorted(found.difference(_TITLES))]
     panels = []
-    for metric in _metrics_in_order(logged.values()):
+    for metric in in_order[:_MOST_METRICS]:
         series = []
         for arm in analysis.arms:
             if arm.name in logged and metric in logged[arm.name].metrics:
@@ -269,16 +267,6 @@ def _metric_panels(analysis: Analysis, styles: Styles) -> list[Panel]:
                 series.append(Series(arm.label, *styles[arm.name], lines))
         panels.append(_panel(metric, _TITLES.get(metric) or plain(metric), axes, series))
     return panels
-
-
-def _metrics_in_order(logged: Iterable[_Logged]) -> list[str]:
-    """Return the metrics that some arm logged, those with a title first."""
-    found: set[str] = set()
-    for of_arm in logged:
-        found |= of_arm.metrics.keys()
-    first = [metric for metric in _TITLES if metric in found]
-    others = sorted(found.difference(first))
-    return [*first, *others][:_MOST_METRICS]
 
 
 def _metric_lines(logged: _Logged, metric: str, axes: Sequence[_Axis]) -> dict[str, Line]:

@@ -55,10 +55,6 @@ styled = mpl.rc_context(STYLE)
 """Draw in the report's style, without changing matplotlib's global settings: a decorator, or in a ``with``."""
 
 
-def new_figure(width: float = WIDTH, height: float = 2.4) -> Figure:
-    return Figure(figsize=(width, height), layout="constrained")
-
-
 def look(style: Style, rank: int = 0) -> dict[str, Any]:
     """Return colour and dash as matplotlib's keywords; a solid line after the first gets a dash of its own."""
     dash = style.dash or _PRINTED_DASHES[rank % len(_PRINTED_DASHES)]
@@ -93,7 +89,7 @@ def to_bytes(figure: Figure, kind: str) -> bytes:
 @styled
 def curves_figure(panel: Panel) -> Figure:
     """A metric over training time: runs thin, their mean thick with its band, and where means reach the level."""
-    figure = new_figure()
+    figure = Figure(figsize=(WIDTH, 2.4), layout="constrained")
     axes = figure.add_subplot()
     entries = []
     bands = []

@@ -67,11 +67,7 @@ def _t_quantile(freedom: float) -> float:
 
 
 def t_outside(value: float, freedom: float) -> Any:
-    """Return the probability of an absolute value larger than this one, by Student's t.
-
-    >>> round(float(t_outside(12.706, 1)), 4)
-    0.05
-    """
+    """Return the probability of an absolute value larger than this one, by Student's t."""
     import mpmath
 
     share = freedom / (freedom + value**2)
@@ -189,9 +185,7 @@ def t_band(scores_RC: ArrayLike, errors_RC: ArrayLike | None = None) -> tuple[Ar
     (array([0.052,   nan]), array([0.548,   nan]))
     """
     scores = np.asarray(scores_RC, dtype=np.float64)
-    errors = np.full_like(scores, math.nan)
-    if errors_RC is not None:
-        errors = np.asarray(errors_RC, dtype=np.float64)
+    errors = np.full_like(scores, math.nan) if errors_RC is None else np.asarray(errors_RC, dtype=np.float64)
     present = ~np.isnan(scores)
     mean = np.where(present, scores, 0.0).sum(axis=0) / np.maximum(present.sum(axis=0), 1)
     # paired with zeros, the differences are the scores
@@ -215,14 +209,9 @@ class Difference:
         return replace(self, mean=-self.mean, low=-self.high, high=-self.low)
 
     @property
-    def excludes_zero(self) -> bool:
-        """Whether the printed interval excludes 0: readers decide by that."""
-        return excludes(self.low, self.high, 0.0, SCORE_DIGITS)
-
-    @property
     def settled(self) -> bool:
         """Whether the printed interval excludes 0, also by the p-value, which `corrected` has changed."""
-        return self.excludes_zero and self.p < ALPHA
+        return excludes(self.low, self.high, 0.0, SCORE_DIGITS) and self.p < ALPHA
 
 
 UNKNOWN = Difference(math.nan, math.nan, math.nan)

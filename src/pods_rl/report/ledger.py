@@ -83,7 +83,8 @@ class Ledger:
     def _add(self, rows: Sequence[Mapping[str, Any]], arm: Arm, run: str) -> bool:
         """Add a group if the page has room for it."""
         rollouts = [_rollout(row, index) for index, row in enumerate(rows)]
-        rollouts.sort(key=_rank)
+        # the highest reward first, those without a score last
+        rollouts.sort(key=lambda rollout: (math.inf if rollout.reward is None else -rollout.reward, rollout.index))
         texts_before = len(self._texts)
         first = rows[0]
         group = [
@@ -136,13 +137,6 @@ class _Rollout:
     text: str
     facts: str  # rewards by function, and length
     right: bool | None  # None without the reward accuracy
-
-
-def _rank(rollout: _Rollout) -> tuple[float, int]:
-    """Sort rollouts by reward, the highest first; those without a score come last."""
-    if rollout.reward is None:
-        return math.inf, rollout.index
-    return -rollout.reward, rollout.index
 
 
 def ledger_of(arms: Sequence[Arm], *, data_mb: float = DATA_MB, colours: Mapping[str, str] | None = None) -> Ledger:
@@ -201,25 +195,16 @@ def _shuffled_files(arm: Arm) -> list[tuple[Run, Path]]:
 
 def _rollout(row: Mapping[str, Any], position: int) -> _Rollout:
     index = finite(row.get("rollout"))
-    if index is None:
-        index = position
+    accuracy = finite(row.get("reward/accuracy"))
     return _Rollout(
-        index=int(index),
+        index=position if index is None else int(index),
         reward=rounded(row.get("reward"), 6),
         kept=bool(row.get("selected")),
         advantage=rounded(row.get("advantage"), 4),
         text=_middle_cut(conversation(row.get("messages")) or row.get("completion")),
         facts=" · ".join(_facts(row)),
-        right=_is_right(row),
+        right=(accuracy is not None and accuracy >= 1) if "reward/accuracy" in row else None,
     )
-
-
-def _is_right(row: Mapping[str, Any]) -> bool | None:
-    """Whether a rollout has full accuracy; None if its answer was not graded."""
-    if "reward/accuracy" not in row:
-        return None
-    accuracy = finite(row["reward/accuracy"])
-    return accuracy is not None and accuracy >= 1
 
 
 def _facts(row: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -86,7 +86,7 @@ class LivePage:
             return
         self._seen = (files, state)
         try:
-            if _has_runs(files):
+            if any(os.path.basename(file.path) in (CONFIG, STATUS) for file in files):  # as `is_run` recognizes a run
                 self._show(read_account([self._source], baseline=self._baseline), state)
                 self._made = True
                 return
@@ -130,26 +130,17 @@ class _File(NamedTuple):
     time: int  # of the last change, in nanoseconds
 
 
-def _has_runs(files: Iterable[_File]) -> bool:
-    """Whether there is a run, as `is_run` recognizes it."""
-    return any(os.path.basename(file.path) in (CONFIG, STATUS) for file in files)
-
-
 def _files(source: Path, depth: int = _DEPTH) -> Iterator[_File]:
     """Yield each file that a report may read, at most `depth` folders deep. As a report does, follow links."""
     with suppress(OSError):  # removed or replaced at this moment
         for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
             with suppress(OSError):  # also a loop of links
                 if entry.is_dir():
-                    if depth and not _is_skipped(entry.name):
+                    if depth and entry.name not in ("checkpoints", "report") and not entry.name.startswith("."):
                         yield from _files(Path(entry.path), depth - 1)
                 elif entry.name.endswith((".json", ".jsonl", ".yaml", ".parquet")):
                     about = entry.stat()
                     yield _File(entry.path, about.st_size, about.st_mtime_ns)
-
-
-def _is_skipped(folder: str) -> bool:
-    return folder in ("checkpoints", "report") or folder.startswith(".")
 
 
 def server(page: LivePage, port: int) -> ThreadingHTTPServer:

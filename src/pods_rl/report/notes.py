@@ -7,7 +7,7 @@ from collections import Counter
 from ..runs.speed import disturbed, speed_of
 from ..text import counted
 from .analysis import Analysis, ArmResult
-from .arms import Arm, damaged_files
+from .arms import damaged_files
 from .comparable import refusal, remarks
 from .intervals import FEWEST
 from .ledger import Ledger
@@ -73,10 +73,13 @@ def _unfinished_notes(analysis: Analysis) -> list[str]:
 def _curve_notes(analysis: Analysis, result: ArmResult) -> list[str]:
     """Return what is missing from an arm's curve."""
     arm = result.arm
+    run_count = len(arm.curve.runs) if arm.curve else 0
+    lines = []
+    if run_count < arm.run_count:
+        missing = arm.run_count - run_count
+        lines.append(f"{missing} of {arm.run_count} runs have no evaluation of {plain(analysis.metric)}.")
     if arm.curve is None:
-        return _silent_notes(analysis, arm, arm.run_count)
-    run_count = len(arm.curve.runs)
-    lines = _silent_notes(analysis, arm, arm.run_count - run_count)
+        return lines
     if not arm.is_trained:
         lines.append("no evaluation after its start.")
     if result.final and result.final.final_runs < run_count:
@@ -89,13 +92,6 @@ def _curve_notes(analysis: Analysis, result: ArmResult) -> list[str]:
             lines.append(f"several of its runs have seed {plain(seed)}. They may not be independent.")
             break
     return lines
-
-
-def _silent_notes(analysis: Analysis, arm: Arm, silent: int) -> list[str]:
-    """Return how many runs of an arm were never evaluated."""
-    if silent == 0:
-        return []
-    return [f"{silent} of {arm.run_count} runs have no evaluation of {plain(analysis.metric)}."]
 
 
 def _baseline_notes(analysis: Analysis) -> list[str]:

@@ -9,7 +9,7 @@ import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -22,7 +22,7 @@ from .analysis import Analysis
 from .charts import Panel, Styles
 from .ledger import Ledger
 from .tables import Table
-from .text import escaped, plain
+from .text import html_text, markdown, plain, terminal
 from .wording import Finding
 
 _SCRIPTS = (
@@ -67,7 +67,7 @@ def to_html(account: Account, *, live: int = 0) -> str:
         account: what the page says.
         live: the version of the page that `pods watch` serves, with a script that asks its server for a newer one.
     """
-    names = [*_SCRIPTS, _LIVE] if live else [*_SCRIPTS]
+    names = [*_SCRIPTS, _LIVE] if live else _SCRIPTS
     scripts = [Markup(_asset(name)) for name in names]  # trusted: files of the package
     style = Markup(_asset("vendor/uPlot.min.css") + _asset("templates/report.css"))
     policy = content_security_policy(style, *scripts, live=bool(live))
@@ -109,25 +109,14 @@ def _asset(name: str) -> str:
 @cache
 def _template() -> Template:
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_in_html
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=html_text
     )
     environment.filters["plain"] = plain
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     return environment.from_string(_asset("templates/report.html.j2"))
 
 
-def _in_html(value: Any) -> Any:
-    """Return what the template writes: a text by `escaped`, and our own markup and numbers as they are."""
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    return escaped(value, "html")
-
-
 # -------------------------------------------------------------------------------------------- Markdown
-
-
-markdown = partial(escaped, output="markdown")
-terminal = partial(escaped, output="terminal")
 
 
 def to_markdown(account: Account, pictures: Sequence[str] = ()) -> str:
@@ -140,7 +129,9 @@ def to_markdown(account: Account, pictures: Sequence[str] = ()) -> str:
     parts += [markdown(finding.sentence) for finding in others]
     for name, table in account.tables.items():
         if table.cells:
-            parts += [f"## {markdown(table.title)}", _markdown_table(table), markdown(table.note)]
+            alignments = ["---" if title in table.texts else "---:" for title in table.titles]
+            lines = [_row(table.titles), f"|{'|'.join(alignments)}|", *map(_row, table.cells)]
+            parts += [f"## {markdown(table.title)}", "\n".join(lines), markdown(table.note)]
         if name == "result":
             parts.append(_bullets(account.notes))
     for path in pictures:
@@ -154,12 +145,6 @@ def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {markdown(line)}" for line in lines)
 
 
-def _markdown_table(table: Table) -> str:
-    alignments = ["---" if title in table.texts else "---:" for title in table.titles]
-    lines = [_row(table.titles), f"|{'|'.join(alignments)}|", *map(_row, table.cells)]
-    return "\n".join(lines)
-
-
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(map(markdown, cells))} |"
 
@@ -169,13 +154,10 @@ def _row(cells: Sequence[str]) -> str:
 
 def print_account(account: Account, console: Console) -> None:
     """Print the result in at most 80 columns: its table and the notes."""
-    parts: list[RichTable | str] = []
     if account.tables["result"].cells:
-        parts.append(_terminal_table(account.tables["result"]))
+        _print(_terminal_table(account.tables["result"]), console)
     for note in account.notes:
-        parts.append(f"[yellow]Note:[/yellow] {terminal(note)}")
-    for part in parts:
-        _print(part, console)
+        _print(f"[yellow]Note:[/yellow] {terminal(note)}", console)
 
 
 def print_findings(account: Account, console: Console) -> None:

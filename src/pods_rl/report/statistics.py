@@ -7,7 +7,6 @@ that checkpoint (it failed or was killed earlier, or it still trains).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -137,17 +136,6 @@ class Curve:
         """Standard error that the evaluations give the mean at each checkpoint, ``[C]``; NaN if it is unknown."""
         return error_of_mean(np.where(np.isnan(self.scores), math.nan, self.errors))
 
-    def in_order(self, order: Sequence[int]) -> Curve:
-        """Return the curve of some of its runs, in this order."""
-        return replace(
-            self,
-            runs=tuple(self.runs[run] for run in order),
-            seconds=self.seconds[order],
-            scores=self.scores[order],
-            errors=self.errors[order],
-            ended=None if self.ended is None else self.ended[order],
-        )
-
     def has_mean(self, due: float) -> bool:
         """Whether enough runs have a score at a nominal second (`mean_curve`)."""
         scores, _ = self.at(due)
@@ -155,19 +143,14 @@ class Curve:
 
     def last(self, horizon: float = math.inf) -> int | None:
         """Return the last checkpoint with a mean, no later than ``horizon`` nominal seconds; None if there is none."""
-        has_mean = ~np.isnan(self.mean)
-        usable = np.flatnonzero(has_mean & (self.due <= horizon * SAME_MOMENT))
-        if len(usable) == 0:
-            return None
-        return int(usable[-1])
+        usable = np.flatnonzero(~np.isnan(self.mean) & (self.due <= horizon * SAME_MOMENT))
+        return int(usable[-1]) if len(usable) else None
 
     @property
     def end(self) -> float:
         """Nominal seconds of the last checkpoint with a mean; NaN if there is none."""
         at = self.last()
-        if at is None:
-            return math.nan
-        return float(self.due[at])
+        return math.nan if at is None else float(self.due[at])
 
     def at(self, due: float) -> tuple[Array, Array]:
         """Return score and standard error of each run at a nominal second, each ``[R]``.

@@ -20,7 +20,7 @@ from .analysis import Analysis, ArmResult, Pair
 from .arms import HOUR, LENGTH, Arm, rollouts_of
 from .comparable import OWN_TO_A_RUN, task_of
 from .intervals import UNKNOWN
-from .text import as_text, duration, escaped, finite, finite_numbers, number, plain, tally, unit_for, words
+from .text import as_text, csv_text, duration, finite, finite_numbers, number, plain, tally, unit_for, words
 from .wording import (
     LEVEL_MARGIN,
     difference_text,
@@ -79,7 +79,7 @@ class Table:
         """Return raw values; a missing value is an empty field, a bool is true or false, a text is not a formula."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(escaped(plain(key), "csv") for key in self.keys)
+        writer.writerow(csv_text(plain(key)) for key in self.keys)
         for row in self.rows:
             writer.writerow(_raw(row.get(key)) for key in self.keys)
         return text.getvalue()
@@ -94,7 +94,7 @@ def _raw(value: Any) -> Any:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.10g}"
     if isinstance(value, str):
-        return escaped(value, "csv")
+        return csv_text(value)
     return value
 
 
@@ -122,15 +122,17 @@ def result_table(analysis: Analysis) -> Table:
     results = analysis.results if has_rows else ()
     score = f"final {words(analysis.metric)}, 95 % interval"
     terminal = {ARM: ARM, "task": "task", score: "final [95 %]", "at": "at", "seconds per step": "per step"}
+    finals = [result.final for result in analysis.scored if result.final]
+    unit = unit_for(max((final.final_seconds for final in finals), default=0.0))
     cells = _names(results)
     cells[score] = [result_text(analysis, result) for result in results]
-    if _has_several_ends(analysis):
-        cells["at"] = _ends(analysis, results)
+    if len({final.final_due for final in finals}) > 1:
+        cells["at"] = [duration(result.final.final_due if result.final else math.nan, unit) for result in results]
     cells["seconds per step"] = [step_text(result.cost) for result in results]
     notes = []
     if analysis.level is not None and analysis.baseline is not None:
         target = f"to {level_text(analysis)}"
-        cells[f"time {target}"] = [time_to_level_text(result, _unit(analysis)) for result in results]
+        cells[f"time {target}"] = [time_to_level_text(result, unit) for result in results]
         terminal[f"time {target}"] = target
         notes.append(
             f"Time {target}: when the mean curve first has 99 % of {analysis.baseline.label}’s peak, on straight lines "
@@ -208,22 +210,6 @@ def _scores(analysis: Analysis, rows: Sequence[Row], key: str, metric: str = "")
     return ["–" if score is None else score_text(analysis, metric or analysis.metric, score) for score in scores]
 
 
-def _has_several_ends(analysis: Analysis) -> bool:
-    """Whether the final scores are at different times."""
-    return len({result.final.final_due for result in analysis.scored if result.final}) > 1
-
-
-def _unit(analysis: Analysis) -> str:
-    """Return the unit of the times of a table of arms."""
-    return unit_for(max((result.final.final_seconds for result in analysis.scored if result.final), default=0.0))
-
-
-def _ends(analysis: Analysis, results: Sequence[ArmResult]) -> list[str]:
-    """Return the times of the final scores as cells."""
-    unit = _unit(analysis)
-    return [duration(result.final.final_due if result.final else math.nan, unit) for result in results]
-
-
 def _arm_row(analysis: Analysis, result: ArmResult) -> Row:
     arm = result.arm
     n, m = rollouts_of(arm.config)
@@ -236,11 +222,14 @@ def _arm_row(analysis: Analysis, result: ArmResult) -> Row:
         "runs": arm.run_count,
         "unfinished": arm.unfinished,
     }
-    row |= _other_scores(result)
+    final = result.final
+    for metric, curve in arm.curves.items():  # scores by the other metrics, where the final score is
+        if curve is not arm.curve:
+            at = curve.last(final.final_due if final else math.inf)
+            row[metric] = math.nan if at is None else float(curve.mean[at])
     cost = result.cost
     if cost:
         row |= {"steps": cost.steps, "seconds_per_step": cost.seconds_per_step, "other": cost.other, **cost.phases}
-    final = result.final
     if final:
         row |= asdict(final)
         row |= {"final_hours": final.final_seconds / HOUR, "peak_hours": final.peak_seconds / HOUR}
@@ -248,17 +237,6 @@ def _arm_row(analysis: Analysis, result: ArmResult) -> Row:
         time = result.time_to_level
         row |= {"threshold": analysis.level, "hours_to_p99": time / HOUR if math.isfinite(time) else None}
     return row
-
-
-def _other_scores(result: ArmResult) -> Row:
-    """Return the score by each metric other than the compared one, where the final score is."""
-    horizon = result.final.final_due if result.final else math.inf
-    scores: Row = {}
-    for metric, curve in result.arm.curves.items():
-        if curve is not result.arm.curve:
-            at = curve.last(horizon)
-            scores[metric] = math.nan if at is None else float(curve.mean[at])
-    return scores
 
 
 # -------------------------------------------------------------------------------- pairs, speedups and curves
@@ -359,8 +337,7 @@ def _runs(analysis: Analysis) -> list[tuple[Arm, Run]]:
 
 
 def _last_score(run: Run, metric: str) -> float:
-    scores = finite_numbers(row.get(metric) for row in run.evals)
-    return scores[-1] if scores else math.nan
+    return [math.nan, *finite_numbers(row.get(metric) for row in run.evals)][-1]
 
 
 def _share_cell(progress: Progress) -> str:

@@ -1,4 +1,4 @@
-"""Formatting and parsing of names, numbers and times. Names may be hostile: outputs pass them through ``escaped``."""
+"""Formatting and parsing of names, numbers and times. Names may be hostile: each output escapes them in its own way."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from rich.markup import escape
+from markupsafe import Markup
+
+from ..text import safe_text
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
@@ -20,6 +22,7 @@ _FORMULA = re.compile(r"'*\s*[=+\-@＝＋－＠]")
 
 _WORDS = {"both_accuracy": "answer and format right", "mean_completion_tokens": "mean completion length (tokens)"}
 _LARGEST = 1e15  # squares and sums of logged numbers below it stay finite
+_LONGEST = 2000  # characters of a line
 
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}  # seconds in each unit of time
 
@@ -31,62 +34,63 @@ def plain(text: object, limit: int = 60) -> str:
     ('grpo [31m', 'abc…')
     """
     line = _CONTROL.sub(" ", str(text)).strip()
-    if len(line) > limit:
-        line = line[: limit - 1] + "…"
-    return line
+    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
-def escaped(text: object, output: Literal["html", "markdown", "terminal", "csv"]) -> str:
-    """Return text as an output may hold it: every name, setting, reason and sentence goes through here.
+def html_text(value: Any) -> Any:
+    """Return text of the page on one line, which the template escapes; our own markup and numbers as they are.
 
-    For CSV, a text that a spreadsheet would run as a formula begins with an apostrophe, which `from_csv_text` removes,
-    and a number stays a number. Other outputs get one line without control characters. The page's template escapes
-    what HTML reads. In it, no line ends between a number and its percent sign.
-
-    >>> escaped("a|b <i>", "markdown"), escaped("[red]", "terminal"), escaped("=1+1", "csv"), escaped("-1e-5", "csv")
-    ('a\\\\|b &lt;i&gt;', '\\\\[red]', "'=1+1", '-1e-5')
+    No line ends between a number and its percent sign.
     """
-    if output == "csv":
-        cell = str(text)
-        return f"'{cell}" if _FORMULA.match(cell) and not _NUMBER.fullmatch(cell) else cell
-    line = plain(text, limit=2000)
-    if output == "html":
-        return line.replace(" %", "\u00a0%")
-    if output == "markdown":
-        return _MARKDOWN.sub(r"\\\1", html.escape(line, quote=False))
-    return escape(line)
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return plain(value, _LONGEST).replace(" %", "\u00a0%")
+
+
+def markdown(text: object) -> str:
+    """Return text for Markdown, on one line.
+
+    >>> markdown("a|b <i>")
+    'a\\\\|b &lt;i&gt;'
+    """
+    return _MARKDOWN.sub(r"\\\1", html.escape(plain(text, _LONGEST), quote=False))
+
+
+def terminal(text: object) -> str:
+    """Return text for `console().print`, on one line."""
+    return safe_text(plain(text, _LONGEST))
+
+
+def csv_text(text: str) -> str:
+    """Return text for a CSV: one that a spreadsheet would run as a formula begins with an apostrophe.
+
+    >>> csv_text("=1+1"), csv_text("-1e-5")
+    ("'=1+1", '-1e-5')
+    """
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
 def from_csv_text(text: str) -> str:
-    """Return the text that `escaped` has written to a CSV.
+    """Return the text that `csv_text` has changed.
 
     >>> from_csv_text("'=1+1"), from_csv_text("'t is")
     ('=1+1', "'t is")
     """
-    if text.startswith("'") and _FORMULA.match(text):
-        return text[1:]
-    return text
+    return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
-def in_order(value: Any) -> str:
-    """Return a setting as JSON with sorted keys; a value that JSON cannot hold as Python writes it."""
+def as_text(value: Any) -> str:
+    """Return a setting as text: any other value as JSON with sorted keys, or as Python writes it."""
+    if isinstance(value, str):
+        return value
     try:
         return json.dumps(value, sort_keys=True, default=str)
     except (TypeError, ValueError, RecursionError):
         return repr(value)
 
 
-def as_text(value: Any) -> str:
-    """Return a setting as text: a text as it is, anything else by `in_order`."""
-    return value if isinstance(value, str) else in_order(value)
-
-
 def words(metric: str) -> str:
-    """Return a metric's name for display.
-
-    >>> words("answer_accuracy"), words("both_accuracy")
-    ('answer accuracy', 'answer and format right')
-    """
+    """Return a metric's name for display."""
     return _WORDS.get(metric) or plain(metric).replace("_", " ")
 
 
@@ -131,17 +135,11 @@ def finite(value: object) -> float | None:
         number = float(value)
     except (ValueError, OverflowError):
         return None
-    if abs(number) < _LARGEST:  # false for NaN
-        return number
-    return None
+    return number if abs(number) < _LARGEST else None  # false for NaN
 
 
 def tally(counts: Iterable[tuple[str, int]]) -> str:
-    """Return how many there are of each state.
-
-    >>> tally([("failed", 2), ("stopped", 1)])
-    '2 failed, 1 stopped'
-    """
+    """Return how many there are of each state, such as ``2 failed, 1 stopped``."""
     return ", ".join(f"{count} {plain(state, limit=20)}" for state, count in counts)
 
 
@@ -152,25 +150,12 @@ def listed(names: Sequence[str]) -> str:
 
 
 def finite_numbers(values: Iterable[object]) -> list[float]:
-    """Return the numbers among logged values.
-
-    >>> finite_numbers([0.5, None, "x", 2])
-    [0.5, 2.0]
-    """
-    numbers = []
-    for value in values:
-        number = finite(value)
-        if number is not None:
-            numbers.append(number)
-    return numbers
+    """Return the numbers among logged values."""
+    return [number for number in map(finite, values) if number is not None]
 
 
 def rounded(value: object, digits: int = 5) -> float | None:
-    """Return a number rounded to significant digits; None if the value is not a number.
-
-    >>> rounded(0.123456789), rounded(float("nan"))
-    (0.12346, None)
-    """
+    """Return a number rounded to significant digits; None if the value is not a number."""
     number = finite(value)
     return None if number is None else significant(number, digits)
 
@@ -199,18 +184,11 @@ def number(value: object, digits: int = 3) -> str:
     if math.isinf(value):
         return "∞"
     text = f"{value:.{digits}f}"
-    is_zero = not text.strip("-0.")
-    if is_zero:
-        text = text.removeprefix("-")
-    return text
+    return text if text.strip("-0.") else text.removeprefix("-")  # no negative zero
 
 
 def percent(share: float) -> str:
-    """Format a share in percent, with one decimal.
-
-    >>> percent(0.78349)
-    '78.3 %'
-    """
+    """Format a share in percent, with one decimal."""
     return f"{number(100 * share, 1)} %"
 
 
@@ -221,9 +199,7 @@ def signed(value: float, digits: int) -> str:
     ('+5.2', '-0.5', '0.0')
     """
     text = number(value, digits)
-    if value > 0 and text.strip("0."):
-        return f"+{text}"
-    return text
+    return f"+{text}" if value > 0 and text.strip("0.") else text
 
 
 def two_digits(value: float) -> str:
@@ -239,20 +215,10 @@ def two_digits(value: float) -> str:
 
 
 def interval(low: float, high: float, digits: int) -> str:
-    """Format an interval.
-
-    >>> interval(1.0, 2.6666, 2)
-    '[1.00, 2.67]'
-    """
+    """Format an interval, such as ``[1.00, 2.67]``."""
     return f"[{number(float(low), digits)}, {number(float(high), digits)}]"
 
 
 def with_interval(value: str, low: float, high: float, digits: int) -> str:
-    """Return a formatted number with its interval, alone if there is no interval.
-
-    >>> with_interval("1.50x", 1.0, 2.6666, 2), with_interval("1.50x", float("nan"), float("nan"), 2)
-    ('1.50x [1.00, 2.67]', '1.50x')
-    """
-    if math.isnan(low) or math.isnan(high):
-        return value
-    return f"{value} {interval(low, high, digits)}"
+    """Return a formatted number with its interval, alone if there is no interval."""
+    return value if math.isnan(low) or math.isnan(high) else f"{value} {interval(low, high, digits)}"
