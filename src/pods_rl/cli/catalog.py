@@ -17,13 +17,10 @@ from ..recipe.catalog import accelerate_configs, read_arm
 from ..recipe.schema import parse_overrides
 from ..text import console, plain_text, safe_text, short, suggest
 from ..yaml_files import dump_yaml
-from .train import working
+from .train import show_notes, working
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from ..tasks.task import SplitCheck
-
 
 _REFUSALS_SHOWN = 10
 _USES = {
@@ -128,8 +125,7 @@ def tasks(context: typer.Context) -> None:
     for task in brought("task", damaged):
         out.print(f"[bold]{safe_text(task.name)}[/bold]\n  {safe_text(task.path)}")
         out.print(f"  from     the package {safe_text(task.package)}")
-    for note in damaged:
-        out.print(f"[yellow]Note:[/yellow] {safe_text(note)}", soft_wrap=not out.is_terminal)
+    show_notes(damaged)
 
 
 @tasks_app.command(
@@ -177,21 +173,15 @@ def _check_task(settings: Mapping[str, Any], out: Console) -> bool:
     for split in ("train", "test"):
         with working(f"grading the gold answers of the {split} split", in_log=False):
             result = check_split(task, split)
-        out.print(f"  {split:<5} {_counts_of(result)}")
+        text = f"{result.prompts:>5} prompts, {result.accepted:>5} gold answers accepted"
+        if result.refused:
+            text += f", {len(result.refused)} refused"
+        if result.unknown:
+            text += f", {result.unknown} not checked"
+        out.print(f"  {split:<5} {text}, mean reward {result.reward:.4g}")
         for row, gold in result.refused[:_REFUSALS_SHOWN]:
             out.print(f"        row {row} (counted from 1): [red]not accepted:[/red] {safe_text(repr(gold))}")
-        if result.refused:
-            sound = False
+        sound = sound and not result.refused
     for note in task.notes:
         out.print(f"  [yellow]note:[/yellow] {safe_text(note)}", soft_wrap=not out.is_terminal)
     return sound
-
-
-def _counts_of(result: SplitCheck) -> str:
-    """Return how many gold answers of a split are accepted, and what an accepted one is rewarded, on one line."""
-    text = f"{result.prompts:>5} prompts, {result.accepted:>5} gold answers accepted"
-    if result.refused:
-        text += f", {len(result.refused)} refused"
-    if result.unknown:
-        text += f", {result.unknown} not checked"
-    return f"{text}, mean reward {result.reward:.4g}"

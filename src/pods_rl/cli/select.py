@@ -92,10 +92,7 @@ def select(
         raise UserError("--rows counts the rows of a batch: add --selection batch, or give -m for those of a group.")
     with working("reading the rollouts", in_log=False):
         rows = read_rollouts(rollouts, group_by, reward_key)
-        if selection == "batch":
-            kept = keep_of_batches(rows, keep, batch_rows, rule, advantages, seed)
-        else:
-            kept = keep_best(rows, keep, rule, advantages, seed)
+        kept = keep_rows(rows, keep, batch_rows, rule, advantages, seed, over_batch=selection == "batch")
     if output is not None:
         # our keys come first, which marks the file as ours, and replace those of the same name in the row
         lines = [additions | rows[place].values | additions for place, additions in kept.items()]
@@ -190,62 +187,45 @@ def _rollout(item: bytes | dict[str, Any], file: str, place: str, group_by: str,
     return Rollout(values, file, file + group, float(reward))
 
 
-def keep_best(rows: list[Rollout], keep: int, rule: str, when: str, seed: int) -> dict[int, dict[str, Any]]:
-    """Select in every group; return rank and advantage of each kept row, by its place. Rank 1 is the highest reward."""
-    import torch
-
-    from .. import selection
-
-    selection.get_rule(rule)
-    added: dict[int, dict[str, Any]] = {}
-    generator = torch.Generator().manual_seed(seed)
-    for group in _places_by(rows, "group"):
-        rewards_1N = torch.tensor([[rows[place].reward for place in group]], dtype=torch.float64)  # [1, N]
-        try:
-            chosen = selection.select(rewards_1N, min(keep, len(group)), rule, generator)
-            advantages_1M = selection.advantages(rewards_1N, chosen, when=when)  # type: ignore[arg-type]
-        except (TypeError, ValueError) as error:
-            raise UserError(f"Cannot select: {error}") from error
-        places = [group[index] for index in chosen.indices[0].tolist()]
-        added |= _additions(rows, dict(zip(places, advantages_1M[0].tolist(), strict=True)))
-    return dict(sorted(added.items()))
-
-
-def keep_of_batches(
-    rows: list[Rollout], keep: int, batch_rows: int | None, rule: str, when: str, seed: int
+def keep_rows(
+    rows: list[Rollout], keep: int, batch_rows: int | None, rule: str, when: str, seed: int, *, over_batch: bool
 ) -> dict[int, dict[str, Any]]:
-    """Select over the groups of each file; return rank and advantage of each kept row, by its place.
+    """Select in every group, or over the groups of each file; return rank and advantage of each kept row, by its place.
 
-    Args:
-        rows: of all files.
-        keep: m, of which a batch keeps m times its groups, or all rows if it has fewer.
-        batch_rows: R, the rows to keep of each batch instead. If None, m decides.
-        rule: a rule over a batch.
-        when: as of `selection.advantages`.
-        seed: of rules that draw.
+    A batch keeps `batch_rows`, or `keep` times its groups, or all rows if it has fewer.
     """
     import torch
 
     from .. import selection
 
-    selection.get_batch_rule(rule)
+    if over_batch:
+        selection.get_batch_rule(rule)
+    else:
+        selection.get_rule(rule)
     added: dict[int, dict[str, Any]] = {}
     generator = torch.Generator().manual_seed(seed)
-    for batch in _places_by(rows, "file"):
+    for batch in _places_by(rows, "file" if over_batch else "group"):
         groups = [[batch[index] for index in group] for group in _places_by([rows[place] for place in batch], "group")]
         rewards = [torch.tensor([rows[place].reward for place in group], dtype=torch.float64) for group in groups]
         rewards_PN = torch.nn.utils.rnn.pad_sequence(rewards, batch_first=True, padding_value=math.nan)
-        rows_to_keep = min(keep * len(groups), len(batch)) if batch_rows is None else batch_rows
+        chosen: selection.Selection | selection.BatchSelection
         try:
-            if rows_to_keep > len(batch):
-                raise ValueError(f"--rows {rows_to_keep} is more than the {len(batch)} rollouts of a batch. Lower it.")
-            chosen = selection.select_batch(rewards_PN, rows_to_keep, rule, generator=generator)
-            advantages_R = selection.advantages(rewards_PN, chosen, when=when)  # type: ignore[arg-type]
+            if over_batch:
+                rows_to_keep = min(keep * len(groups), len(batch)) if batch_rows is None else batch_rows
+                if rows_to_keep > len(batch):
+                    raise ValueError(
+                        f"--rows {rows_to_keep} is more than the {len(batch)} rollouts of a batch. Lower it."
+                    )
+                chosen = selection.select_batch(rewards_PN, rows_to_keep, rule, generator=generator)
+                kept = chosen.mask().nonzero().tolist()
+            else:
+                chosen = selection.select(rewards_PN, min(keep, len(batch)), rule, generator)
+                kept = [[0, index] for index in chosen.indices[0].tolist()]
+            advantages = selection.advantages(rewards_PN, chosen, when=when)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             raise UserError(f"Cannot select: {error}") from error
-        kept = chosen.mask().nonzero().tolist()
         places = [groups[prompt][rollout] for prompt, rollout in kept]
-        added |= _additions(rows, dict(zip(places, advantages_R.tolist(), strict=True)))
+        added |= _additions(rows, dict(zip(places, advantages.flatten().tolist(), strict=True)))
     return dict(sorted(added.items()))
 
 
@@ -258,37 +238,23 @@ def _places_by(rows: list[Rollout], name: str) -> list[list[int]]:
 
 
 def _additions(rows: list[Rollout], advantages: dict[int, float]) -> dict[int, dict[str, Any]]:
-    """Return rank, within its group, and advantage of each kept row by its place."""
+    """Return rank, within its group, and advantage of each kept row by its place; rank 1 is the highest reward."""
+
+    def order(place: int) -> tuple[float, int]:
+        reward = rows[place].reward
+        return (math.inf if math.isnan(reward) else -reward, place)  # unscored ones last, ties in the file's order
+
     added: dict[int, dict[str, Any]] = {}
     ranks: Counter[str] = Counter()
-    for place in _by_reward(rows, list(advantages)):
+    for place in sorted(advantages, key=order):
         group = rows[place].group
         ranks[group] += 1
         added[place] = {"selected_rank": ranks[group], "advantage": advantages[place]}
     return added
 
 
-def _by_reward(rows: list[Rollout], places: list[int]) -> list[int]:
-    """Return places in order of their rewards, highest first; unscored ones last, ties in the file's order."""
-
-    def order(place: int) -> tuple[bool, float, int]:
-        reward = rows[place].reward
-        if math.isnan(reward):
-            return True, 0.0, place
-        return False, -reward, place
-
-    return sorted(places, key=order)
-
-
 def _summarise(rows: list[Rollout], kept: dict[int, dict[str, Any]], keep: int | None, output: str | None) -> None:
-    """Print how many rows and groups there are, their mean rewards, and where the kept rows are.
-
-    Args:
-        rows: of the input.
-        kept: what is added to each kept row, by its place.
-        keep: m of each group. If None, the groups of a batch keep different numbers.
-        output: where the kept rows were written.
-    """
+    """Print rows, groups, mean rewards and where the kept rows are. Without `keep` they are kept of a batch."""
     out = console(stderr=output in ("-", "/dev/stdout"))
     for name, part in (("all", rows), ("kept", [rows[place] for place in kept])):
         scored = [row.reward for row in part if not math.isnan(row.reward)]
