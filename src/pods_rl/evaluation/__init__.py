@@ -15,7 +15,7 @@ from ..distributed.processes import gather, own_rows
 from ..loading.prompts import encode, render, tool_options
 from ..loading.turns import TurnReader
 from ..tasks import Grade, Task, last_turn
-from .conversation import Conversation, converse
+from .conversation import converse
 from .sampling import Completion, GenerateSampler, RowsDone, Sampler, Sampling
 
 __all__ = [
@@ -68,7 +68,16 @@ def evaluate(
     if task.converses:
         with_options = replace(sampling, chat_template_kwargs=options)
         conversations = converse(sampler, task, list(picked), rows, with_options, done, loop)
-        sampled = [_from_conversation(conversation, turns) for conversation in conversations]
+        sampled = [
+            _Sampled(
+                prompt=conversation.prompt,
+                completion=Completion(last_turn(conversation.messages), conversation.tokens, conversation.ended),
+                graded_text=turns.text(conversation.prompt, conversation.messages, conversation.ids),
+                messages=json.dumps(conversation.messages, ensure_ascii=False, default=str),
+                environment_reward=conversation.reward,
+            )
+            for conversation in conversations
+        ]
     else:
         prompts_text = []
         prompts_ids = []
@@ -81,7 +90,33 @@ def evaluate(
             _Sampled(text, completion, turns.text(text, completion.text, completion.ids))
             for text, completion in zip(prompts_text, completions, strict=True)
         ]
-    answers_here = _graded(task, sampling, rows, repeats, list(picked["answer"]), sampled)
+    golds = list(picked["answer"])
+    texts = [row.graded_text for row in sampled]
+    environment_rewards = [row.environment_reward for row in sampled] if task.converses else None
+    # right or not, or their rewards if nothing says which are right
+    grades = [Grade(answer=False, format=False)] * len(texts)
+    parts: list[dict[str, float]] = [{}] * len(texts)
+    if task.answer is None:
+        tokens = [row.completion.tokens for row in sampled]
+        parts = task.reward_parts(texts, golds, tokens, sampling.max_completion_length, environment_rewards)
+    else:
+        grades = task.grade(texts, golds, environment_rewards)
+    answers_here = [
+        Answer(
+            index=row // repeats,
+            repeat=row % repeats,
+            prompt=sample.prompt,
+            answer=gold,
+            completion=sample.completion.text,
+            answer_right=grade.answer,
+            format_kept=grade.format,
+            completion_tokens=sample.completion.tokens,
+            ended=sample.completion.ended,
+            messages=sample.messages,
+            rewards=rewards,
+        )
+        for row, sample, gold, grade, rewards in zip(rows, sampled, golds, grades, parts, strict=True)
+    ]
     answers = sorted(gather(answers_here), key=lambda answer: (answer.index, answer.repeat))
     seconds = time.perf_counter() - started
     return summarise(answers, repeats=repeats, temperature=sampling.temperature, seconds=seconds)
@@ -100,56 +135,6 @@ class _Sampled:
     graded_text: str
     messages: str = ""
     environment_reward: float | None = None
-
-
-def _from_conversation(conversation: Conversation, turns: TurnReader) -> _Sampled:
-    completion = Completion(last_turn(conversation.messages), conversation.tokens, conversation.ended)
-    return _Sampled(
-        prompt=conversation.prompt,
-        completion=completion,
-        graded_text=turns.text(conversation.prompt, conversation.messages, conversation.ids),
-        messages=json.dumps(conversation.messages, ensure_ascii=False, default=str),
-        environment_reward=conversation.reward,
-    )
-
-
-def _graded(
-    task: Task,
-    sampling: Sampling,
-    rows: Sequence[int],
-    repeats: int,
-    golds: Sequence[str],
-    sampled: Sequence[_Sampled],
-) -> list[Answer]:
-    """Return the graded completions of these rows: right or not, or their rewards if nothing says which are right."""
-    texts = [row.graded_text for row in sampled]
-    environment_rewards = [row.environment_reward for row in sampled] if task.converses else None
-    grades = [Grade(answer=False, format=False)] * len(texts)
-    parts: list[dict[str, float]] = [{}] * len(texts)
-    if task.answer is None:
-        tokens = [row.completion.tokens for row in sampled]
-        parts = task.reward_parts(texts, golds, tokens, sampling.max_completion_length, environment_rewards)
-    else:
-        grades = task.grade(texts, golds, environment_rewards)
-    answers = []
-    for place, row in enumerate(rows):
-        completion = sampled[place].completion
-        answers.append(
-            Answer(
-                index=row // repeats,
-                repeat=row % repeats,
-                prompt=sampled[place].prompt,
-                answer=golds[place],
-                completion=completion.text,
-                answer_right=grades[place].answer,
-                format_kept=grades[place].format,
-                completion_tokens=completion.tokens,
-                ended=completion.ended,
-                messages=sampled[place].messages,
-                rewards=parts[place],
-            )
-        )
-    return answers
 
 
 @dataclass(frozen=True)
@@ -269,10 +254,12 @@ def pass_at_k(repeats: int, right: int, k: int) -> float:
 def summarise(answers: Sequence[Answer], *, repeats: int, temperature: float, seconds: float) -> Evaluation:
     """Return the means and standard errors of graded completions, `repeats` per prompt, sorted by prompt."""
     groups = [answers[start : start + repeats] for start in range(0, len(answers), repeats)]
-    rewards = {name: mean_and_error([_mean_reward(name, group) for group in groups]) for name in answers[0].rewards}
+    rewards = {}
+    for name in answers[0].rewards:
+        rewards[name] = mean_and_error([statistics.fmean(row.rewards[name] for row in group) for group in groups])
+    pass_at = {}
     if rewards:  # nothing says which answers are right
         accuracy = format_accuracy = both_accuracy = (math.nan, math.nan)
-        pass_at = {}
     else:
         right_counts = [sum(answer.answer_right for answer in group) for group in groups]
         right_shares = [right / repeats for right in right_counts]
@@ -283,7 +270,8 @@ def summarise(answers: Sequence[Answer], *, repeats: int, temperature: float, se
         accuracy = mean_and_error(right_shares)
         format_accuracy = mean_and_error(format_shares)
         both_accuracy = mean_and_error(both_shares)
-        pass_at = _pass_at_powers_of_two(repeats, right_counts)
+        for k in (2**power for power in range(1, repeats.bit_length())):  # 2, 4, 8 and so on, up to `repeats`
+            pass_at[k] = mean_and_error([pass_at_k(repeats, right, k) for right in right_counts])
     return Evaluation(
         accuracy=accuracy[0],
         accuracy_se=accuracy[1],
@@ -301,20 +289,6 @@ def summarise(answers: Sequence[Answer], *, repeats: int, temperature: float, se
         answers=answers,
         rewards=rewards,
     )
-
-
-def _pass_at_powers_of_two(repeats: int, right_counts: Sequence[int]) -> dict[int, tuple[float, float]]:
-    """Map k = 2, 4, 8 and so on, up to `repeats`, to pass@k and its standard error over prompts."""
-    pass_at = {}
-    k = 2
-    while k <= repeats:
-        pass_at[k] = mean_and_error([pass_at_k(repeats, right, k) for right in right_counts])
-        k *= 2
-    return pass_at
-
-
-def _mean_reward(name: str, group: Sequence[Answer]) -> float:
-    return statistics.fmean(answer.rewards[name] for answer in group)
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:

@@ -32,7 +32,6 @@ from ..runs import to_json, write_parquet
 from ..runs.environment import git_commit
 from ..runs.files import encoded, open_own
 from ..tasks import Task
-from ..tasks.task import Messages
 from ..text import counted
 from . import Evaluation, evaluate
 from .sampling import GenerateSampler, RowsDone, Sampler, Sampling, VLLMSampler, sampling_of
@@ -204,7 +203,7 @@ def _describe(recipe: Recipe, policy: Policy, sampler: Sampler, sampling: Sampli
     system_prompt = None
     if not isinstance(first_prompt, str):
         chat_template = sampler.tokenizer.chat_template
-        system_prompt = _system_prompt(first_prompt)
+        system_prompt = next((str(turn["content"]) for turn in first_prompt if turn.get("role") == "system"), None)
     on_cpu = recipe.values.get("use_cpu") or not torch.cuda.is_available()
     device = "cpu" if on_cpu else torch.cuda.get_device_name()
     autocast = torch.is_autocast_enabled("cpu" if on_cpu else "cuda")
@@ -235,11 +234,3 @@ def _describe(recipe: Recipe, policy: Policy, sampler: Sampler, sampling: Sampli
         "task_hashes": {task.name: hashlib.sha256(rows.encode()).hexdigest()},
         "git_hash": git_commit(),
     }
-
-
-def _system_prompt(messages: Messages) -> str | None:
-    """Return the content of the first system message; None if there is none."""
-    for message in messages:
-        if message.get("role") == "system":
-            return str(message["content"])
-    return None

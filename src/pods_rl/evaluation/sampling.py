@@ -162,15 +162,10 @@ class GenerateSampler:
 
     def _cut(self, ids: list[int]) -> Completion:
         """Return the completion up to its first end token."""
-        length = len(ids)
-        ended = False
-        for place, token in enumerate(ids):
-            if token in self._ends:
-                length = place + 1
-                ended = True
-                break
+        length = next((place for place, token in enumerate(ids, start=1) if token in self._ends), None)
         kept = ids[:length]
-        return Completion(self.tokenizer.decode(kept, skip_special_tokens=True), length, ended, kept)
+        text = self.tokenizer.decode(kept, skip_special_tokens=True)
+        return Completion(text, len(kept), length is not None, kept)
 
 
 class VLLMSampler:
@@ -227,19 +222,19 @@ class VLLMSampler:
         self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], sampling: Sampling, done: RowsDone
     ) -> list[Completion]:
         """Complete each prompt, in order (see `Sampler`); all rows are one batch, which vLLM schedules."""
-        params = [self._parameters(row, sampling) for row in rows]
+        params = [
+            self._vllm.SamplingParams(
+                n=1,
+                temperature=sampling.temperature,
+                top_p=1.0,
+                top_k=0,
+                max_tokens=sampling.max_completion_length,
+                seed=(1_000_003 * sampling.seed + row) % 2**31,  # the rows of the next evaluation have other seeds
+            )
+            for row in rows
+        ]
         requests = [{"prompt_token_ids": list(ids)} for ids in prompts_ids]
         outputs = self._llm.generate(requests, sampling_params=params, use_tqdm=False, lora_request=self._lora)
         done(len(rows), len(rows))
         firsts = [output.outputs[0] for output in outputs]
         return [Completion(first.text, len(first.token_ids), first.finish_reason == "stop") for first in firsts]
-
-    def _parameters(self, row: int, sampling: Sampling) -> Any:
-        return self._vllm.SamplingParams(
-            n=1,
-            temperature=sampling.temperature,
-            top_p=1.0,
-            top_k=0,
-            max_tokens=sampling.max_completion_length,
-            seed=(1_000_003 * sampling.seed + row) % 2**31,  # the rows of the next evaluation have other seeds
-        )

@@ -234,26 +234,13 @@ def _read_side(text: str, preferred: Side) -> Side | None:
                 coefficient = Fraction(number[1] or number[2])
             except ZeroDivisionError:
                 return None
-        species = _likeliest(_readings(formula), preferred)
-        if species is None:
+        # the likeliest first; several where a plain sign follows a digit
+        readings = [species for species in map(read_formula, _spellings(formula)) if species is not None]
+        if not readings:
             return None
+        species = next((species for species in readings if species in preferred), readings[0])
         side[species] = side.get(species, Fraction(0)) + coefficient
     return side
-
-
-def _likeliest(readings: list[Species], preferred: Side) -> Species | None:
-    for species in readings:
-        if species in preferred:
-            return species
-    if not readings:
-        return None
-    return readings[0]
-
-
-def _readings(formula: str) -> list[Species]:
-    """Return the possible readings of a formula, the likeliest first; several where a plain sign follows a digit."""
-    readings = [read_formula(spelling) for spelling in _spellings(formula)]
-    return [species for species in readings if species is not None]
 
 
 def _spellings(formula: str) -> list[str]:

@@ -75,7 +75,7 @@ def load_task(settings: Settings, *, reward_errors: str = "raise", check: bool =
     >>> load_task({"task": "arithmetic", "task_train_size": 4, "task_test_size": 2}).name
     'arithmetic'
     """
-    name = str(settings.get("task") or _default_task(settings))
+    name = str(settings.get("task") or ("dataset" if settings.get("dataset_name") else "arithmetic"))
     entry = GYM_TASKS if name.startswith(f"{GYM}:") else find("task", name, TASKS)
     task = _make(name, entry, settings)
     weights = settings.get("task_rewards")
@@ -88,10 +88,6 @@ def load_task(settings: Settings, *, reward_errors: str = "raise", check: bool =
     if check and not isinstance(entry, TaskEntry):
         check_own_task(task)
     return dataclasses.replace(task, notes=task.notes + shared_note(task))
-
-
-def _default_task(settings: Settings) -> str:
-    return "dataset" if settings.get("dataset_name") else "arithmetic"
 
 
 def _check_rewards(task: Task) -> None:

@@ -109,27 +109,20 @@ def read_gold(value: object, grader: str | None) -> str:
     """
     text = answer_text(value)
     # Mark the places first, because the extraction strips a tab or a form feed at the start of an answer.
-    marked = _CONTROL_OF_COMMAND.sub(_mark_lost, text)
-    marked = _REST_OF_COMMAND.sub(_mark_lost, marked)
+    marked = text
+    for lost in (_CONTROL_OF_COMMAND, _REST_OF_COMMAND):
+        marked = lost.sub(lambda match: _LOST + match[0], marked)
     gold = extract_gold(marked)
     if gold is None:
         raise UserError(f"no gold answer in {describe(text)}; fix the row")
     problem = gold_problem(gold, grader)
-    if problem is None and grader and _is_unfinished(marked, gold):
+    # a box or a tag for the answer, but none with an answer in it
+    if problem is None and grader and extract_answer(marked) is None and any(mark in gold for mark in _MARKS):
         problem = "its box or answer tag is empty or not closed"
     if problem:
         shown = describe(gold.replace(_LOST, ""))
         raise UserError(f"no completion can match the gold answer, {shown}: {problem}")
     return gold
-
-
-def _is_unfinished(text: str, gold: str) -> bool:
-    """Return whether a text has a box or a tag for its answer, but none with an answer in it."""
-    return extract_answer(text) is None and any(mark in gold for mark in _MARKS)
-
-
-def _mark_lost(match: re.Match[str]) -> str:
-    return _LOST + match[0]
 
 
 def gold_problem(gold: str, grader: str | None) -> str | None:
@@ -142,9 +135,11 @@ def gold_problem(gold: str, grader: str | None) -> str | None:
     if _LOST in gold or _lost_a_backslash(gold):
         return "a backslash was lost: in JSON and in Python text it is written twice, as in \\\\frac"
     for character in gold:
-        problem = _character_problem(character)
-        if problem:
-            return problem
+        category = unicodedata.category(character)
+        if category == "Cc" and character not in "\t\n\r":
+            return f"it holds the control character U+{ord(character):04X}; remove it"
+        if character == "\ufffd" or category == "Cs":
+            return f"it holds U+{ord(character):04X}, which replaces a damaged character; save the file as UTF-8"
     if grader is None:
         return None
     braces = re.sub(r"\\.", "", gold, flags=re.DOTALL)
@@ -155,16 +150,6 @@ def gold_problem(gold: str, grader: str | None) -> str | None:
         return r"its \left and \right are not balanced; add the missing one"
     if not _NOTHING.sub("", gold.replace(r"\{\}", "∅")):
         return "it is empty; give an answer or remove the row"
-    return None
-
-
-def _character_problem(character: str) -> str | None:
-    """Return why a character cannot belong to a gold answer."""
-    category = unicodedata.category(character)
-    if category == "Cc" and character not in "\t\n\r":
-        return f"it holds the control character U+{ord(character):04X}; remove it"
-    if character == "\ufffd" or category == "Cs":
-        return f"it holds U+{ord(character):04X}, which replaces a damaged character; save the file as UTF-8"
     return None
 
 
@@ -199,35 +184,25 @@ from 1), 'Answers vary'. Shorten or remove it, or grade it with a reward of your
     """
     if grader != "accuracy":
         return ()
-    golds = list(golds)
-    return _note_on_prose(golds, source) + _note_on_codes(golds, source)
-
-
-def _note_on_prose(golds: Sequence[str], source: str) -> tuple[str, ...]:
-    unlikely = [(row, gold) for row, gold in enumerate(golds, start=1) if is_unlikely(gold)]
-    if not unlikely:
-        return ()
-    rows = "; ".join(f"row {row} (counted from 1), {short(gold)!r}" for row, gold in unlikely[:SHOWN])
-    if len(unlikely) == 1:
-        subject = "1 gold answer is prose or a missing value"
-        advice = "Shorten or remove it, or grade it with a reward of your own."
-    else:
-        subject = f"{counted(len(unlikely), 'gold answer')} are prose or a missing value"
-        advice = "Shorten or remove them, or grade them with a reward of your own."
-    return (f"{source}: {subject}, which completions are unlikely to match: {rows}. {advice}",)
-
-
-def _note_on_codes(golds: Sequence[str], source: str) -> tuple[str, ...]:
-    codes = [(row, gold) for row, gold in enumerate(golds, start=1) if is_code(gold)]
-    if not codes:
-        return ()
-    row, gold = codes[0]
-    several = f"{counted(len(codes), 'gold answer')} look like dates, ranges, scores or codes, such as"
-    subject = several if len(codes) > 1 else "1 gold answer looks like a date, a range, a score or a code:"
-    return (
-        f"{source}: {subject} row {row} (counted from 1), {short(gold)!r}. Integers joined by a hyphen or by two or "
-        "more slashes are compared group by group, and a single slash is a fraction. If the value counts, write it.",
-    )
+    notes: tuple[str, ...] = ()
+    rows = list(enumerate(golds, start=1))
+    unlikely = [f"row {row} (counted from 1), {short(gold)!r}" for row, gold in rows if is_unlikely(gold)]
+    if unlikely:
+        several = len(unlikely) > 1
+        notes += (
+            f"{source}: {counted(len(unlikely), 'gold answer')} {'are' if several else 'is'} prose or a missing value, "
+            f"which completions are unlikely to match: {'; '.join(unlikely[:SHOWN])}. Shorten or remove "
+            f"{'them, or grade them' if several else 'it, or grade it'} with a reward of your own.",
+        )
+    codes = [f"row {row} (counted from 1), {short(gold)!r}" for row, gold in rows if is_code(gold)]
+    if codes:
+        several_codes = f"{counted(len(codes), 'gold answer')} look like dates, ranges, scores or codes, such as"
+        subject = several_codes if len(codes) > 1 else "1 gold answer looks like a date, a range, a score or a code:"
+        notes += (
+            f"{source}: {subject} {codes[0]}. Integers joined by a hyphen or by two or more slashes are compared group "
+            "by group, and a single slash is a fraction. If the value counts, write it.",
+        )
+    return notes
 
 
 def is_unlikely(gold: str) -> bool:
@@ -301,7 +276,8 @@ def _check_own_split(split: Dataset, where: str, grader: str | None) -> None:
     places = [f"{where}, row {row} (counted from 1)" for row in range(1, len(split) + 1)]
     problems: list[str] = []
     for place, prompt, gold in zip(places, column_of(split, "prompt"), column_of(split, "answer"), strict=True):
-        problem = _stored_prompt_problem(prompt)
+        # text is never a turn to answer
+        problem = last_turn_problem(prompt) if prompt and not isinstance(prompt, str) else None
         if problem is None and grader:
             problem = _stored_gold_problem(gold, grader)
         if problem:
@@ -309,12 +285,6 @@ def _check_own_split(split: Dataset, where: str, grader: str | None) -> None:
     raise_listed(problems)
     if grader:
         check_golds(list(split["answer"]), places, grader)
-
-
-def _stored_prompt_problem(prompt: Any) -> str | None:
-    if isinstance(prompt, str) or not prompt:
-        return None
-    return last_turn_problem(prompt)
 
 
 def _stored_gold_problem(gold: object, grader: str) -> str | None:

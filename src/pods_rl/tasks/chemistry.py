@@ -58,13 +58,8 @@ def chemistry_task(settings: Settings) -> Task:
     places = [question.place for question in questions]
     check_golds(golds, places, "chemistry")
     form = PromptForm.of(settings)
-    training = []
-    testing = []
-    for question in questions:
-        if question.held_out:
-            testing.append(question)
-        else:
-            training.append(question)
+    training = [question for question in questions if not question.held_out]
+    testing = [question for question in questions if question.held_out]
     train = _side(training, form, settings.get("task_train_size"))
     test = _side(testing, form, settings.get("task_test_size"))
     rewards = {"chemistry": 1.0, **FORM_REWARDS}
@@ -73,19 +68,15 @@ def chemistry_task(settings: Settings) -> Task:
 
 def _side(questions: Sequence[ChemistryQuestion], form: PromptForm, size: int | None) -> Dataset:
     """Return the first questions of one side in the order of a hash, as prompts with gold answers."""
-    mixed = sorted(questions, key=_order)[:size]
-    prompts = []
-    golds = []
-    kinds = []
-    for question in mixed:
-        prompts.append(form.write(question.text))
-        golds.append(question.gold)
-        kinds.append(question.kind)
+
+    def order(question: ChemistryQuestion) -> tuple[bytes, str]:
+        return hashlib.sha256(question.text.encode()).digest(), question.gold
+
+    mixed = sorted(questions, key=order)[:size]
+    prompts = [form.write(question.text) for question in mixed]
+    golds = [question.gold for question in mixed]
+    kinds = [question.kind for question in mixed]
     return Dataset.from_dict({"prompt": prompts, "answer": golds, "kind": kinds})
-
-
-def _order(question: ChemistryQuestion) -> tuple[bytes, str]:
-    return hashlib.sha256(question.text.encode()).digest(), question.gold
 
 
 def read_questions(settings: Settings) -> Iterator[ChemistryQuestion]:

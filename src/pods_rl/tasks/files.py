@@ -48,10 +48,7 @@ def read_files(paths: Sequence[Path]) -> Dataset:
     Raises UserError for a file that is not text in UTF-8 or not in its format, with the line or row.
     """
     if sum(path.stat().st_size for path in paths) <= _IN_MEMORY:
-        texts: list[str] = []
-        for path in paths:
-            texts += _rows(path)
-        return Dataset.from_dict({ROW: texts})
+        return Dataset.from_dict({ROW: [text for path in paths for text in _rows(path)]})
     # The cache is keyed by the arguments: with the hash of its contents, a changed file is read again.
     hashes = file_hashes({str(path): path for path in paths})
     rows = Dataset.from_generator(
@@ -123,7 +120,12 @@ def _json_rows(file: IO[str], path: Path) -> Iterator[str]:
             return
         rows += 1
         text = stripped
-        _check_row(text, f"{path}, line {number}")
+        place = f"{path}, line {number}"
+        try:
+            row = parse_row(text)
+        except (ValueError, RecursionError) as error:
+            raise _not_json(error, place, text) from error
+        _check_object(row, place)
         yield text
     if rows == 1:
         _check_not_a_table(text, path)
@@ -176,14 +178,6 @@ def _skip_space(text: str, start: int) -> int:
     while start < len(text) and text[start] in " \t\r\n":
         start += 1
     return start
-
-
-def _check_row(line: str, place: str) -> None:
-    try:
-        row = parse_row(line)
-    except (ValueError, RecursionError) as error:
-        raise _not_json(error, place, line) from error
-    _check_object(row, place)
 
 
 def _check_object(row: object, place: str) -> None:

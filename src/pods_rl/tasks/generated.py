@@ -83,9 +83,7 @@ def distinct(problems: Iterable[Drawn], size: int, *, held_out: bool, of: str) -
 
 def to_dataset(problems: Mapping[str, str], form: PromptForm | None) -> Dataset:
     """Return the split with these questions. Without a form the questions are the prompts."""
-    prompts: list[Any] = list(problems)
-    if form:
-        prompts = [form.write(question) for question in problems]
+    prompts = [form.write(question) if form else question for question in problems]
     return Dataset.from_dict({"prompt": prompts, "answer": list(problems.values())})
 
 
@@ -93,11 +91,7 @@ def sizes_of(settings: Settings) -> tuple[int, int]:
     """Return the numbers of training and test prompts in a recipe."""
     train = settings.get("task_train_size")
     test = settings.get("task_test_size")
-    if train is None:
-        train = TRAIN_SIZE
-    if test is None:
-        test = TEST_SIZE
-    return train, test
+    return (TRAIN_SIZE if train is None else train), (TEST_SIZE if test is None else test)
 
 
 def generated_task(

@@ -51,11 +51,9 @@ class PromptForm:
     @classmethod
     def of(cls, settings: Settings) -> PromptForm:
         """Return the form of a recipe's `prompt_style` and `system_prompt`."""
-        style = settings.get("prompt_style") or "chat"
         system = settings.get("system_prompt")
-        if system is None:  # an empty one is a choice
-            system = SYSTEM_PROMPT
-        return cls(style, system)
+        # an empty one is a choice
+        return cls(settings.get("prompt_style") or "chat", SYSTEM_PROMPT if system is None else system)
 
     def write(self, question: str | Messages) -> Prompt:
         """Write the prompt for a question: text, or chat messages, which keep a system message of their own."""
@@ -68,11 +66,7 @@ class PromptForm:
         return messages
 
     def version(self, number: int | str) -> str:
-        """Return the version of a task with these prompts: grader, the task's own `number`, system prompt, style.
-
-        >>> PromptForm("plain").version(3).split("-")[1::2]
-        ['3', 'plain']
-        """
+        """Return the version of a task with these prompts: grader, the task's own `number`, system prompt, style."""
         mark = hashlib.sha256(json.dumps(self.system).encode()).hexdigest()[:8]
         return f"{GRADER_VERSION}-{number}-{mark}-{self.style}"
 
@@ -191,18 +185,12 @@ def _lengths(split: Dataset, count_tokens: Callable[[Prompt], int]) -> list[int]
 def _plain(task: Task) -> Task:
     """Return the task with every prompt as plain text and other columns unchanged."""
     version = task.version.removesuffix("-chat") + "-plain"
-    return dataclasses.replace(
-        task, train=_plain_split(task.train, version), test=_plain_split(task.test, version), version=version
-    )
 
-
-def _plain_split(split: Dataset, version: str) -> Dataset:
     def rewrite(batch: Mapping[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
         return {**batch, "prompt": [plain_prompt(prompt) for prompt in batch["prompt"]]}
 
-    if len(split) == 0:
-        return split
-    return mapped(split, rewrite, version)
+    train, test = (mapped(split, rewrite, version) if len(split) else split for split in (task.train, task.test))
+    return dataclasses.replace(task, train=train, test=test, version=version)
 
 
 def _check_template(task: Task, render: Callable[[Prompt], str]) -> None:

@@ -255,7 +255,11 @@ def _split(questions: _Questions, form: PromptForm, grader: str | None) -> Datas
             gold_place = f"{row_place}, column {answer_column!r}"
             gold_places.append(gold_place)
             try:
-                golds.append(_gold(answer, gold_place, grader))
+                golds.append(read_gold(answer, grader))
+            except UserError as error:
+                problems.append(f"{gold_place}: {error}")
+                continue
+            try:
                 prompts.append(_prompt(question, form, f"{row_place}, column {question_column!r}"))
             except UserError as error:
                 problems.append(str(error))
@@ -291,7 +295,12 @@ def _prompt(question: object, form: PromptForm, where: str) -> Prompt:
     """Return the prompt of a question: text, or chat messages, whose parts of text are joined."""
     question = with_numbers(question)
     if isinstance(question, str) and question.strip():
-        _check_question(question, where)
+        if re.match(r"\s*\[\s*\{\s*[\"']role[\"']\s*:", question):
+            raise UserError(
+                f"{where}: the question is a list of chat messages written as text; store it as a list, in JSON or "
+                "Parquet"
+            )
+        _check_encodable(question, where)
         return form.write(question)
     if not isinstance(question, list) or not question:
         raise UserError(f"{where}: the question is {describe(question)}; expected text, or a list of chat messages")
@@ -303,14 +312,6 @@ def _prompt(question: object, form: PromptForm, where: str) -> Prompt:
         return form.write(messages)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-
-
-def _check_question(question: str, where: str) -> None:
-    if re.match(r"\s*\[\s*\{\s*[\"']role[\"']\s*:", question):
-        raise UserError(
-            f"{where}: the question is a list of chat messages written as text; store it as a list, in JSON or Parquet"
-        )
-    _check_encodable(question, where)
 
 
 def _check_encodable(text: str, where: str) -> None:
@@ -339,17 +340,8 @@ def _joined_text(parts: list[Any]) -> str | None:
     """Return the text of a message's parts; None if one of them is not text, such as an image."""
     texts: list[str] = []
     for part in parts:
-        if not isinstance(part, dict) or part.get("type") not in ("text", None):
-            return None
-        text = part.get("text")
-        if not isinstance(text, str):
+        text = part.get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str) or part.get("type") not in ("text", None):
             return None
         texts.append(text)
     return "".join(texts)
-
-
-def _gold(value: object, where: str, grader: str | None) -> str:
-    try:
-        return read_gold(value, grader)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from error

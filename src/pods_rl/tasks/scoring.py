@@ -66,7 +66,10 @@ def check_sources(files: Iterable[Any], column: str) -> None:
     Raises:
         UserError: see `scored_task`.
     """
-    for path in _paths(files):
+    paths: list[str] = []
+    for setting in files:
+        paths += [setting] if isinstance(setting, str) else (setting or ())
+    for path in paths:
         try:
             # a repeated name stays encoded, so that a small file takes little memory
             encoded = dataset.ParquetFileFormat(read_options={"dictionary_columns": [column]})
@@ -79,14 +82,3 @@ def check_sources(files: Iterable[Any], column: str) -> None:
                 scored_task(source)
             except UserError as error:
                 raise UserError(f"{path}: {error}") from None
-
-
-def _paths(files: Iterable[Any]) -> list[str]:
-    """Return the paths in verl's settings, each of which is a path, a list of paths, or None."""
-    paths: list[str] = []
-    for setting in files:
-        if isinstance(setting, str):
-            paths.append(setting)
-        elif setting:
-            paths += setting
-    return paths

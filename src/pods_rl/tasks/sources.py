@@ -67,7 +67,9 @@ class DataSource:
         read or has no rows; for an unreachable hub.
         """
         path = self.path
-        if not path.exists() and _looks_local(self.name, path):
+        is_path = self.name.startswith((".", "~")) or path.is_absolute() or self.name.count("/") > 1
+        # names of the hub are `name` or `owner/name`
+        if not path.exists() and (is_path or path.suffix.lower() in READERS):
             siblings = os.listdir(path.parent) if path.parent.is_dir() else []
             near = suggest(path.name, siblings)
             raise UserError(f"there is no file or folder {self.name!r} (looked in {Path.cwd()}).{near}")
@@ -158,9 +160,7 @@ class DataSource:
         files_of_split = builder.config.data_files or {}
         paths = [Path(file) for file in files_of_split.get(_bare(self.split), ())]
         endings = {path.suffix.lower() for path in paths}
-        if len(endings) == 1 and endings <= set(files.ENDINGS):
-            return paths
-        return []
+        return paths if len(endings) == 1 and endings <= set(files.ENDINGS) else []
 
     def splits(self) -> list[str]:
         """Return the names of the splits of this data set; empty if they are not known, or if it has no names."""
@@ -276,13 +276,8 @@ def hold_out(rows: Dataset, questions: Sequence[bytes], source: DataSource) -> t
     count = bisect_left(distinct, _HELD_OUT_BELOW)
     count = min(max(1, count), _MOST_HELD_OUT, len(distinct) - 1)
     held_out = set(distinct[:count])
-    train: list[int] = []
-    test: list[int] = []
-    for row, question in enumerate(questions):
-        if question in held_out:
-            test.append(row)
-        else:
-            train.append(row)
+    train = [row for row, question in enumerate(questions) if question not in held_out]
+    test = [row for row, question in enumerate(questions) if question in held_out]
     return rows.select(train), rows.select(test)
 
 
@@ -311,9 +306,7 @@ def _slice(rows: Dataset, split: str) -> Dataset:
     kept: list[int] = []
     for part in parts:
         kept += range(len(rows))[part.from_ : part.to]
-    if kept == list(range(len(rows))):
-        return rows
-    return rows.select(kept)
+    return rows if kept == list(range(len(rows))) else rows.select(kept)
 
 
 def _bare(split: str) -> str:
@@ -339,8 +332,7 @@ def local_folder(data_dir: str) -> Path:
 
 def listing(folder: Path) -> str:
     """Return the first names in a folder, for a message."""
-    names = sorted(os.listdir(folder))
-    return ", ".join(names[:8]) or "nothing"
+    return ", ".join(sorted(os.listdir(folder))[:8]) or "nothing"
 
 
 def names_data(test: str) -> bool:
@@ -350,9 +342,3 @@ def names_data(test: str) -> bool:
     (False, False, True, True)
     """
     return "/" in test or Path(test).suffix in READERS or Path(test).exists()
-
-
-def _looks_local(name: str, path: Path) -> bool:
-    """Return whether a missing name must be a path: hub names are `name` or `owner/name`."""
-    is_path = name.startswith((".", "~")) or path.is_absolute() or name.count("/") > 1
-    return is_path or path.suffix.lower() in READERS

@@ -206,10 +206,9 @@ class Task:
         columns: dict[str, list[float]] = {"reward": [0.0] * len(texts)}
         for name, weight in self.rewards.items():
             reward = self.reward(name)
-            if reward.reads == "tokens":
-                _add_part(columns, name, reward.of_lengths(tokens, limit), weight)
-            else:
-                _add_part(columns, name, self.scores(name, texts, golds), weight)
+            by_length = reward.reads == "tokens"
+            scores = reward.of_lengths(tokens, limit) if by_length else self.scores(name, texts, golds)
+            _add_part(columns, name, scores, weight)
         if environment_rewards is not None:
             _add_part(columns, ENVIRONMENT, environment_rewards, 1.0)
         return rows_of(columns)
@@ -321,13 +320,7 @@ def check_split(task: Task, split: str) -> SplitCheck:
 
 
 def row_hashes(task: Task) -> dict[str, str]:
-    """Return the sha256 of the rows of each split: all columns, in order, wherever the task read them.
-
-    >>> split = Dataset.from_dict({"prompt": ["1+1="], "answer": ["2"]})
-    >>> hashes = row_hashes(Task("sums", "1", split, split, {"accuracy": 1.0}))
-    >>> hashes["train"] == hashes["test"]
-    True
-    """
+    """Return the sha256 of the rows of each split: all columns, in order, wherever the task read them."""
     return {"train": rows_hash(task.train), "test": rows_hash(task.test)}
 
 
@@ -353,7 +346,7 @@ def last_turn(completion: str | Messages, prompt: str = "", raw: str | None = No
     """
     if isinstance(completion, str):
         return graded_text(prompt, completion)
-    turn = _last_assistant_message(completion)
+    turn = next((message for message in reversed(completion) if message.get("role") == "assistant"), {})
     content = str(turn.get("content") or "")
     reasoning = turn.get("reasoning_content") or turn.get("thinking")  # LFM2.5 and gpt-oss say `thinking`
     if not reasoning:
@@ -362,13 +355,6 @@ def last_turn(completion: str | Messages, prompt: str = "", raw: str | None = No
     if content or raw is None or raw.rstrip().endswith(CLOSING):
         text += CLOSING
     return text + content
-
-
-def _last_assistant_message(messages: Messages) -> Mapping[str, Any]:
-    for message in reversed(messages):
-        if message.get("role") == "assistant":
-            return message
-    return {}
 
 
 def _opening_of(content: str, prompt: str, raw: str) -> str:

@@ -153,13 +153,8 @@ def _write_story(rng: random.Random, scene: dict[str, list[str]], written: list[
     `groups` is the number of groups, if the story opens with groups.
     """
     stories = read_stories()
-    # The friends have the other pronouns, so that a pronoun always means the person.
-    if rng.random() < 0.5:
-        gender = "she"
-        other_gender = "he"
-    else:
-        gender = "he"
-        other_gender = "she"
+    gender = "she" if rng.random() < 0.5 else "he"
+    other_gender = "he" if gender == "she" else "she"  # of the friends, so that a pronoun always means the person
     subjective, possessive, objective = _PRONOUNS[gender]
     name = rng.choice(stories[gender])
     friends = rng.sample(stories[other_gender], 2)
@@ -177,15 +172,13 @@ def _write_story(rng: random.Random, scene: dict[str, list[str]], written: list[
     person_is_subject = False  # of the sentence before
     for sentence, number in written:
         if not person_is_subject:  # a pronoun would be unclear
-            sentence = _PRONOUN_FIELD.sub(_name_for_pronoun, sentence, count=1)
+            sentence = _PRONOUN_FIELD.sub(
+                lambda pronoun: "{A}'s" if pronoun[1].lower() == "his" else "{A}", sentence, count=1
+            )
         person_is_subject = sentence.startswith(("{He}", "{A} "))
         friend = rng.choice(friends)
         sentences.append(sentence.format(**fields, n=number, times=TIMES.get(number), B=friend))
     return " ".join(sentences)
-
-
-def _name_for_pronoun(pronoun: re.Match[str]) -> str:
-    return "{A}'s" if pronoun[1].lower() == "his" else "{A}"
 
 
 def _draw_kinds(rng: random.Random, steps: int) -> list[str]:
