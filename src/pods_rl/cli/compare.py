@@ -21,16 +21,7 @@ from ..runs.files import LOG, check_output
 from ..streams import outlive_output
 from ..text import console, counted, safe_text
 from ..yaml_files import dump_yaml
-from .train import (
-    DryRun,
-    Force,
-    named_recipe,
-    note_missing,
-    show_facts,
-    show_notes,
-    stoppable,
-    working,
-)
+from .train import DryRun, Force, named_recipe, note_missing, show_facts, show_notes, stoppable, working
 
 _NEXT = """\
 Narrower intervals: repeat the command with more --seeds; finished runs are kept.
@@ -138,10 +129,9 @@ def show(experiment: Experiment) -> None:
     limit = f"{sum(budgets):g} seconds of training clock in total" if all(budgets) else "limited by their steps"
     product = f"{counted(len(experiment.arms), 'arm')} x {counted(len(experiment.seeds), 'seed')}"
     out.print(f"{counted(len(plan), 'run')}: {product}, {limit}")
-    for run in plan:
-        if run.recipe.missing_library:
-            note_missing(run.recipe)
-            break
+    missing = [run.recipe for run in plan if run.recipe.missing_library]
+    if missing:
+        note_missing(missing[0])
 
 
 def _report(output: Path) -> bool:
@@ -264,13 +254,9 @@ def _check_folder(folder: Path, csv: Path | None, force: bool) -> None:
     if page.is_file():
         with page.open("rb") as file:
             has_report = b"<title>PODS report: " in file.read(4096)
-    inputs = []
-    if csv:
-        inputs.append(csv)
-    for name in FILES:
-        path = folder / name
+    for path in (folder / name for name in FILES):
         if path.exists():
-            check_output(path, "--output", inputs=inputs, ours=lambda _: has_report, force=force)
+            check_output(path, "--output", inputs=[csv] if csv else [], ours=lambda _: has_report, force=force)
 
 
 def watch(

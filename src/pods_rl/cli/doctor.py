@@ -138,9 +138,7 @@ def describe_attention(bf16: bool) -> str:
     head_size = 128  # that of most models
     full = kernel_for(device, dtype, head_size, head_size)
     sliding = kernel_for(device, dtype, head_size, head_size, Special(window=True))
-    if full == sliding:
-        return str(full)
-    return f"{full}; with a sliding window {sliding}"
+    return str(full) if full == sliding else f"{full}; with a sliding window {sliding}"
 
 
 def plan(

@@ -56,13 +56,21 @@ def evaluate(
       pods eval --model Qwen/Qwen2.5-3B-Instruct --task gsm8k
       pods eval --model BASE --adapter runs/lora/checkpoints/final --task gsm8k
     """
-    keys = parse_overrides(context.args)
-    _check_options(run, model, adapter, config)
+    keys: dict[str, Any] = dict(parse_overrides(context.args))
+    if adapter is not None and model is None:
+        raise UserError("--adapter needs its base model: add --model BASE.")
+    if run is not None and config is not None:
+        raise UserError("--run and --config both name a task: give one of them.")
     if run is not None:
         recipe, model, adapter = _policy_of_run(Run.open(run), model, adapter, keys)
+    elif model is not None:
+        keys["model_name_or_path"] = model
+        if config is None:
+            recipe = build_recipe({"max_steps": 1}, Origin("pods eval"), keys)
+        else:
+            recipe = load_recipe(config, keys, trains=False)
     else:
-        assert model is not None
-        recipe = _recipe_of_model(model, config, keys)
+        raise UserError("Nothing to evaluate: give --run DIRECTORY or --model PATH.")
     if output is not None:
         _check_writable(output)
     from ..training.display import EvaluationDisplay
@@ -105,16 +113,6 @@ def _check_writable(output: Path) -> None:
         raise UserError(f"--output {output} cannot be written to: {error.strerror}. Give another directory.") from error
 
 
-def _check_options(run: Path | None, model: str | None, adapter: str | None, config: str | None) -> None:
-    """Raise UserError unless the options name one policy and one task."""
-    if adapter is not None and model is None:
-        raise UserError("--adapter needs its base model: add --model BASE.")
-    if run is None and model is None:
-        raise UserError("Nothing to evaluate: give --run DIRECTORY or --model PATH.")
-    if run is not None and config is not None:
-        raise UserError("--run and --config both name a task: give one of them.")
-
-
 def _policy_of_run(
     run: Run, model: str | None, adapter: str | None, keys: Mapping[str, Any]
 ) -> tuple[Recipe, str, str | None]:
@@ -129,14 +127,6 @@ def _policy_of_run(
         keys = {**keys, "model_name_or_path": model}
     recipe = load_recipe(run.path / "config.yaml", keys, trains=False)
     return recipe, model or str(recipe.values["model_name_or_path"]), adapter
-
-
-def _recipe_of_model(model: str, config: str | None, keys: Mapping[str, Any]) -> Recipe:
-    """Return the recipe that names the task of a model without a run."""
-    keys = {**keys, "model_name_or_path": model}
-    if config is None:
-        return build_recipe({"max_steps": 1}, Origin("pods eval"), keys)
-    return load_recipe(config, keys, trains=False)
 
 
 def _last_policy(run: Run) -> Path:
@@ -172,11 +162,7 @@ def _last_policy(run: Run) -> Path:
 
 
 def _print_result(line: Mapping[str, Any]) -> None:
-    """Print what was evaluated and with which settings, then the scores as a table in Markdown.
-
-    Args:
-        line: the line of `results.jsonl`, with one task.
-    """
+    """Print what a line of `results.jsonl` was evaluated on and with, then its scores as a table in Markdown."""
     from rich import box
     from rich.table import Table
 

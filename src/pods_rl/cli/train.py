@@ -204,11 +204,7 @@ def named_recipe(
         config = str(Run.open(resumed).path / "config.yaml")
     if config is None:
         command = context.info_name
-        kind = "recipe"
-        example = "tiny-pods"
-        if command == "compare":
-            kind = "experiment"
-            example = "quickstart"
+        kind, example = ("experiment", "quickstart") if command == "compare" else ("recipe", "tiny-pods")
         raise UserError(f"Missing {kind}. Pass a name that `pods recipes` lists, or a file: pods {command} {example}")
     return config, keys
 
@@ -263,9 +259,17 @@ def note_missing(recipe: Recipe) -> None:
 
 
 def _show_key(key: str) -> None:
+    """Print what a recipe key means, or the names of all keys by the part of the run that they configure."""
     key = key.lstrip("-").replace("-", "_")
     if not key:
-        _list_keys()
+        parts: dict[str, list[str]] = {}
+        for name, field in fields().items():
+            if name not in UNSUPPORTED:
+                parts.setdefault(field.section, []).append(name)
+        for part, names in parts.items():
+            print(f"{part}:")
+            print(textwrap.fill(" ".join(sorted(names)), _WIDTH, initial_indent="  ", subsequent_indent="  "))
+        print("\nThe meaning of one: pods train --explain KEY. All of them: docs/keys.md.")
         return
     if key not in fields():
         raise UserError(f"Unknown recipe key {key}.{suggest(key, fields())}")
@@ -273,18 +277,6 @@ def _show_key(key: str) -> None:
     print("\n".join(textwrap.wrap(name, _WIDTH, subsequent_indent="  ")))
     for line in about:
         print("\n".join(textwrap.wrap(line.strip(), _WIDTH, initial_indent="  ", subsequent_indent="  ")))
-
-
-def _list_keys() -> None:
-    """Print the names of all keys that a recipe may set, by the part of the run that they configure."""
-    parts: dict[str, list[str]] = {}
-    for name, field in fields().items():
-        if name not in UNSUPPORTED:
-            parts.setdefault(field.section, []).append(name)
-    for part, names in parts.items():
-        print(f"{part}:")
-        print(textwrap.fill(" ".join(sorted(names)), _WIDTH, initial_indent="  ", subsequent_indent="  "))
-    print("\nThe meaning of one: pods train --explain KEY. All of them: docs/keys.md.")
 
 
 def _check_resume(recipe: Recipe, output: Path, launch: Launch | None, resume_options: Mapping[str, bool]) -> None:
@@ -295,19 +287,12 @@ def _check_resume(recipe: Recipe, output: Path, launch: Launch | None, resume_op
     find_start(
         recipe,
         output,
-        processes=_processes(launch),
+        processes=launch.processes if launch else get_world_size(),
         contents=contents_of(recipe, weights=False) | module_hashes(Run(output).environment.get("sources")),
         changed=resume_options["allow_changed_recipe"],
         other_contents=resume_options["allow_changed_contents"],
         hashes=False,
     )
-
-
-def _processes(launch: Launch | None) -> int:
-    """Return the number of processes that a run will have."""
-    if launch is not None:
-        return launch.processes
-    return get_world_size()
 
 
 def _named_output(recipe: Recipe, output: Path | None) -> Path:
@@ -451,9 +436,7 @@ def _launch_run(
         if stopped and state != "finished":
             console(stderr=True).print(f"Stopped: {stopped}. Finished work is kept in {safe_text(shown_as)}.")
         if resume_options["resume"] and not has_begun:
-            if stopped:
-                return {"state": "stopped", "reason": stopped}
-            return {}
+            return {"state": "stopped", "reason": stopped} if stopped else {}
     return Run(output).status
 
 
