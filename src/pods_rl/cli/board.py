@@ -25,11 +25,7 @@ _WIDTH = 78  # next to the spinner
 
 
 class Board(LiveLine):
-    """Show the runs of an experiment; call it with each event.
-
-    Args:
-        plan: every run, in order.
-    """
+    """Show the runs of an experiment; call it with each event of its plan."""
 
     def __init__(self, plan: Sequence[PlannedRun], *, out: Console | None = None) -> None:
         super().__init__(out or console(), every=_LOG_EVERY)

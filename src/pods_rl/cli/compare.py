@@ -100,10 +100,7 @@ def _next_commands(output: Path) -> str:
 
 
 def _check_arms(experiment: Experiment, starters: Starters, *, data: bool = False) -> list[str]:
-    """Raise UserError if TRL, transformers, PEFT or torch reject the recipe of an arm; with `data` also for its data.
-
-    Returns what the runs would note on their data.
-    """
+    """Check the recipe of each arm, with `data` also its data; return what the runs would note on their data."""
     what = f"importing torch and TRL, to check the recipes of {counted(len(experiment.arms), 'arm')}"
     if data:
         what += " and their data"

@@ -130,10 +130,7 @@ def _policy_of_run(
 
 
 def _last_policy(run: Run) -> Path:
-    """Return the final policy of a run; of a run that has none yet its last checkpoint.
-
-    Raises UserError if that policy is damaged: the score of an older one would be taken for that of this run.
-    """
+    """Return the final policy of a run; of a run that has none yet its last checkpoint."""
     damaged: list[str] = []
     final = run.final_checkpoint
     if final:
@@ -148,7 +145,7 @@ def _last_policy(run: Run) -> Path:
         raise UserError(
             f"{run.path} ({run.state}) has no policy under checkpoints/: give one with --model.{list_of_damaged}"
         )
-    if damaged:
+    if damaged:  # the score of an older policy would be taken for that of this run
         older = f"pods eval --run {shlex.quote(str(run.path))} --model {shlex.quote(str(good))}"
         raise UserError(
             f"{run.path} ({run.state}): its last policy is damaged, and nothing was evaluated. To evaluate the older "

@@ -116,10 +116,7 @@ def read_rollouts(source: str, group_by: str, reward_key: str) -> list[Rollout]:
 
 
 def _items(source: str) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
-    """Yield each row's file, its place for messages, and its content: a JSON line or a row of Parquet.
-
-    For JSON Lines the file name is empty, so that rows of several files can belong to one group.
-    """
+    """Yield each row's file, its place for messages, and its content: a JSON line or a row of Parquet."""
     import pyarrow as pa
 
     path = Path("/dev/stdin" if source == "-" else source)
@@ -130,7 +127,7 @@ def _items(source: str) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
         if file.suffix != ".parquet":
             with file.open("rb") as lines:
                 for number, line in enumerate(lines, start=1):
-                    if line.strip():
+                    if line.strip():  # no file name, so that rows of several files can belong to one group
                         yield "", f"{file} line {number}", line
             continue
         try:

@@ -97,10 +97,7 @@ def serve(request: Check | Train, connection: Connection) -> None:
 
 
 def check_arms(experiment: Experiment, *, data: bool) -> list[str]:
-    """Check the recipe of each arm, and with `data` its task's data; return what runs would note, each note once.
-
-    Raises UserError if TRL, transformers, PEFT or torch reject a recipe.
-    """
+    """Check the recipe of each arm, and with `data` its task's data; return what runs would note, each note once."""
     notes: list[str] = []
     loaded: dict[str, Any] = {}  # tasks, which most arms share
     for run in experiment.first_runs():

@@ -149,12 +149,7 @@ def _show_dry_run(
 
 @contextmanager
 def working(what: str, *, in_log: bool = True) -> Iterator[LiveLine]:
-    """Inside, show what the command does, away from its results on standard output.
-
-    Args:
-        what: the work.
-        in_log: as of `LiveLine.begin`.
-    """
+    """Inside, show what the command does, away from its results on standard output."""
     from ..training.display import LiveLine, progress_console
 
     # A command does not end because its progress cannot be written.
@@ -184,13 +179,7 @@ def stopped(interrupt: KeyboardInterrupt) -> typer.Exit:
 def named_recipe(
     context: typer.Context, config: str | None, resumed: Path | None = None
 ) -> tuple[str, dict[str, str | bool]]:
-    """Return the recipe or experiment that a command names, and the keys that it sets. Raises UserError without a name.
-
-    Args:
-        context: has the words of the command line that are not options of the command.
-        config: a name or a file (--config). Without it, a word alone names the recipe.
-        resumed: the run whose recipe is used if none is named.
-    """
+    """Return the recipe or experiment that a command names, or that of a resumed run, and the keys that it sets."""
     stray: list[str] = []
     keys = parse_overrides(context.args, stray)
     if config is None and stray:
@@ -236,8 +225,7 @@ def check_engine(recipe: Recipe, processes: int | None = None) -> None:
 def check_recipe(recipe: Recipe, processes: int | None = None, loaded: dict[str, Any] | None = None) -> tuple[str, ...]:
     """Check a recipe and its data as a run does before its first step; return what the run would note on them.
 
-    Does not load the weights of the policy. `loaded` keeps tasks between the recipes of an experiment. Raises UserError
-    for what a run would refuse.
+    Does not load the weights of the policy. `loaded` keeps tasks between the recipes of an experiment.
     """
     from ..training.checks import check_engine, check_task
 
@@ -335,10 +323,7 @@ class Launch(NamedTuple):
 
 
 def _find_launch(processes: int | None, config: str | None) -> Launch | None:
-    """Return what to start through accelerate; None if neither option is given.
-
-    Raises UserError for an unknown configuration, or if a launcher has started this process.
-    """
+    """Return what to start through accelerate; None if neither option is given."""
     if processes is None and config is None:
         return None
     if is_launched():
@@ -354,10 +339,7 @@ def _find_launch(processes: int | None, config: str | None) -> Launch | None:
 def _train_here(
     recipe: Recipe, output: Path, shown_as: Path, resume_options: Mapping[str, bool], stop: Stop
 ) -> Mapping[str, Any]:
-    """Train in this process; return the last status of the run. The import of torch takes seconds and is shown.
-
-    With several processes, each one checks the recipe when it builds its trainer.
-    """
+    """Train in this process; return the last status of the run. The import of torch takes seconds and is shown."""
     from ..training.display import RunDisplay, label_of
 
     with outlive_output(output / LOG):
@@ -367,7 +349,7 @@ def _train_here(
                 display.begin("importing torch")
             from ..training.run import train as train_run
 
-            if not is_launched():
+            if not is_launched():  # else each process checks the recipe when it builds its trainer
                 check_engine(recipe)
     return train_run(recipe, output, shown_as=shown_as, stop=stop, **resume_options).status
 
@@ -401,10 +383,7 @@ def _launch_run(
     resume_options: Mapping[str, bool],
     stop: Stop,
 ) -> Mapping[str, Any]:
-    """Train with `pods train` in several processes; return the last status of the run.
-
-    A resumed run that ended before it trained keeps the status of the earlier run, which says nothing about this one.
-    """
+    """Train with `pods train` in several processes; return the last status of the run."""
     from ..distributed.launch import launch as start
 
     words = ["train", "--config", recipe, "--output", str(shown_as)]
@@ -435,7 +414,7 @@ def _launch_run(
             raise typer.Exit(failure.code)
         if stopped and state != "finished":
             console(stderr=True).print(f"Stopped: {stopped}. Finished work is kept in {safe_text(shown_as)}.")
-        if resume_options["resume"] and not has_begun:
+        if resume_options["resume"] and not has_begun:  # the status is of the earlier run
             return {"state": "stopped", "reason": stopped} if stopped else {}
     return Run(output).status
 

@@ -124,16 +124,12 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _Sampled:
-    """A completion before it is graded.
+    """A completion before it is graded."""
 
-    `prompt` is the text that the model continued, and `graded_text` is what rewards read: the completion, after the
-    `<think>` that the prompt may end with. `messages` and `environment_reward` are those of a conversation.
-    """
-
-    prompt: str
+    prompt: str  # the text that the model continued
     completion: Completion
-    graded_text: str
-    messages: str = ""
+    graded_text: str  # what rewards read: the completion, after the `<think>` that the prompt may end with
+    messages: str = ""  # of a conversation, as JSON
     environment_reward: float | None = None
 
 
@@ -215,10 +211,7 @@ class Evaluation:
         return row
 
     def columns(self) -> dict[str, list[object]]:
-        """Return the graded completions as columns of a table, named as the fields of `Answer`.
-
-        There is a column `messages` only if there are conversations.
-        """
+        """Return the graded completions as columns of a table, named as the fields of `Answer`."""
         dropped = {"rewards"}
         if self.rewards:
             dropped |= {"answer_right", "format_kept"}

@@ -60,12 +60,7 @@ def evaluate_checkpoint(
         model: a local path, a hub id, or `tiny`. A folder that holds an adapter alone names its base model.
         adapter: a LoRA adapter for `model`.
         backend: `generate`, `vllm`, or `auto`: `vllm` if it is installed and there is a GPU.
-        done: called with the number of finished rows, to show progress.
-        begin: called with what begins: loading, completing.
-        note: called with a line for each note of the task on its data.
-
-    Raises:
-        UserError: the policy, the task or the backend cannot be used.
+        done, begin, note: show progress: finished rows, what begins, and a line for each note of the task on its data.
     """
     quiet_libraries()
     settings = recipe.run_settings()
@@ -126,17 +121,14 @@ def choose_backend(wanted: str, *, on_cpu: bool = False, task: Task | None = Non
 
 
 def write_results(evaluation: Evaluation, line: dict[str, Any], folder: Path) -> tuple[Path, Path]:
-    """Append a line to `results.jsonl` of a folder, and write the completions next to it; return both files.
-
-    If a kill truncated the last line of the file, it is ended with a line break first.
-    """
+    """Append a line to `results.jsonl` of a folder, and write the completions next to it; return both files."""
     (task,) = line["results"]
     when = datetime.fromtimestamp(line["date"], UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")
     name = re.sub(r"[^\w.-]", "_", task, flags=re.ASCII)[:100]  # file names have at most 255 bytes
     completions = write_parquet(folder / f"completions-{name}-{when}.parquet", evaluation.columns())
     text = encoded(to_json(line | {"completions": completions.name}) + "\n")
     with open_own(folder / RESULTS, "a+b") as file:
-        file.seek(max(0, file.tell() - 1))
+        file.seek(max(0, file.tell() - 1))  # a kill may have truncated the last line
         last_byte = file.read()
         if last_byte not in (b"", b"\n"):
             file.write(b"\n")
@@ -170,10 +162,7 @@ def _scores(task: Task, evaluation: Evaluation) -> dict[str, Any]:
 
 @contextmanager
 def _device(recipe: Recipe) -> Iterator[torch.device]:
-    """Yield this process's device, with autocast as in training: on a GPU bf16, unless the recipe or the GPU has none.
-
-    Inside, the launcher's processes form a `torch.distributed` group.
-    """
+    """Yield this process's device, with autocast as in training, in a group of the launcher's processes."""
     on_cpu = bool(recipe.values.get("use_cpu")) or not torch.cuda.is_available()
     device = torch.device("cpu" if on_cpu else "cuda")
     state = None

@@ -31,22 +31,17 @@ Wait = Callable[[Coroutine[Any, Any, Any]], Any]  # runs a coroutine and returns
 
 @dataclass
 class Conversation:
-    """A completion with its tool calls and their results, complete or not.
+    """A completion with its tool calls and their results, complete or not."""
 
-    `row` seeds its draws. `tools` are those of the task and of its environment by name, with limits. `messages` and
-    `ids` hold all turns with tool results, and `tokens` counts the ids that the policy generated. `ended` is whether
-    the last turn has an end token. `reward` is the environment's, if it grades the task.
-    """
-
-    row: int
+    row: int  # seeds its draws
     prompt: str
     prompt_ids: list[int]
-    tools: Mapping[str, Tool]
-    messages: Messages = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    tokens: int = 0
-    ended: bool = False
-    reward: float | None = None
+    tools: Mapping[str, Tool]  # of the task and of its environment by name, with limits
+    messages: Messages = field(default_factory=list)  # of all turns, with tool results
+    ids: list[int] = field(default_factory=list)  # likewise
+    tokens: int = 0  # of the ids those that the policy generated
+    ended: bool = False  # whether the last turn has an end token
+    reward: float | None = None  # the environment's, if it grades the task
 
 
 def converse(
@@ -60,16 +55,11 @@ def converse(
 ) -> list[Conversation]:
     """Continue each prompt of a task with tools to the end of its conversation, `batch_size` at a time.
 
-    Each conversation of a batch has its own environment. As in TRL, the next batch resets the same environments.
+    Each conversation of a batch has its own environment. As in TRL, the next batch resets the same environments, with
+    the columns of their questions. `max_completion_length` counts the tokens of all turns and results.
 
     Args:
-        sampler: the policy.
-        task: its tools and environments.
-        questions: rows of the data set; `reset` of an environment takes their columns.
         rows: seed the draws.
-        sampling: `max_completion_length` counts the tokens of all turns and results; the arguments of the chat template
-            include those of `tool_options`.
-        done: called with the number of finished conversations.
         loop: an event loop that another thread runs, for tools and rewards that are coroutines: they may hold
             connections that are bound to it. If None, a new loop in this thread.
     """
@@ -181,11 +171,7 @@ def _take_turn(sampler: Sampler, conversations: Sequence[Conversation], turn: in
 def _answer_calls(
     conversation: Conversation, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, wait: Wait
 ) -> bool:
-    """Call the tools of the latest turn and append the results, if they fit; return whether room for a turn remains.
-
-    An exception becomes a result that the policy reads. Coroutines run together, and their results follow the others,
-    as in TRL.
-    """
+    """Call the tools of the latest turn and append the results, if they fit; return whether room for a turn remains."""
     ready: list[tuple[str, Any]] = []
     waiting: list[tuple[str, Awaitable[Any]]] = []
     for call in conversation.messages[-1]["tool_calls"]:
@@ -195,13 +181,13 @@ def _answer_calls(
             if name not in conversation.tools:
                 raise ValueError(f"Tool {name} not found.")
             result = conversation.tools[name](**function["arguments"])
-        except Exception as error:
+        except Exception as error:  # the policy reads it
             result = error
         if inspect.isawaitable(result):
             waiting.append((name, result))
         else:
             ready.append((name, result))
-    if waiting:
+    if waiting:  # they run together, and their results follow the others, as in TRL
         names, coroutines = zip(*waiting, strict=True)
         ready += zip(names, wait(_gather(coroutines)), strict=True)
     results = []
@@ -222,10 +208,7 @@ async def _gather(coroutines: Sequence[Awaitable[Any]]) -> list[Any]:
 
 
 def _suffix(tokenizer: PreTrainedTokenizerBase, results: Messages, options: Mapping[str, Any]) -> list[int]:
-    """Return the tokens of tool results after a turn, up to the start of the next turn.
-
-    Templates write a line break or nothing after the end token, so the results begin directly after it.
-    """
+    """Return the tokens of tool results after a turn, up to the start of the next turn."""
     template_options = {name: value for name, value in options.items() if name != "tools"}
     call = {"type": "function", "function": {"name": results[0]["name"], "arguments": {}}}
     before: Messages = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
@@ -239,7 +222,7 @@ def _suffix(tokenizer: PreTrainedTokenizerBase, results: Messages, options: Mapp
 
     head = tokens(before, next_turn=False)
     complete = tokens([*before, *results], next_turn=True)
-    end_of_turn = len(head)
+    end_of_turn = len(head)  # templates write a line break or nothing after the end token
     for place, token in enumerate(head, start=1):
         if token == tokenizer.eos_token_id:
             end_of_turn = place

@@ -172,13 +172,7 @@ class VLLMSampler:
     """Completes prompts with a vLLM engine (0.22 to 0.32).
 
     Each row is a request of token ids with its own seed. Weights are read as safetensors, and code in the model's
-    repository is not run.
-
-    Args:
-        policy: the folders of the model and its adapter.
-        recipe: its `seed`, its `dtype` and `load_in_4bit` if set, `vllm_tensor_parallel_size`, `vllm_max_model_length`
-            and `vllm_gpu_memory_utilization` (default 0.9: nothing else is on the device).
-        tokenizer: of the policy.
+    repository is not run. `vllm_gpu_memory_utilization` is 0.9 by default: nothing else is on the device.
 
     Raises:
         UserError: vLLM is not installed, or refuses the policy or the settings.

@@ -42,13 +42,8 @@ class Policy:
 def find_policy(model: str, adapter: str | None = None, *, revision: str = "main") -> Policy:
     """Find a policy's folders; a name that is not a local path is downloaded from the hub.
 
-    Args:
-        model: a local path, a hub id, or a shipped policy. A folder that holds an adapter alone names its base model.
-        adapter: a folder or hub id with a LoRA adapter for `model`.
-        revision: of a model on the hub.
-
-    Raises:
-        UserError: a folder is missing, or does not hold a saved model or adapter with safetensors weights.
+    A folder that holds an adapter alone names its base model. `revision` is of a model on the hub. Raises UserError if
+    a folder is missing, or does not hold a saved model or adapter with safetensors weights.
     """
     folder = _folder(policy_path(model), "model", revision)
     if adapter is None and (folder / ADAPTER_CONFIG).is_file():
@@ -72,10 +67,7 @@ def _base_model(adapter: Path) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a saved model or adapter, sorted by name.
-
-    Raises UserError if there are none. Weights as a pickle, which can run code when loaded, are not read.
-    """
+    """Return the safetensors files of a saved model or adapter, sorted by name; raise UserError if there are none."""
     files = sorted(file for pattern in _WEIGHTS for file in folder.glob(pattern))
     if not files:
         raise UserError(
@@ -87,10 +79,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weights_hash(folder: Path) -> str:
-    """Return the sha256 over names and contents of a folder's weight files, independent of the folder's path.
-
-    Raises UserError as `weight_files` does.
-    """
+    """Return the sha256 over names and contents of a folder's weight files, independent of the folder's path."""
     lines = ""
     for path in weight_files(folder):
         with path.open("rb", buffering=0) as file:

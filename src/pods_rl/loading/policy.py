@@ -26,14 +26,8 @@ from .folders import ADAPTER_CONFIG, Policy, weight_files
 def check_policy(path: str, revision: str = "main") -> PreTrainedModel | None:
     """Check that a policy's files are complete and consistent, without reading its weights. Takes about a second.
 
-    Returns the model on the device "meta", without an adapter; None if it is quantised.
-
-    Args:
-        path: a folder, or a hub id, whose files are downloaded.
-        revision: of a model on the hub.
-
-    Raises:
-        UserError: a file is missing, truncated or a pickle, or config.json does not match the weights.
+    Returns the model on the device "meta", without an adapter; None if it is quantised. Raises UserError if a file is
+    missing, truncated or a pickle, or if config.json does not match the weights.
     """
     folder = Path(path)
     for file in folder.glob("*"):
@@ -50,10 +44,7 @@ def check_policy(path: str, revision: str = "main") -> PreTrainedModel | None:
 
 
 def _check_model(path: str, revision: str) -> PreTrainedModel | None:
-    """Raise ValueError, or an error of transformers, if config.json and the weights of a model do not match.
-
-    Returns the model on the device "meta"; None if it is quantised.
-    """
+    """Raise ValueError, or an error of transformers, if config.json and the weights of a model do not match."""
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     if not config.architectures:
         raise ValueError("config.json names no architecture")
@@ -81,12 +72,7 @@ def _check_model(path: str, revision: str) -> PreTrainedModel | None:
 
 
 def check_adapter(skeleton: PreTrainedModel, recipe: Recipe) -> None:
-    """Raise UserError if PEFT rejects the LoRA settings of a recipe for its policy, such as layers it does not have.
-
-    Args:
-        skeleton: the policy on the device "meta", from `check_policy`. It gets the adapter.
-        recipe: its settings of LoRA.
-    """
+    """Raise UserError if PEFT rejects the LoRA settings of a recipe for its policy, such as layers it does not have."""
     adapter = get_peft_config(ModelConfig(**recipe.model_arguments()))
     if adapter is None:
         return

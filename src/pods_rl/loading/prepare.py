@@ -50,13 +50,7 @@ class Prepared:
     def length_notes(self, recipe: Recipe, positions: Positions, *, trains: bool) -> list[str]:
         """Return a note for each split with rows that are longer than the policy was configured for.
 
-        Args:
-            recipe: says how many test prompts are evaluated.
-            positions: of the policy.
-            trains: whether the training prompts are compared too.
-
-        Raises:
-            UserError: a split has prompts that leave no room for a completion in the policy's table of positions.
+        Raises UserError if prompts leave no room for a completion in the policy's table of positions.
         """
         evaluated = recipe.run_settings()["eval_prompts"]
         splits = {"test": (self.task.test, evaluated, "evaluate on fewer or shorter ones (eval_prompts)")}
@@ -83,14 +77,9 @@ class Prepared:
 def prepare(recipe: Recipe, policy: Policy | None = None) -> Prepared:
     """Resolve the task of a recipe, a policy's tokenizer and the arguments of the chat template, once for a run.
 
-    Args:
-        recipe: its task, and its policy unless another is given.
-        policy: is evaluated, on all test prompts of any length. If None, the recipe's own policy is trained: there must
-            be training prompts, those that are too long are left out, and its files are checked before they are loaded.
-
-    Raises:
-        UserError: the task cannot be made, has no training prompts for a run, has tools that the policy cannot call, or
-            has prompts that leave no room for a completion in the table of positions of a policy to train.
+    A policy that is given is evaluated, on all test prompts of any length. Without one, the recipe's own is trained:
+    there must be training prompts, those that are too long are left out, and its files are checked before they are
+    loaded. Raises UserError for what cannot be made, called or fitted.
     """
     limit = None
     positions = None

@@ -43,12 +43,9 @@ def template_options(recipe: Recipe) -> Mapping[str, Any]:
 
 
 def check_template_options(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> None:
-    """Raise UserError for entries of `chat_template_kwargs` that the policy's chat template does not read.
-
-    Without a chat template nothing is read, and nothing is checked: the recipe may be that of another policy.
-    """
+    """Raise UserError for entries of `chat_template_kwargs` that the policy's chat template does not read."""
     template = getattr(tokenizer, "chat_template", None)
-    if not template or not options:
+    if not template or not options:  # without a template the recipe may be that of another policy
         return
     templates = template.values() if isinstance(template, dict) else [template]
     read: set[str] = set(inspect.signature(tokenizer.apply_chat_template).parameters)
@@ -104,12 +101,7 @@ def tool_options(tokenizer: PreTrainedTokenizerBase, task: Task) -> dict[str, An
 
 
 def render(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, **options: Any) -> str:
-    """Return the text that the model continues: text unchanged, chat messages rendered with the model's template.
-
-    `options` are more arguments of the template (`template_options`).
-
-    Raises UserError for messages if the tokenizer has no chat template.
-    """
+    """Return the text that the model continues: text unchanged, chat messages rendered with the model's template."""
     if isinstance(prompt, str):
         return prompt
     if getattr(tokenizer, "chat_template", None) is None:

@@ -13,12 +13,7 @@ from .prompts import render
 
 
 class TurnReader:
-    """The texts that rewards grade (`last_turn`), for a policy whose prompts may end with `<think>`.
-
-    Args:
-        tokenizer: of the policy.
-        options: more arguments of its chat template, as in training (`template_options`, `tool_options`).
-    """
+    """The texts that rewards grade (`last_turn`), for a policy whose prompts may end with `<think>`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
@@ -32,11 +27,6 @@ class TurnReader:
         """Return the text to grade of each completion, in order.
 
         Equal prompts that follow each other, as those of a group do, are rendered once.
-
-        Args:
-            prompts: text or messages, as TRL passes them to reward functions.
-            completions: text or messages.
-            completion_ids: tokens of the completions, with all turns and tool results.
         """
         texts: list[str] = []
         opening = ""

@@ -168,18 +168,7 @@ class Analysis:
 def analyse(
     arms: Sequence[Arm], *, baseline: str | None, metric: str, pairs: Sequence[tuple[str, str, str]] = ()
 ) -> Analysis:
-    """Compare arms. An arm without an evaluation is kept, without numbers.
-
-    Args:
-        arms: the arms; their names differ.
-        baseline: name of the arm that the table, the level and by default all comparisons refer to, or None.
-        metric: name of the score, for sentences.
-        pairs: the comparisons: an arm, the one that it is compared with, and what this shows. Those of which an arm is
-            missing are skipped. Without any, every arm is compared with the baseline.
-
-    Raises:
-        UserError: when none of several arms has the baseline's name. A single arm needs no baseline.
-    """
+    """Compare arms. An arm without an evaluation is kept, without numbers."""
     base = _find_baseline(arms, baseline)
     ordered = sorted(arms, key=lambda arm: arm is not base)
     reference = base if base is not None and base.has_scores else None
@@ -190,6 +179,7 @@ def analyse(
         # against itself an arm has a problem only if its curve does not rise
         level = None if speedup_to(reference.curve, reference.curve, peak).problem else peak
     by_name = {arm.name: arm for arm in arms}
+    # declared pairs of which an arm is missing are skipped; without any, every arm is compared with the baseline
     named = [(by_name[arm], by_name[rival], shows) for arm, rival, shows in pairs if {arm, rival} <= by_name.keys()]
     if not pairs and reference is not None:
         named = [(arm, reference, "") for arm in ordered[1:]]
@@ -215,10 +205,7 @@ def analyse(
 
 
 def _corrected(pairs: Sequence[Pair], level: float | None) -> list[Pair]:
-    """Return the pairs with p-values for all of their differences, at the end and over time, and with their speedups.
-
-    A speedup follows from the scores, so it is settled only if one of the two differences is.
-    """
+    """Return the pairs with p-values for all of their differences, and with their speedups."""
     count = len(pairs)
     gaps = corrected([*(pair.difference for pair in pairs), *(pair.over_time or UNKNOWN for pair in pairs)])
     found = []
@@ -226,6 +213,7 @@ def _corrected(pairs: Sequence[Pair], level: float | None) -> list[Pair]:
         pair = replace(pair, difference=at_end, over_time=pair.over_time and over_time)
         if level is not None:
             speedup = speedup_between(pair.arm, pair.rival, level)
+            # it follows from the scores, so it is settled only if one of the two differences is
             pair = replace(pair, speedup=replace(speedup, may_be_settled=pair.settled))
         found.append(pair)
     return found
@@ -351,13 +339,10 @@ def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
 
 
 def _final_of(curve: Curve, horizon: float) -> Final:
-    """Return the scores at the first checkpoint, at the horizon, and at the peak until then.
-
-    A curve that ends before the horizon is shown at its end, and so is one that begins after it. Between two
-    checkpoints the score at the horizon is on a straight line.
-    """
+    """Return the scores at the first checkpoint, at the horizon, and at the peak until then."""
     with_mean = np.flatnonzero(~np.isnan(curve.mean))
     due = horizon
+    # a curve that ends before the horizon, or begins after it, is shown at its end
     if not curve.due[with_mean[0]] <= horizon < curve.end or not curve.has_mean(horizon):
         at = curve.last(horizon)
         due = curve.end if at is None else float(curve.due[at])

@@ -214,19 +214,11 @@ def standard_error(row: Mapping[str, Any], metric: str) -> float:
 def arms_from_runs(
     sources: Sequence[str | Path], metric: str, named: Mapping[str, Sequence[str | Path]] | None = None
 ) -> list[Arm]:
-    """Return the arms of experiment directories and run directories, in the order given.
+    """Return the arms of experiments, folders of an arm, and runs, in the order given; those that are named come first.
 
     A run called ``seed-<k>`` belongs to the arm that its parent is named after, as in an experiment, whether the
     experiment, the arm or the run was given. A run of any other name is an arm of its own. A run that is given twice
-    counts once.
-
-    Args:
-        sources: experiments, folders of an arm, and runs.
-        metric: the score.
-        named: further arms by name, each with the folders of its runs. They have their runs before any of ``sources``.
-
-    Raises:
-        UserError: if there is no run, or if the runs of an arm are not seeds of one recipe.
+    counts once. Raises UserError if there is no run, or if the runs of an arm are not seeds of one recipe.
     """
     named = named or {}
     folders = _runs_by_arm(sources, named)

@@ -149,10 +149,7 @@ def _is_csv(paths: Sequence[Path]) -> bool:
 
 
 def _usual_baseline(settings: Mapping[str, Any], arms: Sequence[Arm]) -> tuple[str, str]:
-    """Return the baseline of a report that names none, and a note that says so; the note may be empty.
-
-    It is the one that the file of the first experiment names, else the first arm.
-    """
+    """Return the baseline of a report that names none, and a note that says so; the note may be empty."""
     names = [arm.name for arm in arms]
     declared = settings.get("baseline")
     if declared in names or (len(names) == 1 and declared is None):

@@ -115,10 +115,7 @@ def styles_of(analysis: Analysis) -> dict[str, Style]:
 
 
 def charts(analysis: Analysis, styles: Styles) -> dict[str, list[Panel]]:
-    """Return the panels of the figures that have a line.
-
-    They are ``scores`` of evaluations, the compared one first, and ``steps``, of every metric that was logged at steps.
-    """
+    """Return the panels that have a line: ``scores``, the compared one first, and ``steps``, every logged metric."""
     figures = {
         "scores": [_score_panel(analysis, styles, metric) for metric in analysis.metrics],
         "steps": _metric_panels(analysis, styles),
@@ -337,13 +334,10 @@ def _binned(run: Run, width: float, count: int) -> dict[str, Array]:
 
 
 def _line(curve: Curve, scale: float, bounds: tuple[float, float] | None, y_scale: float) -> Line:
-    """Return one arm over one axis, thinned: runs, and the mean with its interval over runs.
-
-    Intervals are cut at the bounds: no share is below 0 or above 1.
-    """
+    """Return one arm over one axis, thinned: runs, and the mean with its interval over runs."""
     points = _even(len(curve.due), _MOST_POINTS)
     low, high = (edge * y_scale for edge in curve.interval)
-    if bounds is not None:
+    if bounds is not None:  # no share is below 0 or above 1
         low = np.clip(low, *bounds)
         high = np.clip(high, *bounds)
     seeds = []

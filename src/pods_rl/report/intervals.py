@@ -150,10 +150,7 @@ def _spread(
 
 
 def _squared_error(values_RC: Array) -> tuple[Array, Array]:
-    """Return the squared standard error of the mean over runs and the number of runs, each ``[C]``.
-
-    The squared error is NaN with fewer than three runs.
-    """
+    """Return the squared standard error of the mean, NaN with fewer than three runs, and their number, each ``[C]``."""
     present_RC = ~np.isnan(values_RC)
     count_C = present_RC.sum(axis=0).astype(np.float64)
     mean_C = np.where(present_RC, values_RC, 0.0).sum(axis=0) / np.maximum(count_C, 1)
@@ -173,12 +170,8 @@ def error_of_mean(errors_RC: Array) -> Array:
 def t_band(scores_RC: ArrayLike, errors_RC: ArrayLike | None = None) -> tuple[Array, Array]:
     """Return Student's 95 % interval of the mean over runs at each checkpoint: low and high, each ``[C]``.
 
-    NaN at a checkpoint that fewer than three runs have.
-
-    Args:
-        scores_RC: ``[R, C]``.
-        errors_RC: standard error of each evaluation; NaN, or None for all, if it is unknown. Where the runs differ by
-            less than the evaluations' own noise, that noise gives the interval.
+    NaN at a checkpoint that fewer than three runs have. Where the runs differ by less than the evaluations' own noise,
+    whose standard errors may be given, that noise gives the interval.
 
     >>> low, high = t_band([[0.2, 0.5], [0.4, np.nan], [0.3, np.nan]])
     >>> low.round(3), high.round(3)

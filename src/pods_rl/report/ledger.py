@@ -142,11 +142,8 @@ class _Rollout:
 def ledger_of(arms: Sequence[Arm], *, data_mb: float = DATA_MB, colours: Mapping[str, str] | None = None) -> Ledger:
     """Read every ledger file of the arms; skip and name a damaged one, or one with other columns.
 
-    Args:
-        arms: arms, of which some may have no ledger.
-        data_mb: megabytes of the data. If not all groups fit, the dropped ones are spread over steps and runs, since
-            files are read in a shuffled order, the arms in turn.
-        colours: of the arms, by label.
+    If not all groups fit, the dropped ones are spread over steps and runs: files are read in a shuffled order, the arms
+    in turn.
     """
     labels = [*dict.fromkeys(arm.label for arm in arms)]
     ledger = Ledger(data_mb, arms=labels, runs=_run_names(arms), colours=colours or {})

@@ -45,12 +45,7 @@ class Served(NamedTuple):
 
 
 class LivePage:
-    """Follow the files of a run or an experiment in a thread, without writing there.
-
-    Args:
-        source: a run or an experiment. Before it exists, the page shows what it waits for.
-        baseline: the arm to compare with, as of `build_report`.
-    """
+    """Follow the files of a run or an experiment, which may not exist yet, in a thread, without writing there."""
 
     def __init__(self, source: Path, *, baseline: str | None = None) -> None:
         self._source = source

@@ -61,11 +61,9 @@ class Account:
 
 
 def to_html(account: Account, *, live: int = 0) -> str:
-    """Return the page. The template escapes names, logs and model output, and nothing but our own style and scripts.
+    """Return the page; with the version `live`, that of `pods watch`, whose script asks its server for a newer one.
 
-    Args:
-        account: what the page says.
-        live: the version of the page that `pods watch` serves, with a script that asks its server for a newer one.
+    The template escapes names, logs and model output, and nothing but our own style and scripts.
     """
     names = [*_SCRIPTS, _LIVE] if live else _SCRIPTS
     scripts = [Markup(_asset(name)) for name in names]  # trusted: files of the package
@@ -120,10 +118,7 @@ def _template() -> Template:
 
 
 def to_markdown(account: Account, pictures: Sequence[str] = ()) -> str:
-    """Return the sentences, every table that has rows, and pictures by their paths from the report.
-
-    The notes follow the table of the result.
-    """
+    """Return the sentences, every table that has rows, and pictures by their paths from the report."""
     first, *others = account.findings
     parts = [f"# PODS report: {markdown(account.title)}", f"**{markdown(first.sentence)}**"]
     parts += [markdown(finding.sentence) for finding in others]

@@ -63,12 +63,8 @@ def mean_curve(scores_RC: ArrayLike, ended_R: Mask | None = None) -> Array:
 def time_to(mean_C: ArrayLike, time_C: ArrayLike, target: float) -> float:
     """Return the time at which a mean curve first reaches a score, on straight lines between checkpoints.
 
-    Return inf if it never does. A curve that starts at the target or above has the time of its first checkpoint.
-
-    Args:
-        mean_C: ``[C]`` scores; NaN checkpoints are skipped.
-        time_C: ``[C]`` times of the checkpoints, any unit.
-        target: the score to reach; equal counts as reached, however a mean was rounded.
+    Return inf if it never does. A curve that starts at the target or above has the time of its first checkpoint. NaN
+    checkpoints are skipped, and equal counts as reached, however a mean was rounded.
 
     >>> round(time_to([0.2, 0.6, 0.8], [0, 10, 20], 0.7), 6), time_to([0.2, 0.6], [0, 10], 0.7)
     (15.0, inf)
@@ -307,10 +303,7 @@ def _compare(base: Curve, arm: Curve, goal: float, *, paired: bool) -> Speedup:
 
 
 def _rises_to(base: Curve, goal: float, at: int) -> bool:
-    """Whether the mean rises from its first checkpoint to the score by more than the 95 % interval of this rise.
-
-    The interval is over the rises of the runs. Of one run it is that of the two evaluations.
-    """
+    """Whether the mean rises from its first checkpoint to the score by more than the 95 % interval of this rise."""
     start = int(np.flatnonzero(~np.isnan(base.mean))[0])
     if at == start:
         return False

@@ -161,11 +161,7 @@ def rounded(value: object, digits: int = 5) -> float | None:
 
 
 def significant(number: float, digits: int = 5) -> float:
-    """Return a number rounded to significant digits.
-
-    >>> significant(1234.5678)
-    1234.6
-    """
+    """Return a number rounded to significant digits."""
     return float(f"{number:.{digits}g}")
 
 

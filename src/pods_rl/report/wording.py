@@ -161,11 +161,7 @@ def is_level(analysis: Analysis, gap: Difference) -> bool:
 
 
 def findings(analysis: Analysis) -> tuple[Finding, ...]:
-    """Return what a report says first: the settled comparisons, the largest difference before the others.
-
-    Then follow in one line each the pairs that are level, and those of which nothing is settled. If nothing is settled
-    at all, the first finding says so, with the highest score.
-    """
+    """Return what a report says first: the settled comparisons, the largest difference before the others."""
     if not analysis.pairs:
         return _without_pairs(analysis)
     settled = sorted((pair for pair in analysis.pairs if pair.settled), key=lambda pair: -abs(pair.main.mean))
@@ -193,10 +189,7 @@ def _names(pairs: Sequence[Pair]) -> str:
 
 
 def _of_pair(analysis: Analysis, pair: Pair) -> Finding:
-    """Return what a settled pair shows: the difference at the end, over the run, and how much faster the arm is.
-
-    If only the difference over the run is settled, it comes first.
-    """
+    """Return what a settled pair shows: the difference at the end, over the run, and how much faster the arm is."""
     gap = pair.difference
     over_time = pair.over_time
     cause = f"from {pair.shows}" if pair.shows else f"for {pair.arm.label} against {pair.rival.label}"

@@ -174,10 +174,7 @@ def check_rewards(values: Mapping[str, Any]) -> None:
 
 @lru_cache
 def user_pool(name: str, maker: tuple[str, ...] = ()) -> WorkerPool:
-    """Return this process's pool for a reward, made on first use.
-
-    Its workers import the reward at the path `name`, or call `maker` (as in `Reward`), once each.
-    """
+    """Return this process's pool for a reward, made on first use."""
     return WorkerPool(
         None,
         maker or ["pods_rl.rewards:scoring", name],
@@ -218,11 +215,7 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
 
 
 def attempt(reward: Callable[[str, str], float], text: str, gold: str) -> float | RewardFailure:
-    """Return the score of one completion, or a RewardFailure if the reward raised.
-
-    >>> attempt(lambda text, gold: float(text), "1", "")
-    1.0
-    """
+    """Return the score of one completion, or a RewardFailure if the reward raised."""
     try:
         with no_copies():
             return reward(text, gold)

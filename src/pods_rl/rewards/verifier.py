@@ -106,11 +106,7 @@ def _equal(pair: Pair) -> bool:
 
 @lru_cache(maxsize=1)
 def default_pool() -> VerifierPool:
-    """Return this process's own pool, made on first use (a forked child makes its own).
-
-    >>> default_pool() is default_pool()
-    True
-    """
+    """Return this process's own pool, made on first use (a forked child makes its own)."""
     return VerifierPool()
 
 

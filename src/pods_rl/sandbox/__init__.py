@@ -49,10 +49,6 @@ def as_score(value: object) -> float | None:
 
 
 def failure(reply: Reply, limit: float) -> RewardFailure:
-    """Return the failure that a worker's reply without a score means, after at most `limit` seconds.
-
-    >>> failure(Reply("timeout"), 5).reason
-    'gave no score within 5 s'
-    """
+    """Return the failure that a worker's reply without a score means, after at most `limit` seconds."""
     reasons = {"timeout": f"gave no score within {limit:g} s", "crash": "ended its process"}
     return RewardFailure(reasons.get(reply.kind, f"raised {reply.value}"), late=reply.kind == "timeout")

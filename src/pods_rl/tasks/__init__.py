@@ -99,10 +99,7 @@ def _check_rewards(task: Task) -> None:
 
 
 def _make(name: str, entry: TaskEntry | Callable[[Settings], object], settings: Settings) -> Task:
-    """Return the task of an entry or of a user's function.
-
-    If a user's function raises an error, raise UserError with the place in their file.
-    """
+    """Return the task of an entry or of a user's function."""
     if isinstance(entry, TaskEntry):
         return entry.make(settings)
     try:

@@ -59,8 +59,6 @@ _INSTRUCTIONS = frozenset(("system", "developer"))
 def answer_text(value: object) -> str:
     """Return an answer as text, exactly as it is stored.
 
-    Raises UserError for a value that is not text or a number, and for a float that may have lost digits.
-
     >>> answer_text(27), answer_text(0.5), answer_text(" x ")
     ('27', '0.5', ' x ')
     """
@@ -95,14 +93,9 @@ def _float_text(value: float | np.float16 | np.float32) -> str:
 
 
 def read_gold(value: object, grader: str | None) -> str:
-    r"""Return the gold answer in a value of the answer column.
+    r"""Return the gold answer in a value of the answer column; raise UserError if no completion can match it.
 
-    Args:
-        value: what the column holds.
-        grader: the reward that compares with gold answers, one of `GRADERS`. If None, a reward of the user's own, which
-            may read gold answers of any form.
-
-    Raises UserError, without the row, for a gold answer that no completion can match.
+    `grader` is one of `GRADERS`, or None for a reward of the user's own, which may read gold answers of any form.
 
     >>> read_gold("2 + 2 = 4\n#### 4", "accuracy"), read_gold(1.5, "accuracy")
     ('4', '1.5')
@@ -174,9 +167,6 @@ def raise_listed(problems: Sequence[str]) -> None:
 
 def gold_notes(golds: Iterable[str], source: str, grader: str | None) -> tuple[str, ...]:
     """Return notes on gold answers of a split that completions are unlikely to match, and on those that are codes.
-
-    Completions are unlikely to match prose and marks of a missing value. Dates, ranges, scores and codes are compared
-    to the sign, and not as mathematics.
 
     >>> gold_notes(["4", "Answers vary"], "train.jsonl", "accuracy")
     ("train.jsonl: 1 gold answer is prose or a missing value, which completions are unlikely to match: row 2 (counted \
@@ -263,10 +253,7 @@ def _lost_a_backslash(text: str) -> bool:
 
 
 def check_own_task(task: Task) -> None:
-    """Check the prompts and gold answers of a task that a user's function made, as those of files are checked.
-
-    Raises UserError with the first rows that cannot be used. Gold answers are checked if a shipped grader reads them.
-    """
+    """Check the prompts and gold answers of a task that a user's function made, as those of files are checked."""
     grader = task.answer if task.answer in GRADERS else None
     _check_own_split(task.train, f"task {task.name}, train split", grader)
     _check_own_split(task.test, f"task {task.name}, test split", grader)

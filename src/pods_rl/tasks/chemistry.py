@@ -25,15 +25,12 @@ _BALANCE = "Answer with the balanced equation alone, its reactants and products 
 
 
 class ChemistryQuestion(NamedTuple):
-    """One question: the text, the gold answer, its kind, and its place in the source.
-
-    `kind` is `multiple choice`, `true or false` or `equation`; `stem` is the question without its options.
-    """
+    """One question: the text, the gold answer, its kind, and its place in the source."""
 
     text: str
     gold: str
-    kind: str
-    stem: str
+    kind: str  # multiple choice, true or false, or equation
+    stem: str  # the question without its options
     place: str
 
     @property

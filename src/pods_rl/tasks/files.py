@@ -43,10 +43,7 @@ _DECODER = json.JSONDecoder(parse_int=NumberText, parse_float=NumberText)
 
 
 def read_files(paths: Sequence[Path]) -> Dataset:
-    """Return the rows of files of one kind, in order, in the column `ROW`; `parse_row` reads each.
-
-    Raises UserError for a file that is not text in UTF-8 or not in its format, with the line or row.
-    """
+    """Return the rows of files of one kind, in order, in the column `ROW`; `parse_row` reads each."""
     if sum(path.stat().st_size for path in paths) <= _IN_MEMORY:
         return Dataset.from_dict({ROW: [text for path in paths for text in _rows(path)]})
     # The cache is keyed by the arguments: with the hash of its contents, a changed file is read again.

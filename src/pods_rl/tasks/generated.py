@@ -60,10 +60,6 @@ def is_held_out(text: str) -> bool:
 def distinct(problems: Iterable[Drawn], size: int, *, held_out: bool, of: str) -> dict[str, str]:
     """Return the first `size` distinct problems of one side, question -> gold answer.
 
-    `problems` may be finite; at most 200 per wanted problem are drawn. `of` names their source in the message.
-
-    Raises UserError if the problems run out, and for a size below 1.
-
     >>> sums = (Drawn(f"{i}+1=", str(i + 1), is_held_out(f"{i}+1=")) for i in range(99))
     >>> distinct(sums, 2, held_out=True, of="sums")
     {'2+1=': '3', '4+1=': '5'}
@@ -101,17 +97,7 @@ def generated_task(
     form: PromptForm | None,
     answer: str = "accuracy",
 ) -> Task:
-    """Generate a task: distinct prompts, the same ones for the same settings, disjoint splits over all seeds.
-
-    Args:
-        name: of the task.
-        settings: `task_difficulty`, `task_seed`, `task_train_size` and `task_test_size` are read.
-        draw: draws a problem of a difficulty.
-        form: of the prompts. If None, the questions are the prompts.
-        answer: the reward that decides; it is added to the paper's two rewards for the form.
-
-    Raises UserError for a size below 1, or more prompts than the difficulty has.
-    """
+    """Generate a task: distinct prompts, the same ones for the same settings, disjoint splits over all seeds."""
     difficulty = settings.get("task_difficulty") or "mixed"
     rng = random.Random(settings.get("task_seed") or 0)
     problems = (draw(rng, difficulty) for _ in count())
@@ -141,9 +127,6 @@ def arithmetic_task(settings: Settings) -> Task:
 
 def draw_sum(rng: random.Random, fewest: int, most: int) -> list[int]:
     """Draw the terms of a sum, each number of terms equally often; the first term is positive.
-
-    The size of every term and every running total is from 10 to 99. If only one of the two signs keeps the total in
-    this range, the term has that sign.
 
     >>> draw_sum(random.Random(0), 3, 3)
     [59, 40, -75]
@@ -195,8 +178,6 @@ def _draw_countdown(rng: random.Random, difficulty: str) -> Drawn:
 
 def combine(rng: random.Random, numbers: list[int]) -> tuple[int, str]:
     """Join numbers by random operations to one expression; return its value and its text.
-
-    Every step is a whole number from 1 to 999.
 
     >>> combine(random.Random(0), [3, 7, 25])
     (172, '(25 * 7) - 3')
@@ -291,10 +272,7 @@ def _check_gym_golds(name: str, grader: Reward, golds: list[str], seconds: float
 
 
 def _create_gym(name: str, options: Settings, size: int, seed: int) -> Any:
-    """Make a data set of reasoning-gym; the library is imported here because it loads slowly.
-
-    Raises UserError if it is not installed, and for an unknown data set or option.
-    """
+    """Make a data set of reasoning-gym; the library is imported here because it loads slowly."""
     if find_spec("reasoning_gym") is None:
         raise UserError(
             "task reasoning_gym:NAME needs reasoning-gym, which is not installed: pip install '.[reasoning-gym]'"

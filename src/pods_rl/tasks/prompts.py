@@ -208,15 +208,9 @@ def _check_template(task: Task, render: Callable[[Prompt], str]) -> None:
 
 
 def mapped(rows: Dataset, change: Callable[..., dict[str, list[Any]]], *of: object) -> Dataset:
-    """Return the data set that `change` makes of batches of rows, in memory in proportion to a batch.
-
-    Args:
-        rows: many of them go into a file of the datasets cache, which is read instead the next time.
-        change: takes a batch (column -> values) and the numbers of its rows, and returns the new columns.
-        of: everything that `change` depends on.
-    """
+    """Return the data set that `change` makes of batches of rows; `of` is everything that `change` depends on."""
     fingerprint = Hasher.hash((rows._fingerprint, *of))
-    in_memory = len(rows) <= _FEW_ROWS
+    in_memory = len(rows) <= _FEW_ROWS  # many go into a file of the datasets cache, which is read the next time
     cache_file = None if in_memory else str(Path(config.HF_DATASETS_CACHE) / f"pods-rl-{fingerprint}.arrow")
     # `map` gives a new column the type of an old one with its name: rename the old ones.
     renamed = {name: f"original {name}" for name in rows.column_names}

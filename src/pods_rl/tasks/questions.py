@@ -108,10 +108,7 @@ def _task(
     settings: Settings,
     notes: tuple[str, ...] = (),
 ) -> Task:
-    """Return the task of a training and a test source.
-
-    Without a training source it can only be evaluated. Without a test source, part of the training rows is held out.
-    """
+    """Return the task of a training and a test source."""
     form = PromptForm.of(settings)
     rewards = settings.get("task_rewards")
     if rewards is None:
@@ -137,11 +134,8 @@ def _task(
 def _cut_in_two(
     source: DataSource, settings: Settings, form: PromptForm, grader: str | None
 ) -> tuple[Dataset, Dataset, tuple[str, ...]]:
-    """Return training rows, test rows and notes of a source that has no test split.
-
-    All of its rows are read: the sizes that a recipe sets are those of the parts.
-    """
-    questions = _read(source, settings, None)
+    """Return training rows, test rows and notes of a source that has no test split."""
+    questions = _read(source, settings, None)  # all rows: the sizes that a recipe sets are those of the parts
     rows = _split(questions, form, grader)
     hashes = [question_hash(question) for question in questions.texts()]
     train, test = hold_out(rows, hashes, source)
@@ -163,10 +157,7 @@ def _notes(rows: Dataset, source: DataSource, grader: str | None) -> tuple[str, 
 
 
 def _named_sources(settings: Settings) -> tuple[DataSource, DataSource | None, tuple[str, ...]]:
-    """Return the training and the test source that `dataset_name` and related keys name, and notes on the test source.
-
-    The test source is None if the data have no test split.
-    """
+    """Return the training source and the test source, if any, that a recipe names, and notes on the latter."""
     name = settings.get("dataset_name")
     config = settings.get("dataset_config")
     if not name:

@@ -42,11 +42,7 @@ def compute_score(
 
 
 def scored_task(data_source: str) -> TaskEntry:
-    """Return the task whose rewards score the rows of a data source.
-
-    Raises:
-        UserError: an unknown task.
-    """
+    """Return the task whose rewards score the rows of a data source."""
     entry = TASKS.get(data_source)
     if entry is None:
         raise UserError(
@@ -57,15 +53,7 @@ def scored_task(data_source: str) -> TaskEntry:
 
 
 def check_sources(files: Iterable[Any], column: str) -> None:
-    """Check that `compute_score` can score the rows of these files; verl reports those that cannot be read.
-
-    Args:
-        files: paths of parquet or JSON Lines files, lists of such paths, or None.
-        column: the one that names the task.
-
-    Raises:
-        UserError: see `scored_task`.
-    """
+    """Raise UserError if `compute_score` cannot score the rows of verl's files: paths, lists of paths, or None."""
     paths: list[str] = []
     for setting in files:
         paths += [setting] if isinstance(setting, str) else (setting or ())

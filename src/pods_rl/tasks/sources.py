@@ -61,11 +61,7 @@ class DataSource:
         return Path(self.name).expanduser()
 
     def read(self) -> Dataset:
-        """Read the rows; those of JSON and CSV files are text in the column `files.ROW`.
-
-        Raises UserError for a file, folder or split that is missing, naming what exists; for one that cannot be
-        read or has no rows; for an unreachable hub.
-        """
+        """Read the rows; those of JSON and CSV files are text in the column `files.ROW`."""
         path = self.path
         is_path = self.name.startswith((".", "~")) or path.is_absolute() or self.name.count("/") > 1
         # names of the hub are `name` or `owner/name`
@@ -150,10 +146,8 @@ class DataSource:
                 check_size(file)
 
     def _text_files(self, folder: Path) -> list[Path]:
-        """Return the files of a split of a folder, if all of them are JSON or CSV files with commas.
-
-        Which files belong to a split is decided by `datasets`, whose own readers read all other folders.
-        """
+        """Return the files of a split of a folder, if all of them are JSON or CSV files with commas."""
+        # `datasets` decides which files belong to a split, and its own readers read all other folders
         builder = load_dataset_builder(str(folder), self.config)
         if getattr(builder.config, "sep", ",") != "," or getattr(builder.config, "field", None):
             return []
@@ -225,14 +219,11 @@ def read_rows(rows: Dataset) -> Iterator[dict[str, Any]]:
 
 
 def column_values(batch: Mapping[str, list[Any]], column: str, dtype: str | None = None) -> list[object]:
-    """Return the values of one column in a batch of a source's rows.
-
-    `dtype` is the type of the column in its file: float32 and float16 keep their own shortest text.
-    """
+    """Return the values of one column in a batch of a source's rows."""
     if ROW in batch:
         return [parse_row(text).get(column) for text in batch[ROW]]
     values: list[object] = list(batch[column])
-    if dtype not in ("float16", "float32"):
+    if dtype not in ("float16", "float32"):  # in the file; these keep their own shortest text
         return values
     as_stored = np.dtype(dtype).type
     for row, value in enumerate(values):
@@ -259,14 +250,7 @@ def hold_out(rows: Dataset, questions: Sequence[bytes], source: DataSource) -> t
 
     A question is in the test split if its own hash says so, whatever the other rows, the seed and the prompt's form
     are. So no row that was trained is tested later, even if rows are added in between. At least one question is in
-    each split, and at most 1,000 are in the test split. The order of rows stays.
-
-    Args:
-        rows: with prompts and answers.
-        questions: the `question_hash` of each row.
-        source: where the rows are read, for messages.
-
-    Raises UserError if all rows have the same question.
+    each split, and at most 1,000 are in the test split. `questions` has the `question_hash` of each row.
     """
     distinct = sorted(set(questions))
     if len(distinct) < 2:
@@ -310,11 +294,7 @@ def _slice(rows: Dataset, split: str) -> Dataset:
 
 
 def _bare(split: str) -> str:
-    """Return the name of a split without its slice.
-
-    >>> _bare("train[:80%]"), _bare("[:5]")
-    ('train', 'train')
-    """
+    """Return the name of a split without its slice, as `train` of `train[:80%]` or of `[:5]`."""
     return re.split(r"[\[+]", split)[0] or "train"
 
 

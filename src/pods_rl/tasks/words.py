@@ -65,11 +65,7 @@ class WordProblem(NamedTuple):
 
 
 def take_step(total: int, step: Step) -> int:
-    """Return the total after a step; division rounds down.
-
-    >>> take_step(24, ("+", 18)), take_step(25, ("/", 2))
-    (42, 12)
-    """
+    """Return the total after a step; division rounds down."""
     sign, number = step
     match sign:
         case "+":
@@ -148,10 +144,7 @@ def _sentences(scene: dict[str, list[str]], kind: str) -> list[str]:
 
 
 def _write_story(rng: random.Random, scene: dict[str, list[str]], written: list[tuple[str, int]], groups: int) -> str:
-    """Write sentences, each with its number, as one text about one person and one kind of things.
-
-    `groups` is the number of groups, if the story opens with groups.
-    """
+    """Write sentences, each with its number, as one text about one person and one kind of things."""
     stories = read_stories()
     gender = "she" if rng.random() < 0.5 else "he"
     other_gender = "he" if gender == "she" else "she"  # of the friends, so that a pronoun always means the person
