@@ -78,10 +78,7 @@ _LIMITED_AFTER = re.compile(
 
 def _patterns(phrases: dict[str, str], before: str, after: str) -> dict[str, re.Pattern[str]]:
     """Return by bound the pattern of its phrases, with what must be before and after them."""
-    patterns = {}
-    for bound, phrase in phrases.items():
-        patterns[bound] = re.compile(f"{before}(?:{phrase}){after}", re.IGNORECASE)
-    return patterns
+    return {bound: re.compile(f"{before}(?:{phrase}){after}", re.IGNORECASE) for bound, phrase in phrases.items()}
 
 
 _BOUNDS_BEFORE = _patterns(_BEFORE, r"(?<![A-Za-z])(?:an?\s+|the\s+)?", rf"{_LINK}[\s:]*$")  # at least a total of

@@ -192,16 +192,9 @@ def has_label(answer: str) -> bool:
     label = _LEADING.match(answer) or _NAMED.search(answer)
     if label is None:
         return False
-    group = _letter_group(label)
-    return not _EXPRESSION.match(answer, label.start(group))
-
-
-def _letter_group(label: re.Match[str]) -> str:
     groups = label.groupdict()
-    for name in _LETTER_GROUPS:
-        if groups.get(name):
-            return name
-    raise AssertionError("a label has a letter")
+    group = next(name for name in _LETTER_GROUPS if groups.get(name))
+    return not _EXPRESSION.match(answer, label.start(group))
 
 
 def _leading_letter(leading: re.Match[str]) -> str | None:

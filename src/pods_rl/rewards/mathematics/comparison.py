@@ -150,11 +150,11 @@ def _is_surely_different(plain_answer: str, plain_gold: str, written_gold: str) 
     """Whether two expressions need not be given to `equal`, since the answer is of another kind or too large."""
     if is_formula(plain_gold) and (is_formula(plain_answer) or not plain_gold.isalpha()):
         return True
-    if not _is_mathematics(plain_answer):
-        if read_number(plain_gold) is not None:
-            return True
-        if not _may_be_equal_words(plain_answer, plain_gold, written_gold):
-            return True
+    is_mathematics = _SYMBOLIC.search(plain_answer) and not _DIGITS_ALONE.fullmatch(plain_answer)
+    if not is_mathematics and (
+        read_number(plain_gold) or not _may_be_equal_words(plain_answer, plain_gold, written_gold)
+    ):
+        return True
     return is_too_large(plain_answer) and not is_too_large(plain_gold)
 
 
@@ -170,10 +170,6 @@ def _without_bullets(text: str) -> str:
     if all(_BULLETED.match(line) for line in lines):
         return ", ".join(_BULLETED.sub("", line).strip() for line in lines)
     return _BULLETED.sub("", text)
-
-
-def _is_mathematics(answer: str) -> bool:
-    return bool(_SYMBOLIC.search(answer)) and not _DIGITS_ALONE.fullmatch(answer)
 
 
 def _may_be_equal_words(answer: str, gold: str, written_gold: str) -> bool:

@@ -204,9 +204,7 @@ def _proportional(gold: tuple[str, Any], answer: tuple[str, Any]) -> bool:
     symbols = gold_difference.free_symbols
     if gold_sign != answer_sign or not symbols or symbols != answer_difference.free_symbols:
         return False
-    point = {}
-    for i, symbol in enumerate(sorted(symbols, key=str)):
-        point[symbol] = sympy.Rational(7 * i + 3, 5)
+    point = {symbol: sympy.Rational(7 * i + 3, 5) for i, symbol in enumerate(sorted(symbols, key=str))}
     gold_scale = gold_difference.xreplace(point)
     answer_scale = answer_difference.xreplace(point)
     for scale in (gold_scale, answer_scale):
@@ -296,8 +294,4 @@ def _match_up(golds: Sequence[Any], answers: Sequence[Any], same: Callable[[Any,
 
 def _covers(items: Sequence[Node], others: Sequence[Node]) -> bool:
     """Whether every item is the same as one of the others."""
-    return all(_is_among(item, others) for item in items)
-
-
-def _is_among(item: Node, others: Sequence[Node]) -> bool:
-    return any(_same(item, other) for other in others)
+    return all(any(_same(item, other) for other in others) for item in items)

@@ -95,9 +95,7 @@ def _same_on_reals(a: Any, b: Any, symbols: Sequence[Any], written: int) -> bool
             agreed += 1
         if agreed == enough:
             break
-    if agreed < FEWEST_REAL_POINTS:
-        return None
-    return True
+    return True if agreed >= FEWEST_REAL_POINTS else None
 
 
 def _real_points(symbols: Sequence[Any], *, has_powers: bool) -> Iterator[dict[Any, Any]]:
@@ -105,10 +103,8 @@ def _real_points(symbols: Sequence[Any], *, has_powers: bool) -> Iterator[dict[A
 
     `has_powers`: symbols are in exponents, where large numbers take too long.
     """
-    sizes = SIZES
-    if has_powers:
-        sizes = SMALL_SIZES
-    else:
+    sizes = SMALL_SIZES if has_powers else SIZES
+    if not has_powers:
         yield from _points(symbols)
     patterns = 2 ** min(len(symbols), 3)
     for number in range(REAL_POINTS):
@@ -139,14 +135,12 @@ def _restricted_parts(expression: Any) -> list[Any]:
     for part in sympy.preorder_traversal(expression):
         if not getattr(part, "free_symbols", None):
             continue
-        if isinstance(part, _PARTLY_REAL) or (part.is_Pow and not part.exp.is_Integer and not _is_real_power(part)):
+        # a power of a positive number, or of an absolute value, is real wherever its exponent is
+        if isinstance(part, _PARTLY_REAL) or (
+            part.is_Pow and not part.exp.is_Integer and not (part.base.is_positive or isinstance(part.base, sympy.Abs))
+        ):
             parts.append(part)
     return parts
-
-
-def _is_real_power(power: Any) -> bool:
-    """Whether a power is real wherever its exponent is: of a positive number, or of an absolute value."""
-    return bool(power.base.is_positive) or isinstance(power.base, sympy.Abs)
 
 
 def _is_real(part: Any, point: Mapping[Any, Any]) -> bool:

@@ -138,7 +138,10 @@ def plain(text: str) -> str:
     text = _BRACED_MARK.sub(r"\1", text).translate(_UNWRITTEN)
     text = _BOLD.sub(r"\1\2", text).replace("**", "^")
     text = _LEADING.sub("", _SPACE.sub(" ", text))
-    text = _without_end(text)
+    # the mark that ends a sentence and the backslashes of a line break; dots (0.333...) stay
+    text = text.strip().rstrip("\\").strip()
+    if text.endswith((".", ",", ";", ":")) and not text.endswith(".."):
+        text = text[:-1].rstrip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in _QUOTES:
         text = text[1:-1].strip()
     in_symbols = _IN_WORDS.get(text.lower())
@@ -196,17 +199,7 @@ def _without_commands(text: str) -> str:
 
 def _styled_text(styled: re.Match[str]) -> str:
     content = styled[1] or styled[2] or ""
-    if content in (",", ".", ":"):
-        return content
-    return f" {content} "
-
-
-def _without_end(text: str) -> str:
-    """Drop spaces, backslashes of a line break and the mark that ends a sentence; dots (`0.333...`) stay."""
-    text = text.strip().rstrip("\\").strip()
-    if text.endswith((".", ",", ";", ":")) and not text.endswith(".."):
-        text = text[:-1].rstrip()
-    return text
+    return content if content in (",", ".", ":") else f" {content} "
 
 
 def _with_signs(text: str) -> str:

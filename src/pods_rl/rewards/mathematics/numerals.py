@@ -60,9 +60,7 @@ class Number(NamedTuple):
     @property
     def fraction(self) -> Fraction:
         """The value with its percent sign worked out."""
-        if self.percent:
-            return self.value / 100
-        return self.value
+        return self.value / 100 if self.percent else self.value
 
 
 def read_number(text: str) -> Number | None:
@@ -100,9 +98,7 @@ def inline_fractions(text: str) -> str:
 def _inline_fraction(fraction: re.Match[str]) -> str:
     # the units and one of the four spellings: three groups took part
     units, top, bottom = (part for part in fraction.groups() if part is not None)
-    if units:
-        return f"{units} {top}/{bottom}"
-    return f"{top}/{bottom}"
+    return f"{units} {top}/{bottom}" if units else f"{top}/{bottom}"
 
 
 def number_of(match: re.Match[str], *, percent: bool) -> Number | None:

@@ -39,7 +39,7 @@ def split_parameter(text: str) -> tuple[str, str, str] | None:
         return None
     before = text[: membership.start()].rstrip(" ,;(")
     letter = next(filter(None, (membership[name] for name in "abcd")))
-    if not before or not _uses(before, letter) or _INEQUALITY.search(before):  # x > 2, x \in \mathbb{Z}
+    if not before or not _letter(letter).search(before) or _INEQUALITY.search(before):  # x > 2, x \in \mathbb{Z}
         return None
     kind = membership["kind"] or membership["first"]
     values = _SETS[kind] if kind else membership["set"] or membership["bare"]
@@ -55,10 +55,6 @@ def with_letter(text: str, letter: str, other: str) -> str:
     '\\frac{n\\pi}{2}'
     """
     return _letter(letter).sub(other, text)
-
-
-def _uses(text: str, letter: str) -> bool:
-    return _letter(letter).search(text) is not None
 
 
 def _letter(letter: str) -> re.Pattern[str]:

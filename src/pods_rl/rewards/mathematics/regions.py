@@ -112,9 +112,7 @@ def _of_value(text: str) -> Any:
     if standard_set is not None:
         return standard_set
     number = value(text)
-    if number is None:
-        return None
-    return sympy.FiniteSet(number)
+    return None if number is None else sympy.FiniteSet(number)
 
 
 def _of_interval(node: Node) -> Any:

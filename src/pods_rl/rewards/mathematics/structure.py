@@ -160,7 +160,7 @@ def _read(text: str) -> Node:
         return _operation(text, parts, signs)
     bracketed = _bracketed(text)
     if bracketed is not None:
-        return _in_brackets(text, *bracketed)
+        return _group(text, *bracketed)
     if _PLUS_MINUS.search(text):
         return Node("list", tuple(map(_read, _both(text))))
     return _ratio(text)
@@ -174,9 +174,7 @@ def _in_base(digits: str, base: str) -> Node:
 
 def _row(text: str) -> Node:
     row = _item(text)
-    if row.kind == "list":
-        return Node("()", row.items)
-    return row
+    return Node("()", row.items) if row.kind == "list" else row
 
 
 def _kind_of_list(separators: list[str]) -> str:
@@ -260,14 +258,10 @@ def _bracketed(text: str) -> tuple[str, str] | None:
     return kind, text[first.end() : last.start()]
 
 
-def _in_brackets(text: str, kind: str, content: str) -> Node:
+def _group(text: str, kind: str, content: str) -> Node:
     points = _points(content) if kind == "()" and _PLUS_MINUS.search(content) else []
     if points:
         return Node("list", tuple(map(_read, points)))
-    return _group(text, kind, content)
-
-
-def _group(text: str, kind: str, content: str) -> Node:
     builder = _BUILDER.fullmatch(content) if kind == "set" else None
     element, condition = builder.groups() if builder else ("", "")
     name, _, _ = element.partition(r"\in")

@@ -83,10 +83,7 @@ def _prefixed(symbol: str, names: list[str]) -> dict[str, str]:
         unit = prefix + symbol
         units[unit] = unit
         for name in names:
-            if name.startswith("\\"):  # k\Omega
-                units[prefix + name] = unit
-            else:
-                units[prefix_name + name] = unit
+            units[(prefix if name.startswith("\\") else prefix_name) + name] = unit  # k\Omega
         if len(symbol) > 2:  # kilobar
             units[prefix_name + symbol] = unit
     return units

@@ -30,18 +30,6 @@ def _braced(parts: Iterable[str | None]) -> str:
     return "".join(part if part[0] == "{" else f"{{{part}}}" for part in parts if part)
 
 
-def _primes(primed: re.Match[str]) -> str:
-    return f"{primed[1]}_{{{'p' * len(primed[2])}}}"
-
-
-def _binomial(choose: re.Match[str]) -> str:
-    return r"\binom" + _braced(choose.groups())
-
-
-def _two_arguments(command: re.Match[str]) -> str:
-    return rf"\{command[1]}" + _braced((command[2], command[3]))
-
-
 def _selection(written: re.Match[str]) -> str:
     """Write the number of combinations C or of arrangements A, P with factorials; others are powers of a variable."""
     numbers = [int(number) for number in re.findall("[0-9]+", written[0])]
@@ -58,7 +46,7 @@ _PART = r"(\{[^{}]*\}|\\[A-Za-z]+|[0-9A-Za-z])"  # an argument with or without b
 _INDEX = r"\s*(?:\{\s*[0-9]{1,4}\s*\}|[0-9])\s*"
 _SIDE = r"((?:[^{}]|\{[^{}]*\})*)"  # with one level of braces
 _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
-    (r"([A-Za-z}])('+)", _primes),  # f'
+    (r"([A-Za-z}])('+)", lambda primed: f"{primed[1]}_{{{'p' * len(primed[2])}}}"),  # f'
     (rf"(?<![A-Za-z\\])([CAP])\s*(?:_{_INDEX}\^{_INDEX}|\^{_INDEX}_{_INDEX})", _selection),  # C_5^2, A^2_5
     (rf"(?:\{{|^){_SIDE}\\over(?![A-Za-z]){_SIDE}(?:\}}|$)", r"{\\frac{\1}{\2}}"),  # {3 \over 4}
     (rf"^\{{(\\frac\{{{_SIDE}\}}\{{{_SIDE}\}})\}}$", r"\1"),  # the parser reads {1} as a set
@@ -66,7 +54,7 @@ _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
         r"(?:\{\s*\})?[_^]\{?(\w+)\}?\s*C_\{?(\w+)\}?"  # {}_5C_2, ^5C_2
         r"|(?<![A-Za-z])C\((\w+),\s*(\w+)\)"  # C(5, 2)
         r"|\{?([^{}]*)\\choose([^{}]*)\}?",  # {5 \choose 2}
-        _binomial,
+        lambda choose: r"\binom" + _braced(choose.groups()),
     ),
     (r"\\lg(?![A-Za-z])", r"\\log_{10} "),
     (r"\\sqrt\s*(\[[^\]]*\])\s*([A-Za-z0-9])(?![A-Za-z0-9.])", r"\\sqrt\1{\2}"),  # \sqrt[3]2
@@ -74,7 +62,10 @@ _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
         r"(?<![A-Za-z\\])\\?sqrt\s*(\[[^\]]*\]|)\s*(?:\(([^()]*)\)|([0-9.]+|\\?[A-Za-z]+))",  # sqrt(2), sqrt 2
         r"\\sqrt\1{\2\3}",
     ),
-    (rf"\\[dtc]?(frac|binom)\s*{_PART}\s*{_PART}", _two_arguments),  # \frac12, \dfrac{1}2
+    (  # \frac12, \dfrac{1}2
+        rf"\\[dtc]?(frac|binom)\s*{_PART}\s*{_PART}",
+        lambda command: rf"\{command[1]}" + _braced((command[2], command[3])),
+    ),
     (r"\^\s*(\\frac\{[^{}]*\}\{[^{}]*\})", r"^{\1}"),  # x^\frac{1}{2}
     (r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)", r"\\cdot "),  # 3 x 10^8
     (r"(?<=[_^])\s*([0-9A-Za-z])(?=[ _^\\])", r"{\1}"),  # x^2 y
