@@ -253,7 +253,7 @@ def _metric_panels(analysis: Analysis, styles: Styles) -> list[Panel]:
         ends = [float(np.nanmax(clock)) for clock in clocks if clock is not None]
         if len(ends) == len(logged):
             axes.append(_axis(key, max(ends, default=0.0), analysis.arms))
-    found: set[str] = set().union(*(of_arm.metrics for of_arm in logged.values()))
+    found = set[str]().union(*(of_arm.metrics for of_arm in logged.values()))
     in_order = [*(metric for metric in _TITLES if metric in found), *sorted(found.difference(_TITLES))]
     panels = []
     for metric in in_order[:_MOST_METRICS]:

@@ -65,7 +65,7 @@ def to_html(account: Account, *, live: int = 0) -> str:
 
     The template escapes names, logs and model output, and nothing but our own style and scripts.
     """
-    names = [*_SCRIPTS, _LIVE] if live else _SCRIPTS
+    names = [*_SCRIPTS, _LIVE] if live else [*_SCRIPTS]
     scripts = [Markup(_asset(name)) for name in names]  # trusted: files of the package
     style = Markup(_asset("vendor/uPlot.min.css") + _asset("templates/report.css"))
     policy = content_security_policy(style, *scripts, live=bool(live))
