@@ -263,7 +263,7 @@ def _check_own_split(split: Dataset, where: str, grader: str | None) -> None:
     places = [f"{where}, row {row} (counted from 1)" for row in range(1, len(split) + 1)]
     problems: list[str] = []
     for place, prompt, gold in zip(places, column_of(split, "prompt"), column_of(split, "answer"), strict=True):
-        # text is never a turn to answer
+        # a prompt of text has no turns
         problem = last_turn_problem(prompt) if prompt and not isinstance(prompt, str) else None
         if problem is None and grader:
             problem = _stored_gold_problem(gold, grader)
