@@ -388,9 +388,7 @@ def _launch_run(
 
     words = ["train", "--config", recipe, "--output", str(shown_as)]
     words += [f"--{name}" for name, wanted in resume_options.items() if wanted]
-    for key, value in keys.items():
-        text = "true" if value is True else value
-        words.append(f"--{key}={text}")
+    words += [f"--{key}={'true' if value is True else value}" for key, value in keys.items()]
     failure = None
     earlier_status = _stamp(output / STATUS)
     with stop.later(), outlive_output(output / LOG):

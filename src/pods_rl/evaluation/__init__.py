@@ -217,10 +217,8 @@ class Evaluation:
             dropped |= {"answer_right", "format_kept"}
         if not any(answer.messages for answer in self.answers):
             dropped.add("messages")
-        columns: dict[str, list[object]] = {}
-        for column in fields(Answer):
-            if column.name not in dropped:
-                columns[column.name] = [getattr(answer, column.name) for answer in self.answers]
+        names = [column.name for column in fields(Answer) if column.name not in dropped]
+        columns: dict[str, list[object]] = {name: [getattr(answer, name) for answer in self.answers] for name in names}
         for name in self.rewards:
             columns[name] = [answer.rewards[name] for answer in self.answers]
         return columns

@@ -85,10 +85,7 @@ class Arm:
         """The seed of each run of the curve, or the run's name if its seed is unknown."""
         if self.curve is None:
             return ()
-        seeds = {}
-        for run in self.runs:
-            if run.seed is not None:
-                seeds[str(run.path)] = str(run.seed)
+        seeds = {str(run.path): str(run.seed) for run in self.runs if run.seed is not None}
         return tuple(seeds.get(name, name) for name in self.curve.runs)
 
 
@@ -233,7 +230,14 @@ def arms_from_runs(
         raise UserError(f"No run found in {where}: {hint}.")
     arms = []
     for name, runs in folders.items():
-        _check_one_recipe(name, runs)
+        for place, run in enumerate(runs):
+            difference = recipe_difference(runs[:place], run)
+            if difference:
+                where = plain(f"{run.path.parent.name}/{run.path.name}")
+                raise UserError(
+                    f"The runs of {plain(name)} are not seeds of one recipe: {difference} (the latter in {where}). "
+                    "Name the runs of each arm with --arm NAME=FOLDER."
+                )
         evals = {str(run.path): run.evals for run in runs}
         arms.append(_arm(name, config_of(runs), evals, metric, runs))
     return arms
@@ -266,18 +270,6 @@ def _name_of(run: Run, folder: str, source: Path) -> str:
     if is_run(source) or run.path.name == folder:
         return run.arm or folder
     return folder if re.fullmatch(r"seed-\d+", run.path.name) else run.path.name
-
-
-def _check_one_recipe(name: str, runs: Sequence[Run]) -> None:
-    """Raise UserError if some run of an arm is not another seed of the recipe of those before it."""
-    for place, run in enumerate(runs):
-        difference = recipe_difference(runs[:place], run)
-        if difference:
-            where = plain(f"{run.path.parent.name}/{run.path.name}")
-            raise UserError(
-                f"The runs of {plain(name)} are not seeds of one recipe: {difference} (the latter in {where}). Name "
-                "the runs of each arm with --arm NAME=FOLDER."
-            )
 
 
 def _arm(name: str, config: Mapping[str, Any], evals: Evals, metric: str, runs: Sequence[Run] = ()) -> Arm:

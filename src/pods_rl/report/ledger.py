@@ -149,8 +149,7 @@ def ledger_of(arms: Sequence[Arm], *, data_mb: float = DATA_MB, colours: Mapping
     ledger = Ledger(data_mb, arms=labels, runs=_run_names(arms), colours=colours or {})
     queue: list[tuple[int, Path, Run, Arm]] = []
     for arm in arms:
-        for place, (run, path) in enumerate(_shuffled_files(arm)):
-            queue.append((place, path, run, arm))
+        queue += [(place, path, run, arm) for place, (run, path) in enumerate(_shuffled_files(arm))]
     queue.sort(key=lambda entry: entry[0])
     for _, path, run, arm in queue:
         ledger.files += 1
@@ -263,18 +262,9 @@ def conversation(messages: Any) -> str:
 
 
 def _message(message: Mapping[str, Any]) -> str:
-    speakers = []
-    for key in ("role", "name"):
-        if message.get(key):
-            speakers.append(content_text(message[key]))
-    speaker = " ".join(speakers)
-    lines = []
-    for key in ("reasoning_content", "thinking", "content"):
-        content = message.get(key)
-        if content:
-            lines.append(content_text(content))
-    for call in message.get("tool_calls") or ():
-        lines.append(call_text(call))
+    speaker = " ".join(content_text(message[key]) for key in ("role", "name") if message.get(key))
+    lines = [content_text(message[key]) for key in ("reasoning_content", "thinking", "content") if message.get(key)]
+    lines += [call_text(call) for call in message.get("tool_calls") or ()]
     return f"{speaker}: " + "\n".join(lines)
 
 

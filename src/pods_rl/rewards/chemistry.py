@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -265,12 +265,9 @@ def _spellings(formula: str) -> list[str]:
 
 def _count_atoms(text: str) -> Counter[str] | None:
     """Count the elements of a formula without dots, and its charge; None if it is not a formula."""
-    tokens = _tokens(text)
-    if tokens is None or not _has_matching_brackets(tokens):
-        return None
     groups: list[Counter[str]] = [Counter()]  # of the open brackets, the innermost last
     pending: Counter[str] = Counter()  # what a subscript would multiply
-    for token in tokens:
+    for token in _tokens(text) or ():
         if token["subscript"]:
             if not pending:
                 return None
@@ -282,13 +279,17 @@ def _count_atoms(text: str) -> Counter[str] | None:
         if token["element"]:
             pending[token["element"]] = 1
         elif token["opening"]:
+            if len(groups) == MAX_DEPTH:
+                return None
             groups.append(Counter())
         elif token["closing"]:
+            if len(groups) == 1:
+                return None
             pending = groups.pop()
         else:
             groups[-1][CHARGE] += int(token["sign"] + (token["before"] or token["after"] or "1"))
     _add(groups[-1], pending, 1)
-    return groups[0] or None
+    return groups[0] if groups[0] and len(groups) == 1 else None
 
 
 def _tokens(text: str) -> list[re.Match[str]] | None:
@@ -302,19 +303,6 @@ def _tokens(text: str) -> list[re.Match[str]] | None:
         tokens.append(token)
         position = token.end()
     return tokens
-
-
-def _has_matching_brackets(tokens: Sequence[re.Match[str]]) -> bool:
-    """Whether each bracket of a formula is opened and closed, and not too many are open at once."""
-    depth = 0
-    for token in tokens:
-        if token["opening"]:
-            depth += 1
-        elif token["closing"]:
-            depth -= 1
-        if not 0 <= depth < MAX_DEPTH:
-            return False
-    return depth == 0
 
 
 def _add(total: Counter[str], counts: Counter[str], factor: int) -> None:

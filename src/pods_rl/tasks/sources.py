@@ -203,10 +203,7 @@ def column_names(rows: Dataset, *, first: int | None = None) -> list[str]:
     """Return the names of the columns of a source's rows, of the `first` rows if given, in their order."""
     if ROW not in rows.column_names:
         return list(rows.column_names)
-    names: dict[str, None] = {}
-    for row in read_rows(first_rows(rows, first)):
-        names.update(dict.fromkeys(row))
-    return list(names)
+    return list(dict.fromkeys(name for row in read_rows(first_rows(rows, first)) for name in row))
 
 
 def read_rows(rows: Dataset) -> Iterator[dict[str, Any]]:

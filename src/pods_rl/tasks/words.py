@@ -208,9 +208,5 @@ def draw_numbers(rng: random.Random, kinds: list[str]) -> tuple[int, tuple[Step,
 def _fitting(kind: str, total: int) -> list[int]:
     """Return the numbers that this kind of step may have after a total."""
     sign = SIGNS[kind]
-    fitting = []
-    for number in _NUMBERS.get(kind, range(2, 10)):
-        is_exact = sign != "/" or total % number == 0
-        if is_exact and 2 <= take_step(total, (sign, number)) <= _LARGEST:
-            fitting.append(number)
-    return fitting
+    exact = [number for number in _NUMBERS.get(kind, range(2, 10)) if sign != "/" or total % number == 0]
+    return [number for number in exact if 2 <= take_step(total, (sign, number)) <= _LARGEST]
