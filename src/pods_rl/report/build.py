@@ -211,7 +211,9 @@ def read_account(
         metric = metric or "answer_accuracy"
         found = arms_from_csv(paths[0], metric)
     else:
-        metric = metric or _usual_metric(paths)
+        if not metric:  # evaluations have rewards instead of an accuracy if no grader was used
+            measured = _measured(run for path in paths for runs in find_runs(path).values() for run in runs)
+            metric = "reward" if "reward" in measured and "accuracy" not in measured else "accuracy"
         found = arms_from_runs(sources, metric, arms)
     _check_metric(found, metric, is_csv=_is_csv(paths))
     first_notes = []
@@ -253,9 +255,3 @@ def _check_metric(arms: Sequence[Arm], metric: str, *, is_csv: bool) -> None:
 def _measured(runs: Iterable[Run]) -> set[str]:
     """Return the fields of all evaluations that hold a number."""
     return {key for run in runs for row in run.evals for key, value in row.items() if finite(value) is not None}
-
-
-def _usual_metric(paths: Sequence[Path]) -> str:
-    """Return ``accuracy``, or ``reward`` if evaluations have rewards instead, since no grader was used."""
-    measured = _measured(run for path in paths for runs in find_runs(path).values() for run in runs)
-    return "reward" if "reward" in measured and "accuracy" not in measured else "accuracy"

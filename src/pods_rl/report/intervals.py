@@ -105,16 +105,9 @@ def half_widths(
     differ by this much even if the runs do not. Where runs differ as seeds do, the first one is wider and contains the
     truth in 95 % of cases. Where they do not, the wider one contains it more often.
 
-    Args:
-        arm_RC: scores of the arm.
-        other_RC: scores of the other.
-        paired: whether the same row of both is the same seed. Then the interval is Student's on the differences of
-            the rows, where both have the same seeds. Else it is Welch's.
-        arm_error_C: standard error that the evaluations' own noise gives the arm's mean, NaN if it is unknown.
-        other_error_C: the same of the other.
-
-    Returns:
-        NaN where fewer than three pairs, or fewer than three runs on either side, have a score.
+    If `paired`, the same row of both is the same seed, and the interval is Student's on the differences of the rows,
+    where both have the same seeds. Else it is Welch's. The errors are those that the evaluations' own noise gives the
+    means, NaN if unknown. The result is NaN where fewer than three pairs, or runs on either side, have a score.
     """
     spread = _spread(arm_RC, other_RC, paired=paired, arm_error_C=arm_error_C, other_error_C=other_error_C)
     return _half_of(spread)

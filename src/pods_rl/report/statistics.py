@@ -39,11 +39,7 @@ def mean_curve(scores_RC: ArrayLike, ended_R: Mask | None = None) -> Array:
     """Return the mean over the runs that have each checkpoint, ``[C]``.
 
     A checkpoint that half of the runs or fewer have is NaN: a mean over the one run that lived longest says nothing
-    about the arm. A run that still trains does not count as missing next to runs that have ended.
-
-    Args:
-        scores_RC: ``[R, C]``.
-        ended_R: which runs have ended, ``[R]``. By default all.
+    about the arm. A run that still trains does not count as missing next to runs that have ended, by default all.
 
     >>> mean_curve([[0.2, 0.4, 0.9], [0.4, 0.6, np.nan], [0.3, np.nan, np.nan]]).round(3)
     array([0.3, 0.5, nan])
@@ -219,11 +215,8 @@ def speedup_to(baseline: Curve, arm: Curve, target: float, *, paired: bool = Fal
     (Log ratios of the times of single seeds have no usable interval: some seeds never have the score, so most intervals
     would be unbounded.)
 
-    Args:
-        baseline: a checkpoint's time is the mean of its seconds over runs.
-        arm: it may have other runs and checkpoints.
-        target: the score, chosen before the runs, or `level_of` the baseline.
-        paired: whether the same row of both is the same seed.
+    A checkpoint's time is the mean of its seconds over runs. The arm may have other runs and checkpoints. If `paired`,
+    the same row of both is the same seed.
 
     Returns:
         The speedup is 0 if only the baseline reaches the target, and infinite if only the arm does. With fewer than

@@ -169,13 +169,9 @@ def tokenizable(value: Any) -> Any:
 
 def _content(result: Any) -> Any:
     """Return a tool's result as TRL would write it: a list of message parts as it is, anything else as text."""
-    if isinstance(result, list) and all(_is_message_part(part) for part in result):
+    if isinstance(result, list) and all(isinstance(part, Mapping) and "type" in part for part in result):
         return tokenizable(result)
     return tokenizable(str(result))
-
-
-def _is_message_part(value: Any) -> bool:
-    return isinstance(value, Mapping) and "type" in value
 
 
 def _message(error: BaseException) -> tuple[str, bool]:
