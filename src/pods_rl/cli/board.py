@@ -72,15 +72,15 @@ class Board(LiveLine):
 
     def _read(self, event: Event) -> None:
         """Read how far a run is, and print a new evaluation. Damaged values count as 0."""
-        place = event.run.path
-        self._progress[place] = progress_of(Run(event.path), event.run.recipe.values)
+        path = event.run.path
+        self._progress[path] = progress_of(Run(event.path), event.run.recipe.values)
         evaluation = last_row(event.path / EVALS)
         if not evaluation or event.kind == "skipped":
             return
         step = evaluation.get("step")
-        if place in self._evaluated and self._evaluated[place] == step:  # printed before
+        if path in self._evaluated and self._evaluated[path] == step:  # printed before
             return
-        self._evaluated[place] = step
+        self._evaluated[path] = step
         if "accuracy" not in evaluation and "reward" in evaluation:
             score = f"reward {number(evaluation['reward']):.3f}"
         else:

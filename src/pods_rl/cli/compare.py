@@ -95,8 +95,8 @@ def compare(
 
 def _next_commands(output: Path) -> str:
     """Return a line each on how to watch an experiment and how to report on it."""
-    place = safe_text(shlex.quote(str(output)))
-    return f"{'watch':<12}pods watch {place}\n{'report':<12}pods report {place}"
+    folder = safe_text(shlex.quote(str(output)))
+    return f"{'watch':<12}pods watch {folder}\n{'report':<12}pods report {folder}"
 
 
 def _check_arms(experiment: Experiment, starters: Starters, *, data: bool = False) -> list[str]:

@@ -95,7 +95,7 @@ def select(
         kept = keep_rows(rows, keep, batch_rows, rule, advantages, seed, over_batch=selection == "batch")
     if output is not None:
         # our keys come first, which marks the file as ours, and replace those of the same name in the row
-        lines = [additions | rows[place].values | additions for place, additions in kept.items()]
+        lines = [additions | rows[index].values | additions for index, additions in kept.items()]
         text = "".join(to_json(line, ascii_only=output == "-") + "\n" for line in lines)
         if output == "-":
             sys.stdout.write(text)
@@ -187,7 +187,7 @@ def _rollout(item: bytes | dict[str, Any], file: str, place: str, group_by: str,
 def keep_rows(
     rows: list[Rollout], keep: int, batch_rows: int | None, rule: str, when: str, seed: int, *, over_batch: bool
 ) -> dict[int, dict[str, Any]]:
-    """Select in every group, or over the groups of each file; return rank and advantage of each kept row, by its place.
+    """Select in every group, or over the groups of each file; return rank and advantage of each kept row, by its index.
 
     A batch keeps `batch_rows`, or `keep` times its groups, or all rows if it has fewer.
     """
@@ -201,9 +201,9 @@ def keep_rows(
         selection.get_rule(rule)
     added: dict[int, dict[str, Any]] = {}
     generator = torch.Generator().manual_seed(seed)
-    for batch in _places_by(rows, "file" if over_batch else "group"):
-        groups = [[batch[index] for index in group] for group in _places_by([rows[place] for place in batch], "group")]
-        rewards = [torch.tensor([rows[place].reward for place in group], dtype=torch.float64) for group in groups]
+    for batch in _indices_by(rows, "file" if over_batch else "group"):
+        groups = [[batch[index] for index in group] for group in _indices_by([rows[index] for index in batch], "group")]
+        rewards = [torch.tensor([rows[index].reward for index in group], dtype=torch.float64) for group in groups]
         rewards_PN = torch.nn.utils.rnn.pad_sequence(rewards, batch_first=True, padding_value=math.nan)
         chosen: selection.Selection | selection.BatchSelection
         try:
@@ -221,47 +221,47 @@ def keep_rows(
             advantages = selection.advantages(rewards_PN, chosen, when=when)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             raise UserError(f"Cannot select: {error}") from error
-        places = [groups[prompt][rollout] for prompt, rollout in kept]
-        added |= _additions(rows, dict(zip(places, advantages.flatten().tolist(), strict=True)))
+        indices = [groups[prompt][rollout] for prompt, rollout in kept]
+        added |= _additions(rows, dict(zip(indices, advantages.flatten().tolist(), strict=True)))
     return dict(sorted(added.items()))
 
 
-def _places_by(rows: list[Rollout], name: str) -> list[list[int]]:
-    """Return the places of the rows with the same group or file, in the order of their first rows."""
-    places: dict[str, list[int]] = {}
-    for place, row in enumerate(rows):
-        places.setdefault(getattr(row, name), []).append(place)
-    return list(places.values())
+def _indices_by(rows: list[Rollout], name: str) -> list[list[int]]:
+    """Return the indices of the rows with the same group or file, in the order of their first rows."""
+    indices: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        indices.setdefault(getattr(row, name), []).append(index)
+    return list(indices.values())
 
 
 def _additions(rows: list[Rollout], advantages: dict[int, float]) -> dict[int, dict[str, Any]]:
-    """Return rank, within its group, and advantage of each kept row by its place; rank 1 is the highest reward."""
+    """Return rank, within its group, and advantage of each kept row by its index; rank 1 is the highest reward."""
 
-    def order(place: int) -> tuple[float, int]:
-        reward = rows[place].reward
-        return (math.inf if math.isnan(reward) else -reward, place)  # unscored ones last, ties in the file's order
+    def order(index: int) -> tuple[float, int]:
+        reward = rows[index].reward
+        return (math.inf if math.isnan(reward) else -reward, index)  # unscored ones last, ties in the file's order
 
     added: dict[int, dict[str, Any]] = {}
     ranks: Counter[str] = Counter()
-    for place in sorted(advantages, key=order):
-        group = rows[place].group
+    for index in sorted(advantages, key=order):
+        group = rows[index].group
         ranks[group] += 1
-        added[place] = {"selected_rank": ranks[group], "advantage": advantages[place]}
+        added[index] = {"selected_rank": ranks[group], "advantage": advantages[index]}
     return added
 
 
 def _summarise(rows: list[Rollout], kept: dict[int, dict[str, Any]], keep: int | None, output: str | None) -> None:
     """Print rows, groups, mean rewards and where the kept rows are. Without `keep` they are kept of a batch."""
     out = console(stderr=output in ("-", "/dev/stdout"))
-    for name, part in (("all", rows), ("kept", [rows[place] for place in kept])):
+    for name, part in (("all", rows), ("kept", [rows[index] for index in kept])):
         scored = [row.reward for row in part if not math.isnan(row.reward)]
         out.print(f"{name:<4} {counted(len(part), 'row')}, mean reward {mean(scored or [math.nan]):.4g}")
     sizes = Counter(row.group for row in rows)
     if keep is None:
-        without_rows = len(sizes) - len({rows[place].group for place in kept})
+        without_rows = len(sizes) - len({rows[index].group for index in kept})
         out.print(f"{counted(len(sizes), 'group')}, {without_rows} without kept rows")
     else:
-        with_signal = {rows[place].group for place, additions in kept.items() if additions["advantage"] != 0}
+        with_signal = {rows[index].group for index, additions in kept.items() if additions["advantage"] != 0}
         out.print(f"{counted(len(sizes), 'group')}, {len(sizes) - len(with_signal)} with equal rewards (no signal)")
         small_groups = [group for group, size in sizes.items() if size < keep]
         if small_groups:

@@ -223,7 +223,7 @@ def _suffix(tokenizer: PreTrainedTokenizerBase, results: Messages, options: Mapp
     head = tokens(before, next_turn=False)
     complete = tokens([*before, *results], next_turn=True)
     end_of_turn = len(head)  # templates write a line break or nothing after the end token
-    for place, token in enumerate(head, start=1):
+    for count, token in enumerate(head, start=1):
         if token == tokenizer.eos_token_id:
-            end_of_turn = place
+            end_of_turn = count
     return complete[end_of_turn:]

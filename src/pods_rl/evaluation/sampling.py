@@ -162,7 +162,7 @@ class GenerateSampler:
 
     def _cut(self, ids: list[int]) -> Completion:
         """Return the completion up to its first end token."""
-        length = next((place for place, token in enumerate(ids, start=1) if token in self._ends), None)
+        length = next((count for count, token in enumerate(ids, start=1) if token in self._ends), None)
         kept = ids[:length]
         text = self.tokenizer.decode(kept, skip_special_tokens=True)
         return Completion(text, len(kept), length is not None, kept)

@@ -230,8 +230,8 @@ def arms_from_runs(
         raise UserError(f"No run found in {where}: {hint}.")
     arms = []
     for name, runs in folders.items():
-        for place, run in enumerate(runs):
-            difference = recipe_difference(runs[:place], run)
+        for index, run in enumerate(runs):
+            difference = recipe_difference(runs[:index], run)
             if difference:
                 where = plain(f"{run.path.parent.name}/{run.path.name}")
                 raise UserError(
@@ -256,9 +256,9 @@ def _runs_by_arm(sources: Sequence[str | Path], named: Mapping[str, Sequence[str
     arms: dict[str, list[Run]] = {}
     seen: set[str] = set()
     for name, run in found:
-        place = os.path.realpath(run.path)
-        if place not in seen:
-            seen.add(place)
+        real_path = os.path.realpath(run.path)
+        if real_path not in seen:
+            seen.add(real_path)
             arms.setdefault(name, []).append(run)
     for runs_of_arm in arms.values():  # those without a seed stay in the order given, at the end
         runs_of_arm.sort(key=lambda run: math.inf if run.seed is None else run.seed)

@@ -290,10 +290,10 @@ def _logged_of(arm: Arm) -> _Logged | None:
     names = tuple(str(run.path) for run in arm.runs)
     count = int(last / width) + 1
     tables: dict[str, Array] = {}  # by metric, [R, B]
-    for place, run in enumerate(arm.runs):
+    for row, run in enumerate(arm.runs):
         for metric, values in _binned(run, width, count).items():
             table = tables.setdefault(metric, np.full((len(names), count), np.nan))
-            table[place] = values
+            table[row] = values
     clocks = {}
     for clock in _CLOCKS:
         if clock in tables and not np.isnan(mean_curve(tables[clock])).all():
@@ -315,17 +315,17 @@ def _binned(run: Run, width: float, count: int) -> dict[str, Array]:
         step = finite(row.get("step"))
         if step is None or step < 0:
             continue
-        place = int(step / width)
+        interval = int(step / width)
         for metric, logged in row.items():
             value = finite(logged)
             if value is not None:
-                places, values = points.setdefault(metric, ([], []))
-                places.append(place)
+                intervals, values = points.setdefault(metric, ([], []))
+                intervals.append(interval)
                 values.append(value)
     means = {}
-    for metric, (places, values) in points.items():
-        sums = np.bincount(places, weights=values, minlength=count)
-        counts = np.bincount(places, minlength=count)
+    for metric, (intervals, values) in points.items():
+        sums = np.bincount(intervals, weights=values, minlength=count)
+        counts = np.bincount(intervals, minlength=count)
         means[metric] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
     return means
 

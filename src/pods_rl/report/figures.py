@@ -71,8 +71,8 @@ def add_legend(figure: Figure, entries: Sequence[tuple[Any, str]]) -> None:
     longest = max(map(len, labels)) + 8
     columns = max(1, min(len(labels), int(figure.get_figwidth() * 17 / longest)))
     figure.set_figheight(figure.get_figheight() + 0.16 * math.ceil(len(labels) / columns))
-    place: dict[str, Any] = {"loc": "outside upper left", "ncols": columns, "fontsize": 7}
-    legend = figure.legend([handle for handle, _ in entries], ["x"] * len(labels), **place)
+    layout: dict[str, Any] = {"loc": "outside upper left", "ncols": columns, "fontsize": 7}
+    legend = figure.legend([handle for handle, _ in entries], ["x"] * len(labels), **layout)
     for entry, label in zip(legend.get_texts(), labels, strict=True):
         entry.set_text(label)  # set afterwards: matplotlib skips a label that starts with "_"
 

@@ -249,11 +249,11 @@ def corrected(differences: Sequence[Difference]) -> list[Difference]:
     >>> [round(gap.p, 3) for gap in corrected([Difference(0.1, 0, 0, p=p) for p in (0.03, 0.01, 0.04)])]
     [0.06, 0.03, 0.06]
     """
-    tested = [place for place, gap in enumerate(differences) if not math.isnan(gap.p)]
-    tested.sort(key=lambda place: differences[place].p)
+    tested = [index for index, gap in enumerate(differences) if not math.isnan(gap.p)]
+    tested.sort(key=lambda index: differences[index].p)
     found = [*differences]
     largest = 0.0
-    for rank, place in enumerate(tested):
-        largest = max(largest, differences[place].p * (len(tested) - rank))
-        found[place] = replace(differences[place], p=min(largest, 1.0))
+    for rank, index in enumerate(tested):
+        largest = max(largest, differences[index].p * (len(tested) - rank))
+        found[index] = replace(differences[index], p=min(largest, 1.0))
     return found

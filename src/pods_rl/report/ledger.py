@@ -149,7 +149,7 @@ def ledger_of(arms: Sequence[Arm], *, data_mb: float = DATA_MB, colours: Mapping
     ledger = Ledger(data_mb, arms=labels, runs=_run_names(arms), colours=colours or {})
     queue: list[tuple[int, Path, Run, Arm]] = []
     for arm in arms:
-        queue += [(place, path, run, arm) for place, (run, path) in enumerate(_shuffled_files(arm))]
+        queue += [(order, path, run, arm) for order, (run, path) in enumerate(_shuffled_files(arm))]
     queue.sort(key=lambda entry: entry[0])
     for _, path, run, arm in queue:
         ledger.files += 1
