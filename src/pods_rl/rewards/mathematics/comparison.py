@@ -152,7 +152,7 @@ def _is_surely_different(plain_answer: str, plain_gold: str, written_gold: str) 
         return True
     is_mathematics = _SYMBOLIC.search(plain_answer) and not _DIGITS_ALONE.fullmatch(plain_answer)
     if not is_mathematics and (
-        read_number(plain_gold) or not _may_be_equal_words(plain_answer, plain_gold, written_gold)
+        read_number(plain_gold) is not None or not _may_be_equal_words(plain_answer, plain_gold, written_gold)
     ):
         return True
     return is_too_large(plain_answer) and not is_too_large(plain_gold)
