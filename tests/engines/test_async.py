@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import inspect
 import math
 import queue
 import time
@@ -21,8 +20,7 @@ import torch
 import trl
 from accelerate import PartialState
 from datasets import Dataset
-from trl.experimental import async_grpo
-from trl.experimental.async_grpo import async_grpo_trainer, async_rollout_worker, packing
+from trl.experimental.async_grpo import async_grpo_trainer, async_rollout_worker
 
 import pods_rl
 from pods_rl.engines import measuring, trl_async
@@ -47,40 +45,6 @@ def worker_process(monkeypatch) -> None:
     for library in ("aiohttp", "vllm"):
         monkeypatch.setattr(async_rollout_worker, f"is_{library}_available", lambda: True)
     monkeypatch.setattr(async_rollout_worker, "_RETRYABLE_HTTP_ERRORS", (OSError,), raising=False)
-
-
-def test_the_names_that_are_used_of_trl_s_experimental_module():
-    Loop, Worker = async_rollout_worker._AsyncRolloutLoop, async_rollout_worker.AsyncRolloutWorker
-    Trainer = async_grpo.AsyncGRPOTrainer
-    parameters = {
-        (Loop, "_generate_one"): "self prompt tool_dict tools group_id",
-        (Loop, "_score_group"): "self group",
-        (Loop, "_retry"): "self coro_factory label max_attempts",
-        (Worker, "check_health"): "self stale_after_s",
-        (Worker, "start"): "self",
-        (Worker, "stop"): "self",
-        (Worker, "__init__"): "self queue_maxsize child_ready_timeout loop_kwargs",
-        (Trainer, "_inner_training_loop"): "self args kwargs",
-        (async_rollout_worker, "RolloutGroup"): "prompts reward_kwargs completions completions_ids "
-        "completions_sequences tool_call_counts tool_failure_counts model_version group_id env_rewards rollout_rewards "
-        "queued_at",
-        (async_rollout_worker, "RolloutSample"): "prompt completion input_ids completion_mask old_log_probs advantage "
-        "model_version group_id metrics enqueued_at",
-    }
-    for (where, name), expected in parameters.items():
-        assert list(inspect.signature(getattr(where, name)).parameters) == expected.split(), name
-    assert list(inspect.signature(Trainer.__init__).parameters)[1:4] == ["model", "reward_funcs", "args"]
-    assert {"num_generations", "dataset_start_index"} <= set(inspect.signature(Loop.__init__).parameters)
-    assert Worker._loop_cls is Loop
-    used = {
-        Loop: "def model_version|self.dataset |self.rollout_buffer |self._counters|create_task(|await self._retry(|"
-        "= parse_response(|self.reward_func_names|rewards/{name}",
-        Worker: "self._process |self._failed_event |self._exception_info_queue |self._loop_kwargs |self.metrics_queue ",
-        Trainer: "self.rollout_worker |rollout_queue=self.rollout_queue|groups_trained=self._trained_groups|self.args.",
-        async_grpo_trainer.RolloutQueueDataset: "self.queue.get(timeout=|self.queue.qsize()|sample.metrics",
-    }
-    for cls, texts in used.items():
-        assert [text for text in texts.split("|") if text not in inspect.getsource(cls)] == []
 
 
 def test_another_version_of_trl_is_refused_in_one_sentence(monkeypatch):
@@ -261,15 +225,6 @@ def test_rounding_of_a_sum_is_not_a_signal(reward, n):
     assert dropping.counted("dropped_groups") == 2
 
 
-def test_a_rule_that_changes_its_rewards_keeps_their_advantages():
-    def fills(rewards_PN, m, *, generator=None):
-        rewards_PN.fill_(7.0)
-        return torch.arange(m).expand(len(rewards_PN), m)
-
-    samples = Watched(2, some_digit, rule=fills).samples()
-    assert sum(sample.advantage != 0 for sample in samples) == 8
-
-
 def test_groups_without_variance_never_enter_the_queue(monkeypatch):
     def write(group: int, number: int) -> tuple[str, int]:
         return ("5" if group % 2 else some_digit(group, number)[0]), 0
@@ -413,39 +368,6 @@ def test_a_frozen_server_ends_the_worker_at_the_first_request_that_waits_in_vain
 
     monkeypatch.setattr(async_rollout_worker.asyncio, "sleep", at_once)
     assert asyncio.run(watched._retry(answers_another_first, label="inner", max_attempts=3)) == 7
-
-
-@pytest.mark.parametrize(
-    ("kind", "message", "is_healthy", "names_server"),
-    [
-        (
-            "DeadGroupsError",
-            "the last 256 groups were dropped",
-            True,
-            False,
-        ),
-        ("ValueError", "the reward is broken", True, False),
-        ("ClientError", "no connection", False, True),
-        ("FrozenServerError", "it is frozen", True, True),
-    ],
-)
-def test_the_advice_fits_the_reason(monkeypatch, kind, message, is_healthy, names_server):
-    monkeypatch.setattr(worker, "_is_healthy", lambda url: is_healthy)
-    side = worker.PODSRolloutWorker.__new__(worker.PODSRolloutWorker)
-    side._loop_kwargs = {"vllm_server_url": "http://server:1"}
-    error = str(worker.LostRolloutsError(side._failure(kind, message)))
-    assert (message in error, "vLLM server" in error) == (True, names_server)
-    assert error.endswith("trainer.train(resume_from_checkpoint=True).")
-    assert issubclass(getattr(loop, kind, Exception), Exception)
-
-
-def test_trl_packs_the_rows_of_a_group_into_one_tree():
-    """Its rows of a batch share each prefix, so the tree update of the synchronous trainer has nothing to add."""
-    batch = [{"input_ids": np.array([5, 6, 7, last]), "completion_mask": np.array([0, 0, 0, 1]), "group_id": 0,
-              "old_log_probs": np.zeros(4), "advantage": 1.0, "metrics": {}} for last in (8, 9)]  # fmt: skip
-    ((row,),) = islice(async_grpo_trainer.FixedCountBatcher(batch, 1, 2), 1)
-    assert type(row) is packing.TreeRow
-    assert sorted(row.pack()["input_ids"].tolist()) == [5, 6, 7, 7, 8, 9]  # of 8 tokens
 
 
 def test_limits_grow_by_n_over_m_and_the_trainer_s_counts_stay(tmp_path, monkeypatch):

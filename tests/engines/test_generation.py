@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
-from trl import GRPOTrainer
 
 from pods_rl.engines.trl.step.turns import over_prefix_tree
 
@@ -88,12 +85,3 @@ def test_with_the_lever_off_generate_is_untouched(make_trainer, monkeypatch, set
         assert "generate" not in vars(trainer.model)
     with over_prefix_tree(make_trainer(num_rollouts=8), []):
         assert "generate" not in vars(trainer.model)
-
-
-def test_trl_generates_by_one_call_of_the_unwrapped_model():
-    """`over_prefix_tree` replaces that method; its arguments are `once`'s."""
-    source = inspect.getsource(GRPOTrainer._generate_single_turn)
-    assert source.count("unwrapped_model.generate(") == 1
-    call = source.split("unwrapped_model.generate(")[1].split(")")[0]
-    assert call.split() == ["**generate_inputs,", "generation_config=self.generation_config"]
-    assert 'generate_inputs = {"input_ids": padded_ids, "attention_mask": attention_mask}' in source

@@ -197,32 +197,6 @@ def test_steps_that_were_trained_without_the_directory_leave_no_gap(make_trainer
     assert contents(tmp_path / "run") == before
 
 
-def test_a_run_of_an_earlier_version_is_continued_by_its_own_script(make_trainer, tmp_path):
-    run = tmp_path / "run"
-    recorded(make_trainer(**SAVING), run).train()
-    as_earlier_version(run, tmp_path / "out" / "checkpoint-2")
-    before = contents(run)
-    with pytest.raises(UserError, match="learning_rate"):
-        recorded(make_trainer(learning_rate=0.5, **SAVING), run).train(resume_from_checkpoint=True)
-    assert contents(run) == before
-    recorded(make_trainer(max_steps=4, **SAVING), run).train(resume_from_checkpoint=True)
-    assert [row["step"] for row in Run(run).metrics] == [1, 2, 3, 4]
-    recorded(make_trainer(max_steps=6, **SAVING), run).train(resume_from_checkpoint=True)
-    assert len(Run(run).metrics) == 6
-
-
-def as_earlier_version(run, checkpoint):
-    """Remove the token of a run and of a checkpoint; earlier versions also wrote settings that follow from others."""
-    environment = json.loads((run / "environment.json").read_text())
-    del environment["run"]
-    (run / "environment.json").write_text(json.dumps(environment))
-    state = json.loads((checkpoint / "trainer_state.json").read_text())
-    state["stateful_callbacks"].pop("pods_recorder")
-    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
-    with (run / "config.yaml").open("a") as config:
-        config.write("skip_zero_advantage_steps: false\n")
-
-
 def test_a_reward_may_change_the_working_directory(make_trainer, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)

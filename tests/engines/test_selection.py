@@ -153,13 +153,6 @@ def test_a_tolerance_that_has_no_meaning_is_refused(tmp_path, settings):
         PODSConfig(str(tmp_path), use_cpu=True, bf16=False, **settings)
 
 
-def test_dynamic_sampling_replaces_a_group_that_is_constant_up_to_rounding(make_trainer):
-    settings = {"dynamic_sampling": True, "dynamic_sampling_rounds": 1, "max_steps": 1, "num_rollouts": 8}
-    trainer = make_trainer(reward=rounded, **settings)
-    trainer.train()
-    assert trainer.state.log_history[0]["pods/dynamic_sampling/live_share"] == 0.0
-
-
 def test_each_function_s_rounding_is_not_a_signal_where_each_is_normalised(make_trainer):
     """Otherwise the sums would be normalised rounding, up to 0.001 in size."""
     settings = {"multi_objective_aggregation": "normalize_then_sum", "max_steps": 1}

@@ -102,14 +102,6 @@ def advantages_in_compute_loss(base):
     return Curriculum
 
 
-def advantages_in_inner_loss(base):
-    class Curriculum(base):
-        def _compute_loss(self, model, inputs):
-            return super()._compute_loss(model, spread_out(inputs))
-
-    return Curriculum
-
-
 def advantages_after_generation(base):
     class Shaped(base):
         def _generate_and_score_completions(self, inputs):
@@ -200,15 +192,6 @@ def slices(base):
     return Sliced
 
 
-def temperature(base):
-    class Cooled(base):
-        def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-            logps, *others = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-            return logps / 0.7, *others
-
-    return Cooled
-
-
 def losses_by_halves(base):
     class Halves(base):
         def _compute_loss(self, model, inputs):
@@ -224,9 +207,8 @@ def losses_by_halves(base):
 
 SUBCLASSES = [
     loss_without_super, inner_loss_without_super, auxiliary_loss, second_backward, own_training_step,
-    advantages_in_prepare_inputs, advantages_in_compute_loss, advantages_in_inner_loss, advantages_after_generation,
-    advantages_of_each_token, on_the_instance, masked_in_training_step, kept_entropy, logs_of_a_loss, chunks, slices,
-    temperature, losses_by_halves,
+    advantages_in_prepare_inputs, advantages_in_compute_loss, advantages_after_generation, advantages_of_each_token,
+    on_the_instance, masked_in_training_step, kept_entropy, logs_of_a_loss, chunks, slices, losses_by_halves,
 ]  # fmt: skip
 QUICK = (loss_without_super, auxiliary_loss, second_backward, advantages_in_prepare_inputs, on_the_instance, chunks)
 every_subclass = pytest.mark.parametrize(
@@ -423,25 +405,6 @@ def test_rewards_of_another_shape_are_refused(make_trainer, returned, said):
 
     with pytest.raises(UserError, match=rf"Wrong\._calculate_rewards .*{said}"):
         make_trainer(Wrong, num_rollouts=12, max_steps=1).train()
-
-
-def test_equal_parts_in_another_order_are_equal_rewards(make_trainer, random_model):
-    """0.1 + 0.2 + 0.05 is 0.35 or 0.34999999 in float32."""
-    parts = [0.1, 0.2, 0.05]
-
-    def part(place):
-        def reward(completions, **_):
-            return [parts[(place + i) % 3] for i in range(len(completions))]
-
-        reward.__name__ = f"part_{place}"
-        return reward
-
-    settings = {"reward": [part(place) for place in range(3)], "optim": "adamw_torch", "weight_decay": 0.1}
-    trainer = make_trainer(num_rollouts=12, **settings)
-    trainer.train()
-    assert trainer.rollouts.rewards.unique().numel() == 1
-    assert [row["pods/skipped_step"] for row in trainer.state.log_history[:2]] == [1.0, 1.0]
-    assert_equal_weights(trainer, random_model)
 
 
 # -- generation --------------------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 from peft import LoraConfig
@@ -14,7 +12,6 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import utils
 
-from pods_rl import PODSTrainer
 from pods_rl.engines.trl.step.update import Update
 from pods_rl.errors import UserError
 from pods_rl.prefix_tree.packing import TreePass
@@ -246,32 +243,6 @@ def test_a_recurrent_model_trains_over_trees_and_leaves_transformers_as_it_was(m
         assert modeling_qwen3_5.causal_conv1d_fn is function
         seen[tree] = watch.steps[0]
     assert_near(seen[True], seen[False], 1e-3)  # transformers computes the recurrence in float32
-
-
-def test_a_model_with_dropout_is_computed_over_trees(make_trainer, caplog):
-    adapter = LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.1)
-    with caplog.at_level(logging.INFO, logger="pods_rl"):
-        trainer = make_trainer(
-            num_rollouts=8, max_steps=2, trainer_arguments={"peft_config": adapter}, disable_dropout=False
-        )
-        trainer.train()
-    (message,) = [record.getMessage() for record in caplog.records if record.name.endswith("step.update")]
-    assert "PeftModel" in message
-    assert not update_of(trainer).attention.startswith("rows")
-    dropouts = [part for part in trainer.model.modules() if isinstance(part, torch.nn.Dropout)]
-    assert {part.p for part in dropouts} == {0.1}  # the probe has set it back
-
-
-def test_a_subclass_with_its_own_loss_gets_every_row(make_trainer):
-    class Regularized(PODSTrainer):
-        def _compute_loss(self, model, inputs):
-            loss = super()._compute_loss(model, inputs)
-            self._metrics["train"].pop("entropy")  # it need not log what TRL does
-            return loss
-
-    trainer = make_trainer(Regularized, reward=half_dead, num_rollouts=4)
-    trainer.train()
-    assert not any(row.get("pods/rows/left_out") for row in trainer.state.log_history)
 
 
 def test_equal_rows_are_computed_once(make_trainer):

@@ -52,25 +52,6 @@ def test_a_reward_may_change_what_it_is_given(make_trainer, tokenizer, monkeypat
 # -- methods that users override -----------------------------------------------------------------------------------
 
 
-def test_an_overridden_calculate_rewards_shapes_what_is_selected_and_what_is_trained(make_trainer):
-    calls = []
-
-    class Shaped(PODSTrainer):
-        def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-            calls.append(len(completions))
-            return 2 * super()._calculate_rewards(inputs, prompts, completions, completion_ids_list) + 1
-
-    plain = make_trainer(num_rollouts=12, max_steps=1)
-    plain.train()
-    shaped = make_trainer(Shaped, num_rollouts=12, max_steps=1)
-    shaped.train()
-    assert calls == [24]  # once for all rollouts; TRL gets the scores of the kept ones from these
-    assert torch.equal(shaped.rollouts.rewards, 2 * plain.rollouts.rewards + 1)
-    assert torch.equal(shaped.rollouts.kept, plain.rollouts.kept)
-    kept = shaped.rollouts.rewards.gather(1, kept_of(shaped.rollouts))
-    assert list(texts_of(shaped)["rewards"]["letter_reward"]) == kept.flatten().tolist()
-
-
 SIZES = {  # of the arguments of each method that users override
     "_generate": lambda self, prompts: (len(prompts), self.num_generations),
     "_generate_single_turn": lambda self, ids, images, fields, n, *_: (len(ids), n),

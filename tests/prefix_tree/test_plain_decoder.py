@@ -212,12 +212,6 @@ def test_another_arrangement_is_not_served_in_16_bits_because_it_looks_like_roun
     assert plain_decoder(build("llama", {}).bfloat16(), 64) is None
 
 
-def test_gradient_checkpointing_is_served():
-    model = build("qwen2", {})
-    model.enable_input_require_grads()  # a hook of the embeddings
-    assert plain_decoder(model, 64) is not None
-
-
 def logits_of_tokens(model, ids, decoder):
     """The logits after each of the tokens `[rows, T]` but the first two, by the model or by its plain decoder."""
     positions = torch.arange(ids.size(1))
