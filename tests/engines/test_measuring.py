@@ -9,7 +9,7 @@ from pods_rl.errors import UserError
 from pods_rl.planning.measure import Meter
 from pods_rl.planning.plan import Setting
 
-from .vllm_stand_in import LLM, Client, stand_ins
+from .vllm_stand_in import Client, put_client
 
 SETTINGS = [
     Setting(2, 4, 4, "none"),
@@ -59,12 +59,9 @@ def test_group_sizes_that_the_batch_cannot_hold_are_refused(make_trainer, sizes,
         trainer.measure(*sizes)
 
 
-@pytest.mark.parametrize("mode", ["server", "colocate"])
-def test_vllm_generates_as_many_rollouts_as_each_setting_has(make_trainer, mode) -> None:
-    with stand_ins():
-        trainer = make_trainer(use_vllm=True, vllm_mode=mode, num_rollouts=16, learning_rate=0.0, max_steps=4)
-        Meter(trainer).run(SETTINGS, seconds=0)
-        (generator,) = Client.made + LLM.made
-        sent = generator.sent("generate")
-    counts = [s["n"] * len(s["prompts"]) if mode == "server" else len(s[0]) for s in sent]
-    assert counts == [8, 32, 8, 16]
+def test_vllm_generates_as_many_rollouts_as_each_setting_has(make_trainer, monkeypatch) -> None:
+    put_client(monkeypatch)
+    trainer = make_trainer(use_vllm=True, vllm_mode="server", num_rollouts=16, learning_rate=0.0, max_steps=4)
+    Meter(trainer).run(SETTINGS, seconds=0)
+    (client,) = Client.made
+    assert [sent["n"] * len(sent["prompts"]) for sent in client.sent("generate")] == [8, 32, 8, 16]

@@ -1,42 +1,21 @@
-"""Stand-ins for vLLM at its outermost boundary, and what they were sent.
+"""A stand-in for vLLM at its outermost boundary, and what it was sent.
 
-`Client` replaces `trl.generation.vllm_client.VLLMClient` (the HTTP and NCCL connection to a server); `LLM` and
-`SamplingParams` replace vLLM's own (the colocated generator). TRL's `VLLMGeneration` above them is the real one. Both
-write completions of letters, no two of a run alike, and give each token a log-probability of its own.
+`Client` replaces `trl.generation.vllm_client.VLLMClient` (the HTTP and NCCL connection to a server). TRL's
+`VLLMGeneration` above it is the real one. It writes completions of letters, no two of a run alike, and gives each token
+a log-probability of its own. The colocated generator is tested with a real vLLM (tests/real_vllm).
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from trl.generation import vllm_generation
 
 END = 1  # the end token of the tests' tokenizer
-
-
-class Sampler:
-    """Completions and log-probabilities by number: what both stand-ins generate."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.random = random.Random(seed)
-        self.given: dict[tuple[int, ...], list[float]] = {}  # completion -> log-probability of each token
-
-    def completion(self) -> tuple[list[int], list[float]]:
-        while True:
-            ids = [self.random.randint(32, 90) for _ in range(self.random.randint(4, 11))] + [END]
-            if tuple(ids) not in self.given:
-                break
-        logprobs = [-self.random.random() * 8 for _ in ids]
-        if len(ids) % 3 == 0:
-            logprobs[1] = float("nan")  # vLLM has none for some tokens
-        self.given[tuple(ids)] = logprobs
-        return ids, logprobs
 
 
 class Client:
@@ -55,7 +34,8 @@ class Client:
         self.base_url = base_url
         self.calls: list[tuple[str, Any]] = []
         self.weights: dict[str, torch.Tensor] = {}
-        self.sampler = Sampler()
+        self.random = random.Random(0)
+        self.given: dict[tuple[int, ...], list[float]] = {}  # completion -> log-probability of each token
         self.made.append(self)
 
     def init_communicator(self, device: Any = 0) -> None:
@@ -89,7 +69,7 @@ class Client:
         sent = dict(locals())
         sent.pop("self")
         self.calls.append(("generate", sent))
-        drawn = [self.sampler.completion() for _ in prompts for _ in range(n)]
+        drawn = [self.completion() for _ in prompts for _ in range(n)]
         return {
             "prompt_ids": prompts,
             "completion_ids": [ids for ids, _ in drawn],
@@ -97,85 +77,24 @@ class Client:
             "logprob_token_ids": [[[token] for token in ids] for ids, _ in drawn],
         }
 
+    def completion(self) -> tuple[list[int], list[float]]:
+        while True:
+            ids = [self.random.randint(32, 90) for _ in range(self.random.randint(4, 11))] + [END]
+            if tuple(ids) not in self.given:
+                break
+        logprobs = [-self.random.random() * 8 for _ in ids]
+        if len(ids) % 3 == 0:
+            logprobs[1] = float("nan")  # vLLM has none for some tokens
+        self.given[tuple(ids)] = logprobs
+        return ids, logprobs
+
     def sent(self, name: str) -> list[Any]:
         """The arguments of every call of a method."""
         return [arguments for called, arguments in self.calls if called == name]
 
 
-class SamplingParams(SimpleNamespace):
-    """Stands in for vllm.SamplingParams."""
-
-
-class LLM:
-    """Stands in for vllm.LLM, as far as TRL's colocate mode reaches into it."""
-
-    made: list[LLM] = []  # noqa: RUF012
-
-    def __init__(self, **settings: Any) -> None:
-        self.settings = settings
-        self.calls: list[tuple[str, Any]] = []
-        self.sampler = Sampler(settings["seed"])
-        runner = SimpleNamespace(model=SimpleNamespace(load_weights=self.load))
-        driver = SimpleNamespace(model_runner=runner)
-        self.llm_engine = SimpleNamespace(
-            model_executor=SimpleNamespace(driver_worker=driver), model_config=SimpleNamespace(dtype=torch.bfloat16)
-        )
-        self.weights: dict[str, torch.Tensor] = {}
-        self.made.append(self)
-
-    def load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
-        for name, weight in weights:
-            self.weights[name] = weight.detach().clone()
-            self.calls.append(("load_weights", name))
-
-    def reset_prefix_cache(self) -> None:
-        self.calls.append(("reset_prefix_cache", None))
-
-    def sleep(self, level: int) -> None:
-        self.calls.append(("sleep", level))
-
-    def wake_up(self, tags: list[str]) -> None:
-        self.calls.append(("wake_up", tags))
-
-    def generate(self, prompts: list[Any], sampling_params: SamplingParams, use_tqdm: bool) -> list[Any]:
-        self.calls.append(("generate", (prompts, sampling_params)))
-        outputs = []
-        for prompt in prompts:
-            drawn = [self.sampler.completion() for _ in range(sampling_params.n)]
-            found = [
-                SimpleNamespace(
-                    token_ids=ids,
-                    logprobs=[
-                        {token: SimpleNamespace(rank=1, logprob=value)}
-                        for token, value in zip(ids, logprobs, strict=True)
-                    ],
-                )
-                for ids, logprobs in drawn
-            ]
-            outputs.append(SimpleNamespace(prompt_token_ids=prompt["prompt_token_ids"], outputs=found))
-        return outputs
-
-    def sent(self, name: str) -> list[Any]:
-        return [arguments for called, arguments in self.calls if called == name]
-
-
-@contextmanager
-def stand_ins() -> Iterator[None]:
-    """Inside, TRL finds vLLM installed, and it is these."""
-    Client.made, LLM.made = [], []
-    replaced = {
-        "is_vllm_available": lambda: True, "VLLMClient": Client, "LLM": LLM, "SamplingParams": SamplingParams,
-    }  # fmt: skip
-    before = {name: vars(vllm_generation).get(name) for name in replaced}
-    environment = dict(os.environ)  # TRL sets the launcher's variables for vLLM
-    vars(vllm_generation).update(replaced)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(environment)
-        for name, value in before.items():
-            if value is None:
-                vars(vllm_generation).pop(name)
-            else:
-                setattr(vllm_generation, name, value)
+def put_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let TRL find vLLM installed, with this client."""
+    Client.made = []
+    monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: True)
+    monkeypatch.setattr(vllm_generation, "VLLMClient", Client)
