@@ -14,7 +14,7 @@ TRL 1.17 is not supported: pip refuses it. What it breaks shows as an error of `
 over micro-batches of grouped rows. `make upstream` reads the sources of a coming version for these names.
 
 Every error ends with the versions to install. Changes without an error fail in `tests/engines/test_drift.py`, which
-compares these names with TRL's source both ways. `test_contract.py` and `test_stubs.py` find what TRL no longer has.
+compares these names with TRL's source both ways. `test_contract.py` finds what TRL no longer has.
 """
 
 # mypy: disable-error-code="empty-body"
