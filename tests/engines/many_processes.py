@@ -37,10 +37,6 @@ from .vision import make_vlm
 # processes, settings; the single process that it must equal has `processes` times the rows per device.
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "eight of one prompt over two": (2, {"num_generations": 4, "num_rollouts": 8, "per_device_train_batch_size": 2}),
-    "several groups each": (
-        2,
-        {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
-    ),
     "random, before, dapo, reference": (
         2,
         {
@@ -95,11 +91,8 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         4,
         {"num_generations": 4, "num_rollouts": 8, "per_device_train_batch_size": 3, "rollout_batch_size": 5},
     ),
-    # Three prompts over two processes: groups move when they are generated, and again when batches are joined.
-    "dead groups drawn again over two": (
-        2, {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 6, "dynamic_sampling": True},
-    ),
-    # A third of the rollouts has no end token. Groups that stay dead have no advantage, although they have a KL term.
+    # Three prompts over two processes: groups move when they are generated, and again when batches are joined. A third
+    # of the rollouts has no end token. Groups that stay dead have no advantage, although they have a KL term.
     "truncated ones and dead groups, named, over two": (
         2,
         {

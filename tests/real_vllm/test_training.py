@@ -79,10 +79,8 @@ def test_a_server_generates_n_in_one_request_and_has_the_weights(saw):
     check_shapes(found["steps"])
 
 
-def test_a_run_learns_and_says_what_generated(saw):
-    (found,) = saw("learned")
-    first, *_, last = found["accuracy"]
-    assert last > first + 0.15, found["accuracy"]
+def test_the_command_trains_and_says_what_generated(saw):
+    (found,) = saw("trained")
     assert found["status"]["state"] == "finished"
     assert found["environment"]["precision"] == "float32"
     assert found["environment"]["vllm"]["dtype"] == "torch.bfloat16"
