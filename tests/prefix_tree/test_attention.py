@@ -213,19 +213,28 @@ def test_dropout_drops_weights_and_keeps_their_mean(sinks, softcap):
 
 @pytest.mark.numeric
 @pytest.mark.parametrize(
-    "rule", [{"sinks": True}, {"sinks": True, "window": 3}, {"sinks": True, "chunk": 4}, {"chunk": 4}]
+    "rule",
+    [
+        {},
+        {"window": 3},
+        {"chunk": 4},
+        {"sinks": True},
+        {"sinks": True, "window": 3},
+        {"sinks": True, "chunk": 4},
+    ],
 )
+@pytest.mark.parametrize("sharing", [1, 2, 4])
 @pytest.mark.parametrize("version", TORCHES)
-def test_sinks_and_chunks_by_the_call_of_a_gpu(monkeypatch, version, rule):
+def test_values_and_gradients_by_the_call_of_a_gpu(monkeypatch, version, sharing, rule):
     """The call returns sums without a gradient, so that of the sink's share is computed."""
     put_gpu(monkeypatch, version)
     tree = random_tree(2)
-    states = states_of(tree, 2, 8, torch.bfloat16)
+    states = states_of(tree, sharing, 8, torch.bfloat16)
     expected = values_and_gradients(lambda x: dense(tree, x, **rule), [x.double() for x in states])
     found = values_and_gradients(by_tree(tree, rule), states)
     assert_near({name: x.double() for name, x in found.items()}, expected, BFLOAT16)
     attend = TreeAttention(tree.branches, torch.device("cpu"))
-    attend(*states[:3], 0.7, rule.get("window", 0), sinks=states[3])
+    attend(*states[:3], 0.7, rule.get("window", 0), sinks=states[3] if "sinks" in rule else None)
     by_call = version != "2.9" and not (version == "2.10" and "window" in rule)
     assert all((kernel.why_blocks is None) == by_call for kernel in attend.kernels.values())
 

@@ -143,44 +143,6 @@ def test_gradients_of_a_node_on_many_paths_are_added_up_in_float32(monkeypatch, 
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("dense", [0, 512])
-@pytest.mark.parametrize("window", [0, 3])
-@pytest.mark.parametrize("heads", [4, 2, 1])
-@pytest.mark.parametrize("version", TORCHES)
-def test_attention_is_that_of_a_dense_mask(monkeypatch, version, heads, window, dense):
-    """Brute force in float32: each node sees the nodes of its path. Values and gradients, with a scale of its own."""
-    put_gpu(monkeypatch, version)
-    monkeypatch.setattr(blocks, "DENSE", dense)
-    ids, mask, _, keep = batch([4, 4, 4, 1, 6, 6], [5, 3, 9, 3, 4, 4], tokens=2)
-    tree = prefix_tree(rows_of(ids, mask), ids.size(1) - keep)
-    length = len(tree.tokens)
-    seen = torch.zeros(length, length, dtype=torch.bool)
-    for path in tree.nodes:
-        path = path[path >= 0]
-        for end, node in enumerate(path):
-            seen[node, path[max(0, end + 1 - window) if window else 0 : end + 1]] = True
-    draw = torch.Generator().manual_seed(1)
-    shapes = ((1, 4, length, 16), (1, heads, length, 16), (1, heads, length, 16))
-    states = [torch.randn(shape, generator=draw).bfloat16() for shape in shapes]
-    upstream = torch.randn(1, length, 4, 16, generator=draw)
-
-    def gradients(out, inputs):
-        found = torch.autograd.grad(out, inputs, upstream.to(out.dtype))
-        return {"out": out.detach(), **dict(zip("qkv", found, strict=True))}
-
-    exact = [x.float().requires_grad_() for x in states]
-    spread = [x.repeat_interleave(4 // heads, dim=1) for x in exact[1:]]
-    weights = (exact[0] @ spread[0].transpose(2, 3) * 0.3).masked_fill(~seen, -torch.inf).softmax(-1)
-    expected = gradients((weights @ spread[1]).transpose(1, 2), exact)
-
-    rounded = [x.requires_grad_() for x in states]
-    attend = TreeAttention(tree.branches, ids.device)
-    assert_near(gradients(attend(*rounded, 0.3, window), rounded), expected, BFLOAT16)
-    (kernel,) = attend.kernels.values()
-    assert (kernel.why_blocks is None) == (version != "2.9" and not (version == "2.10" and window))
-
-
-@pytest.mark.numeric
 @pytest.mark.parametrize("window", [0, 3])
 def test_blocks_on_a_gpu_repeat_keys_for_each_head(monkeypatch, window):
     """A mask with grouped heads would have torch write all scores to memory, also in float32 without autocast."""

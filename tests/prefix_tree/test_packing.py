@@ -1,4 +1,4 @@
-"""The tree of the update: its layout and attention by brute force, and models by their own rows."""
+"""The tree of the update: its layout by brute force, and models by their own rows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.neftune import activate_neftune
 from trl.trainer.utils import add_fused_lm_head
 
-from pods_rl.prefix_tree import blocks
-from pods_rl.prefix_tree.attention import KEYWORD, TreeAttention, UnsupportedAttentionError, register_tree_attention
+from pods_rl.prefix_tree.attention import KEYWORD, UnsupportedAttentionError, register_tree_attention
 from pods_rl.prefix_tree.packing import TreePass, is_regular, why_rows
 from pods_rl.prefix_tree.tree import prefix_tree
-from tests.numeric import FLOAT32, FLOAT64, assert_near
+from tests.numeric import FLOAT32, assert_near
 
 
 def batch(prompts, completions, seed=0, tokens=57):
@@ -75,35 +74,6 @@ def test_rows_that_do_not_count_are_not_in_the_tree():
     rows = np.array([[5, 6, 7, 8], [5, 6, 7, 9], [-1, 6, 7, -1]])
     tree = prefix_tree(rows, 2, chosen=[1])
     assert (tree.tokens.tolist(), tree.nodes.tolist()) == ([5, 6, 7], [[-1] * 3, [0, 1, 2], [-1] * 3])
-
-
-# -- attention -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.numeric
-@pytest.mark.parametrize("dense", [0, 512])
-@pytest.mark.parametrize(("heads", "window"), [(4, 0), (2, 3), (1, 0)])
-def test_attention_is_that_of_a_dense_mask(monkeypatch, heads, window, dense):
-    """Brute force: each node sees the nodes of its path."""
-    monkeypatch.setattr(blocks, "DENSE", dense)  # rows after a trunk, or all nodes of a prompt
-    ids, mask, _, keep = batch([4, 4, 4, 1, 6, 6], [5, 3, 9, 3, 4, 4], tokens=2)
-    rows = rows_of(ids, mask)
-    tree = prefix_tree(rows, rows.shape[1] - keep)
-    length = len(tree.tokens)
-    seen = torch.zeros(length, length, dtype=torch.bool)
-    for path in tree.nodes:
-        path = path[path >= 0]
-        for end, node in enumerate(path):
-            seen[node, path[max(0, end + 1 - window) if window else 0 : end + 1]] = True
-    draw = torch.Generator().manual_seed(1)
-    query = torch.randn(1, 4, length, 8, generator=draw, dtype=torch.float64)
-    key, value = (torch.randn(1, heads, length, 8, generator=draw, dtype=torch.float64) for _ in range(2))
-    spread = [x.repeat_interleave(4 // heads, dim=1) for x in (key, value)]
-    weights = (query @ spread[0].transpose(2, 3) * 0.3).masked_fill(~seen, -torch.inf).softmax(-1)
-    expected = (weights @ spread[1]).transpose(1, 2)
-    attend = TreeAttention(tree.branches, ids.device)
-    assert_near(attend(query, key, value, 0.3, window), expected, FLOAT64)
-    assert attend.windows == {window}
 
 
 # -- models --------------------------------------------------------------------------------------------------------
