@@ -21,28 +21,21 @@ from pods_rl.selection import RULES
 
 from .parts import Scripted
 
-REFUSED = [
+REFUSED = [  # overrides, and a key or a value that the error names
     ([], "pods.num_rollouts = None"),
-    (["pods=16"], "pods must be a group of keys; got 16"),
-    (["pods=[16]"], "pods must be a group of keys; got [16]"),
-    (
-        ["pods.num_rolouts=16"],
-        "unknown key 'num_rolouts', expected num_rollouts, selection, rule, seed, ledger, ledger_every.",
-    ),
-    (["pods.num_rolouts=16"], "Did you mean num_rollouts?"),
-    (["pods.num_rollouts=3"], "pods.num_rollouts = 3 is less than generator.n_samples_per_prompt = 4"),
+    (["pods=16"], "pods must"),
+    (["pods=[16]"], "pods must"),
+    (["pods.num_rolouts=16"], "num_rollouts?"),
+    (["pods.num_rollouts=3"], "pods.num_rollouts = 3"),
     (["pods.num_rollouts=many"], "pods.num_rollouts = 'many'"),
     (["pods.num_rollouts=true"], "pods.num_rollouts = True"),
-    (["pods.num_rollouts=8", "pods.rule=max_varience"], "unknown rule 'max_varience'. Did you mean max_variance?"),
-    (["pods.num_rollouts=8", "pods.rule=nowhere:rule"], "the rule 'nowhere:rule' could not be imported"),
-    (["pods.num_rollouts=8", "pods.rule=os.path:basename"], "takes (p); expected a function of (rewards, m, "),
-    (
-        ["pods.num_rollouts=8", "pods.selection=batch"],
-        "pods.selection = batch: SkyRL counts its mini-batches in prompts",
-    ),
+    (["pods.num_rollouts=8", "pods.rule=max_varience"], "max_variance?"),
+    (["pods.num_rollouts=8", "pods.rule=nowhere:rule"], "nowhere:rule"),
+    (["pods.num_rollouts=8", "pods.rule=os.path:basename"], "basename"),
+    (["pods.num_rollouts=8", "pods.selection=batch"], "pods.selection = batch"),
     (["pods.num_rollouts=8", "pods.selection=all"], "pods.selection = 'all'"),
     (["pods.num_rollouts=8", "pods.seed=1.5"], "pods.seed = 1.5"),
-    (["pods.num_rollouts=8", "pods.ledger=3"], "pods.ledger must be the path of a folder; got 3"),
+    (["pods.num_rollouts=8", "pods.ledger=3"], "pods.ledger"),
     (["pods.num_rollouts=8", "pods.ledger_every=0"], "pods.ledger_every = 0"),
 ]
 

@@ -194,17 +194,6 @@ def test_a_first_batch_of_failed_groups_and_later_small_groups_are_accepted(make
     assert kept_sessions(batch.keys) == {"b": [0, 1, 2, 3]}
 
 
-def test_unusable_rewards_are_dropped_and_counted(make_buffer):
-    buffer = make_buffer()
-    put_group("a", [math.nan, 0.0, 1.0, math.inf, 0.5])
-    put_group("b", [1.0, 0.0, 1e20, 0.0, 0.0, 1.0])
-    put_group("c", [math.nan] * 8)
-    batch, metrics = sample(buffer, 3)
-    assert kept_sessions(batch.keys) == {"a": [1, 2, 4], "b": [0, 1, 3, 5]}
-    assert metrics["pods/unusable_rewards"] == 11
-    assert left_in_queue() == set(batch.keys)
-
-
 def test_a_batch_without_a_usable_reward_is_refused(make_buffer):
     buffer = make_buffer()
     put_group("a", [math.nan] * 8)

@@ -1,8 +1,9 @@
-"""What is refused before a model loads, and in which words; the manager's request for n; verl's own surface."""
+"""What is refused before a model loads; the manager's request for n; verl's own surface."""
 
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 from tensordict import NonTensorData, TensorDict
@@ -51,48 +52,43 @@ def test_verl_accepts_the_shipped_configuration(make_config, estimator):
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
 
 
-REFUSED = [
+REFUSED = [  # overrides, and a key or a value that the error names
     ([f"{KWARGS}.rule=max_varience"], "max_varience"),
-    ([f"+{KWARGS}.num_rolouts=64"], "unknown key 'num_rolouts', expected num_rollouts, selection, rule, seed, "),
-    ([f"+{KWARGS}.selection=all"], "selection = 'all': expected prompt or batch"),
-    ([f"+{KWARGS}.selection=batch", f"{KWARGS}.rule=percentile"], "unknown batch rule 'percentile'"),
-    ([f"+{KWARGS}.selection=batch", "data.train_batch_size=1"], "verl samples 1 prompt at a time"),
-    ([f"{KWARGS}.num_rollouts=3"], "num_rollouts = 3 is less than actor_rollout_ref.rollout.n = 4"),
+    ([f"+{KWARGS}.num_rolouts=64"], "num_rolouts"),
+    ([f"+{KWARGS}.selection=all"], "selection = 'all'"),
+    ([f"+{KWARGS}.selection=batch", f"{KWARGS}.rule=percentile"], "percentile"),
+    ([f"+{KWARGS}.selection=batch", "data.train_batch_size=1"], "data.train_batch_size"),
+    ([f"{KWARGS}.num_rollouts=3"], "num_rollouts = 3"),
     ([f"{KWARGS}.num_rollouts=many"], "num_rollouts = 'many'"),
     ([f"~{KWARGS}.num_rollouts"], "num_rollouts = None"),
     ([f"{KWARGS}.seed=1.5"], "seed = 1.5"),
     ([f"{KWARGS}.ledger_every=0"], "ledger_every = 0"),
-    ([f"{KWARGS}.rule=os.path:basename"], "basename' takes (p"),
-    ([f"{KWARGS}.ledger=3"], "ledger must be the path of a folder; got 3"),
-    ([f"{KWARGS}.ledger=' '"], "ledger must be the path of a folder; got ' '"),
-    ([f"{KWARGS}.poll_interval=often"], "poll_interval must be a number of seconds above 0; got 'often'"),
-    ([f"{KWARGS}.poll_interval=0"], "poll_interval must be a number of seconds above 0; got 0"),
-    ([f"{KWARGS}.poll_interval=-1"], "poll_interval must be a number of seconds above 0; got -1"),
-    ([f"{KWARGS}.check_data=nowhere:check"], "the data check 'nowhere:check' could not be imported"),
-    ([f"{KWARGS}.check_data=check"], "unknown data check 'check'. Give it as package.module:function"),
-    ([f"{MANAGER}=null"], "Set it to pods_rl.engines.verl.agent_loop"),
-    ([f"{MANAGER}=verl.trainer.ppo.v1.AgentLoopManagerTQ"], "AgentLoopManagerTQ, which does not request "),
-    ([f"{MANAGER}=pods_rl.engines.verl.agent_loop.PODSManager"], "PODSManager', which cannot be imported"),
-    ([f"{MANAGER}=nowhere.Manager"], "'nowhere.Manager', which cannot be imported"),
-    ([f"{MANAGER}=PODSAgentLoopManager"], "'PODSAgentLoopManager', which cannot be imported"),
-    ([f"{SAMPLER}.name=null"], "verl would train on all 8 sessions of a prompt"),
-    (
-        [f"{SAMPLER}.path=pkg://verl.trainer.ppo.v1.replay_buffer", f"{SAMPLER}.name=ReplayBuffer"],
-        "replay_buffer, which does not keep rollout.n",
-    ),
-    ([f"{SAMPLER}.name=buffer"], "buffer of pkg://pods_rl.engines.verl.replay_buffer, which cannot be imported"),
-    ([f"{SAMPLER}.path=pkg://nowhere"], "replay_buffer of pkg://nowhere, which cannot be imported"),
-    (["trainer.use_v1=false"], "legacy trainer has no replay buffer"),
-    (["reward.reward_model.enable=true"], "a colocated reward model scores after the batch is sampled"),
-    (["algorithm.adv_estimator=pods_before", "algorithm.use_kl_in_reward=true"], "needs algorithm.use_kl_in_reward"),
-    (["algorithm.adv_estimator=grpo_passk"], "several of the best"),
-    (["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=null"], "needs algorithm.filter_groups"),
+    ([f"{KWARGS}.rule=os.path:basename"], "basename"),
+    ([f"{KWARGS}.ledger=3"], "ledger"),
+    ([f"{KWARGS}.ledger=' '"], "ledger"),
+    ([f"{KWARGS}.poll_interval=often"], "poll_interval"),
+    ([f"{KWARGS}.poll_interval=0"], "poll_interval"),
+    ([f"{KWARGS}.check_data=nowhere:check"], "nowhere:check"),
+    ([f"{KWARGS}.check_data=check"], "data check"),
+    ([f"{MANAGER}=null"], "agent_loop_manager_class"),
+    ([f"{MANAGER}=verl.trainer.ppo.v1.AgentLoopManagerTQ"], "AgentLoopManagerTQ"),
+    ([f"{MANAGER}=pods_rl.engines.verl.agent_loop.PODSManager"], "PODSManager"),
+    ([f"{MANAGER}=PODSAgentLoopManager"], "'PODSAgentLoopManager'"),
+    ([f"{SAMPLER}.name=null"], "custom_sampler"),
+    ([f"{SAMPLER}.path=pkg://verl.trainer.ppo.v1.replay_buffer", f"{SAMPLER}.name=ReplayBuffer"], "is ReplayBuffer"),
+    ([f"{SAMPLER}.name=buffer"], "is buffer"),
+    ([f"{SAMPLER}.path=pkg://nowhere"], "pkg://nowhere"),
+    (["trainer.use_v1=false"], "use_v1"),
+    (["reward.reward_model.enable=true"], "enable_resource_pool"),
+    (["algorithm.adv_estimator=pods_before", "algorithm.use_kl_in_reward=true"], "use_kl_in_reward"),
+    (["algorithm.adv_estimator=grpo_passk"], "grpo_passk"),
+    (["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=null"], "algorithm.filter_groups"),
 ]
 
 
 @pytest.mark.parametrize(("overrides", "message"), REFUSED)
 def test_what_cannot_work_is_refused(make_config, overrides, message):
-    with pytest.raises(UserError, match=message.replace("(", r"\(").replace(".", r"\.")):
+    with pytest.raises(UserError, match=re.escape(message)):
         read_settings(make_config(*overrides))
 
 
