@@ -294,7 +294,6 @@ def says(content, **fields):
 @pytest.mark.parametrize(
     ("prompts", "tokenized"),
     [
-        (["a", "a", "b", "b", "a"], [["a", "b", "a"]]),
         ([says("a"), says("a"), says("b")], [[says("a"), says("b")]]),
         (
             [says("a", n=1), says("a", n=True), says("a", n=1.0)],
@@ -302,8 +301,6 @@ def says(content, **fields):
         ),
         ([says("a"), says("a"), "a", "a"], [[says("a"), "a"]]),
         ([says("a", image=Counter)] * 2, [[says("a", image=Counter)] * 2]),  # no JSON
-        (["a", "b"], [["a", "b"]]),
-        ([], [[]]),
     ],
 )
 def test_only_equal_neighbours_are_tokenized_once(prompts, tokenized):

@@ -29,7 +29,6 @@ from pods_rl.prefix_tree import nodes
 from pods_rl.prefix_tree.cache import NodeLayer, attend, decoding, move_nodes
 from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, decode
 from pods_rl.prefix_tree.images import Images
-from pods_rl.prefix_tree.nodes import order_of_children
 from pods_rl.prefix_tree.tree import distinct_share
 from tests.numeric import FLOAT32, assert_near
 from tests.operations import Operations
@@ -133,7 +132,7 @@ def calls():
 
 
 @pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize(("shape", "prompts"), [("qwen2", EQUAL), *((shape, MIXED) for shape in PLAIN)])
+@pytest.mark.parametrize(("shape", "prompts"), [("qwen2", EQUAL), ("qwen2", MIXED), ("gemma2", MIXED)])
 def test_greedy_is_generates_token_by_token(shape, prompts):
     model = build(shape)
     inputs = batch(prompts, eos_token_id=[END, 3, 22])
@@ -422,17 +421,6 @@ def test_one_token_and_rows_that_end_together(qwen2, calls):
         assert len(seen) == steps
 
 
-def test_rows_that_share_nothing_are_not_compared_again(qwen2, monkeypatch):
-    """Once each row has a node of its own, no prefix can be shared any more."""
-    compared = []
-    unique = np.unique
-    monkeypatch.setattr(nodes.np, "unique", lambda a, **how: compared.append(len(a)) or unique(a, **how))
-    inputs = batch([[5, 6, 7, 8]] * 3, do_sample=True, eos_token_id=None, temperature=3.0)
-    output = once(qwen2, inputs, RowDraws(keys(3), 24))
-    apart = next(at for at in range(5, 28) if len(output[:, :at].unique(dim=0)) == 3)
-    assert len(compared) <= 1 + 2 * (apart - 4) < 20  # the prompts, and until then rows and prompts of each fork
-
-
 @pytest.mark.parametrize("trial", range(20))
 def test_the_distinct_share_counts_prefixes_of_each_prompt(trial):
     random = np.random.default_rng(trial)
@@ -441,17 +429,6 @@ def test_the_distinct_share_counts_prefixes_of_each_prompt(trial):
     fed = [(group, *ids[:at]) for group, ids in zip(groups, rows, strict=True) for at in range(1, len(ids))]
     assert distinct_share(rows, groups) == pytest.approx(len(set(fed)) / len(fed))
     assert distinct_share([[3], [3]], [0, 0]) == 1
-
-
-@pytest.mark.parametrize("trial", range(20))
-def test_children_take_free_places(trial):
-    random = np.random.default_rng(trial)
-    parents = np.sort(random.integers(0, 12, random.integers(1, 20)))
-    order = order_of_children(parents)
-    assert sorted(order) == list(range(len(parents)))
-    moved = parents[order] != np.arange(len(parents))
-    stayed = {parent for parent in parents if parent < len(parents)}
-    assert moved.sum() == len(parents) - len(stayed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

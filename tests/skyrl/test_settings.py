@@ -12,10 +12,8 @@ from skyrl.train.generators import utils
 from skyrl.train.generators.base import GeneratorInterface
 
 import pods_rl.engines.skyrl.main as entry
-from pods_rl.engines.skyrl import VERSIONS
 from pods_rl.engines.skyrl.generator import PODSGenerator
 from pods_rl.engines.skyrl.settings import GROUP_ESTIMATORS, SkyRLSettings, read_settings
-from pods_rl.engines.versions import check_version
 from pods_rl.errors import UserError
 from pods_rl.selection import RULES
 
@@ -121,14 +119,6 @@ def test_the_entry_point_wraps_skyrls_generator(make_config, tokenizer):
     generator = experiment.get_generator(config, tokenizer, None)
     assert generator.pods.seed == 2
     assert type(generator._generator).__name__ == "SkyRLGymGenerator"
-
-
-def test_known_versions_of_skyrl_are_accepted_and_others_refused():
-    for installed in (None, "0.3", "0.3.0", "0.3.1", "0.4.0", "0.4.0.dev0"):
-        check_version("skyrl", installed, VERSIONS, example="0.4.0")
-    for installed in ("0.2.0", "0.5.0", "0.30.0", "1.0"):
-        with pytest.raises(UserError, match=rf"^skyrl {installed} .*0\.3, 0\.4"):
-            check_version("skyrl", installed, VERSIONS, example="0.4.0")
 
 
 def test_skyrls_surface_is_as_used():
