@@ -17,7 +17,7 @@ from pods_rl.prefix_tree.packing import TreePass
 from tests.numeric import FLOAT64, assert_near
 from tests.operations import Operations
 
-from .conftest import PROMPTS, Gradients, around, constant, half_dead, kept_of, letter_reward, update_of
+from .conftest import Gradients, around, constant, half_dead, kept_of, letter_reward, update_of
 from .families import FAMILIES, build
 from .test_losses import LOSSES, OFTEN, OTHERS
 
@@ -227,24 +227,6 @@ def test_a_recurrent_model_trains_over_trees_and_leaves_transformers_as_it_was(m
     trainer.train()
     assert "trees" in update_of(trainer).attention
     assert modeling_qwen3_5.causal_conv1d_fn is function
-
-
-def test_equal_rows_are_computed_once(make_trainer):
-    """One completion for all rollouts of a prompt but one, whose reward differs."""
-
-    def same(trainer):
-        ids = trainer.processing_class("7+7")["input_ids"]
-
-        @around(trainer, "_generate_single_turn")
-        def generated(_, prompts, *__, **___):
-            return [ids if i % 4 else ids[:2] for i in range(len(prompts))], None
-
-    config = {"reward": lambda completions, **_: [float(len(text)) for text in completions], "max_steps": 1}
-    theirs, _ = run(make_trainer, prepare=same, **config, prefix_tree=False)
-    ours, (row,) = run(make_trainer, prepare=same, **config)
-    assert_same(ours, theirs)
-    prompts = [len(text) for text in PROMPTS[:2]]  # a token is a byte
-    assert row["pods/tokens/computed"] == sum(prompts) - 2 + 2 * len("7+7")
 
 
 def test_a_micro_batch_without_a_row_to_compute_has_no_pass(make_trainer):

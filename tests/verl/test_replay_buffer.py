@@ -9,7 +9,6 @@ import pytest
 import torch
 import transfer_queue as tq
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-from verl.trainer.ppo.v1.utils import MetricsAggregator
 from verl.utils import tensordict_utils as tu
 
 from pods_rl.engines.seeds import seeded_generator
@@ -134,28 +133,6 @@ def test_the_batches_of_one_step_draw_different_sessions_and_repeat_with_the_see
         runs.append(drawn)
     assert runs[0] == runs[1]
     assert len({tuple(sessions) for sessions in runs[0]}) == 4
-
-
-def test_the_metrics_of_a_step_are_those_of_all_its_batches(make_buffer):
-    """As verl combines the metrics of the batches of a step, and as of one batch of all groups."""
-    groups = [REWARDS, [1.0] * 8, [math.nan, 0.5, 0.0, 1.0, 0.25, 0.75], [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]]
-    buffer = make_buffer("trainer.v1.separate_async.parameter_sync_step=4", mode="separate_async")
-    aggregator = MetricsAggregator()
-    for number, rewards in enumerate(groups):
-        put_group(f"a{number}", rewards)
-        batch, metrics = sample(buffer, 1, step=1)
-        assert ("pods/all/rows" in metrics) == (number == 3)
-        aggregator.add_step_metrics(metrics, sample_count=len(batch.keys))
-        tq.kv_clear(keys=batch.keys, partition_id="train")
-    at_once = make_buffer()
-    for number, rewards in enumerate(groups):
-        put_group(f"b{number}", rewards)
-    _, expected = sample(at_once, 4, step=1)
-    assert aggregator.get_aggregated_metrics() == pytest.approx(expected)
-    assert expected["pods/all/rows"] == 30
-    assert expected["pods/selected/rows"] == 16
-    assert expected["pods/unusable_rewards"] == 1
-    assert expected["pods/tokens/generated"] == 60
 
 
 def test_a_validation_between_the_batches_of_a_step_changes_nothing(make_buffer):
