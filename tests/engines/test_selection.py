@@ -110,9 +110,10 @@ def rounded(completions, **_):
     return [0.35 if i % 2 else 0.35 + 2**-25 for i in range(len(completions))]
 
 
-@pytest.mark.parametrize("n", [4, 8])
+@pytest.mark.parametrize(
+    ("n", "settings"), [(4, {}), (8, {}), (8, {"scale_rewards": "none"}), (8, {"advantages": "before"})]
+)
 @pytest.mark.parametrize("reward", [[parts(0), parts(1), parts(2)], rounded], ids=["parts", "rounded"])
-@pytest.mark.parametrize("settings", [{}, {"scale_rewards": "none"}, {"advantages": "before"}])
 def test_rounding_of_a_sum_is_not_a_signal(make_trainer, reward, n, settings):
     trainer = make_trainer(reward=reward, num_rollouts=n, max_steps=1, skip_zero_advantage_steps=True, **settings)
     trainer.train()
@@ -133,7 +134,7 @@ def close(completions, **_):
 )
 def test_rewards_within_the_tolerance_are_no_signal(make_trainer, settings):
     common = {"max_steps": 1, "dynamic_sampling_rounds": 1, **settings}
-    for tolerance, is_dead in ((0.1, True), (0.099, False), (0.0, False)):
+    for tolerance, is_dead in ((0.1, True), (0.099, False)):
         trainer = make_trainer(reward=close, reward_tolerance=tolerance, **common)
         trainer.train()
         log = trainer.state.log_history[0]

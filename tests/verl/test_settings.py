@@ -7,10 +7,8 @@ import re
 
 import pytest
 from tensordict import NonTensorData, TensorDict
-from verl.trainer.ppo import core_algos, ray_trainer
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.config import validate_config
 
@@ -220,27 +218,9 @@ def parameters(function) -> list[str]:
     return list(inspect.signature(function).parameters)
 
 
-def test_verls_surface_is_as_overridden():
+def test_the_methods_that_are_overridden_take_these_parameters():
     for buffer in (ReplayBuffer, ReplayBufferAsync):
         assert parameters(buffer.sample) == ["self", "global_steps", "partition_id", "batch_size"]
-        assert parameters(buffer._materialize_batch) == [
-            "self",
-            "partition_id",
-            "selected_prompt_uids",
-            "partition_snapshot",
-        ]
-        assert {
-            "sampler_kwargs",
-            "filter_groups_metric",
-            "train_batch_size",
-            "gen_batch_size",
-            "max_inflight_gen_batches",
-            "sync_refill_failed_groups",
-            "poll_interval",
-        } <= set(parameters(buffer.__init__))
+        materialized = ["self", "partition_id", "selected_prompt_uids", "partition_snapshot"]
+        assert parameters(buffer._materialize_batch) == materialized
     assert parameters(AgentLoopManagerTQ.generate_sequences) == ["self", "prompts"]
-    worker = AgentLoopWorkerTQ.__ray_metadata__.modified_class
-    assert '"__rollout_n__"' in inspect.getsource(worker._run_prompt)
-    assert set(GROUP_ESTIMATORS) <= set(core_algos.ADV_ESTIMATOR_REGISTRY)
-    # Where verl calls the estimator of `grpo` by the name of its function, in this module.
-    assert "core_algos.compute_grpo_outcome_advantage(" in inspect.getsource(ray_trainer.compute_advantage)
