@@ -22,11 +22,9 @@ from .parts import Scripted
 REFUSED = [  # overrides, and a key or a value that the error names
     ([], "pods.num_rollouts = None"),
     (["pods=16"], "pods must"),
-    (["pods=[16]"], "pods must"),
     (["pods.num_rolouts=16"], "num_rollouts?"),
     (["pods.num_rollouts=3"], "pods.num_rollouts = 3"),
     (["pods.num_rollouts=many"], "pods.num_rollouts = 'many'"),
-    (["pods.num_rollouts=true"], "pods.num_rollouts = True"),
     (["pods.num_rollouts=8", "pods.rule=max_varience"], "max_variance?"),
     (["pods.num_rollouts=8", "pods.rule=nowhere:rule"], "nowhere:rule"),
     (["pods.num_rollouts=8", "pods.rule=os.path:basename"], "basename"),

@@ -63,7 +63,6 @@ REFUSED = [  # overrides, and a key or a value that the error names
     ([f"{KWARGS}.ledger_every=0"], "ledger_every = 0"),
     ([f"{KWARGS}.rule=os.path:basename"], "basename"),
     ([f"{KWARGS}.ledger=3"], "ledger"),
-    ([f"{KWARGS}.ledger=' '"], "ledger"),
     ([f"{KWARGS}.poll_interval=often"], "poll_interval"),
     ([f"{KWARGS}.poll_interval=0"], "poll_interval"),
     ([f"{KWARGS}.check_data=nowhere:check"], "nowhere:check"),
