@@ -64,30 +64,6 @@ window.type = async (id, value) => {
 # ---------------------------------------------------------------------------------------- figures
 
 
-def test_the_slider_is_dragged_from_end_to_end(page: Browser) -> None:
-    """With real mouse events; the line is smoothed meanwhile."""
-    left, top, width, height = page.run(
-        "(() => {const range = document.querySelector('#steps input[type=range]');"
-        "range.scrollIntoView({block: 'center'}); const r = range.getBoundingClientRect();"
-        "return [r.x, r.y, r.width, r.height]})()"
-    )
-    read = page.run("texts('#steps .read')")
-    before = page.run("document.querySelector('#steps canvas').toDataURL()")
-    y, values = top + height / 2, []
-    page.mouse("mousePressed", left + 8, y)
-    for part in (0.25, 0.5, 0.75, 1.0):
-        page.mouse("mouseMoved", left + 8 + part * (width - 16), y)
-        values.append(float(page.run("document.querySelector('#steps input[type=range]').value")))
-    page.mouse("mouseReleased", left + width - 8, y)
-    assert values == sorted(set(values))
-    assert values[-1] == 0.95
-    assert page.run("document.querySelector('#steps canvas').toDataURL()") != before
-    assert page.run("texts('#steps .read')") == read  # the values are never smoothed, and the page says so
-    assert "smoothed" in read[0]
-    # five evaluations are too few to smooth
-    assert page.run("document.querySelector('#scores input[type=range]').parentNode.hidden")
-
-
 def test_arms_runs_and_axes_change_the_figure_and_survive_new_points(page: Browser, explored: ReportFiles) -> None:
     labels = [arm["label"] for arm in explored.account.points["scores"][0]["arms"]]
     assert page.run("texts('#scores .read b')") == labels
@@ -121,27 +97,6 @@ def test_the_cursor_shows_values_and_saved_files_hold_them(page: Browser) -> Non
     assert picture.startswith("data:image/png")
 
 
-def test_an_arrow_key_moves_by_evaluation_and_the_values_are_read_out(page: Browser) -> None:
-    """Not from one column of the drawing to the next: each of 15 runs has its own seconds."""
-    press = "document.querySelector('#scores .plot').dispatchEvent(new KeyboardEvent('keydown', {key: '%s'}))"
-    read = "texts('#scores .read div')[0]"
-    mouse = "document.querySelector('#scores .plot').dispatchEvent(new MouseEvent('mousemove'))"
-    page.run(mouse)
-    assert page.run("document.querySelector('#scores .read').ariaLive") == "off"
-    seen = []
-    for key in ("Home", "ArrowRight", "ArrowRight", "ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft"):
-        page.run(press % key)
-        seen.append(round(float(page.run(read).partition(" at ")[2].partition(" ")[0])))
-    assert seen == [0, 15, 30, 45, 60, 60, 45]
-    assert page.run("document.querySelector('#scores .read').ariaLive") == "polite"
-    # the tip has each arm with its own point, the highest first
-    tip = page.run("texts('#scores .tip div')")
-    shares = [float(line.partition(" %")[0]) for line in tip]
-    assert shares == sorted(shares, reverse=True)
-    assert {line.partition("% ")[2].partition(" at ")[0] for line in tip} == {*page.run("texts('#scores .read b')")}
-    assert page.run("document.querySelectorAll('#scores .point').length") == len(tip)
-
-
 def test_a_figure_has_a_data_table_a_log_scale_and_a_reset(page: Browser, explored: ReportFiles) -> None:
     page.run("document.querySelector('#scores .data').open = true")
     page.until("document.querySelector('#scores .data table') !== null")
@@ -170,52 +125,6 @@ def test_a_figure_has_a_data_table_a_log_scale_and_a_reset(page: Browser, explor
     page.until("!" + (button % "reset zoom") + ".hidden")
     page.run((button % "reset zoom") + ".click()")
     page.until((button % "reset zoom") + ".hidden")
-
-
-def test_a_table_is_sorted_by_the_column_that_is_clicked(page: Browser) -> None:
-    cells = "[...document.querySelectorAll('#final tbody tr')].map((row) => row.cells[%d].textContent.trim())"
-    title = "document.querySelectorAll('#final th button.sort')[%d]"
-    numbers = [float(cell.split()[0]) for cell in page.run(cells % 2)]
-    page.run((title % 2) + ".click()")
-    assert [float(cell.split()[0]) for cell in page.run(cells % 2)] == sorted(numbers)
-    page.run((title % 2) + ".click()")
-    assert [float(cell.split()[0]) for cell in page.run(cells % 2)] == sorted(numbers, reverse=True)
-    assert page.run((title % 2) + ".parentNode.ariaSort") == "descending"
-    page.run((title % 0) + ".click()")
-    assert page.run(cells % 0) == sorted(page.run(cells % 0))
-
-
-def test_the_page_opens_with_a_number_in_large_type(browser: Browser, tmp_path: Path) -> None:
-    """And with the curve on the first screen."""
-    for arm, rate in (("grpo", 0.6), ("pods", 1.5)):
-        for seed in range(4):
-            write_run(tmp_path / arm / f"seed-{seed}", arm, seed, rate=rate)
-    report = build_report(tmp_path)
-    browser.open(report.html.as_uri())
-    browser.run(HELP)
-    finding = report.account.findings[0]
-    assert browser.run("texts('h1 > *')") == [finding.number, finding.verdict, finding.text]
-    sizes = browser.run("[...document.querySelectorAll('h1 > *')].map((e) => parseFloat(getComputedStyle(e).fontSize))")
-    assert sizes[0] > 1.5 * sizes[1]
-    assert browser.run("document.getElementById('scores').getBoundingClientRect().top") < 450
-
-
-def test_no_printed_page_is_blank(page: Browser) -> None:
-    """Twenty groups, and no room for the others: what a script has not drawn took 24 of 28 pages."""
-    groups = page.run("document.querySelectorAll('#ledger-groups .g').length")
-    assert groups == 20
-    assert page.run("document.querySelector('main').lastElementChild.id") == "ledger"
-    page.run("document.getElementById('ledger-more').click()")
-    assert page.run("texts('#ledger-more')") == ["20 more of 84"]
-    page.call("Emulation.setEmulatedMedia", media="print")
-    try:
-        empty = page.run("""[...document.querySelectorAll('#ledger-groups > div, .rows > div')]
-            .filter((chunk) => !chunk.firstChild).map((chunk) => chunk.getBoundingClientRect().height)""")
-        assert empty
-        assert max(empty) == 0
-        assert page.run("getComputedStyle(document.getElementById('nav')).display") == "none"
-    finally:
-        page.call("Emulation.setEmulatedMedia", media="")
 
 
 def test_every_logged_metric_can_be_drawn_over_steps_time_and_tokens(page: Browser, explored: ReportFiles) -> None:
@@ -289,29 +198,6 @@ def test_the_explorer_opens_on_the_pods_group_of_largest_spread_and_sorts(page: 
     assert page.run("document.getElementById('f-sort').value") == "last"
 
 
-def test_an_arm_has_one_colour_everywhere(page: Browser, explored: ReportFiles) -> None:
-    page.run("document.getElementById('ledger').scrollIntoView()")
-    page.until("document.querySelectorAll('#ledger-groups .g .strip .k').length > 20")
-    found = page.run("""(() => {
-        const found = {}, add = (name, colour) => (found[name] ??= []).push(colour);
-        const colour = (element) => getComputedStyle(element).backgroundColor;
-        for (const box of document.querySelectorAll("tbody .swatch")) add(box.nextSibling.textContent, colour(box));
-        for (const box of document.querySelectorAll(".read .swatch, .where .swatch"))
-          add(box.nextSibling.textContent, colour(box));
-        for (const box of document.querySelectorAll("button .swatch")) add(box.parentNode.textContent, colour(box));
-        for (const group of document.querySelectorAll(".g")) for (const bar of group.querySelectorAll(".strip .k"))
-          add(group.querySelector(".where b").textContent, colour(bar));
-        return found;
-    })()""")
-    assert {*found} == {arm["label"] for arm in explored.account.points["scores"][0]["arms"]}
-    colours = []
-    for of_arm in found.values():
-        assert len(of_arm) > 5
-        assert len({*of_arm}) == 1
-        colours.append(of_arm[0])
-    assert len({*colours}) == len(colours)
-
-
 def test_thousands_of_rollouts_stay_few_elements(page: Browser) -> None:
     """With every rollout matched and open, at several places of the page."""
     counts = []
@@ -344,18 +230,6 @@ def test_a_phone_needs_no_sideways_scroll(explored: ReportFiles, tmp_path: Path)
         # filters wrap: each is on the screen without scrolling in a row
         ends = phone.run("[...document.querySelectorAll('#filter *')].map((e) => e.getBoundingClientRect().right)")
         assert 0 < max(ends) <= 390
-        # lines and dots end before the edge of the plot: no pixel of the last column has the colour of an arm
-        coloured = phone.run("""(() => {
-            const canvas = document.querySelector('#scores canvas'), over = document.querySelector('#scores .u-over');
-            const from = canvas.getBoundingClientRect(), plot = over.getBoundingClientRect();
-            const right = Math.round(plot.right - from.left), pixels = canvas.getContext('2d')
-              .getImageData(right - 10, plot.top - from.top, 10, plot.height).data, counts = new Array(10).fill(0);
-            for (let at = 0; at < pixels.length; at += 4)
-              counts[(at / 4) % 10] += pixels[at] > 180 && pixels[at + 1] < 140 && pixels[at + 2] < 60;
-            return counts;
-        })()""")
-        assert coloured[-1] == 0
-        assert coloured[0] > 0
         assert phone.complaints == []
 
 
