@@ -57,21 +57,6 @@ def test_the_line_of_a_terminal_has_the_time_left_and_the_runs_in_progress(plan,
     )
 
 
-def test_many_runs_at_once_are_all_shown_at_80_columns(plan, tmp_path):
-    out = screen(terminal=True)
-    board = Board(plan, out=out)
-    for number in range(8):
-        board(event("started", plan, number, tmp_path))
-    board.show(board.summary())
-    lines = []
-    for parts in out.render_lines(board.make_tasks_table(board.tasks)):
-        lines.append("".join(part.text for part in parts).rstrip())
-    assert max(map(len, lines)) <= 80
-    assert "0 of 26" in lines[0]
-    words = " ".join(" ".join(lines).split())
-    assert all(f"arm-{number} seed 1 loading" in words for number in range(8))
-
-
 def test_a_log_says_now_and_then_what_is_left_and_how_a_run_begins(plan, tmp_path, monkeypatch):
     monkeypatch.setattr("pods_rl.cli.board._EVERY", 0.01)
     monkeypatch.setattr("pods_rl.cli.board._LOG_EVERY", 0.01)

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 import pods_rl.cli
 from pods_rl.cli import app, main
-from pods_rl.cli.compare import _NEXT as NEXT_STEPS
 from pods_rl.cli.compare import show as show_experiment
 from pods_rl.distributed.launch import Failure
 from pods_rl.errors import UserError
@@ -51,14 +50,6 @@ def trained(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pods_rl.training.run", SimpleNamespace(train=train))
     monkeypatch.chdir(tmp_path)
     return calls
-
-
-def test_train_gives_the_recipe_and_the_place(trained):
-    result = pods("train", "--config", "tiny-pods", "--num-rollouts", "32", "--output", "out", "--beta=0.04")
-    assert result.exit_code == 0
-    recipe, output, resume = trained.made[0]
-    assert (recipe.values["num_rollouts"], recipe.values["beta"], resume) == (32, 0.04, False)
-    assert output == Path("out").absolute()
 
 
 @pytest.mark.parametrize(
@@ -293,11 +284,7 @@ def test_doctor_finds_what_is_missing(monkeypatch):
 @pytest.mark.parametrize(
     ("capability", "bf16", "attention"),
     [
-        (
-            None,
-            False,
-            "scaled_dot_product_attention",
-        ),
+        (None, False, "scaled_dot_product_attention"),
         ((7, 5), False, "float32"),
         ((9, 0), True, "torch.nn.attention.varlen"),
     ],
@@ -349,7 +336,7 @@ def test_an_exception_of_a_users_code_is_one_line_that_names_its_place(monkeypat
 EXITS = "import sys\n\ndef exits(*_, **__):\n    sys.exit({code})\n"
 
 
-@pytest.mark.parametrize("code", ["0", "None", "3", "'bye'"])
+@pytest.mark.parametrize("code", ["0", "'bye'"])
 def test_a_rule_that_exits_ends_the_command_with_code_2(monkeypatch, capsys, tmp_path, code):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
@@ -406,7 +393,7 @@ def test_a_refused_resume_of_several_processes_leaves_the_run_as_it_was(trained,
     assert Path("out/status.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("words", [["--help"], ["doctor"], ["train", "--recipe", "tiny-pods"], ["report", "."]])
+@pytest.mark.parametrize("words", [["--help"], ["report", "."]])
 def test_a_deleted_working_directory_is_one_line(tmp_path, words):
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -417,22 +404,19 @@ def test_a_deleted_working_directory_is_one_line(tmp_path, words):
     assert done.stderr.count("\n") == 1
 
 
-COMMANDS = ["", "train", "eval", "compare", "report", "watch", "plan", "select", "doctor", "recipes", "tasks"]
+COMMANDS = ("train", "eval", "compare", "report", "watch", "plan", "select", "doctor", "recipes", "tasks")
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "tasks check"])
-def test_the_help_of_a_command_fits_80_columns_and_is_not_cut(command):
-    result = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "80"})
-    lines = result.output.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert not [line for line in lines if line.endswith("...") and not line.startswith("Usage")]
-
-
-@pytest.mark.parametrize("key", ["num_rollouts", "loss_type", "rule"])
-def test_the_meaning_of_a_key_fits_80_columns(key):
-    lines = pods("train", "--explain", key).output.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert lines[0].startswith(f"{key}: ")
+def test_what_is_printed_fits_80_columns_and_is_not_cut(capsys):
+    for command in ("", "tasks check", *COMMANDS):
+        result = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "80"})
+        lines = result.output.splitlines()
+        assert max(map(len, lines)) <= 80, command
+        assert not [line for line in lines if line.endswith("...") and not line.startswith("Usage")]
+    for words in (("train", "--explain", "loss_type"), ("doctor", "tiny-pods")):
+        assert max(map(len, pods(*words).stdout.splitlines())) <= 80, words
+    show_experiment(load_experiment("quickstart"))
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 def test_explain_alone_lists_every_key_of_a_recipe():
@@ -440,31 +424,3 @@ def test_explain_alone_lists_every_key_of_a_recipe():
     assert max(map(len, lines)) <= 80
     listed = [name for line in lines if line.startswith("  ") for name in line.split()]
     assert sorted(listed) == sorted(set(fields()) - set(UNSUPPORTED))
-
-
-def test_compare_names_what_its_check_waits_for_and_leads_to_a_page_that_exists():
-    assert "TRL" in pods("compare", "quickstart", "--dry_run").stderr
-    pages = re.findall(r"docs/[\w-]+\.md", NEXT_STEPS + pods("train", "--help").output)
-    assert len(pages) == 2
-    for page in pages:
-        assert (Path(__file__).parents[2] / page).is_file()
-
-
-def test_the_list_of_recipes_fits_80_columns_and_says_how_to_use_a_name():
-    lines = pods("recipes").output.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert not [line for line in lines if line.strip().startswith("->") or line.endswith("->")]
-    assert lines[-5].startswith("pods compare NAME  ")
-
-
-def test_what_the_arms_of_an_experiment_do_fits_80_columns(capsys):
-    show_experiment(load_experiment("quickstart"))
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert any(line.startswith("a process         ") for line in lines)
-
-
-def test_doctor_fits_80_columns_and_says_what_it_waits_for():
-    done = pods("doctor", "tiny-pods")
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert done.stderr.splitlines()[0] == "importing torch"

@@ -185,22 +185,6 @@ def test_results_are_added_in_lm_evals_format_with_what_repeats_them(tmp_path, m
     assert tables[0].equals(tables[1])
 
 
-def test_an_evaluation_without_a_terminal_says_what_it_does_and_how_far_it_is(tmp_path, monkeypatch):
-    """On standard error: standard output has the result alone."""
-    monkeypatch.chdir(tmp_path)
-    rows = [{"question": f"{i}+1=", "answer": str(i + 1)} for i in range(90)]
-    Path("q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = ["--dataset_name", "q.jsonl", "--prompt_style", "plain"]
-    done = pods("eval", "--model", "tiny", *data, *SHORT, "--eval_batch_size", "1")
-    assert done.stdout.startswith("policy  ")
-    lines = [line for line in done.stderr.splitlines() if "so far" not in line]  # a busy machine has those
-    assert lines[:2] == ["importing torch", "loading the task dataset"]
-    assert lines[2].startswith("Note: q.jsonl (train) ")
-    assert lines[3:] == [
-        "loading the policy tiny", "evaluating 3 completions", "33 %, 1 of 3 completions", "grading the completions",
-    ]  # fmt: skip
-
-
 def test_an_evaluation_that_cannot_be_written_is_printed(tmp_path, capsys, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")

@@ -37,9 +37,7 @@ def shell(command: str, stdout: int = subprocess.PIPE, **environment: str) -> su
     ("command", "code"),
     [
         ("pods recipes <&- >&- 2>&-", 0),
-        ("pods train --explain seed >&-", 0),
         ("pods train --config tiny-pods --dry-run <&- >&-", 0),
-        ("pods recipes nonsense 2>&-", 2),
         ("pods recipes nonsense 2>/dev/full", 2),
         ("pods recipes --nonsense 2>&-", 2),
     ],
@@ -58,9 +56,7 @@ def test_no_file_takes_the_number_of_a_closed_stream(tmp_path):
     assert len((tmp_path / "k.jsonl").read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize(
-    ("command", "unbuffered"), [("recipes", ""), ("recipes", "1"), ("--version", ""), ("train --help", "")]
-)
+@pytest.mark.parametrize(("command", "unbuffered"), [("recipes", ""), ("recipes", "1"), ("train --help", "")])
 def test_a_reader_that_goes_away_ends_it_as_sigpipe_does(command, unbuffered):
     read, write = os.pipe()
     os.close(read)
@@ -69,26 +65,15 @@ def test_a_reader_that_goes_away_ends_it_as_sigpipe_does(command, unbuffered):
     assert done.stderr == "141\n"
 
 
-@pytest.mark.parametrize("command", ["recipes", "--version"])
-def test_a_full_disk_is_a_line(command):
-    done = shell(f"pods {command} > /dev/full")
+def test_a_full_disk_is_a_line():
+    done = shell("pods recipes > /dev/full")
     assert done.returncode == 1
     assert re.fullmatch("Error: .*\n", done.stderr)
 
 
-def test_progress_that_cannot_be_written_ends_no_command(tmp_path):
-    done = shell("pods train tiny-pods --dry_run 2>/dev/full")
-    assert done.returncode == 0
-    assert "rollouts" in done.stdout
-
-
 @pytest.mark.parametrize(
     "environment",
-    [
-        {"PYTHONIOENCODING": "latin-1"},
-        {"PYTHONIOENCODING": "ascii:strict"},
-        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-    ],
+    [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
 )
 def test_text_that_the_encoding_lacks_is_escaped(tmp_path, environment):
     recipe = tmp_path / "日本.yaml"

@@ -35,9 +35,3 @@ def test_a_dry_run_shows_what_is_missing_and_training_is_refused_before_anything
     with pytest.raises(UserError, match=re.escape(NEEDS)):
         pods(*command, "--output", tmp_path / "new")
     assert not (tmp_path / "new").exists()
-
-
-def test_the_doctor_says_that_the_recipe_cannot_train_here():
-    result = pods("doctor", "--config", "gsm8k-qwen2.5-3b-pods")
-    assert result.exit_code == 1
-    assert "vllm" in one_line(result.output)
