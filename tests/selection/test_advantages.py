@@ -129,23 +129,10 @@ def test_impossible_arguments_are_refused(rewards: torch.Tensor, indices: list, 
 @pytest.mark.parametrize(
     ("selection", "change", "error", "message"),
     [
-        (
-            torch.tensor([[0, 1]]),
-            {},
-            TypeError,
-            r"Selection.*\[1, 2\].*Selection\(indices",
-        ),
-        ([[0, 1]], {}, TypeError, "Selection.*list"),
+        (torch.tensor([[0, 1]]), {}, TypeError, r"Selection\(indices"),
         (None, {}, TypeError, "Selection.*None"),
-        (
-            Selection(torch.tensor([[0, 1]])),
-            {"epsilon": -1},
-            ValueError,
-            "^epsilon .*-1",
-        ),
         (Selection(torch.tensor([[0, 1]])), {"epsilon": NAN}, ValueError, "^epsilon .*nan"),
         (Selection(torch.tensor([[0, 1]])), {"epsilon": None}, TypeError, "^epsilon .*None"),
-        (Selection(torch.tensor([[0, 1]])), {"when": None}, ValueError, "^when .*None"),
     ],
 )
 def test_wrong_arguments_are_named(selection, change: dict, error: type[Exception], message: str) -> None:

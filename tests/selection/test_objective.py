@@ -81,12 +81,9 @@ def test_values_outside_the_mask_are_ignored(junk: float) -> None:
         ({"advantages_PM": torch.zeros(6)}, r"^advantages .*\[2, 3\].*\[6\]"),
         ({"ref_logps": None, "beta": 0.04}, "^beta = 0.04 .*ref_logps.*None"),
         ({"advantages_PM": torch.tensor([[0, 1, 0], [0, math.nan, 1]])}, "^1 of 6 advantages .*prompt 1, row 1"),
-        ({"advantages_PM": torch.full((2, 3), math.inf)}, "^6 of 6 advantages "),
         ({"epsilon_low": -1}, "^epsilon_low .*-1"),
-        ({"epsilon_high": -0.1}, "^epsilon_high .*-0.1"),
         ({"beta": math.nan}, "^beta .*nan"),
         ({"mask_PMT": torch.full((2, 3, 5), 0.5)}, "^mask "),
-        ({"mask_PMT": torch.full((2, 3, 5), math.nan)}, "^mask "),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(change: dict, message: str) -> None:
@@ -99,19 +96,13 @@ def test_arguments_that_do_not_fit_are_named(change: dict, message: str) -> None
     [
         ({"logps_PMT": [[[0.0]]]}, "^logps .*list"),
         ({"old_logps_PMT": None}, "^old_logps .*None"),
-        ({"advantages_PM": [[1.0] * 3] * 2}, "^advantages .*list"),
-        ({"mask_PMT": "1"}, "^mask .*str"),
         ({"ref_logps": 0.0}, "^ref_logps .*float"),
         ({"epsilon_low": "0.2"}, "^epsilon_low .*'0.2'"),
         ({"logps_PMT": torch.zeros(2, 3, 5).to_sparse()}, "^logps .*sparse_coo"),
-        ({"old_logps_PMT": torch.zeros(2, 3, 5, device="meta")}, "^old_logps .*meta"),
-        ({"ref_logps": torch.zeros(2, 3, 5).to_sparse()}, "^ref_logps .*sparse"),
         ({"advantages_PM": torch.zeros(2, 3, device="meta")}, "^advantages .*meta"),
-        ({"mask_PMT": torch.ones(2, 3, 5).to_sparse()}, "^mask .*sparse"),
         ({"logps_PMT": torch.zeros(2, 3, 5, dtype=torch.int64)}, "^logps .*int64"),
         ({"old_logps_PMT": torch.zeros(2, 3, 5, dtype=torch.complex64)}, "^old_logps .*complex64"),
         ({"advantages_PM": torch.zeros(2, 3, dtype=torch.bool)}, "^advantages .*bool"),
-        ({"advantages_PM": torch.zeros(2, 3, dtype=torch.complex64)}, "^advantages .*complex64"),
     ],
 )
 def test_arguments_of_another_type_are_named(change: dict, message: str) -> None:

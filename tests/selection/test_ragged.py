@@ -9,7 +9,7 @@ import torch
 from tests.numeric import FLOAT64, assert_near
 from torch import Tensor
 
-from pods_rl.selection import BatchSelection, Selection, advantages, pods_objective, select, select_batch
+from pods_rl.selection import BatchSelection, advantages, pods_objective, select
 
 NAN = math.nan
 times = pytest.mark.parametrize("when", ["after", "before"])
@@ -119,26 +119,3 @@ def test_the_loss_of_rows_is_that_of_groups() -> None:
     rows = [tensor.flatten(0, 1) for tensor in (logps_PMT, old_PMT, advantages_PM, mask_PMT)]
     of_rows = pods_objective(*rows, ref_logps=ref_PMT.flatten(0, 1), **options)
     assert torch.equal(of_rows, of_groups)
-
-
-def test_a_row_of_the_loss_is_named() -> None:
-    logps_RT = torch.zeros(3, 2)
-    mask_RT = torch.ones(3, 2)
-    with pytest.raises(ValueError, match="row 1"):
-        pods_objective(logps_RT, logps_RT, torch.tensor([0.0, NAN, 0.0]), mask_RT)
-    with pytest.raises(ValueError, match=r"advantages .*\[3\]"):
-        pods_objective(logps_RT, logps_RT, torch.zeros(3, 2), mask_RT)
-    with pytest.raises(ValueError, match="one completion"):
-        pods_objective(logps_RT[:0], logps_RT[:0], torch.zeros(0), mask_RT[:0])
-    with pytest.raises(ValueError, match=r"\[R, T\]"):
-        pods_objective(torch.zeros(3), torch.zeros(3), torch.zeros(()), torch.ones(3))
-
-
-def test_what_select_batch_keeps_trains() -> None:
-    rewards_PN = torch.randint(0, 2, (8, 8), generator=torch.Generator().manual_seed(2)).double()
-    kept = select_batch(rewards_PN, 32)
-    for prompt, size in enumerate(kept.sizes.tolist()):
-        alone = advantages(rewards_PN[prompt : prompt + 1], select(rewards_PN[prompt : prompt + 1], max(size, 1)))
-        ours = advantages(rewards_PN, kept)[kept.groups == prompt]
-        assert_near(ours, alone[0][:size], FLOAT64)
-    assert isinstance(select(rewards_PN, 4), Selection)
