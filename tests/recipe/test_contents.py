@@ -26,14 +26,8 @@ FILES = {
     "data/gsm8k/train.jsonl": "{}\n",
     "data/gsm8k/notes.md": "notes",
     "data/math/train.jsonl": "{}\n",
-    "judge.py": "import json, numpy\nimport helper\ndef judge(text, gold): ...\nraise SystemExit\n",
-    "helper.py": "from own.rules import scale\n",
+    "judge.py": "def judge(text, gold): ...\nraise SystemExit\n",
     "other.py": "",
-    "own/__init__.py": "from . import names\n",
-    "own/names.py": "",
-    "own/rules.py": "def best(rewards, m, *, generator=None): from .. import nothing\nfrom .deep import scale\n",
-    "own/deep/__init__.py": "from pods_rl.errors import UserError\nscale = 1",
-    "own/unused.py": "",
     "policy/model.safetensors": "0123456789",
     "policy/config.json": "{}",
     "policy/chat_template.jinja": "{{ messages }}",
@@ -145,7 +139,7 @@ from pods_rl.recipe import Origin, build_recipe
 from pods_rl.recipe.contents import contents_of
 values = {"max_seconds": 1, "model_name_or_path": "tiny", "dataset_name": "folder", "task_rewards": {"judge:judge": 1}}
 contents = contents_of(build_recipe(values, Origin("r.yaml")))
-heavy = {"torch", "datasets", "transformers", "judge", "own", "helper"} & set(sys.modules)
+heavy = {"torch", "datasets", "transformers", "judge"} & set(sys.modules)
 print(json.dumps([sorted(heavy), sorted(contents["dataset_name"])]))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(place)])}

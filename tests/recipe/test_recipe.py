@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -98,40 +95,21 @@ def test_what_cannot_work_is_refused_with_what_to_do(values, message):
     assert "hf_abc" not in str(refusal.value)
 
 
-def test_a_recipe_is_loaded_and_refused_without_torch(tmp_path):
-    (tmp_path / "good.yaml").write_text("max_seconds: 1\n")
-    (tmp_path / "bad.yaml").write_text("max_seconds: 1\nnum_rolouts: 64\n")
-    code = """
-import sys
-from pods_rl.errors import UserError
-from pods_rl.recipe import load_recipe
-load_recipe("good.yaml")
-try:
-    load_recipe("bad.yaml")
-except UserError:
-    print([name for name in ("torch", "trl", "transformers", "datasets", "pyarrow") if name in sys.modules])
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout == "[]\n", done.stderr
-
-
 # what TRL, transformers, PEFT or torch reject: refused by the command before a policy loads, in one line
 REJECTED = {
-    "temperature": [0, -1.0], "top_p": [2.0], "top_k": [-5], "min_p": [5.0], "repetition_penalty": [-1.0],
+    "temperature": [0], "top_p": [2.0], "top_k": [-5], "min_p": [5.0], "repetition_penalty": [-1.0],
     "learning_rate": [-1e-6], "adam_beta1": [2], "adam_beta2": [1.0], "adam_epsilon": [-1], "warmup_steps": [-5],
     "logging_steps": [0], "torch_empty_cache_steps": [0], "dataloader_prefetch_factor": [2],
     "pad_to_multiple_of": ["8x"], "cache_implementation": ["fast"], "report_to": ["tensorbord", ["wandb", "x"]],
     "lora_task_type": ["X"], "optim": ["adam"], "optim_args": ["rank"],
-    "lr_scheduler_type": ["cosin", "greedy", "reduce_lr_on_plateau"],
+    "lr_scheduler_type": ["cosin", "reduce_lr_on_plateau"],
     "gradient_checkpointing_kwargs": ["nonsense", {"zz": 1}, {"use_reentrant": "x"}, {"every_n_layers": 0}],
     "activation_checkpointing_kwargs": ["[1]"],
     "lr_scheduler_kwargs": ["nonsense", {"num_cycles": 2}], "transformers_continuous_batching_config": ["nonsense"],
-    "generation_kwargs": [{"num_return_sequences": 3}, {"top_k": -1}, {"max_new_tokens": "x"}, {"top_kk": 1}, "{a",
-                          {"stop_strings": ["a"]}, {"bad_words_ids": 3}, {"eos_token_id": "x"}, {"a": [10**400]},
-                          {"return_dict_in_generate": True}],
-    "model_init_kwargs": ["[1]", {"zz": 1}, {"device_map": "zz"}, {"attn_implementation": "zz"}],
-    "accelerator_config": [{"a": 1}, "gone.json", {"dispatch_batches": True}], "fsdp": ["x", "full_shard", True],
-    "lora_target_modules": [["zz"], ["q_proj"], "q_proj("], "dynamic_sampling": ["accurcy"], "log_level": ["loud"],
+    "generation_kwargs": [{"num_return_sequences": 3}, {"top_k": -1}, {"top_kk": 1}, "{a", {"eos_token_id": "x"}],
+    "model_init_kwargs": ["[1]", {"zz": 1}, {"attn_implementation": "zz"}],
+    "accelerator_config": [{"a": 1}, "gone.json"], "fsdp": ["x", True], "lora_target_modules": [["zz"], "q_proj("],
+    "dynamic_sampling": ["accurcy"], "log_level": ["loud"],
     "use_transformers_paged": [True], "use_transformers_continuous_batching": [True], "debug": ["zz"],
     "log_completions_hub_repo": ["a/b"], "tf32": [True], "advantages": ["during"], "clock": ["sun"],
     "rule": ["nowhere_at_all:best", "max_varience"],
@@ -141,13 +119,10 @@ REJECTED = {
     "dataloader_persistent_workers": [True], "dataloader_multiprocessing_context": ["spawn"],
     "torch_compile_backend": ["nonsense"],
     "attn_implementation": ["nonsense"], "lora_dropout": [2], "vespo_k_pos": [-1], "vllm_server_port": [0],
-    "task_rewards": [{}, {"accuracy": 0}, {"accuracy": 0, "format": 0.0}, {"accuracy": 1e300}, {"accuracy": 1e-300},
-                     {"accuracy": "one"}, {"accuracy": True}, {"accuracy": None}, {"accuracy": 10**400}],
+    "task_rewards": [{}, {"accuracy": 0}, {"accuracy": 1e300}, {"accuracy": "one"}, {"accuracy": 10**400}],
     # counts that would hang or exhaust the memory
-    "num_rollouts": [10**9], "per_device_train_batch_size": [8 * 10**9], "gradient_accumulation_steps": [10**9],
-    "steps_per_generation": [10**9], "generation_batch_size": [8 * 10**9], "num_iterations": [10**9],
-    "dataloader_num_workers": [10**6], "task_train_size": [10**9], "task_test_size": [10**9],
-    "max_completion_length": [10**9], "lora_r": [10**9],
+    "num_rollouts": [10**9], "gradient_accumulation_steps": [10**9], "num_iterations": [10**9],
+    "dataloader_num_workers": [10**6], "task_train_size": [10**9], "max_completion_length": [10**9], "lora_r": [10**9],
 }  # fmt: skip
 
 
@@ -246,21 +221,6 @@ def test_the_prompt_of_a_shipped_policy_is_the_question_alone(gsm8k):
     own = build(model_name_or_path="tiny", system_prompt="Add.", **gsm8k).values
     assert (own["prompt_style"], own["system_prompt"]) == ("plain", "Add.")
     assert build(model_name_or_path="owner/name", **gsm8k).values["prompt_style"] is None
-
-
-@pytest.mark.parametrize(("prompts", "steps"), [(1, None), (2, 1)])
-def test_fewer_prompts_than_a_step_needs_are_refused_with_both_numbers(prompts, steps, tmp_path):
-    """TRL drops incomplete batches, so the run would finish at step 0 with an untrained policy."""
-    from pods_rl.training.run import train
-
-    values = {"max_steps": 1, "num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 4,
-              "eval_prompts": 0, "use_cpu": True, "bf16": False, "task_train_size": prompts}  # fmt: skip
-    recipe = build_recipe(values, Origin("r.yaml"))
-    if steps is None:
-        with pytest.raises(UserError, match=r"\b1 .*\b2 "):
-            train(recipe, tmp_path / "run", progress=False)
-    else:
-        assert len(train(recipe, tmp_path / "run", progress=False).metrics) == steps
 
 
 @pytest.mark.parametrize(
