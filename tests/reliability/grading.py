@@ -1,7 +1,7 @@
-"""Grade every payload with every built-in reward, as a program of its own: `python grading.py [EVERY] [EVIL]`.
+"""Grade every payload with every built-in reward, as a program of its own: `python grading.py EVERY`.
 
 Payloads are the completion, its final answer in each form an answer has, and the gold answer. Only every EVERY-th is
-graded. EVIL adds a reward that evaluates what it reads, for the test to see that its net catches it.
+graded.
 """
 
 from __future__ import annotations
@@ -12,26 +12,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from pods_rl.rewards import REWARDS, Reward, VerifierPool, answers, verifier
+from pods_rl.rewards import REWARDS, VerifierPool, answers, verifier
 from reliability.payloads import CODE
 
 FORMS = ("{}", "<think>x</think><answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "<answer>\\boxed{{{}}}</answer>")
 GOLDS = ("18", "x^2+1", r"\{1, 2\}", "B", "2H2 + O2 = 2H2O", "6*(5-1)", "1 2 3")
 
 
-def _evil(text: str, gold: str) -> float:
-    try:
-        return float(bool(eval(text)))
-    except Exception:
-        return 0.0
-
-
-def main(every: int = 1, *others: str) -> None:
+def main(every: int) -> None:
     # a worker that runs out of time is replaced, and its imports would come after the mark
     verifier.FIRST_LIMIT = 60.0
     pool = VerifierPool(size=1, limit=60.0)
     answers.default_pool = lambda: pool
-    rewards = [*REWARDS.values(), *([Reward("evil", _evil)] if others else [])]
+    rewards = list(REWARDS.values())
     for reward in rewards:  # what is imported or started at first use
         if reward.reads == "text":
             for text, gold in (("<answer>2\\sqrt{2}</answer>", "\\sqrt{8}"), ("<answer>A 1 2</answer>", "B")):
@@ -63,4 +56,4 @@ def _pairs(payload: str) -> list[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1, *sys.argv[2:])
+    main(int(sys.argv[1]))

@@ -50,16 +50,6 @@ def test_a_run_whose_directory_is_moved_ends_with_one_line(tmp_path):
     assert not run.exists()
 
 
-@pytest.mark.slow
-def test_a_run_without_a_step_fails(tmp_path):
-    """Fewer prompts than a step needs: nothing is trained, and there is no final policy."""
-    write_recipe(tmp_path, task_train_size=1, per_device_train_batch_size=8, max_steps=1000)
-    code, printed = server().run("train", "--config", "r.yaml", "--output", "run", cwd=tmp_path)
-    assert code == 2, printed
-    assert not (tmp_path / "run/checkpoints/final").exists()
-    assert Run(tmp_path / "run").state in ("failed", "unknown")  # refused before it began, or afterwards
-
-
 def test_a_run_that_never_began_leaves_no_directory(tmp_path):
     RunWriter(tmp_path / "run").close()
     assert not (tmp_path / "run").exists()

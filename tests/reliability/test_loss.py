@@ -17,7 +17,6 @@ from pods_rl.recipe.recipe import build_recipe
 from pods_rl.runs import Run
 from pods_rl.training.run import train
 
-FAULTS = ("nan loss", "inf loss", "nan gradient", "inf gradient")
 VALUES = {"nan": math.nan, "inf": math.inf}
 
 

@@ -51,18 +51,17 @@ class JudgeError(Exception):
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-@pytest.mark.parametrize("error", [JudgeError, AssertionError])
-def test_what_a_function_raises_keeps_its_type_and_is_raised_once(make_trainer, kind, error):
+def test_what_a_function_raises_keeps_its_type_and_is_raised_once(make_trainer, kind):
     calls = []
 
     def judge(completions, **_):
         calls.append(len(completions))
-        raise error("no \x1b[2Jletters")
+        raise JudgeError("no \x1b[2Jletters")
 
     async def asked(**columns):
         return judge(**columns)
 
-    with pytest.raises(error, match=r"no .*letters") as told:
+    with pytest.raises(JudgeError, match=r"no .*letters") as told:
         make_trainer(reward=judge if kind == "plain" else asked, num_rollouts=8).train()
     name = "judge" if kind == "plain" else "asked"
     (note,) = told.value.__notes__
