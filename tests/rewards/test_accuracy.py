@@ -78,21 +78,6 @@ def test_every_pair_has_its_label():
     assert min(list(pairs.values()).count(label) for label in (0.0, 1.0)) > 1000
 
 
-NEWER_FAMILIES = (
-    "coordinates", "codes", "capitals", "constants", "bare exponents", "options", "congruences", "plus or minus",
-    "infinite sums", "lists of words", "maxima", "amounts", "parameters", "double factorials", "conditions",
-    "approximations", "named lists", "set builders", "lists of codes", "regions", "unit letters", "scales",
-    "fractions of TeX", "selections", "dotted sums", "repeating decimals", "said twice",
-)  # fmt: skip
-
-
-def test_every_fifth_pair_of_the_newer_families_has_its_label():
-    pairs = dict(list(labelled(*NEWER_FAMILIES).items())[::5])
-    wrong = {pair: score for pair, score in zip(pairs, graded(list(pairs)), strict=True) if score != pairs[pair]}
-    assert wrong == {}
-    assert min(list(pairs.values()).count(label) for label in (0.0, 1.0)) > 100
-
-
 DIFFERENT_UNITS = (
     "gallons liters, mol mmol, eV keV, MeV GeV, Hz kHz, GHz THz, W mW, MW mW, kWh Wh, A mA, uA mA, mAh Ah, V mV, kV V, "
     "nm mm, um mm, km cm, ns s, ms us, fs ps, kJ MJ, J BTU, cal kcal, atm bar, torr atm, kPa MPa, Pa hPa, pF nF, T mT, "

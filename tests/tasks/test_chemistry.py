@@ -13,8 +13,6 @@ from pods_rl.tasks.chemistry import read_questions
 
 from .conftest import write_jsonl
 
-NOTHING = {"text": [], "label": []}
-
 
 def choice(question, texts=("water", "salt"), answer="B", **more):
     row = {"question": question, "answerKey": answer, "answer": "", "type": "mcq-2-choices", "domain": "Chemistry"}

@@ -60,22 +60,10 @@ def test_a_conversation_cannot_be_written_as_plain_text(tmp_path):
         load_task({**both, "prompt_style": "plain"})
 
 
-@pytest.mark.parametrize("kind", ["json", "parquet", "saved", "saved_splits"])
-def test_every_kind_of_file(tmp_path, kind):
+def test_a_saved_set_with_two_splits_is_read(tmp_path):
     rows = datasets.Dataset.from_list([{"question": "9*2?", "answer": "18"}])
-    if kind == "saved":  # without a test split: one of two prompts is held out
-        rows = datasets.Dataset.from_list([{"question": f"{i}*2?", "answer": "18"} for i in (9, 10)])
-    path = tmp_path / f"data.{kind}"
-    if kind == "json":
-        path.write_text(json.dumps(rows.to_list()))
-    elif kind == "parquet":
-        rows.to_parquet(str(path))
-    elif kind == "saved":
-        rows.save_to_disk(str(path))
-    else:
-        datasets.DatasetDict(train=rows, test=rows).save_to_disk(str(path))
-    extra = {} if kind.startswith("saved") else {"dataset_test_name": str(path)}
-    task = load_task({"dataset_name": str(path), **extra})
+    datasets.DatasetDict(train=rows, test=rows).save_to_disk(str(tmp_path / "saved"))
+    task = load_task({"dataset_name": str(tmp_path / "saved")})
     assert (task.train[0]["answer"], task.test[0]["answer"]) == ("18", "18")
 
 
@@ -224,18 +212,14 @@ def test_a_column_of_a_typed_file_is_converted_exactly_or_refused(tmp_path):
     [
         ("\frac12", r"'\\x0crac12': .*backslash"),
         ("5 \text{cm}", "backslash"),
-        ("\text{yes}", "backslash"),
         ("x \neq 3", "backslash"),
         ("we get #### 3\neq 4", "backslash"),
-        ("\beta", "backslash"),
         (r"\left(1,2" + "\right)", "backslash"),
-        ("3 \times 10^5", "backslash"),
         ("So it is \boxed{5}", "backslash"),
         ("4\x01", r"U\+0001"),
         ("caf\ufffd", r"U\+FFFD"),
         ("\ud800", r"U\+D800"),
         (r"\boxed{}", "empty"),
-        ("<answer></answer>", "empty"),
         ("$$", "empty"),
         (r"so \boxed{5", "braces"),
         (r"\frac{1}{2", "braces"),
@@ -583,7 +567,6 @@ def test_the_hashes_of_rows_do_not_depend_on_objects_in_memory():
     "settings",
     [
         {"task": "gsm8k"},
-        {"task": "sciknoweval_chemistry"},
         {"dataset_name": "owner/set"},
         {"dataset_name": "owner/set", "dataset_test_name": "validation", "dataset_config": "main"},
     ],
