@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import math
-import subprocess
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import torch
 from pods_rl.experiment import load_experiment
 from pods_rl.report.intervals import difference
 from pods_rl.report.statistics import Curve
-from pods_rl.selection import RolloutBatch, select_batch
+from pods_rl.selection import select_batch
 from pods_rl.selection.batch import best_sizes
 from pods_rl.selection.rules import max_variance
 
@@ -131,19 +130,6 @@ def test_a_search_that_has_not_ended_chooses_no_rate(of_rates):
         batch_study.best_rates(scores(of_rates), [1, 2])
 
 
-def test_the_seeds_wait_for_a_commit_of_what_was_chosen(tmp_path):
-    file = tmp_path / "arms.yaml"
-    file.write_text("a: 1\n")
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
-    subprocess.run([*git, "init", "--quiet"], check=True)
-    assert not batch_study.is_committed([file])
-    subprocess.run([*git, "add", "."], check=True)
-    subprocess.run([*git, "commit", "--quiet", "-m", "arms"], check=True)
-    assert batch_study.is_committed([file])
-    file.write_text("a: 2\n")
-    assert not batch_study.is_committed([file])
-
-
 # -- the control ----------------------------------------------------------------------------------------------------
 
 REWARDS = torch.tensor([[1.0, 0, 0, 1, 0.5, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 0, 0], [0.2, 0, 0, 0, 0, 0]])
@@ -168,14 +154,6 @@ def test_shuffled_sizes_are_those_of_the_batch_in_random_order_with_the_rows_of_
     # the standard error of a mean size is 0.2, and the batch gives no row to the second prompt
     assert sizes[1] == 0
     assert (total / 150).tolist() == pytest.approx([2.0] * 4, abs=0.6)
-
-
-def test_shuffled_sizes_follow_from_the_generator():
-    kept = [tuple(shuffled(seed).indices.tolist()) for seed in range(20)]
-    assert kept == [tuple(shuffled(seed).indices.tolist()) for seed in range(20)]
-    assert len({*kept}) > 4
-    batch = RolloutBatch(REWARDS, rows=8)  # without a generator: PyTorch's
-    assert int(batch_controls.shuffled_sizes(batch).sizes.sum()) == 8
 
 
 # -- the intervals --------------------------------------------------------------------------------------------------

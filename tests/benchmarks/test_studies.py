@@ -6,7 +6,6 @@ import csv
 import json
 import re
 import statistics
-import sys
 
 import pytest
 
@@ -19,29 +18,8 @@ comparisons = module("comparisons")
 pages = module("pages")
 rates = module("rates")
 planner = module("planner")
-EXPERIMENTS = (
-    "equal_memory_4",
-    "equal_memory_4_pilots",
-    "equal_memory_16",
-    "equal_memory_16_pilots",
-    "equal_rows_8",
-    "equal_rows_8_pilots",
-    "equal_rows_16",
-    "equal_rows_16_pilots",
-    "equal_rows_32",
-    "equal_rows_32_pilots",
-    "quickstart_pilots",
-    "many_prompts",
-    "many_prompts_pilots",
-    "many_prompts_trl",
-    "many_prompts_trl_pilots",
-    "chat",
-    "chat_pilots",
-    "plan_sums",
-    "rules",
-    "rules_pilots",
-    "study",
-)
+# those of the batch study: test_batch_study.py
+EXPERIMENTS = sorted(path.stem for path in BENCHMARKS.glob("*.yaml") if not path.stem.startswith("batch_"))
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -79,15 +57,6 @@ def test_the_pages_have_the_numbers_of_the_csv_files():
         page = path.read_text(encoding="utf-8")
         assert pages.written(page) == page, "python benchmarks/pages.py writes the tables"
         assert [*pages.unknown(page, known)] == [], path.name
-
-
-def test_a_wrong_digit_of_a_page_is_found():
-    page = (pages.ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    for right, wrong in (("| 0.338 |", "| 0.339 |"), ("| 1.63 [1.27, 2.19] |", "| 1.63 [1.27, 2.18] |")):
-        assert right in page
-        assert pages.written(page.replace(right, wrong)) == page
-    for wrong in ("1.63 times [1.27, 2.18]", "0.33 (0.33-0.35)"):
-        assert [*pages.unknown(f"It is {wrong}.", pages.spreads())] == [wrong]
 
 
 def test_disturbed_seeds_are_those_with_a_slow_selection():
@@ -198,27 +167,6 @@ def test_the_rates_csv_has_the_scores_and_costs_of_finished_runs(tmp_path):
     (row,) = rows_of(tmp_path / "rates.csv")
     expected = {"arm": "a", "rate": "0.0002", "seed": "201", "accuracy_over_time": "0.4", "final_accuracy": "0.5"}
     assert row == expected | {"steps": "4", "seconds_a_step": "0.25"}
-
-
-def test_pilots_of_some_arms(monkeypatch, tmp_path):
-    """The runs are replaced by none: what would be run is compared."""
-    asked = []
-
-    def run_none(experiment, *_, **__):
-        asked.append(experiment)
-        return {"failed": len(experiment.plan())}
-
-    monkeypatch.setattr(rates, "run_experiment", run_none)
-    pilots = str(BENCHMARKS / "equal_memory_4_pilots.yaml")
-    words = ["rates.py", pilots, "--seeds", "203", "--output", str(tmp_path), "--max-seconds", "90", "--arms"]
-    monkeypatch.setattr(sys, "argv", [*words, "pods-16-4,grpo-4"])
-    rates.main()
-    (experiment,) = asked
-    assert {run.arm.rpartition("-lr")[0] for run in experiment.plan()} == {"pods-16-4", "grpo-4"}
-    assert {run.recipe.values["max_seconds"] for run in experiment.plan()} == {90.0}
-    monkeypatch.setattr(sys, "argv", [*words, "pods-4-4"])
-    with pytest.raises(SystemExit, match=r"--arms pods-4-4: .*equal_memory_4_pilots.yaml has the arms grpo-4-trl, "):
-        rates.main()
 
 
 def test_the_questions_of_the_chat_study():
