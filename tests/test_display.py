@@ -53,25 +53,6 @@ def test_a_terminal_shows_how_far_a_run_is_and_cuts_nothing(width: int) -> None:
         assert len(lines) == 2
 
 
-def test_a_line_of_a_long_run_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The longest that is likely: six digits of steps, days left, four phases."""
-    row = ROW | {"step": 123_456, "seconds": 40_000.0, "reward": -12.34, "pods/seconds/selection": 1.0}
-    out = screen(80)
-    with RunDisplay("run", out=out, max_steps=200_000) as progress:
-        monkeypatch.setattr(progress, "left", lambda share: "23 h 59 min left")
-        progress.step(row)
-        assert len(shown_on(out, progress)) == 2
-    log = screen(80, force_terminal=False)
-    progress = RunDisplay("gsm8k-qwen2.5-3b-pods-20260101-120000", out=log, max_steps=200_000)
-    monkeypatch.setattr(progress, "left", lambda share: "23 h 59 min left")
-    progress.step(row)
-    assert log.file.getvalue() == (  # type: ignore[attr-defined]
-        "gsm8k-qwen2.5-3b-pods-20260101-120000: 61 %, step 123456 of 200000, 23 h 59 min\n"
-        "  left, reward -12.3\n"
-        "  1.99 s per step: 39 % rollouts, 1 % rewards, 50 % selection, 10 % update\n"
-    )
-
-
 def test_a_terminal_without_unicode_has_a_bar_too() -> None:
     progress = RunDisplay("run", out=screen(80, legacy_windows=True), max_steps=2)
     assert "━" in progress.bar(0.5)
@@ -141,17 +122,6 @@ def test_work_that_is_soon_done_leaves_no_line_in_a_log() -> None:
     with LiveLine(out, silent=1e9) as line:
         line.begin("reading the rollouts", in_log=False)
     assert out.file.getvalue() == ""  # type: ignore[attr-defined]
-
-
-def test_a_terminal_breaks_no_word_of_a_note() -> None:
-    out = screen(40, soft_wrap=True)
-    LiveLine(out).note("Note: " + "seventeen letters " * 5)
-    lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert len(lines) > 1
-    assert {word for line in lines for word in line.split()} == {"Note:", "seventeen", "letters"}
-    log = screen(40, force_terminal=False, soft_wrap=True)
-    LiveLine(log).note("Note: " + "seventeen letters " * 5)
-    assert len(log.file.getvalue().splitlines()) == 1  # type: ignore[attr-defined]
 
 
 def write(run: Path, state: str, *, steps: int = 3, saved: bool = True, final: bool = False, evals: int = 1) -> Path:

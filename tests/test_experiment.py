@@ -265,16 +265,6 @@ def test_a_resume_that_ends_before_it_trains_is_a_failure_of_its_own(tmp_path):
     assert [failure.endswith(": no such model") for failure in failures] == [True] * 2
 
 
-def test_a_run_that_never_began_is_reported_with_the_last_line_it_printed(tmp_path):
-    def refuse(_, output, *__, **___):
-        output.mkdir(parents=True)
-        (output / "log.txt").write_text("loading\nError: no such model\n\n")
-        return 2
-
-    run(experiment(seeds="1"), tmp_path, refuse)
-    assert Run.open(tmp_path / "pods/seed-1").status["reason"].endswith(": no such model")
-
-
 PROGRESS = "seed-1: step 3 of 10, 1.73 s a step, reward 0.250\n"
 TRACE = """Traceback (most recent call last):
   File "mine.py", line 3, in reward
@@ -565,20 +555,6 @@ def test_a_signal_reaches_the_runs_and_waits_until_they_have_saved_themselves(tm
         status = Run.open(path).status
         assert (status["state"], status["reason"], status["step"]) == ("stopped", "interrupted", 5)
         assert (path / "saved").is_file()
-
-
-def test_runs_side_by_side_are_in_progress_together(tmp_path):
-    together = threading.Barrier(2)
-
-    def meet(*job, **_):
-        together.wait(timeout=DEADLINE)  # breaks unless two runs are in progress at once
-        return finish(*job)
-
-    counts, events = run(experiment(), tmp_path, meet, parallel=2)
-    assert counts == {"finished": 4}
-    assert sorted(events) == sorted(
-        (kind, arm, seed) for kind in ("started", "finished") for arm in ("pods", "grpo") for seed in (1, 2)
-    )
 
 
 def test_an_experiment_is_stored_over_no_file_of_another(tmp_path):

@@ -1,4 +1,4 @@
-"""Files that start jobs elsewhere are read by what will read them there: Slurm, accelerate, DeepSpeed, Docker, bash."""
+"""Files that start jobs elsewhere are read by what will read them there: Slurm, accelerate and bash; a Dockerfile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import getpass
 import json
 import os
 import re
-import shlex
 import shutil
 import socket
 import subprocess
@@ -132,7 +131,7 @@ def test_sbatch_accepts_the_commands_of_the_headers(slurm):
         assert done.returncode == 0, (options, done.stderr)
 
 
-# -- accelerate and DeepSpeed ------------------------------------------------------------------------------------------
+# -- accelerate -------------------------------------------------------------------------------------------------------
 
 
 def check_layout(path: Path) -> dict:
@@ -148,26 +147,6 @@ def check_layout(path: Path) -> dict:
 @pytest.mark.parametrize("path", LAYOUTS, ids=lambda path: path.stem)
 def test_accelerate_reads_its_configurations(path):
     assert check_layout(path)["num_machines"] == 1
-
-
-@pytest.mark.parametrize("path", [path for path in LAYOUTS if "zero" in path.stem], ids=lambda path: path.stem)
-def test_deepspeed_reads_what_accelerate_makes_for_it(path):
-    config = pytest.importorskip("deepspeed.runtime.config", reason="DeepSpeed is not installed")
-    from accelerate import DeepSpeedPlugin
-
-    given = check_layout(path)["deepspeed_config"]
-    plugin = DeepSpeedPlugin(
-        zero_stage=given["zero_stage"],
-        offload_optimizer_device=given["offload_optimizer_device"],
-        offload_param_device=given["offload_param_device"],
-        zero3_save_16bit_model=given.get("zero3_save_16bit_model", False),
-    )
-    # Values of "auto" are those that transformers' trainer fills in.
-    values = {name: value for name, value in plugin.deepspeed_config.items() if value != "auto"}
-    values["zero_optimization"] = {
-        name: value for name, value in values["zero_optimization"].items() if value != "auto"
-    }
-    assert config.DeepSpeedConfig(values | {"train_batch_size": 1}).zero_config.stage == given["zero_stage"]
 
 
 def of_node(tmp_path: Path, **variables: str) -> tuple[list[str], dict]:
@@ -240,63 +219,3 @@ def test_the_dockerfile_copies_what_is_there_and_runs_pods():
     (user,) = [words for name, words in found if name == "USER"]
     made = next(words for name, words in found if name == "RUN" and "useradd" in words)
     assert re.search(rf"useradd [^&]*\b{user}\b", made)
-
-
-def test_the_command_beside_it_makes_the_folder_that_it_mounts_and_runs_as_its_owner():
-    """Docker makes a missing folder as root, and the image's user cannot write into it."""
-    (line,) = re.findall(r"^# (.*docker run .*)$", DOCKERFILE, flags=re.MULTILINE)
-    make, run = (shlex.split(part) for part in line.split("&&"))
-    assert make == ["mkdir", "-p", "runs"]
-    assert run[run.index("-v") + 1] == "$PWD/runs:/work/runs"
-    assert run[run.index("--user") + 1] == "$(id -u):$(id -g)"
-    assert run[run.index("pods-rl") + 1 :] == ["train", "tiny-pods"]
-
-
-def test_docker_accepts_the_dockerfile():
-    if not shutil.which("docker") or subprocess.run(["docker", "info"], capture_output=True).returncode:
-        pytest.skip("no Docker daemon answers")
-    done = subprocess.run(["docker", "build", "--check", str(ROOT)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-# -- environments of `make` --------------------------------------------------------------------------------------------
-
-PIP = "python -m pip install --quiet --disable-pip-version-check --no-compile"
-
-
-@pytest.mark.parametrize(
-    ("uv_on_path", "uv_on_index", "uv_works"),
-    [(True, False, True), (True, False, False), (False, True, True), (False, False, True)],
-    ids=["there", "there, and fails", "from the index", "nowhere"],
-)
-def test_an_environment_is_installed_by_uv_or_else_by_pip(tmp_path, uv_on_path, uv_on_index, uv_works):
-    """With stand-ins that write down how they are called; torch always comes by pip, which finds a machine's wheel."""
-    uv = f'#!/bin/sh\necho "uv $*" >> {tmp_path}/calls\nexit {int(not uv_works)}\n'
-    python = f"""#!/bin/sh
-echo "python $*" >> {tmp_path}/calls
-case "$*" in *--target*)
-  {"mkdir -p .venv-uv/bin && cp uv .venv-uv/bin" if uv_on_index else "exit 1"};;
-esac
-"""
-    (tmp_path / "environment" / "bin").mkdir(parents=True)
-    (tmp_path / "path").mkdir()
-    files = {"uv": uv, "environment/bin/python": python}
-    if uv_on_path:
-        files["path/uv"] = uv
-    for name, text in files.items():
-        (tmp_path / name).write_text(text, "utf-8")
-        (tmp_path / name).chmod(0o755)
-    command = ["bash", str(ROOT / "tools" / "environment.sh"), "environment", "--no-deps", "-e", "."]
-    variables = {"PATH": f"{tmp_path}/path:/usr/bin:/bin"}
-    subprocess.run(command, cwd=tmp_path, env=variables, check=True, capture_output=True)
-    calls = (tmp_path / "calls").read_text("utf-8").splitlines()
-    assert calls.pop(0) == f"{PIP} torch==2.13.0"
-    if not uv_on_path:
-        assert calls.pop(0) == f"{PIP} --target .venv-uv uv"
-    by_uv = "uv pip install --quiet --python environment/bin/python --no-deps -e ."
-    by_pip = f"{PIP} --no-deps -e ."
-    if uv_on_path or uv_on_index:
-        assert calls.pop(0) == by_uv
-        assert calls == ([] if uv_works else [by_pip])
-    else:
-        assert calls == [by_pip]

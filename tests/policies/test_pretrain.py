@@ -4,10 +4,8 @@ import doctest
 import random
 
 import pytest
-import torch
 from tools import pretrain
 from tools.pretrain import IGNORED, LESSONS, RIGHT, build_tokenizer, completion_batches, sum_of
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def test_its_examples_run():
@@ -28,22 +26,3 @@ def test_no_lesson_draws_a_problem_of_the_test_side(policy):
     rng = random.Random(0)
     for draw in (LESSONS[policy].draw, *LESSONS[policy].easier):
         assert {draw(rng).held_out for _ in range(64)} == {False}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", LESSONS)
-def test_script_writes_a_policy_that_loads_and_is_the_same_each_time(policy, tmp_path, capsys):
-    threads = torch.get_num_threads()
-    try:
-        for name in ("first", "again"):
-            options = "--skill-steps 2 --mistake-steps 1 --batch-size 2 --threads 1 --policy"
-            pretrain.main([*options.split(), policy, "--output", str(tmp_path / name)])
-    finally:
-        torch.set_num_threads(threads)
-    assert "skill    2/2" in capsys.readouterr().out
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "again")]
-    assert weights[0] == weights[1]
-    assert (tmp_path / "first" / "tokenizer.json").read_bytes() == (tmp_path / "again" / "tokenizer.json").read_bytes()
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "first")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "first")
-    assert model.config.vocab_size == len(tokenizer)
