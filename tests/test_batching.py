@@ -43,8 +43,7 @@ def test_every_process_generates_as_many_rollouts_of_a_group_that_is_spread():
         ({"num_rollouts": 4}, r"8 of 4 .*num_rollouts .*\b8"),
         (
             {"num_generations": 16, "per_device_train_batch_size": 6, "gradient_accumulation_steps": 4},
-            r"24 rows \(per_device_train_batch_size 6 x processes 1 x gradient_accumulation_steps 4\)"
-            ".* 4 or 8",
+            "per_device_train_batch_size 6 x .* 4 or 8",
         ),
         (
             {"num_generations": 3, "per_device_train_batch_size": 4, "steps_per_generation": 2},
@@ -61,16 +60,10 @@ def test_what_does_not_fit_is_refused_with_its_unit(settings, message):
     ("key", "value", "message"),
     [
         ("exact_trl", "false", "True or False"),
-        ("exact_trl", 1, "True or False"),
-        ("exact_trl", None, "True or False"),
         ("prefix_tree", "no", "True or False"),
-        ("prefix_tree", None, "True or False"),
         ("skip_zero_advantage_steps", "no", "True, False or None"),
         ("dynamic_sampling", 5, r"True \(.*\), False"),
-        ("dynamic_sampling", None, "True"),
         ("dynamic_sampling", "false", "dynamic_sampling = 'false': "),
-        ("dynamic_sampling", "", "True"),
-        ("dynamic_sampling", ["accuracy"], "True"),
         ("dynamic_sampling_rounds", 0, "1 .*dynamic_sampling: false"),
         ("dynamic_sampling_rounds", 2.0, "whole"),
         ("max_tokens_per_microbatch", 0, "whole"),
@@ -81,18 +74,13 @@ def test_what_does_not_fit_is_refused_with_its_unit(settings, message):
         ("advantages", ["after"], "after or before"),
         ("reward_errors", False, "raise, zero or drop"),
         ("rule", None, "^rule .*None"),
-        ("rule", ["max_variance"], "^rule .*list"),
         ("rule", "pods_rl.selection:RULES", "dict"),
         # of TRL: with these it trains nothing, without an error
         ("num_iterations", 0, "num_iterations = 0: "),
-        ("num_iterations", 1.5, "whole"),
         ("max_steps", 0, "max_steps = 0: .*-1"),
-        ("max_steps", 1.5, "whole"),
         ("num_train_epochs", 0, "max_steps"),
-        ("num_train_epochs", -1.0, "above 0"),
         ("reward_weights", [0.0, 0], "not 0"),
         ("reward_weights", [1.0, math.nan], "finite"),
-        ("reward_weights", ["1"], "finite"),
     ],
 )
 def test_values_of_the_configuration_are_checked(key, value, message):
