@@ -76,7 +76,6 @@ def test_what_does_not_fit_is_refused_with_its_unit(settings, message):
         ("rule", None, "^rule .*None"),
         ("rule", "pods_rl.selection:RULES", "dict"),
         # of TRL: with these it trains nothing, without an error
-        ("num_iterations", 0, "num_iterations = 0: "),
         ("max_steps", 0, "max_steps = 0: .*-1"),
         ("num_train_epochs", 0, "max_steps"),
         ("reward_weights", [0.0, 0], "not 0"),

@@ -211,15 +211,6 @@ def test_an_environment_of_its_own_grades_each_conversation_and_is_closed(tokeni
     assert (Guessing.made, Guessing.open) == (3, 0)  # one for each place of a batch; one described its tools
 
 
-def test_an_evaluation_with_resolved_tools_makes_no_environment_to_list_them(tokenizer):
-    task = task_of(1, environment_factory=Guessing, answer="environment")
-    sampler = Script(tokenizer, [[f"<answer>12</answer>{EOS}"]])
-    tools = tool_options(tokenizer, task)
-    Guessing.made = 0
-    evaluate(sampler, task, Sampling(max_completion_length=LENGTH), tools=tools)
-    assert Guessing.made == 1  # the conversation's
-
-
 def test_environments_are_closed_after_an_interrupt(tokenizer):
     Guessing.open = Guessing.made = 0
     stop = [[call("stop", "guess", "number") + EOS]] * 3

@@ -10,7 +10,6 @@ import yaml
 
 from pods_rl.evaluation.checkpoint import evaluate_checkpoint
 from pods_rl.recipe import build_recipe
-from pods_rl.runs import Run
 from pods_rl.yaml_files import Origin
 
 from .reliability.commands import server
@@ -45,20 +44,3 @@ def test_two_processes_give_the_result_of_one(tmp_path):
     (table,) = (tmp_path / "o").glob("*.parquet")
     assert pq.read_table(table).to_pydict() == one.columns()
     assert one.accuracy > 0  # the policy is able: the equality is of something
-
-
-@pytest.mark.slow
-def test_two_processes_train_and_evaluate_together(tmp_path):
-    """The evaluations of a run: split among its processes, by the first one's clock, written once."""
-    recipe = RECIPE | {"eval_prompts": 5, "eval_temperature": 0.0}
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
-    server().run_ranks("train", "--config", "r.yaml", "--output", "run", cwd=tmp_path)
-    run = Run.open(tmp_path / "run")
-    assert run.state == "finished"
-    assert run.environment["processes"] == 2
-    assert [row["step"] for row in run.evals] == [0, 1, 2]
-    assert [row["prompts"] for row in run.evals] == [5] * 3
-    assert [path.name for path in run.evaluation_files()] == [f"step-{step:06d}.parquet" for step in range(3)]
-    one, _ = of_one_process(recipe, seed=42)
-    assert pq.read_table(run.evaluation_files()[0]).to_pydict() == one.columns()
-    assert run.evals[0]["accuracy"] == one.accuracy > 0

@@ -59,19 +59,12 @@ def test_the_table_names_every_example():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plain", [False, True], ids=["pods", "trl"])
-def test_the_trl_script_runs_with_and_without_pods(plain, tmp_path, monkeypatch):
-    """Also with TRL's lines, which stand beside as comments, in place of ours."""
+def test_the_trl_script_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = (EXAMPLES / "trl_script.py").read_text("utf-8").replace("STEPS = 20", "STEPS = 1")
-    if plain:
-        script = re.sub(r"^.*  # ((?:from trl|args =|trainer =).*)$", r"\1", script, flags=re.MULTILINE)
-        script = re.sub(r"^    num_rollouts=.*\n", "", script, flags=re.MULTILINE)
-        assert "PODSConfig" not in script
     names: dict = {}
     exec(compile(script, "trl_script.py", "exec"), names)
     assert names["trainer"].state.global_step == 1
-    assert type(names["trainer"]).__name__ == ("GRPOTrainer" if plain else "PODSTrainer")
 
 
 @pytest.mark.parametrize("name", ["own_reward.py", "own_rule.py"])

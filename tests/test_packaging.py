@@ -9,10 +9,6 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-import pytest
-from packaging.requirements import Requirement
-from packaging.version import Version
-
 import pods_rl
 
 ROOT = Path(pods_rl.__file__).parent
@@ -61,26 +57,6 @@ def optional() -> set[str]:
     for extra in ("vllm", "quant", "deepspeed", "reasoning-gym", "tracking"):
         names |= {import_name(requirement) for requirement in PROJECT["optional-dependencies"][extra]}
     return names
-
-
-def versions_in_table(library: str) -> list[Version]:
-    """Return the versions of a library in the table of docs/trl.md."""
-    page = Path(__file__).parents[1].joinpath("docs", "trl.md").read_text(encoding="utf-8")
-    table = page.partition("\n## Tested\n")[2]
-    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")]
-    heads = [cell.strip() for cell in rows[0]]
-    cells = [row[heads.index(library)].strip() for row in rows[2:]]
-    return [Version(cell) for cell in cells if cell != "-"]
-
-
-@pytest.mark.parametrize("library", ["transformers", "TRL", "vLLM"])
-def test_the_limits_admit_the_newest_minor_version_that_was_tested_and_not_the_next(library):
-    optional_requirements = [line for lines in PROJECT["optional-dependencies"].values() for line in lines]
-    requirements = [Requirement(line) for line in PROJECT["dependencies"] + optional_requirements]
-    (limits,) = (each.specifier for each in requirements if each.name == library.lower())
-    newest = max(versions_in_table(library))
-    assert str(newest) in limits
-    assert f"{newest.major}.{newest.minor + 1}.0" not in limits
 
 
 def test_every_imported_package_is_declared():

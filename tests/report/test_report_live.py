@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from conftest import grow, serving, write_run
 from tests import DEADLINE, until
 
-from pods_rl.report.live import LivePage, server
+from pods_rl.report.live import LivePage
 from pods_rl.runs import Run
 from pods_rl.runs.processes import this_process
 
@@ -115,27 +112,6 @@ def test_a_page_waits_for_runs_and_outlives_damage(tmp_path: Path) -> None:
 def test_a_thread_makes_the_pages(tmp_path: Path) -> None:
     with LivePage(write_run(tmp_path / "run", end=30)) as page:
         until(lambda: b"went from" in page.served.page)
-
-
-def test_a_browser_that_goes_away_in_the_middle_of_an_answer_prints_nothing(tmp_path: Path, capfd) -> None:
-    page = LivePage(tmp_path)
-    page.served = page.served._replace(page=bytes(1 << 26))  # more than the buffers of a connection
-    answered = threading.Event()
-    with server(page, 0) as pages:
-        end = pages.shutdown_request
-
-        def ends(request: Any) -> None:
-            end(request)
-            answered.set()
-
-        pages.shutdown_request = ends  # type: ignore[method-assign]
-        threading.Thread(target=pages.serve_forever, daemon=True).start()
-        with socket.create_connection(("127.0.0.1", pages.server_port)) as browser:
-            browser.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            browser.recv(100)
-        assert answered.wait(DEADLINE)
-        pages.shutdown()
-    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("link", ["arm", "run", "rollouts", "experiment"])

@@ -8,11 +8,8 @@ from importlib.util import find_spec
 import pytest
 
 from pods_rl.errors import UserError
-from pods_rl.rewards import Reward, score
 from pods_rl.tasks import load_task
 from pods_rl.tasks.task import check_split, shared_prompts
-
-from .. import with_time
 
 SIZES = {"task_train_size": 6, "task_test_size": 3}
 LEGS = {"max_animals": 4}
@@ -80,26 +77,6 @@ def test_no_scorer_runs_an_answer_as_code(tmp_path):
 def test_a_data_set_that_cannot_be_used_is_refused(name, options, message):
     with pytest.raises(UserError, match=message):
         make(f"reasoning_gym:{name}", options)
-
-
-def test_a_scorer_of_a_library_is_killed_when_it_hangs(tmp_path, monkeypatch):
-    (tmp_path / "slow_scorer.py").write_text(
-        "import time\n"
-        "from pods_rl.sandbox.worker import Work\n"
-        "def work(most):\n"
-        "    def mark(pair):\n"
-        "        time.sleep(600 if pair[0] == 'hang' else 0)\n"
-        "        return min(float(pair[1]), float(most))\n"
-        "    return Work(mark)\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    reward = Reward("slow", max, maker=("slow_scorer:work", "0.5"))
-
-    def check(seconds: float) -> None:
-        marks = score(reward, ["hang", "", "", ""], ["1", "1", "0.25", "x"], seconds)
-        assert (marks[0].late, marks[1:3], marks[3].late) == (True, [0.5, 0.25], False)
-
-    with_time(check, 1.0)
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
