@@ -30,19 +30,15 @@ def main(every: int) -> None:
             for text, gold in (("<answer>2\\sqrt{2}</answer>", "\\sqrt{8}"), ("<answer>A 1 2</answer>", "B")):
                 reward(text, gold)
     sys.audit("pods.mark")
-    graded = {}
     for reward in rewards:
         pairs = [pair for payload in CODE[::every] for pair in _pairs(payload)]
         if reward.reads == "tokens":
-            scores = reward.of_lengths([len(text) for text, _ in pairs], 64)
+            reward.of_lengths([len(text) for text, _ in pairs], 64)
         else:
-            scores = reward.batch(*map(list, zip(*pairs, strict=True)))
-        graded[reward.name] = len(scores)
+            reward.batch(*map(list, zip(*pairs, strict=True)))
     pairs = [(gold, payload) for payload in CODE[::every] for gold in ("x^2+1", payload + " ")]
-    verified = pool.verify(
-        pairs + [(payload, gold) for gold, payload in pairs]
-    )  # past all that accuracy sees to itself
-    print(json.dumps({"graded": graded, "verified": len(verified), "payloads": len(CODE[::every])}))
+    pool.verify(pairs + [(payload, gold) for gold, payload in pairs])  # past all that accuracy sees to itself
+    print(json.dumps([reward.name for reward in rewards]))
     pool.close()
 
 

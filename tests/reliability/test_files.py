@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 import pods_rl
-from pods_rl.errors import UserError
 from pods_rl.report import build_report
 
 from .audit import Audited, Event, files_below, run_audited
@@ -54,13 +53,12 @@ def _turned(whole: bytes, draw: random.Random) -> bytes:
 @pytest.mark.timeout(3000)  # the full form makes hundreds of reports
 @pytest.mark.parametrize(("share", "every"), [(4, 60), pytest.param(20, 1, marks=pytest.mark.reliability)])
 def test_a_damaged_run_still_opens(share: int, every: int, tmp_path: Path) -> None:
-    """`pods report` of an experiment with one damaged run: a report, or one line that says what is missing."""
+    """`pods report` of an experiment with one damaged run."""
     root = tmp_path / "experiment"
     runs = [write_run(root / arm / f"seed-{seed}", arm=arm, seed=seed) for arm in ("grpo", "pods") for seed in (1, 2)]
     (root / "experiment.yaml").write_text("arms: {grpo: {}, pods: {}}\nseeds: [1, 2]\n")
     run = runs[-1]
     kept = {path: path.read_bytes() for path in files_below(run)}
-    opened, told = 0, 0
     for what, name, content in list(damages(run, share))[::every]:
         damaged = run / name
         damaged.unlink()
@@ -69,14 +67,9 @@ def test_a_damaged_run_still_opens(share: int, every: int, tmp_path: Path) -> No
         try:
             files = build_report(root, tmp_path / "out")
             assert files.html.read_text(encoding="utf-8").rstrip().endswith("</html>")
-            opened += 1
-        except UserError:
-            told += 1
         except Exception as error:
             raise AssertionError(f"{name}, {what}: {type(error).__name__}: {error}") from error
         damaged.write_bytes(kept[damaged])
-    print(f"\nfiles: {opened} of {opened + told} damaged runs open in the report")
-    assert told == 0
 
 
 # -------------------------------------------------------------------------- nothing written elsewhere
@@ -162,7 +155,6 @@ def test_no_pickle_is_published(carried_out: tuple[Path, dict[str, Audited]]) ->
     rest = {path for path in files_below(run) if path.parent.parent.name != "checkpoints"}
     everything = [*final, *shipped, *results, *rest, *files_below(folder / "out" / "report")]
     pickles = [path for path in everything if is_pickle(path)]
-    print(f"\nfiles: {len(pickles)} pickles in {len(everything)} files that are published")
     assert pickles == []
     resumed = {path.name for path in files_below(run / "checkpoints") - final if is_pickle(path)}
     assert resumed <= {"optimizer.pt", "scheduler.pt", "rng_state.pth"}  # transformers loads them with weights_only

@@ -60,11 +60,8 @@ def test_no_code_runs_in_a_grader(every: int, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     found = run_audited([GRADING, every], folder)
     assert found.code == 0, found.output
-    counts = json.loads(found.output.splitlines()[-1])
-    assert set(counts["graded"]) == set(REWARDS)
-    done = executed(found.events)
-    print(f"\ncode: {len(done)} of {counts['payloads']} payloads x {len(REWARDS)} graders executed")
-    assert done == []
+    assert json.loads(found.output.splitlines()[-1]) == list(REWARDS)
+    assert executed(found.events) == []
     assert not list(folder.iterdir())  # a canary
 
 
@@ -178,7 +175,6 @@ def test_no_script_runs_in_the_report(every: int, beacon: SimpleNamespace, tmp_p
     text, removed = re.subn(policy, "", page.read_text(encoding="utf-8"))
     bare.write_text(text, encoding="utf-8")
     unprotected = live(bare, tmp_path / "profile", beacon.asked)
-    print(f"\nscripts: {len(found)} of {len(payloads)} live in the report, {len(unprotected)} without its policy")
     assert (removed, found, unprotected) == (1, [], [])
     markdown = page.with_name("report.md").read_text(encoding="utf-8")
     assert "<" not in markdown
@@ -278,7 +274,5 @@ def test_no_escape_reaches_a_terminal(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     printed = sink(fuzzed(count))
-    found = harmful(printed)
-    print(f"\nterminal: {sink.__name__}: {count} texts, {len(found)} escapes, 0 errors")
-    assert found == []
+    assert harmful(printed) == []
     assert len(printed) > count

@@ -171,8 +171,6 @@ def test_what_is_no_list_of_floats_is_refused_before_anything_is_trained(make_tr
         with pytest.raises(UserError, match=rf"'mine' {came}; .*\b16 "):
             trainer.train()
     assert all(torch.equal(p, q) for p, q in zip(trainer.model.parameters(), random_model.parameters(), strict=True))
-    kinds = len(MALFORMED)
-    print(f"\nmalformed: {kinds} of {kinds} name the function and a list of 16 floats; nothing trained")
 
 
 def test_what_counts_as_a_list_of_floats():

@@ -88,7 +88,6 @@ def test_a_hang_of_five_seconds_holds_a_step_up_for_ten_at_most():
     recipe = hung(in_a_recipe("hangs", SECONDS))
     user_pool("tests.reliability.own_rewards:hangs").close()
     child = hung(killable(row_wise("hangs"), SECONDS))
-    print(f"\nhangs: one row of 64, limit 5 s: {recipe:.1f} s in a recipe, {child:.1f} s in a child, 0 processes left")
     assert max(recipe, child) < 2 * SECONDS
 
 

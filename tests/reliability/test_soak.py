@@ -47,8 +47,4 @@ def test_a_few_steps_of_the_real_command(tmp_path):
 @pytest.mark.reliability
 @pytest.mark.timeout(3 * 3600)
 def test_five_thousand_steps(tmp_path):
-    _, figures = run("soak", "--steps", "5000", folder=tmp_path, limit=3 * 3600)
-    rows = figures["rows"]
-    memory = rows["memory"]["last"] / rows["memory"]["second"] - 1
-    print(f"\nsoak: 5000 steps, memory {memory:+.2%}, files {rows['files']['last'] - rows['files']['second']:+g}, "
-          f"step time x {rows['step time']['ratio']:.3f}")  # fmt: skip
+    run("soak", "--steps", "5000", folder=tmp_path, limit=3 * 3600)
