@@ -117,13 +117,6 @@ def test_a_log_says_what_is_in_progress_when_it_was_silent_for_a_while() -> None
         until(lambda: "loading the policy, 0 s so far" in out.file.getvalue())  # type: ignore[attr-defined]
 
 
-def test_work_that_is_soon_done_leaves_no_line_in_a_log() -> None:
-    out = screen(80, force_terminal=False, soft_wrap=True)
-    with LiveLine(out, silent=1e9) as line:
-        line.begin("reading the rollouts", in_log=False)
-    assert out.file.getvalue() == ""  # type: ignore[attr-defined]
-
-
 def write(run: Path, state: str, *, steps: int = 3, saved: bool = True, final: bool = False, evals: int = 1) -> Path:
     with RunWriter(run) as writer:
         writer.write_config("max_seconds: 60\n")

@@ -130,7 +130,6 @@ DAMAGE = {
     "no value": ("entry_points.txt", "[pods_rl.rules]\nlatest\n[pods_rl.tasks]\nlatest = 3 4"),
     "bytes": ("entry_points.txt", "\udcff"),
     "no name": ("METADATA", "Metadata-Version: 2.1\nVersion: 1.5\n"),
-    "no version": ("METADATA", "Metadata-Version: 2.1\nName: users_damaged\n"),
     "no metadata": ("METADATA", None),
 }
 

@@ -9,14 +9,12 @@ import statistics
 
 import pytest
 
-from pods_rl.experiment import build_experiment, load_experiment
-from pods_rl.yaml_files import Origin
+from pods_rl.experiment import load_experiment
 
 from . import BENCHMARKS, module
 
 comparisons = module("comparisons")
 pages = module("pages")
-rates = module("rates")
 planner = module("planner")
 # those of the batch study: test_batch_study.py
 EXPERIMENTS = sorted(path.stem for path in BENCHMARKS.glob("*.yaml") if not path.stem.startswith("batch_"))
@@ -130,43 +128,6 @@ def test_a_study_has_the_rates_that_its_pilots_chose(study, file):
 def test_the_planner_has_the_steps_that_the_studies_needed():
     committed = rows_of(planner.STUDIES_FILE)
     assert committed == [planner.rows_of(*comparison) for comparison in planner.COMPARISONS]
-
-
-def test_pilots_try_the_rates_beyond_an_edge(monkeypatch, tmp_path):
-    """The runs are replaced by scores: those of arm a rise with the rate up to 5.7e-4, those of b are best at 2e-4."""
-    origin = Origin("mine.yaml")
-    experiment = build_experiment({"arms": {"a": {}, "b": {}}, "base": {"learning_rate": 2e-4}}, origin)
-    search = rates.Rates(experiment, [201], tmp_path)
-    best_rates = {"a": 5.7e-4, "b": 2e-4}
-    monkeypatch.setattr(search, "score", lambda trial: -abs(search.rate(trial) - best_rates[trial.arm]))
-    rounds = 0
-    while search.extend():
-        rounds += 1
-    tried = {arm: sorted(search.rate(trial) for trial in search.trials if trial.arm == arm) for arm in ("a", "b")}
-    assert tried == {"a": [1.4e-4, 2e-4, 2.8e-4, 4e-4, 5.7e-4, 8e-4], "b": [1.4e-4, 2e-4, 2.8e-4]}
-    assert rounds == 3
-    assert search.rate(search.best("a")) == 5.7e-4
-    names = [*search.to_experiment({}).arms]
-    assert "a-lr5.7e-04" in names
-
-
-def test_the_rates_csv_has_the_scores_and_costs_of_finished_runs(tmp_path):
-    """Two evaluations after the start; the second run still trains."""
-    origin = Origin("mine.yaml")
-    experiment = build_experiment({"arms": {"a": {}}, "base": {"learning_rate": 2e-4}}, origin)
-    search = rates.Rates(experiment, [201, 202], tmp_path)
-    for seed, state in ((201, "finished"), (202, "running")):
-        run = tmp_path / "a-lr2.0e-04" / f"seed-{seed}"
-        run.mkdir(parents=True)
-        (run / "config.yaml").write_text(f"seed: {seed}")
-        (run / "status.json").write_text(json.dumps({"state": state}))
-        (run / "metrics.jsonl").write_text('{"step": 1, "seconds": 0.2}\n{"step": 4, "seconds": 1.0}\n')
-        evals = [{"due": t, "seconds": t, "accuracy": score} for t, score in ((0, 0.1), (12, 0.3), (24, 0.5))]
-        (run / "evals.jsonl").write_text("\n".join(map(json.dumps, evals)))
-    search.write_csv()
-    (row,) = rows_of(tmp_path / "rates.csv")
-    expected = {"arm": "a", "rate": "0.0002", "seed": "201", "accuracy_over_time": "0.4", "final_accuracy": "0.5"}
-    assert row == expected | {"steps": "4", "seconds_a_step": "0.25"}
 
 
 def test_the_questions_of_the_chat_study():

@@ -78,22 +78,12 @@ def spins(text: str, gold: str) -> float:
     return good(text, gold)
 
 
-def raises(text: str, gold: str) -> float:
-    if text == ODD:
-        raise KeyError(f"\x1b[2Jno {text}")
-    return good(text, gold)
-
-
 def never(text: str, gold: str) -> float:
     raise KeyError(f"\x1b[2Jno {text}")
 
 
 def rows_of_good(completions: list[str], **_: Any) -> list[float]:
     return [good(text, "") for text in completions]
-
-
-def gives_text(text: str, gold: str) -> float:
-    return "much" if text == ODD else good(text, gold)  # type: ignore[return-value]
 
 
 def fickle(text: str, gold: str) -> float:

@@ -53,17 +53,6 @@ def hung(function) -> float:
     return spent
 
 
-@needs_proc
-@pytest.mark.parametrize("name", ["hangs", "spins"])
-def test_one_that_hangs_in_a_recipe_costs_its_row(name):
-    def check(seconds: float) -> None:
-        hung(in_a_recipe(name, seconds))
-        user_pool(f"tests.reliability.own_rewards:{name}").close()
-        user_pool.cache_clear()  # another test uses it too
-
-    with_time(check, 1.0)
-
-
 def row_wise(name):
     score = getattr(own_rewards, name)
 
@@ -89,15 +78,6 @@ def test_a_hang_of_five_seconds_holds_a_step_up_for_ten_at_most():
     user_pool("tests.reliability.own_rewards:hangs").close()
     child = hung(killable(row_wise("hangs"), SECONDS))
     assert max(recipe, child) < 2 * SECONDS
-
-
-def test_a_reward_of_a_recipe_that_raises_or_gives_text_fails_by_row():
-    for name, why in (("raises", "raised KeyError: '\\x1b[2Jno 17' ("), ("gives_text", "raised TypeError: reward")):
-        for seconds in (DEADLINE, None):
-            scores = call(in_a_recipe(name, seconds))
-            assert [i for i, x in enumerate(scores) if not isinstance(x, float)] == [17]
-            assert scores[17].reason.startswith(why)
-        user_pool(f"tests.reliability.own_rewards:{name}").close()
 
 
 def test_a_function_in_a_child_may_ask_a_verifier():

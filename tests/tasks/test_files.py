@@ -261,23 +261,6 @@ def test_the_first_bad_rows_are_listed(tmp_path):
     assert (len(lines), " 5 " in lines[5]) == (6, True)
 
 
-def test_prose_is_noted_and_not_refused(tmp_path):
-    golds = [
-        "4",
-        "Answers vary",
-        "nan",
-        "Navin, Luis and Ryan",
-        "She walked to the river and came home in the evening.",
-    ]
-    name = write_jsonl(tmp_path / "a.jsonl", [{"question": f"{i}?", "answer": gold} for i, gold in enumerate(golds)])
-    settings = {"dataset_name": name, "dataset_test_name": name}
-    note = load_task(settings).notes[0]
-    assert "3 gold" in note
-    assert [f"row {row} " in note for row in (2, 3, 4, 5)] == [True, True, False, True]
-    with_users_reward = load_task({**settings, "task_rewards": {"operator:eq": 1.0}, "reward_seconds": None})
-    assert not any("prose" in note for note in with_users_reward.notes)
-
-
 def test_golds_that_look_like_dates_ranges_scores_or_codes_are_noted_once_a_split_with_a_count(tmp_path):
     codes = ["10-12", "2024-05-01", "$20-$30", "3-5 days", "3-1", "10/5/2020", "978-3-16-148410-0", "2B", "05/10"]
     others = ["18", "1/2", "x-3", "-2", r"2-\sqrt3", "USA", r"\frac{1}{2}", "(3,2)", "3.5", "2^{10}-1"]

@@ -7,7 +7,7 @@ from datasets import Dataset
 from jinja2 import TemplateError
 
 from pods_rl.errors import UserError
-from pods_rl.tasks import Fitted, Task, fit_prompts, load_task, prompts
+from pods_rl.tasks import Task, fit_prompts, load_task, prompts
 
 TWO = {"task_train_size": 4, "task_test_size": 2}
 
@@ -36,15 +36,6 @@ def test_other_columns_stay(tmp_path):
     split = Dataset.from_dict({"prompt": [[{"role": "user", "content": "a?"}]], "answer": ["1"], "kind": ["x"]})
     fitted, _ = fit_prompts(Task("words", "1-chat", split, split, {"accuracy": 1.0}), chat=False)
     assert fitted.train.to_list() == [{"prompt": "a?\n", "answer": "1", "kind": "x"}]
-
-
-def test_long_prompts_are_left_out_of_training_and_counted():
-    task = task_of(["aa", "a", "aaa", "aaaa"], ["a", "aaaa"])
-    fitted, found = fit_prompts(task, chat=True, limit=2, count_tokens=characters)
-    assert fitted.train["prompt"][:] == ["aa", "a"]
-    assert fitted.test["prompt"][:] == ["a", "aaaa"]
-    assert found == Fitted(limit=2, train_left_out=2, test_over=1)
-    assert fitted.version == task.version
 
 
 def test_what_cannot_be_trained_on_is_refused():
