@@ -185,17 +185,6 @@ def test_two_arms_with_ends_of_their_own_are_compared_with_all_runs_at_the_earli
         assert not any("ended" in note for note in notes(analysis))
 
 
-def test_a_final_score_between_two_checkpoints_is_that_of_the_comparison(tmp_path: Path) -> None:
-    for arm, of_arm in {"grpo": [95.0, 95.0], "pods": [120.0, 120.0]}.items():
-        for run, rows in spread(of_arm).items():
-            path = write_run(tmp_path / arm / f"seed-{run}", arm, int(run))
-            (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    analysis = analysis_of(tmp_path)
-    (pair,) = analysis.pairs
-    assert final_of(analysis, "pods").final_due == pair.due == 95.0
-    assert final_of(analysis, "pods").final == pytest.approx(pair.score)
-
-
 # ------------------------------------------------------------------------------------------------ arms
 
 

@@ -285,40 +285,33 @@ def test_a_reward_of_the_users_own_may_read_gold_answers_of_any_form(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("name", "content", "message"),
     [
-        ('{"question": "a", "answer": "1"},\n', "line 1: .*comma"),
-        ('[{"question": "a", "answer": "1"},]', "row 2 .*comma"),
-        ('{"question": "a", "answer": "\\sqrt2"}', "line 1: .*backslash"),
-        ("{'question': 'a', 'answer': '1'}", "quotes"),
-        ('{"data": [{"question": "a", "answer": "1"}]}', r"\(data\)"),
-        ('{"question": ["a"], "answer": ["1"]}', r"\(question, answer\)"),
-        ("1\n2\n", "line 1: is 1;"),
-        ('{"question": "a", "ans', "line 1: .*JSON"),
-        ('{"question": "a", "x": ' + "[" * 9000 + "]" * 9000 + "}", "nested"),
-        ('{"prompt": "[{\'role\': \'user\'}]", "answer": "1"}', "text"),
+        ("a.json", '{"question": "a", "answer": "1"},\n', "line 1: .*comma"),
+        ("a.json", '[{"question": "a", "answer": "1"},]', "row 2 .*comma"),
+        ("a.json", '{"question": "a", "answer": "\\sqrt2"}', "line 1: .*backslash"),
+        ("a.json", "{'question': 'a', 'answer': '1'}", "quotes"),
+        ("a.json", '{"data": [{"question": "a", "answer": "1"}]}', r"\(data\)"),
+        ("a.json", '{"question": ["a"], "answer": ["1"]}', r"\(question, answer\)"),
+        ("a.json", "1\n2\n", "line 1: is 1;"),
+        ("a.json", '{"question": "a", "ans', "line 1: .*JSON"),
+        ("a.json", '{"question": "a", "x": ' + "[" * 9000 + "]" * 9000 + "}", "nested"),
+        ("a.json", '{"prompt": "[{\'role\': \'user\'}]", "answer": "1"}', "text"),
+        ("a.csv", "question;answer\na;5\n", "semicolons"),
+        ("a.csv", "question,answer\na, b?,5\n", "line 2: .*3 "),
+        ("a.csv", "question,answer,answer\na,5,6\n", "'answer'"),
+        ("a.csv", "question,answer\na?\n", "row 1 .*null"),
+        ("a.csv", "question,answer\n", "a.csv"),
+        ("a.csv", 'question,answer\n"a?,5\n', "CSV"),
+        ("empty.jsonl", "", "empty.jsonl"),
+        ("words.jsonl", "hello\n", "words.jsonl, line 1: "),
+        ("words.parquet", "hello\n", "words.parquet .*'train'"),
+        ("odd.jsonl", '{"q": "a", "a": "1"}\n', "q, a, .*prompt, question, problem"),
+        ("notes.txt", "hello", r"\.txt; .*\.jsonl"),
     ],
 )
-def test_a_damaged_json_file_is_refused_with_its_line_and_what_to_do(tmp_path, content, message):
-    path = tmp_path / "a.json"
-    path.write_text(content)
-    with pytest.raises(UserError, match=message):
-        load_task({"dataset_name": str(path), "dataset_test_name": str(path)})
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("question;answer\na;5\n", "semicolons"),
-        ("question,answer\na, b?,5\n", "line 2: .*3 "),
-        ("question,answer,answer\na,5,6\n", "'answer'"),
-        ("question,answer\na?\n", "row 1 .*null"),
-        ("question,answer\n", "a.csv"),
-        ('question,answer\n"a?,5\n', "CSV"),
-    ],
-)
-def test_a_damaged_csv_file_is_refused_with_what_to_do(tmp_path, content, message):
-    path = tmp_path / "a.csv"
+def test_a_damaged_file_is_refused_with_its_line_and_what_to_do(tmp_path, name, content, message):
+    path = tmp_path / name
     path.write_text(content)
     with pytest.raises(UserError, match=message):
         load_task({"dataset_name": str(path), "dataset_test_name": str(path)})
@@ -472,23 +465,6 @@ def test_missing_things_are_refused_with_what_exists(tmp_path, files):
     for settings, message in cases:
         with pytest.raises(UserError, match=message):
             load_task(settings)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("empty.jsonl", "", "empty.jsonl"),
-        ("words.jsonl", "hello\n", "words.jsonl, line 1: "),
-        ("words.parquet", "hello\n", "words.parquet .*'train'"),
-        ("odd.jsonl", '{"q": "a", "a": "1"}\n', "q, a, .*prompt, question, problem"),
-        ("notes.txt", "hello", r"\.txt; .*\.jsonl"),
-    ],
-)
-def test_files_that_hold_no_dataset(tmp_path, name, content, message):
-    path = tmp_path / name
-    path.write_text(content)
-    with pytest.raises(UserError, match=message):
-        load_task({"dataset_name": str(path), "dataset_test_name": str(path)})
 
 
 def test_every_task_of_a_recipe_is_in_the_table():
