@@ -133,18 +133,6 @@ def test_nothing_is_compared_before_the_baseline_of_an_experiment_has_begun(tmp_
     assert account.findings[0].text.startswith("pods (64→16) went from ")
 
 
-def test_a_run_that_has_just_begun_gives_a_report(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "pods" / "seed-0", "pods", state="running")
-    (path / "evals.jsonl").write_text("")
-    (path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"st')
-    report = build_report(tmp_path)
-    assert report.account.findings[0].text == "No evaluation of accuracy yet: 1 run trains."
-    assert not report.account.tables["result"].cells
-    assert [row["hours_to_p99"] for row in read_csv(report.csv["final"])] == [""]
-    assert not any("unreadable" in note for note in report.account.notes)
-    print_summary(report, Console(file=io.StringIO()))
-
-
 def test_wrong_requests_are_refused_before_anything_is_written(experiment: Path, tmp_path: Path) -> None:
     for wrong, message in (
         ({"metric": "acc"}, "'acc'.*accuracy"),

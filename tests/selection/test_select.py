@@ -217,17 +217,6 @@ def test_a_rule_that_returns_a_tensor_without_dense_values_is_named(change) -> N
         select(torch.zeros(1, 4), 2, lambda rewards_PN, m, *, generator: change(torch.tensor([[0, 1]])))
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.float64])
-def test_every_real_dtype_selects_alike_and_leaves_the_graph(dtype: torch.dtype) -> None:
-    rewards_PN = torch.tensor([[1, 0, 1, 0]]).to(dtype)
-    kept = select(rewards_PN, 2)
-    assert kept.indices.tolist() == [[0, 1]]
-    if dtype.is_floating_point:
-        rewards_PN.requires_grad_()
-        assert torch.equal(select(rewards_PN, 2).indices, kept.indices)
-    assert not advantages(rewards_PN, kept).requires_grad
-
-
 @pytest.mark.parametrize(
     ("m", "error"), [(0, ValueError), (5, ValueError), (True, TypeError), (2.0, TypeError), (None, TypeError)]
 )
