@@ -233,32 +233,6 @@ def test_the_plan_ends_where_something_is_wrong_and_looks_again(tmp_path, capsys
     assert worker.asked == ["tree", "generation"]
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {"ok": False, "checks": [{"check": "dq", "error": 0.021, "limit": 0.02, "ok": False}]},
-        {"failed": "RuntimeError: no kernel", "log": "line 3"},
-    ],
-    ids=["above its limit", "raised"],
-)
-def test_the_plan_goes_on_after_a_wrong_check_if_asked(tmp_path, answer):
-    """A later command does not check again either, unless it asks for what failed."""
-    worker = Answers(tree=answer)
-    going_on = day(tmp_path, worker)
-    going_on._options.anyway = True
-    assert going_on.run(CHECKS) == 0
-    assert worker.asked == ["attention", "tree", "generation"]
-    again = day(tmp_path, Answers())
-    again._options.anyway = True
-    assert again.run(CHECKS) == 0
-    assert again._worker.asked == []
-    again._options.retry = True
-    assert again.run(CHECKS) == 0
-    assert again._worker.asked == (["tree"] if "failed" in answer else [])
-    without = day(tmp_path / "other", Answers(tree=answer))
-    assert without.run(CHECKS) == 1
-
-
 def test_a_command_ends_before_a_cell_that_does_not_fit_and_the_next_continues(tmp_path):
     worker = Answers()
     assert day(tmp_path, worker, seconds="29").run(CHECKS) == gpu_day.UNFINISHED
@@ -271,19 +245,3 @@ def test_a_command_ends_before_a_cell_that_does_not_fit_and_the_next_continues(t
     assert day(tmp_path, again).run(CHECKS) == 0
     assert again.asked == ["generation"]
     assert day(tmp_path, Answers()).results.is_done(CHECKS[2])
-
-
-def test_results_of_another_machine_are_not_mixed(tmp_path):
-    machine = {"device": "first", "torch": "2.11", "transformers": "5", "trl": "1"}
-
-    class Starts(Answers):
-        is_running = False
-
-        def start(self):
-            return self.answers["machine"]
-
-    assert day(tmp_path, Starts(machine=machine)).run(CHECKS[:1]) == 0
-    worker = Starts(machine=machine | {"device": "second"})
-    assert day(tmp_path, worker).run(CHECKS) == 1
-    assert worker.asked == []
-    assert day(tmp_path, Starts(machine={"failed": "not done after 60 s"})).run(CHECKS) == 1

@@ -336,18 +336,6 @@ def test_files_as_other_programs_write_them(tmp_path, kind):
     assert task.train["prompt"][0] == [{"role": "user", "content": "0?"}]
 
 
-def test_a_large_file_is_kept_in_the_cache_and_read_again_when_it_changes(tmp_path, monkeypatch):
-    monkeypatch.setattr("pods_rl.tasks.files._IN_MEMORY", 10)
-    name = write_jsonl(tmp_path / "a.jsonl", ROWS)
-    both = {"dataset_name": name, "dataset_test_name": name}
-    assert load_task(both).train["answer"][:] == ["18", "1,200"]
-    write_jsonl(tmp_path / "a.jsonl", [*ROWS, {"question": "1?", "answer": 1.50}])
-    assert load_task(both).train["answer"][:] == ["18", "1,200", "1.5"]
-    write_jsonl(tmp_path / "a.jsonl", [*ROWS, {"question": "1?"}])
-    with pytest.raises(UserError, match=r"row 3 .*null"):
-        load_task(both)
-
-
 @pytest.mark.parametrize("kind", ["parquet", "folder", "gz", "saved", "large text"])
 @pytest.mark.parametrize("few_rows", [2, 1000])
 def test_a_file_that_replaces_another_of_the_same_size_and_time_is_read(tmp_path, monkeypatch, kind, few_rows):
