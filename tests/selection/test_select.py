@@ -15,8 +15,6 @@ from pods_rl.selection.rules import check_rule
 MINE = '''
 import torch
 
-SETTING = 3
-
 def first(rewards_PN, m, *, generator=None):
     """Keep the first m."""
     return torch.arange(m).expand(len(rewards_PN), m)
@@ -29,7 +27,6 @@ def my_module(tmp_path, monkeypatch) -> str:
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "mine.py").write_text(MINE)
-    (package / "broken.py").write_text("import a_module_that_is_not_there\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "pods_user_rules.mine"
     for name in [name for name in sys.modules if name.startswith("pods_user_rules")]:
@@ -41,22 +38,6 @@ def test_a_users_rule_comes_by_its_import_path(my_module: str, separator: str) -
     path = f"{my_module}{separator}first"
     assert get_rule(path).__doc__ == "Keep the first m."
     assert select(torch.zeros(2, 5), 3, rule=path).indices.tolist() == [[0, 1, 2]] * 2
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("max_varience", "max_variance?"),
-        ("pods_user_rules.mine:second", "AttributeError"),
-        ("pods_user_rules.broken:first", "ModuleNotFoundError: "),
-        ("pods_user_rules.mine:SETTING", "pods_user_rules.mine:SETTING"),
-    ],
-)
-def test_a_rule_that_is_not_there(my_module: str, name, message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        get_rule(name)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -78,22 +59,16 @@ def test_a_users_rule_is_checked(returned, error: type[Exception], message: str)
         select(torch.zeros(2, 4), 2, rule=mine)
 
 
-def fills(rewards_PN, m, *, generator=None):
-    rewards_PN.fill_(7.0)
-    return torch.arange(m).expand(len(rewards_PN), m)
-
-
 def clamps_a_view(rewards_PN, m, *, generator=None):
     rewards_PN[:, ::2].clamp_(max=0)
     return torch.arange(m).expand(len(rewards_PN), m)
 
 
-@pytest.mark.parametrize("rule", [fills, clamps_a_view])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
-def test_a_rule_may_change_what_it_is_given(rule, dtype: torch.dtype) -> None:
+def test_a_rule_may_change_what_it_is_given(dtype: torch.dtype) -> None:
     rewards_PN = torch.tensor([[1, 0, 2, 3], [5, 4, 1, 0]]).to(dtype)
     before_PN = rewards_PN.clone()
-    kept = select(rewards_PN, 2, rule=rule)
+    kept = select(rewards_PN, 2, rule=clamps_a_view)
     assert torch.equal(rewards_PN, before_PN)
     assert (advantages(rewards_PN, kept) != 0).all()
 
