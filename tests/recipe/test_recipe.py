@@ -98,7 +98,8 @@ def test_what_cannot_work_is_refused_with_what_to_do(values, message):
 # What TRL, transformers, PEFT or torch reject: refused by the command before a policy loads, in one line. More keys:
 # tests/engines/test_bounds.py (numbers, choices and mappings) and test_from_recipe.py (what libraries raise).
 REJECTED = {
-    "temperature": [0], "cache_implementation": ["fast"], "lora_task_type": ["X"], "optim_args": ["rank"],
+    "temperature": [0], "cache_implementation": ["fast"], "lora_task_type": ["X"], "optim": ["adam"],
+    "optim_args": ["rank"], "report_to": ["tensorbord"], "attn_implementation": ["nonsense"],
     "lr_scheduler_type": ["reduce_lr_on_plateau"], "lr_scheduler_kwargs": [{"num_cycles": 2}],
     "gradient_checkpointing_kwargs": [{"zz": 1}, {"use_reentrant": "x"}, {"every_n_layers": 0}],
     "activation_checkpointing_kwargs": ["[1]"], "generation_kwargs": ["{a", {"eos_token_id": "x"}],

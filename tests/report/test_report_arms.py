@@ -521,15 +521,15 @@ def test_the_largest_settled_difference_comes_first_and_what_is_not_settled_last
     gap = gaps["pods"].difference
     assert (first.number, first.verdict) == (f"+{100 * gap.mean:.1f} points", "settled")
     assert first.text.startswith("from selection:")
-    assert f"+{100 * gap.low:.1f} to +{100 * gap.high:.1f}" in first.text
+    assert f"(95 % interval +{100 * gap.low:.1f} to +{100 * gap.high:.1f}, 5 runs each)" in first.text
     fast = gaps["pods"].speedup
     assert fast is not None
     assert fast.speedup == pytest.approx(fast.baseline_time / fast.arm_time)
-    assert f"({fast.ci_low:.2f} to {fast.ci_high:.2f})" in first.text
+    assert f"{fast.speedup:.2f} times as fast ({fast.ci_low:.2f} to {fast.ci_high:.2f})" in first.text
     assert second.number.startswith("-")
     assert second.text.startswith("for worse")
     assert (last.number, last.verdict) == ("", "")
-    assert "same (64→16)" in last.text
+    assert "same (64→16) against grpo (16) (nothing)" in last.text
 
 
 def test_a_pair_that_is_settled_over_the_run_alone_gives_that_number(tmp_path: Path) -> None:
