@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import re
 import sys
 import tomllib
 from functools import cache
 from pathlib import Path
+
+from tools import notes
 
 import pods_rl
 
@@ -24,15 +27,11 @@ BY_STRING = {"reasoning_gym"}
 IMPORT_NAMES = {"pyyaml": "yaml"}
 
 
-def distribution_name(requirement: str) -> str:
-    """Return the normalised name of a requirement: `huggingface_hub>=1` gives `huggingface-hub`."""
-    name = re.match(r"[\w.-]+", requirement).group()
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def import_name(requirement: str) -> str:
-    name = distribution_name(requirement)
-    return IMPORT_NAMES.get(name, name.replace("-", "_"))
+    """Return the name to import: `huggingface-hub>=1` gives `huggingface_hub`."""
+    name = re.match(r"[\w.-]+", requirement).group()
+    name = re.sub(r"[-_.]+", "_", name).lower()
+    return IMPORT_NAMES.get(name, name)
 
 
 @cache
@@ -69,3 +68,10 @@ def test_every_declared_package_is_imported():
 
 def test_every_extra_is_imported_or_belongs_to_a_library_that_imports_it():
     assert optional() - imported_packages() == BY_OTHERS | BY_STRING
+
+
+def test_the_notes_of_a_release_are_those_of_its_version():
+    assert doctest.testmod(notes).failed == 0
+    headings = re.findall(r"^## (\S+) \((\S+)\)$", notes.CHANGELOG.read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[0][0] == pods_rl.__version__
+    assert re.fullmatch(r"unreleased|\d{4}-\d\d-\d\d", headings[0][1])

@@ -57,16 +57,6 @@ def test_the_line_of_a_terminal_has_the_time_left_and_the_runs_in_progress(plan,
     )
 
 
-def test_a_log_says_now_and_then_what_is_left_and_how_a_run_begins(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr("pods_rl.cli.board._EVERY", 0.01)
-    monkeypatch.setattr("pods_rl.cli.board._LOG_EVERY", 0.01)
-    out = screen(terminal=False)
-    with Board(plan, out=out) as board:
-        board(event("started", plan, 0, tmp_path, "resumes from checkpoint-40"))
-        until(lambda: "0 of 26 runs done\nnow: arm-0 seed 1 loading" in out.file.getvalue())
-    assert "checkpoint-40" in out.file.getvalue()
-
-
 @pytest.mark.parametrize("terminal", [True, False])
 def test_each_event_and_evaluation_is_a_line(plan, tmp_path, monkeypatch, terminal):
     """The watching thread prints an evaluation without an event."""

@@ -277,30 +277,6 @@ def test_doctor_finds_what_is_missing(monkeypatch):
     assert (grades["trl"], grades["torch"], grades["vllm"]) == ("note", "bad", "ok")
 
 
-@pytest.mark.parametrize(
-    ("capability", "bf16", "attention"),
-    [
-        (None, False, "scaled_dot_product_attention"),
-        ((7, 5), False, "float32"),
-        ((9, 0), True, "torch.nn.attention.varlen"),
-    ],
-)
-def test_doctor_says_which_attention_is_computed(monkeypatch, capability, bf16, attention):
-    from pods_rl.cli import doctor
-
-    if capability:
-        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-        monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability)
-        emulates = capability < (8, 0)
-        monkeypatch.setattr(
-            "torch.cuda.is_bf16_supported", lambda including_emulation=True: including_emulation or not emulates
-        )
-    findings = {what: value for _, what, value in doctor.check_machine()}
-    assert attention in findings["attention"]
-    assert (findings["bf16"] == "yes") == bf16
-
-
 def test_the_current_directory_comes_last_on_the_path(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

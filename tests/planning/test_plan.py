@@ -26,16 +26,6 @@ def test_the_cost_of_a_step_is_the_median_of_its_rounds() -> None:
     assert PLAN.cost(BATCH)[0] == pytest.approx(0.9)
 
 
-def test_the_text_has_a_line_for_each_setting_within_80_columns() -> None:
-    lines = PLAN.lines()
-    assert max(map(len, lines)) <= 80
-    (prompt,) = [line for line in lines if line.startswith("prompt     ")]
-    assert prompt.split() == ["prompt", "2", "x", "32", "0%", "4.25", "1.25", "(1.25-5.12)", "20%", "fewer"]
-    (batch,) = [line for line in lines if line.startswith("batch      ")]
-    assert batch.split()[-2:] == ["0%", "fewer"]  # a cheaper step pays off as it is
-    assert max(map(len, Plan(16, PLAN.steps, {}, dict.fromkeys(PLAN.steps, 123.4)).lines())) <= 80
-
-
 def test_the_experiment_has_the_keys_of_each_setting() -> None:
     experiment = yaml.safe_load("\n".join(PLAN.experiment("tiny-pods")))
     assert experiment["base"] == "tiny-pods"
