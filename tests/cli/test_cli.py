@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -305,30 +304,10 @@ def test_an_exception_of_a_users_code_is_one_line_that_names_its_place(monkeypat
     assert len(printed.splitlines()) == 1
 
 
-EXITS = "import sys\n\ndef exits(*_, **__):\n    sys.exit({code})\n"
-
-
-@pytest.mark.parametrize("code", ["0", "'bye'"])
-def test_a_rule_that_exits_ends_the_command_with_code_2(monkeypatch, capsys, tmp_path, code):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    Path("exiting_rule.py").write_text(EXITS.format(code=code))
-    Path("rows.jsonl").write_text('{"prompt": "a", "reward": 1}\n{"prompt": "a", "reward": 0}\n')
-    monkeypatch.setattr(sys, "argv", ["pods", "select", "rows.jsonl", "-m", "1", "--rule", "exiting_rule:exits"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    sys.modules.pop("exiting_rule")
-    assert end.value.code == 2
-    said = capsys.readouterr().err
-    assert re.match("Error: .*'exiting_rule:exits' .*SystemExit", said)
-    assert "(exiting_rule.py, line 4)" in said
-    assert "Traceback" not in said
-
-
 def test_a_task_that_exits_is_not_loaded(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    Path("exiting_task.py").write_text(EXITS.format(code=0))
+    Path("exiting_task.py").write_text("import sys\n\ndef exits(settings):\n    sys.exit(0)\n")
     result = pods("tasks", "check", "exiting_task:exits")
     assert result.exit_code == 1
     assert "SystemExit: 0 (exiting_task.py, line 4)" in result.output
