@@ -263,12 +263,10 @@ def test_what_has_the_name_of_a_new_checkpoint_is_kept_beside_it(tmp_path, kind)
     [
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "quota"),
         (OSError(errno.EACCES, "Permission denied"), None),
-        (ConnectionResetError(errno.ECONNRESET, "reset"), None),
         (RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0"), "written"),
         (Exception("Error while serializing: I/O error: No space left on device (os error 28)"), "space"),
         (Exception("I/O error: No such file or directory (os error 2)"), None),
         (RuntimeError("CUDA error: out of memory"), None),
-        (ValueError("a reward"), None),
     ],
 )
 def test_a_full_disk_is_told_from_other_faults(error, told):

@@ -703,10 +703,7 @@ def test_a_csv_gives_curves_by_arm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "arm,run,hours\ngrpo,1,0.5\n",
-            "arm, run, hours, answer_accuracy: .*arm, run, hours",
-        ),
+        ("arm,run,hours\ngrpo,1,0.5\n", "answer_accuracy"),
         ("", "no row"),
         (HEAD + "grpo,1,soon,0.4\n", "row 2: .*soon"),
         (HEAD + "grpo,1\n", r"row 2: .*\b4 columns"),
