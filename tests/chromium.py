@@ -110,8 +110,3 @@ class Browser:
     def until(self, script: str) -> None:
         """Wait until an expression is true in the page."""
         until(lambda: self.run(script), lambda: self.run("document.body.innerText.slice(0, 2000)"), poll=0.05)
-
-    def mouse(self, kind: str, x: float, y: float) -> None:
-        """Press, move or release the left button at a place of the window."""
-        held = 0 if kind == "mouseReleased" else 1
-        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=held, clickCount=1)

@@ -97,36 +97,6 @@ def test_the_cursor_shows_values_and_saved_files_hold_them(page: Browser) -> Non
     assert picture.startswith("data:image/png")
 
 
-def test_a_figure_has_a_data_table_a_log_scale_and_a_reset(page: Browser, explored: ReportFiles) -> None:
-    page.run("document.querySelector('#scores .data').open = true")
-    page.until("document.querySelector('#scores .data table') !== null")
-    arms = explored.account.points["scores"][0]["arms"]
-    assert page.run("document.querySelectorAll('#scores .data tbody tr').length") == sum(
-        len(arm["lines"]["time"]["x"]) for arm in arms
-    )
-    last = page.run("texts('#scores .data tbody tr:last-child td:nth-child(3)')[0]")
-    assert last == f"{arms[-1]['lines']['time']['mean'][-1]:.1f} %"
-    picture = "document.querySelector('#scores canvas').toDataURL()"
-    before = page.run(picture)
-    button = "[...document.querySelectorAll('#scores .bar button')].find((b) => b.textContent === '%s')"
-    page.run((button % "log scale") + ".click()")
-    assert page.run(picture) != before
-    page.run((button % "log scale") + ".click()")
-    assert page.run(picture) == before
-    assert page.run((button % "reset zoom") + ".hidden")
-    left, top, width, height = page.run(
-        "(() => {const plot = document.querySelector('#scores .u-over'); plot.scrollIntoView({block: 'center'});"
-        "const r = plot.getBoundingClientRect();"
-        "return [r.x, r.y, r.width, r.height]})()"
-    )
-    page.mouse("mousePressed", left + 0.2 * width, top + height / 2)
-    page.mouse("mouseMoved", left + 0.5 * width, top + height / 2)
-    page.mouse("mouseReleased", left + 0.5 * width, top + height / 2)
-    page.until("!" + (button % "reset zoom") + ".hidden")
-    page.run((button % "reset zoom") + ".click()")
-    page.until((button % "reset zoom") + ".hidden")
-
-
 def test_every_logged_metric_can_be_drawn_over_steps_time_and_tokens(page: Browser, explored: ReportFiles) -> None:
     panels = {panel["metric"]: panel for panel in explored.account.points["steps"]}
     values = "[...document.querySelectorAll('#steps select')].map((s) => [...s.options].map((o) => o.value))"
@@ -178,24 +148,6 @@ def test_one_prompt_is_shown_in_every_arm(page: Browser) -> None:
     page.run("type('f-text', '')")
     assert page.run("texts('#f-count')") == ["2 of 124 groups of one prompt, 8 rollouts"]
     assert page.run("texts('#ledger-groups .where b')") == ["pods (4→2)", "grpo (4→2)"]
-
-
-def test_the_explorer_opens_on_the_pods_group_of_largest_spread_and_sorts(page: Browser) -> None:
-    opened = "[...document.querySelectorAll('#ledger-groups .g[open] .where b')].map((b) => b.textContent)"
-    page.run("document.getElementById('ledger').scrollIntoView()")
-    page.until("document.querySelector('#ledger-groups .g') !== null")
-    assert page.run(opened) == ["pods (4→2)"]
-    assert page.run("texts('#ledger-groups .gist')")[0] == "Question 1 of pods"
-    means = "texts('#ledger-groups .stat').map((stat) => Number(stat.match(/reward ([0-9.]+)/)[1]))"
-    steps = "texts('#ledger-groups .where').map((where) => Number(where.match(/step ([0-9]+)/)[1]))"
-    for order, values, is_falling in (("high", means, True), ("low", means, False), ("last", steps, True)):
-        page.run("window.before = JSON.stringify(texts('#ledger-groups .g'))")
-        page.run(f"type('f-sort', '{order}')")
-        page.until("JSON.stringify(texts('#ledger-groups .g')) !== window.before")
-        found = page.run(values)
-        assert len(found) > 3
-        assert found == sorted(found, reverse=is_falling)
-    assert page.run("document.getElementById('f-sort').value") == "last"
 
 
 def test_thousands_of_rollouts_stay_few_elements(page: Browser) -> None:
