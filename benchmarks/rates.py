@@ -5,8 +5,10 @@ not have. While an arm's best rate is the lowest or the highest of those tried, 
 best rate has the highest accuracy over time: the mean over the evaluations after the start, then over seeds.
 
 Writes a row for each run to `rates.csv` of the output folder. A later call makes only the runs that are missing. The
-chosen rates are copied into the experiment's file by hand, before its own runs begin. With `--arms` and
-`--max-seconds`, some arms are tried again for longer.
+chosen rates are copied into the experiment's file by hand, before its own runs begin.
+
+The committed `rates.csv` have arms too that were not chosen: grpo-GROUP, trl-GROUP (TRL's own step) and pods-N-M. Those
+of the quickstart have eight rows a step, or the number that a name begins with, and four on hard sums.
 """
 
 from __future__ import annotations
@@ -157,9 +159,7 @@ def on_event(event: Event) -> None:
     """Print how a run ended."""
     if event.kind in ("started", "skipped"):
         return
-    reason = ""
-    if event.reason:
-        reason = f": {event.reason}"
+    reason = f": {event.reason}" if event.reason else ""
     print(f"{event.position} of {event.total}  {event.run.path}  {event.kind}{reason}", flush=True)
 
 
@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--max-seconds", type=float, help="of training; default: as in the file")
     parser.add_argument("--output", type=Path, help="default: runs/NAME-rates")
     parser.add_argument("--parallel", type=int, default=1, help="runs at the same time, one core each")
-    parser.add_argument("--eval-seconds", type=float, default=12.0, help="of training between evaluations")
+    parser.add_argument("--eval-seconds", type=float, help="of training between evaluations; default: as in the file")
     options = parser.parse_args()
     try:
         experiment = load_experiment(options.experiment)
@@ -204,9 +204,11 @@ def main() -> None:
         parser.error(f"--seeds {shared[0]}: the experiment itself has this seed")
     output = options.output or Path("runs") / f"{experiment.name}-rates"
     rates = Rates(experiment, options.seeds, output)
-    overrides = {"eval_seconds": options.eval_seconds}
+    overrides = {}
     if options.max_seconds:
         overrides["max_seconds"] = options.max_seconds
+    if options.eval_seconds:
+        overrides["eval_seconds"] = options.eval_seconds
     make_runs(rates, overrides, options.parallel)
     for arm in experiment.arms:
         best = rates.best(arm)
