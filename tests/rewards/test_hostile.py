@@ -7,7 +7,7 @@ import pytest
 from pods_rl.rewards import REWARDS, VerifierPool, accuracy_batch, answers, verifier
 from pods_rl.rewards.mathematics.comparison import is_too_large
 
-from ..benchmarks import module
+from .hostile import mixed_batch
 
 GOLDS = {
     "accuracy": "18",
@@ -45,19 +45,14 @@ HONEST = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def benchmark_module():
-    return module("verification")
-
-
 def test_what_is_obviously_too_large_is_refused_and_nothing_else():
     assert [answer for answer in ABSURD if not is_too_large(answer)] == []
     assert [answer for answer in HONEST if is_too_large(answer)] == []
 
 
 @pytest.mark.slow
-def test_sixty_four_hostile_and_sixty_four_good_answers(benchmark_module, monkeypatch):
-    texts, golds, wanted = benchmark_module.mixed_batch()
+def test_sixty_four_hostile_and_sixty_four_good_answers(monkeypatch):
+    texts, golds, wanted = mixed_batch()
     assert (len(set(texts)), wanted.count(0.0), wanted.count(1.0)) == (128, 64, 64)
     monkeypatch.setattr(verifier, "PATIENCE", 1e4)  # limits of processor time alone
     pool = VerifierPool(size=2, limit=2.0)  # a good answer needs a tenth of it, or more on a busy processor
