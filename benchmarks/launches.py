@@ -1,4 +1,4 @@
-"""Count what a GPU would wait for in a step, beside TRL's GRPO 16: python benchmarks/launches.py [--json FILE]
+"""Count what a GPU would wait for in a step, next to TRL's GRPO 16: python benchmarks/launches.py
 
 Two counts of each phase of a step, generation and update (loss, log-probabilities and backward):
 
@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from pathlib import Path as FilePath
 from typing import Any
 from unittest.mock import patch
 from weakref import WeakValueDictionary
@@ -35,7 +34,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoTokenizer, GenerationMixin
 from trl import GRPOTrainer
 
-from measuring import command_line, set_up_torch, write_json
+from measuring import command_line, set_up_torch
 from pods_rl.prefix_tree import decoding
 from pods_rl.prefix_tree.decoding import Path
 from step import Arm, Case, M, N, divided, random_text, trainer_of
@@ -184,11 +183,8 @@ DEVICE_PATHS = (  # TRL's own loop takes no path
 
 
 def main() -> None:
-    parser = command_line(__doc__)
-    parser.add_argument("--json", type=FilePath, help="write the figures here")
-    options = parser.parse_args()
+    command_line(__doc__).parse_args()
     set_up_torch(1)
-    figures: list[dict[str, Any]] = []
     print(f"{'rows, micro-batch':<20}{'arm':<22}" + "".join(f"{phase:>22}" for phase in PHASES))
     for row in ROWS:
         case = row.case()
@@ -200,10 +196,6 @@ def main() -> None:
             for phase in PHASES:
                 ratio = counts.launches[phase] / base.launches[phase]
                 line += f"{counts.launches[phase]:>9,} ({ratio:.2f}) {counts.reads[phase]:>5}"
-                figures.append({
-                    "rows": row.rows, "micro_batch_rows": row.micro_batch_rows, "arm": arm.name, "phase": phase,
-                    "launches": counts.launches[phase], "reads": counts.reads[phase],
-                })  # fmt: skip
             print(line, flush=True)
     print("Each cell: launches (as a share of TRL's) and reads by the host.")
     print(f"\n{'rows':<20}{'generate, by':<22}{'launches':>12}{'reads':>8}")
@@ -214,12 +206,8 @@ def main() -> None:
         case = replace(case, settings=case.settings | {"generation_kwargs": {"suppress_tokens": [end]}})
         for arm, name, path in DEVICE_PATHS:
             counts = count_step(arm, case, path)
-            launches = counts.launches["generation"]
-            reads = counts.reads["generation"]
-            rows = prompts * arm.n
-            print(f"{rows:<20}{name:<22}{launches:>12,}{reads:>8}", flush=True)
-            figures.append({"rows": rows, "arm": name, "phase": "generate", "launches": launches, "reads": reads})
-    write_json(options.json, figures)
+            numbers = f"{counts.launches['generation']:>12,}{counts.reads['generation']:>8}"
+            print(f"{prompts * arm.n:<20}{name:<22}{numbers}", flush=True)
 
 
 if __name__ == "__main__":

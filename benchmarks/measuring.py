@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
+import csv
 import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,10 +22,14 @@ def command_line(doc: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-def write_json(path: Path | None, figures: Any) -> None:
-    """Write the figures if `--json` was given."""
-    if path is not None:
-        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+def write_csv(path: Path | None, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table if `--csv` was given."""
+    if path is None:
+        return
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
 
 
 # ------------------------------------------------------------------------------------------- a quiet run

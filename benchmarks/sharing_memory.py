@@ -7,14 +7,13 @@ which share only their prompt. The share is that of the tokens of 16 rows which 
 
 from __future__ import annotations
 
-import csv
 from functools import partial
 from pathlib import Path
 
 from transformers import AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from measuring import command_line, set_up_torch, tensor_peak
+from measuring import command_line, set_up_torch, tensor_peak, write_csv
 from pods_rl.policies import tiny_policy_path
 from update import arms_of, one_pass, random_rows
 
@@ -50,11 +49,7 @@ def main() -> None:
         columns = "".join(f"{peak:>7.1f} MB" for peak in peaks)
         print(f"{f'{prompt} + {completion}':<22}{share:>8.0%}{columns}{peaks[2] / peaks[0]:>10.2f}", flush=True)
         lines.append([prompt, completion, f"{share:.3f}", *(f"{peak:.1f}" for peak in peaks)])
-    if options.csv:
-        with options.csv.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            writer.writerows(lines)
+    write_csv(options.csv, COLUMNS, lines)
 
 
 if __name__ == "__main__":

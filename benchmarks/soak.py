@@ -1,4 +1,4 @@
-"""Does a long run stay flat? python benchmarks/soak.py [--steps 5000] [--json FILE]
+"""Does a long run stay flat? python benchmarks/soak.py [--steps 5000]
 
 The recipe tiny-pods (shipped policy, rollout log, evaluations) through the real command, with a checkpoint every 50
 steps, two kept. Samples every second: resident memory of the process and of its workers, and open files. The last
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 import measuring
-from measuring import command_line, ratios, write_json
+from measuring import command_line, ratios
 from pods_rl.engines import PHASES
 from pods_rl.recipe import shipped_recipes
 from pods_rl.runs import Run
@@ -76,7 +76,7 @@ def steps_done(metrics: Path) -> int:
 
 
 def watch(folder: Path, steps: int, every: float) -> tuple[list[Sample], Path]:
-    """Run the command to its end; return the samples and the run directory."""
+    """Run the command to its end; return a sample each `every` seconds, and the run directory."""
     (folder / "soak.yaml").write_text(yaml.safe_dump(recipe(steps)))
     run = folder / "run"
     command = [sys.executable, "-m", "pods_rl", "train", "--config", str(folder / "soak.yaml"), "--output", str(run)]
@@ -143,12 +143,6 @@ def blocks(values: list[float], count: int = 5) -> list[float]:
     return [statistics.median(values[a:b]) for a, b in pairwise(edges)]
 
 
-def state_bytes(run: Run) -> float:
-    """Return bytes per step of the last checkpoint's trainer_state.json: what the trainer keeps of each step."""
-    last = run.checkpoints()[-1]
-    return (last / "trainer_state.json").stat().st_size / int(last.name.rsplit("-", 1)[1])
-
-
 def table(rows: dict[str, Any]) -> str:
     """Return a line for each of what `judge` compares."""
     lines = [f"{'':12}{'2nd quarter':>14}{'last quarter':>14}{'ratio':>9}"]
@@ -166,20 +160,14 @@ def table(rows: dict[str, Any]) -> str:
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=5000)
-    parser.add_argument("--every", type=float, default=1.0, help="seconds between samples (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pods-bench-") as folder:
-        samples, path = watch(Path(folder), options.steps, options.every)
+        samples, path = watch(Path(folder), options.steps, every=1.0)
         run = Run.open(path)
         seconds = [sum(row[f"pods/seconds/{phase}"] for phase in PHASES) for row in run.metrics]
         rows = judge(samples, seconds)
-        done = f"{len(seconds)} steps, {len(run.evals)} evaluations, {len(run.checkpoints())} checkpoints kept"
-        state = state_bytes(run)
-    print(f"{done}; {len(samples)} samples; trainer_state.json {state:.0f} B a step")
+        print(f"{len(seconds)} steps, {len(run.evals)} evaluations, {len(run.checkpoints())} checkpoints kept")
     print(table(rows))
-    figures = {"rows": rows, "samples": [asdict(s) for s in samples], "seconds": seconds, "state_bytes": state}
-    write_json(options.json, figures)
     sys.exit(not all(row["holds"] for row in rows.values()))
 
 

@@ -1,31 +1,19 @@
-"""Cost of a step next to TRL's GRPO: python benchmarks/step.py [--parts text,words,divided] [--repeats 5] [--json FILE]
+"""Cost of a step next to TRL's GRPO: python benchmarks/step.py [--parts text,words,divided] [--repeats 5] [--steps 8]
 
 In each repeat all arms take their turn: TRL's GRPO with 16 and with 64 rollouts, PODS 64 -> 16 without and with
 `prefix_tree`, and PODS 16 -> 16 with it. One prompt a step, real generation. The tables show seconds of processor time
-(medians), and each arm's step as a multiple of TRL's GRPO 16 of the same repeat: the median and, in brackets, the least
-and the greatest.
+on one thread (medians), and each arm's step as a multiple of TRL's GRPO 16 of the same repeat: the median and, in
+brackets, the least and the greatest.
 
-1. Random text, where rollouts share only the prompt: every completion of the same length, rewards that differ. The
-   embedded policy, and policies with random weights: one of Qwen2's shape with 17 million, and one of Qwen3.5's, whose
-   layers are recurrent but for one in four, with a million.
-   Goals (embedded policy, prompts of 200, 60 and 12 tokens, completions of 30): PODS 64 -> 16 at most 0.35, 0.70 and
-   1.12; PODS 16 -> 16 at most 0.24, 0.50 and 0.79. Qwen3.5's shape, prompts of 200 and 60: PODS 64 -> 16 at most 0.35
-   and 0.75.
-2. Word problems with their own rewards and lengths: the shipped policy and, with --trained, a trained one.
-   Goals: PODS 64 -> 16 at most 0.30, and at most 1.20 times PODS 16 -> 16.
-3. The step divided into micro-batches, as people train: word problems, 4 prompts a step, in one micro-batch of 64 rows
-   and in eight of 8. Beside the times: the tokens that the update computes, and the peak of the tensors in two steps.
-   Goal: in eight micro-batches at most 0.36 of TRL's step with as many. Then the tokens of the update for 8 prompts and
-   16 -> 8, in one micro-batch, in eight, and in eight with the rows where TRL shuffles them.
-   Goal: in eight at most 1.10 times the tokens of one.
-
-4. `--parts smollm2`: a policy of SmolLM2's shape (135 million random weights), 2 prompts a step, in two and in eight
-   micro-batches. A repeat takes more than ten minutes.
+1. `text`: random text, where rollouts share only the prompt. Every completion has 30 tokens, and rewards differ. The
+   embedded policy, and one of Qwen3.5's shape with a million random weights, whose layers are recurrent but for one in
+   four.
+2. `words`: word problems with their own rewards and lengths. The shipped policy and, with --trained, a trained one.
+3. `divided`: the step in micro-batches, as people train. Word problems, 4 prompts a step, in one micro-batch of 64 rows
+   and in eight of 8. Next to the times: the tokens that the update computes, and the peak of the tensors in two steps.
 
     pods train words-pods --max_seconds 45 --output /tmp/words
     python benchmarks/step.py --trained /tmp/words/checkpoints/final
-
-One thread unless --threads says more.
 """
 
 from __future__ import annotations
@@ -36,27 +24,15 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import product
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from datasets import Dataset
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    TrainerCallback,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from measuring import alternate, command_line, quiet, ratios, set_up_torch, spread, tensor_peak, write_json
+from measuring import alternate, command_line, quiet, ratios, set_up_torch, spread, tensor_peak
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.policies import tiny_policy_path
 from pods_rl.prefix_tree import decoding
@@ -66,18 +42,6 @@ M = 16
 N = 64
 WARM_UP = 1  # steps of each arm that are not timed
 PHASES = {"generate": 9, "rest": 8, "step": 8}  # and the width of its column
-DIVIDED = "word problems, trained policy, 4 prompts, 8 micro-batches of 8 rows"
-GOALS = {
-    "embedded policy, prompt of 200 tokens, completions of 30": (0.35, 0.24),
-    "embedded policy, prompt of 60 tokens, completions of 30": (0.70, 0.50),
-    "embedded policy, prompt of 12 tokens, completions of 30": (1.12, 0.79),
-    "qwen3.5 policy, prompt of 200 tokens, completions of 30": (0.35, None),
-    "qwen3.5 policy, prompt of 60 tokens, completions of 30": (0.75, None),
-    "word problems, shipped policy": (0.30, None),
-    "word problems, trained policy": (0.30, None),
-    DIVIDED: (0.36, None),
-}
-OFF = {"exact_trl": True}
 
 
 @dataclass(frozen=True)
@@ -85,9 +49,7 @@ class Arm:
     """A trainer: TRL's if it has no settings, else ours with these.
 
     Args:
-        n: the rollouts of a prompt; TRL's trains all of them.
-        m: the rows that ours trains.
-        trainer: ours, or a subclass.
+        n: the rollouts of a prompt; TRL's trains all of them, and ours `M`.
         modules: whether the model's modules compute the single tokens of a generation, which a plain decoder does
             with fewer operations.
     """
@@ -95,8 +57,6 @@ class Arm:
     name: str
     n: int
     settings: dict[str, Any] | None = None
-    m: int = M
-    trainer: type[PODSTrainer] = PODSTrainer
     modules: bool = False
 
     @property
@@ -104,35 +64,23 @@ class Arm:
         return self.settings is None
 
 
-ARMS = (
-    Arm("TRL's GRPO 16", M),
-    Arm("TRL's GRPO 64", N),
-    Arm("PODS 64 -> 16 as TRL computes", N, OFF),
-    Arm("PODS 64 -> 16", N, {}),
-    Arm("PODS 16 -> 16", M, {}),
-    Arm("PODS 64 -> 16 by modules", N, {}, modules=True),
-)
 BASE = "TRL's GRPO 16"
 EXACT = "PODS 64 -> 16 as TRL computes"
 ALL = "PODS 64 -> 16"
 EQUAL = "PODS 16 -> 16"
 MODULES = "PODS 64 -> 16 by modules"
+ARMS = (
+    Arm(BASE, M),
+    Arm("TRL's GRPO 64", N),
+    Arm(EXACT, N, {"exact_trl": True}),
+    Arm(ALL, N, {}),
+    Arm(EQUAL, M, {}),
+    Arm(MODULES, N, {}, modules=True),
+)
 
 
 def embedded() -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(tiny_policy_path(), dtype=torch.float32)
-
-
-def qwen2_17m() -> PreTrainedModel:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_policy_path())
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=2048, hidden_size=384, intermediate_size=1024, num_hidden_layers=9, num_attention_heads=6,
-            num_key_value_heads=2, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
-            bos_token_id=None,
-        )
-    )  # fmt: skip
 
 
 def qwen3_5() -> PreTrainedModel:
@@ -149,37 +97,13 @@ def qwen3_5() -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config)
 
 
-def smollm2_135m() -> PreTrainedModel:
-    """Return a policy of the shape of SmolLM2-135M, with random weights."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_policy_path())
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-            num_key_value_heads=3, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-        )
-    )  # fmt: skip
-
-
-POLICIES: dict[str, Callable[[], PreTrainedModel]] = {
-    "embedded": embedded,
-    "qwen2-17m": qwen2_17m,
-    "qwen3.5": qwen3_5,
-    "smollm2-135m": smollm2_135m,
-}
+POLICIES: dict[str, Callable[[], PreTrainedModel]] = {"embedded": embedded, "qwen3.5": qwen3_5}
+TEXTS = (("embedded", 12), ("embedded", 60), ("embedded", 200), ("qwen3.5", 60), ("qwen3.5", 200))  # tokens of a prompt
 
 
 def reward(completions: list[str], **_: Any) -> list[float]:
     """Rewards that differ within every group, so that every kept row has an advantage."""
     return [i % 7 + len(text) / 1000 for i, text in enumerate(completions)]
-
-
-class Shuffled(PODSTrainer):
-    """Trains the micro-batches of TRL: rows are not grouped if a subclass overrides this method."""
-
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        return super()._prepare_inputs(generation_batch)
 
 
 @dataclass
@@ -280,7 +204,7 @@ def divided(case: Case, prompts: int, micro_batches: int) -> Case:
 
 def trainer_of(arm: Arm, case: Case, steps: int, folder: str) -> GRPOTrainer:
     """Return a trainer of some steps."""
-    rows = arm.n if arm.is_trl else arm.m
+    rows = arm.n if arm.is_trl else M
     micro_batch_rows = case.micro_batch_rows or M
     settings: dict[str, Any] = case.settings | {
         "num_generations": rows, "per_device_train_batch_size": micro_batch_rows,
@@ -292,7 +216,7 @@ def trainer_of(arm: Arm, case: Case, steps: int, folder: str) -> GRPOTrainer:
     config_class: type[GRPOConfig] = GRPOConfig
     if arm.settings is not None:
         settings |= {"num_rollouts": arm.n} | arm.settings
-        trainer_class = arm.trainer
+        trainer_class = PODSTrainer
         config_class = PODSConfig
     trainer = trainer_class(
         model=case.policy(),
@@ -329,8 +253,8 @@ def memory_and_tokens(arm: Arm, case: Case) -> dict[str, float]:
     return figures
 
 
-def measure(case: Case, repeats: int, steps: int) -> dict[str, list[dict[str, float]]]:
-    """Measure and print all arms; return their seconds by repeat."""
+def measure(case: Case, repeats: int, steps: int) -> None:
+    """Measure and print all arms."""
     arms = {arm.name: arm for arm in ARMS if arm.name in case.arms}
     timed = alternate(arms, repeats, lambda arm, _: steps_of(arm, case, steps))
     step_seconds = {name: [row["step"] for row in rows] for name, rows in timed.items()}
@@ -339,91 +263,45 @@ def measure(case: Case, repeats: int, steps: int) -> dict[str, list[dict[str, fl
     for phase, width in PHASES.items():
         header += f"{phase:>{width}}"
     print(f"{header}   step / {BASE}")
-    goal_all, goal_equal = GOALS.get(case.name, (None, None))
-    goals = {ALL: goal_all, EQUAL: goal_equal}
     for name, rows in timed.items():
         line = f"{name:<30}"
         for phase, width in PHASES.items():
             median = statistics.median(row[phase] for row in rows)
             line += f"{median:>{width}.3f}"
         line += f"   {spread(ratios(step_seconds[name], step_seconds[BASE]))}"
-        if goals.get(name):
-            line += f"  goal {goals[name]}"
         print(line, flush=True)
-    line = f"{ALL} / {EQUAL}: {spread(ratios(step_seconds[ALL], step_seconds[EQUAL]))}"
-    if case.name.startswith("word"):
-        line += "  goal 1.20"
-    print(line, flush=True)
+    print(f"{ALL} / {EQUAL}: {spread(ratios(step_seconds[ALL], step_seconds[EQUAL]))}", flush=True)
     if MODULES in step_seconds:
-        print(f"{ALL} / the same by modules: {spread(ratios(step_seconds[ALL], step_seconds[MODULES]))}  goal 0.90")
+        print(f"{ALL} / the same by modules: {spread(ratios(step_seconds[ALL], step_seconds[MODULES]))}")
     if case.micro_batch_rows is not None:
         for arm in arms.values():
             figures = memory_and_tokens(arm, case)
             print(f"{arm.name:<30}" + "".join(f"  {name} {value:,.0f}" for name, value in figures.items()), flush=True)
-            timed[arm.name].append(figures)
-    return timed
-
-
-def count_tokens(case: Case) -> dict[str, float]:
-    """Print and return the tokens that the update of 8 prompts, 16 -> 8, computes by its micro-batches."""
-    prompts = 8
-    m = 8
-    arms = {
-        "one micro-batch of 64 rows": (prompts * m, PODSTrainer),
-        "eight of 8": (m, PODSTrainer),
-        "eight of 8, shuffled as by TRL": (m, Shuffled),
-    }
-    print(f"\n{case.name}, {prompts} prompts, 16 -> {m}: tokens that the update computes")
-    tokens = {}
-    for name, (rows, trainer) in arms.items():
-        arm = Arm(name, 16, {}, m, trainer)
-        divided_case = replace(case, prompts=prompts, micro_batch_rows=rows)
-        tokens[name] = memory_and_tokens(arm, divided_case)["computed tokens"]
-        print(f"{name:<32}{tokens[name]:>8,.0f}", flush=True)
-    return tokens
-
-
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument(
-        "--parts", default="text,words,divided", help="of these, smollm2, and tokens: the last table alone"
-    )
-    parser.add_argument("--policies", default="embedded,qwen2-17m,qwen3.5")
-    parser.add_argument("--prompts", type=numbers, default=[12, 60, 200])
-    parser.add_argument("--completions", type=numbers, default=[30, 120])
+    parser.add_argument("--parts", default="text,words,divided", help="default: %(default)s")
     parser.add_argument("--trained", help="a policy trained on word problems")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8, help="timed steps of each arm in a repeat")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
-    set_up_torch(options.threads)
-    print(f"m = {M}, n = {N}; CPU, {options.threads} thread(s); {options.repeats} alternating repeats")
+    set_up_torch(threads=1)
+    print(f"m = {M}, n = {N}; one CPU thread; {options.repeats} alternating repeats")
     parts = options.parts.split(",")
-    policies = options.policies.split(",") if options.policies else []
     words = [word_problems("shipped", tiny_policy_path("tiny-words"))]
     if options.trained:
         words.append(word_problems("trained", options.trained))
     cases = []
     if "text" in parts:
-        for policy, prompt, completion in product(policies, options.prompts, options.completions):
-            cases.append(random_text(policy, prompt, completion))
+        cases += [random_text(policy, prompt, 30) for policy, prompt in TEXTS]
     if "words" in parts:
         cases += words
     if "divided" in parts:
         for case in words:
             cases += [divided(case, prompts=4, micro_batches=count) for count in (1, 8)]
-    if "smollm2" in parts:
-        smollm2 = replace(random_text("smollm2-135m", 60, 30), settings={"max_completion_length": 30})
-        cases += [divided(smollm2, prompts=2, micro_batches=count) for count in (2, 8)]
-    figures: dict[str, Any] = {case.name: measure(case, options.repeats, options.steps) for case in cases}
-    if "divided" in parts or "tokens" in parts:
-        figures["tokens"] = count_tokens(words[0])
-    write_json(options.json, figures)
+    for case in cases:
+        measure(case, options.repeats, options.steps)
 
 
 if __name__ == "__main__":

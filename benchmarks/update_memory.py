@@ -10,12 +10,10 @@ peak, for the experiment's own policy and with --trained for another one, whose 
 
 Without one: packed passes next to the micro-batches of TRL's GRPO 16, 64 rows a step. PODS 64 -> 16 on word problems,
 and on random text, where rollouts share only the prompt; with the default budget and with one of 16,000 tokens.
-Goal: with the default budget the greatest peak is at most that of TRL in eight micro-batches of 8 rows.
 """
 
 from __future__ import annotations
 
-import csv
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -28,7 +26,7 @@ import torch
 from accelerate import Accelerator
 from trl import GRPOTrainer
 
-from measuring import command_line, peak_of, quiet, set_up_torch
+from measuring import command_line, peak_of, quiet, set_up_torch, write_csv
 from pods_rl.distributed.processes import quiet_libraries
 from pods_rl.errors import UserError
 from pods_rl.experiment import PlannedRun, load_experiment
@@ -102,16 +100,6 @@ def packed(path: Path | None) -> None:
             print(f"{name:<18}{arm.name:<16}{passes:>14.2f}{shown:>14}{max(computed):>12.1f}", flush=True)
             rows.append([name, arm.name, f"{passes:.2f}", shown, f"{max(computed):.1f}"])
     write_csv(path, ["case", "arm", "passes", "tokens", "greatest_mb"], rows)
-
-
-def write_csv(path: Path | None, columns: list[str], rows: list[list[Any]]) -> None:
-    """Write a table if `--csv` was given."""
-    if path is None:
-        return
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)
 
 
 def main() -> None:

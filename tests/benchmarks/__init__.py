@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-from .. import DEADLINE
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -29,19 +23,3 @@ def module(name: str) -> ModuleType:
     finally:
         sys.path.remove(str(BENCHMARKS))
     return loaded
-
-
-def run(name: str, *words: str, folder: Path, limit: float = DEADLINE) -> tuple[str, Any]:
-    """What a benchmark prints, and what it writes with `--json`."""
-    figures = folder / f"{name}.json"
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / f"{name}.py"), *words, "--json", str(figures)],
-        cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-        capture_output=True,
-        text=True,
-        timeout=limit,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout, json.loads(figures.read_text())
