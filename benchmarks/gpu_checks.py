@@ -313,7 +313,7 @@ def check_families(device: Device) -> dict[str, Any]:
             model = model_of(torch.bfloat16)
             probe = probe_trees(model, model, tolerance=0.1)
             attention[family] = str(probe)
-            if probe.why_rows is not None:  # the page shows the reason
+            if probe.why_rows is not None:  # the result has the reason
                 continue
             exact = model_of(torch.float32)
             found, _ = tree_against_rows(exact, f"{family}, float32", device)

@@ -1,8 +1,8 @@
 """Measure PODS on one GPU in two commands of ten minutes: PYTHONPATH=src python benchmarks/gpu_day.py
 
 For a GPU that is lent for a quarter of an hour and may be taken away: what matters most comes first, each result is a
-line of `results.jsonl` as soon as it is known, and the same command continues where the last one stopped. `gpu_day.md`
-shows all results. On another machine, put `results.jsonl` into its `--output` first.
+line of `results.jsonl` as soon as it is known, and the same command continues where the last one stopped. On another
+machine, put `results.jsonl` into its `--output` first.
 
 1. Correctness: attention, trees and generation against slower references. If one is wrong, the plan ends. With
    `--anyway` it goes on: an error just above its limit may be rounding.
@@ -12,11 +12,11 @@ shows all results. On another machine, put `results.jsonl` into its `--output` f
 4. A step of PODS 64 -> 16 next to TRL's GRPO 16.
 5. Learning: SmolLM2-135M on the largest of four numbers (`chat.yaml`), GRPO 8 against PODS 32 -> 8 of each prompt and
    over the batch; seeds take turns.
-6. If there is time: longer completions, rows, a static cache, a model with recurrent layers, a run that is resumed.
+6. If there is time: longer completions, rows, a static cache, a run that is killed and resumed.
 
 The first line of `results.jsonl` names the device and the versions; results of another device are refused. Each other
 line has the attention that ran, whether prefix trees ran, and warnings. Every cell has a limit, after which it is
-ended. Exit code 0: the plan is done; 3: cells are left; 1: something is wrong.
+ended. Remove a line to measure its cell again. Exit code 0: the plan is done; 3: cells are left; 1: something is wrong.
 
 The machine needs torch and transformers. `python tools/pack_wheels.py runs/wheels --pieces runs/pieces` gathers the
 rest: the wheels, and the chat model in two pieces, since 64 MiB can be carried at a time. With them on its PYTHONPATH:
@@ -40,7 +40,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -101,7 +100,6 @@ class Sizes:
 
     Args:
         shape: of the model.
-        hybrid: of a model with recurrent layers.
         n: rollouts of a prompt in a step of one prompt, of PODS.
         m: rows trained of it.
         prompt, completion: its tokens.
@@ -116,7 +114,6 @@ class Sizes:
     """
 
     shape: str
-    hybrid: str
     n: int
     m: int
     prompt: int
@@ -148,14 +145,14 @@ def words_of(keys: dict[str, Any]) -> list[str]:
 
 
 DAY = Sizes(
-    shape="qwen2.5-3b", hybrid="qwen3.5-0.8b", n=64, m=16, prompt=256, completion=128, ragged_prompts=8,
+    shape="qwen2.5-3b", n=64, m=16, prompt=256, completion=128, ragged_prompts=8,
     longest=(500, 2000), generated=64, budget=16_000, steps=4, learning=chat_recipe(),
     killed=(("tiny-pods", "--eval_prompts", "16"), 12),
 )  # fmt: skip
 SMALL = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 12, "eval_prompts": 4}
 MINIATURE = Sizes(
-    shape="tiny", hybrid="tiny-hybrid", n=8, m=4, prompt=16, completion=8, ragged_prompts=2, longest=(12, 16),
-    generated=8, budget=100, steps=1,
+    shape="tiny", n=8, m=4, prompt=16, completion=8, ragged_prompts=2, longest=(12, 16), generated=8, budget=100,
+    steps=1,
     learning={"model_name_or_path": "tiny", "task": "arithmetic", "max_steps": 2, "bf16": False, **SMALL},
     killed=(("tiny-pods", "--num_rollouts", "8", *words_of(SMALL)), 6),
     patience=20,
@@ -185,8 +182,8 @@ def plan(sizes: Sizes) -> list[Cell]:
         generation_cell(3, sizes, "generate"),
         generation_cell(3, sizes, "tree"),
         generation_cell(3, sizes, "continuous batching"),
-        step_cell(4, sizes, "trl", sizes.m),
-        step_cell(4, sizes, "tree", sizes.n),
+        step_cell(sizes, "trl", sizes.m),
+        step_cell(sizes, "tree", sizes.n),
     ]
     for seed in SEEDS:
         for arm, keys in ARMS.items():
@@ -199,20 +196,18 @@ def plan(sizes: Sizes) -> list[Cell]:
         ragged_cell(6, sizes, "rows", shorter),
         generation_cell(6, sizes, "tree, modules"),
         generation_cell(6, sizes, "generate, static cache", 120),
-        step_cell(6, sizes, "trl", sizes.m, shape=sizes.hybrid),
-        step_cell(6, sizes, "tree", sizes.n, shape=sizes.hybrid),
         Cell(6, "killed and resumed", "resume", 120, {"words": list(words), "steps": steps}),
     ]
     return [replace(cell, limit=cell.limit * sizes.patience) for cell in cells]
 
 
-def step_cell(part: int, sizes: Sizes, arm: str, rollouts: int, **settings: Any) -> Cell:
+def step_cell(sizes: Sizes, arm: str, rollouts: int) -> Cell:
     """Return a cell of one prompt a step, whose completions the policy generates."""
     settings = {
         "arm": arm, "n": rollouts, "m": sizes.m, "prompts": 1, "micro_batch": min(8, sizes.m),
-        "prompt_tokens": sizes.prompt, "completion_tokens": sizes.completion, "shape": sizes.shape, **settings,
+        "prompt_tokens": sizes.prompt, "completion_tokens": sizes.completion, "shape": sizes.shape,
     }  # fmt: skip
-    return timed(part, 70, f"{arm} {rollouts} -> {sizes.m}, {settings['shape']}", sizes, settings)
+    return timed(4, 70, f"{arm} {rollouts} -> {sizes.m}", sizes, settings)
 
 
 def ragged_cell(part: int, sizes: Sizes, arm: str, longest: int, budget: int | str | None = None) -> Cell:
@@ -271,16 +266,13 @@ def measure(cell: Cell, device: Any) -> Result:
     return {**result, "warnings": texts}
 
 
-def work(connection: Any, kind: str, threads: int | None) -> None:
+def work(connection: Any, kind: str) -> None:
     """Describe the machine, then measure the cells that are received."""
-    import torch
     from transformers.utils import logging
 
     from gpu_device import Device
 
     logging.disable_progress_bar()
-    if threads is not None:
-        torch.set_num_threads(threads)
     device = Device.of(kind)
     connection.send(device.describe())
     while True:
@@ -297,9 +289,8 @@ class Worker:
     After a cell that failed the next one has a new process, whose memory holds nothing.
     """
 
-    def __init__(self, kind: str, threads: int | None, start: int) -> None:
+    def __init__(self, kind: str, start: int) -> None:
         self._kind = kind
-        self._threads = threads
         self._start_limit = start
         self._process: Any = None
         self._connection: Any = None
@@ -312,7 +303,7 @@ class Worker:
         """Start the process; return what it says of the machine, or how it failed."""
         context = multiprocessing.get_context("spawn")
         self._connection, other_end = context.Pipe()
-        self._process = context.Process(target=work, args=(other_end, self._kind, self._threads))
+        self._process = context.Process(target=work, args=(other_end, self._kind))
         self._process.start()
         other_end.close()
         return self._receive(self._start_limit)
@@ -375,7 +366,7 @@ class Results:
             self._lines[result["part"], result["name"]] = result
 
     def add(self, part: int, name: str, result: Result) -> None:
-        """Write a line, and `gpu_day.md` anew."""
+        """Write a line."""
         line = {"part": part, "name": name, **result}
         text = json.dumps(line)
         is_cut_off = self._path.is_file() and not self._path.read_bytes().endswith(b"\n")
@@ -386,25 +377,13 @@ class Results:
             file.flush()
             os.fsync(file.fileno())
         self._read(text)
-        (self.folder / "gpu_day.md").write_text(page(self.machine, self.lines()), encoding="utf-8")
 
-    def of(self, cell: Cell) -> Result | None:
-        return self._lines.get((cell.part, cell.name))
-
-    def is_done(self, cell: Cell, retry: bool = False, anyway: bool = False) -> bool:
-        """Return whether a cell needs no other try.
-
-        A check needs one until it is right, unless `anyway`; with `retry` every cell that failed does.
-        """
-        result = self.of(cell)
+    def is_done(self, cell: Cell, anyway: bool = False) -> bool:
+        """Return whether a cell needs no other try: a check needs one until it is right, unless `anyway`."""
+        result = self._lines.get((cell.part, cell.name))
         if result is None:
             return False
-        if cell.kind == "checks" and not anyway:
-            return bool(result.get("ok"))
-        return not (retry and "failed" in result)
-
-    def lines(self) -> list[Result]:
-        return [self._lines[key] for key in sorted(self._lines, key=lambda key: key[0])]
+        return cell.kind != "checks" or anyway or bool(result.get("ok"))
 
 
 # ------------------------------------------------------------------------------------------- running the plan
@@ -418,7 +397,7 @@ class Day:
         self._end = time.monotonic() + options.seconds
         self._start_limit = START * sizes.patience
         self.results = Results(options.output)
-        self._worker = Worker(options.device, options.threads, self._start_limit)
+        self._worker = Worker(options.device, self._start_limit)
 
     def run(self, cells: list[Cell]) -> int:
         """Measure the cells that have no result, while there is time; return the exit code."""
@@ -429,7 +408,7 @@ class Day:
 
     def _run(self, cells: list[Cell]) -> int:
         for cell in cells:
-            if self.results.is_done(cell, self._options.retry, self._options.anyway):
+            if self.results.is_done(cell, self._options.anyway):
                 continue
             if self._end - time.monotonic() < self._seconds(cell):
                 print(f"No time for {cell.name} (part {cell.part}). Run the same command again.", flush=True)
@@ -477,15 +456,10 @@ class Day:
         if not earlier:
             self.results.add(0, "machine", machine)
             return True
-        for name in MACHINE:
-            if earlier[name] != machine[name]:
-                print(
-                    f"{self.results.folder} has results with {name} {earlier[name]}, and this is {machine[name]}. "
-                    "Choose another --output.",
-                    flush=True,
-                )
-                return False
-        return True
+        others = [f"{name} {earlier[name]}" for name in MACHINE if earlier[name] != machine[name]]
+        if others:
+            print(f"{self.results.folder} has results of {', '.join(others)}. Choose another --output.", flush=True)
+        return not others
 
 
 def wrong(result: Result) -> list[str]:
@@ -495,23 +469,6 @@ def wrong(result: Result) -> list[str]:
     return [
         f"{each['check']}: {each['error']:.2e}, limit {each['limit']}" for each in result["checks"] if not each["ok"]
     ]
-
-
-# ------------------------------------------------------------------------------------------- the page
-
-
-def page(machine: Result, lines: list[Result]) -> str:
-    """Return the Markdown page of all results so far."""
-    facts = [f"{name} {machine.get(name)}" for name in ("torch", "transformers", "trl", "cuda", "commit")]
-    text = [f"# {machine.get('device')}", "", "; ".join(facts), ""]
-    for part, title in PARTS.items():
-        of_part = [line for line in lines if line["part"] == part]
-        if of_part:
-            text += [f"## {title}", ""]
-        for line in of_part:
-            text.append(f"- **{line['name']}**: {summary(line)}")
-            text += [f"    - {detail}" for detail in details(line)]
-    return "\n".join([*text, ""])
 
 
 def summary(result: Result) -> str:
@@ -543,20 +500,6 @@ def memory(result: Result) -> str:
     return f"; {(max(peaks) - result['held']['allocated']) / GIB:.2f} GiB"
 
 
-def details(line: Result) -> Iterator[str]:
-    """Yield what else a result says."""
-    for name in ("path", "attention", "budget", "ended", "killed_after_step", "log"):
-        if line.get(name) is not None:
-            yield f"{name.replace('_', ' ')}: {line[name]}"
-    if "checks" in line:
-        worst = max(line["checks"], key=lambda each: each["error"] / (each["limit"] or 1))
-        yield f"closest to its limit of {worst['limit']}: {worst['check']}, {worst['error']:.2e}"
-        for text in wrong(line):
-            yield f"wrong: {text}"
-    for warning in line.get("warnings", []):
-        yield f"warning: {warning}"
-
-
 # ------------------------------------------------------------------------------------------- the command line
 
 
@@ -566,10 +509,8 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seconds", type=float, default=COMMAND, help="of this command (default: %(default)s)")
     parser.add_argument("--parts", type=int, nargs="+", choices=list(PARTS), help="only these, and part 1")
-    parser.add_argument("--retry", action="store_true", help="measure again what failed")
     parser.add_argument("--anyway", action="store_true", help="go on after a check that is wrong")
     parser.add_argument("--miniature", action="store_true", help="tiny sizes")
-    parser.add_argument("--threads", type=int, help="CPU threads of torch")
     return parser.parse_args(words)
 
 

