@@ -56,17 +56,11 @@ ARMS: dict[str, Arm] = {"generate": generate, "tree": tree, "modules": modules}
 
 
 def batch(prompts: list[list[int]], rollouts: int, length: int, end: int) -> dict[str, Any]:
-    """Return the arguments of `generate` for some rollouts of each prompt."""
-    width = max(map(len, prompts))
-    input_ids = []
-    attention_mask = []
-    for prompt_ids in prompts:
-        padding = [0] * (width - len(prompt_ids))
-        input_ids += [padding + prompt_ids] * rollouts
-        attention_mask += [padding + [1] * len(prompt_ids)] * rollouts
+    """Return the arguments of `generate` for some rollouts of each prompt, which all have the same length."""
+    input_ids = torch.tensor(prompts).repeat_interleave(rollouts, dim=0)  # [prompts * rollouts, width]
     return {
-        "input_ids": torch.tensor(input_ids),  # [prompts * rollouts, width]
-        "attention_mask": torch.tensor(attention_mask),
+        "input_ids": input_ids,
+        "attention_mask": torch.ones_like(input_ids),
         "generation_config": GenerationConfig(
             max_new_tokens=length, do_sample=True, top_k=0, eos_token_id=end, pad_token_id=0, disable_compile=True
         ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -115,14 +114,14 @@ def peak_of(profile: Any) -> int:
     return highest
 
 
-def resident_memory(pid: int | str = "self") -> int:
-    """Return the resident bytes of a process."""
-    return _status(pid, "VmRSS")
+def resident_memory() -> int:
+    """Return the resident bytes of this process."""
+    return _status("VmRSS")
 
 
-def peak_memory(pid: int | str = "self") -> int:
-    """Return the peak resident bytes since the process began, or since `reset_peak_memory`."""
-    return _status(pid, "VmHWM")
+def peak_memory() -> int:
+    """Return the peak resident bytes since this process began, or since `reset_peak_memory`."""
+    return _status("VmHWM")
 
 
 def reset_peak_memory() -> bool:
@@ -134,22 +133,8 @@ def reset_peak_memory() -> bool:
     return True
 
 
-def open_files(pid: int | str = "self") -> int:
-    """Return the number of open file descriptors of a process."""
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the process ids of the children, of their children, and so on."""
-    pids = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            pids += [child, *descendants(child)]
-    return pids
-
-
-def _status(pid: int | str, name: str) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+def _status(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return 0

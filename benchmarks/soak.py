@@ -20,9 +20,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
-import measuring
 from measuring import command_line, ratios
 from pods_rl.engines import PHASES
 from pods_rl.recipe import shipped_recipes
@@ -61,9 +61,10 @@ def recipe(steps: int) -> dict[str, Any]:
 def take_sample(pid: int, step: int) -> Sample | None:
     """Take one sample; None if the process has just ended."""
     try:
-        workers = sum(measuring.resident_memory(worker) for worker in measuring.descendants(pid))
-        sample = Sample(step, measuring.resident_memory(pid), workers, measuring.open_files(pid))
-    except (FileNotFoundError, ProcessLookupError):
+        process = psutil.Process(pid)
+        workers = sum(worker.memory_info().rss for worker in process.children(recursive=True))
+        sample = Sample(step, process.memory_info().rss, workers, process.num_fds())
+    except psutil.Error:
         return None
     if sample.memory == 0:  # a process that has ended, and has not been waited for
         return None

@@ -1,4 +1,6 @@
-"""Train a small policy: `tiny` for sums, which ships with the package, or `tiny-words` for word problems.
+"""Train a small policy: `tiny` for sums, or `tiny-words` for word problems. Both ship with the package.
+
+    python tools/pretrain.py --policy tiny-words --output FOLDER
 
 First the skill: correct chains of thought, alternating with drills of single steps. Then the mistakes: a short phase on
 chains with many errors, so that the policy can reason but is seldom right, and RL can improve it.
@@ -32,6 +34,7 @@ PAD = "<|endoftext|>"
 EOS = "<|im_end|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 IGNORED = -100  # the label that cross-entropy skips
+SEED = 0  # of the data and the first weights of the shipped policies
 Example = tuple[list[int], list[int]]  # token ids, and for each the id to predict or IGNORED
 Batch = dict[str, torch.Tensor]
 Draw = Callable[[random.Random], "Chain"]
@@ -298,22 +301,21 @@ WORDS = Lesson(
 LESSONS = {"tiny": ARITHMETIC, "tiny-words": WORDS}
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Train the policy with the options of the command line, and write it."""
-    options = _parse(arguments)
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(options.seed)
+def main() -> None:
+    """Train the policy of the command line, and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policy", choices=list(LESSONS), default="tiny", help="default: %(default)s")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write the policy to")
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # another number changes the rounding
+    torch.manual_seed(SEED)
     lesson = LESSONS[options.policy]
     tokenizer = lesson.tokenizer()
     model = build_model(tokenizer, **lesson.shape)
     print(f"{model.num_parameters():,} parameters", flush=True)
-    size = options.batch_size or lesson.batch_size
-    skill_steps = options.skill_steps or lesson.skill_steps
-    skill = skill_batches(tokenizer, lesson, skill_steps, size, options.seed)
-    fit(model, skill, skill_steps, 1.5e-3, "skill")
-    mistake_steps = options.mistake_steps or lesson.mistake_steps
-    mistakes = completion_batches(tokenizer, lesson.mistakes, size, options.seed + 1, lesson.draw)
-    fit(model, islice(mistakes, mistake_steps), mistake_steps, 5e-4, "mistakes")
+    fit(model, skill_batches(tokenizer, lesson), lesson.skill_steps, 1.5e-3, "skill")
+    mistakes = completion_batches(tokenizer, lesson.mistakes, lesson.batch_size, SEED + 1, lesson.draw)
+    fit(model, islice(mistakes, lesson.mistake_steps), lesson.mistake_steps, 5e-4, "mistakes")
     save(model, tokenizer, options.output)
     print(f"wrote {options.output}")
 
@@ -368,18 +370,19 @@ def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, output: Path) -> No
     tokenizer.save_pretrained(output)
 
 
-def skill_batches(tokenizer: Qwen2Tokenizer, lesson: Lesson, steps: int, size: int, seed: int) -> Iterator[Batch]:
-    """Yield `steps` batches: a drill, then three of right completions, and so on."""
-    drills = drill_batches(tokenizer, size, seed, lesson.drill)
-    easier = [completion_batches(tokenizer, RIGHT, size, seed, draw) for draw in lesson.easier]
-    stages = [islice(batches, steps // 16) for batches in easier]
-    completions = chain(*stages, completion_batches(tokenizer, RIGHT, size, seed, lesson.draw))
-    for step in range(steps):
+def skill_batches(tokenizer: Qwen2Tokenizer, lesson: Lesson) -> Iterator[Batch]:
+    """Yield the batches of the skill phase: a drill, then three of right completions, and so on."""
+    size = lesson.batch_size
+    drills = drill_batches(tokenizer, size, SEED, lesson.drill)
+    easier = [completion_batches(tokenizer, RIGHT, size, SEED, draw) for draw in lesson.easier]
+    stages = [islice(batches, lesson.skill_steps // 16) for batches in easier]
+    completions = chain(*stages, completion_batches(tokenizer, RIGHT, size, SEED, lesson.draw))
+    for step in range(lesson.skill_steps):
         yield next(drills) if step % 4 == 0 else next(completions)
 
 
 def completion_batches(
-    tokenizer: Qwen2Tokenizer, mixture: Mixture, size: int, seed: int, draw: Draw = ARITHMETIC.draw
+    tokenizer: Qwen2Tokenizer, mixture: Mixture, size: int, seed: int, draw: Draw
 ) -> Iterator[Batch]:
     """Yield batches of prompts with completions drawn from the mixture, endlessly; the loss counts completions only."""
     return batches_of(lambda rng: _completion(tokenizer, mixture, rng, draw), tokenizer.pad_token_id, size, seed)
@@ -397,7 +400,7 @@ def batches_of(draw: Callable[[random.Random], Example], pad: int, size: int, se
             yield _collate(pool[start : start + size], pad)
 
 
-def drill_batches(tokenizer: Qwen2Tokenizer, size: int, seed: int, draw: Draw = ARITHMETIC.drill) -> Iterator[Batch]:
+def drill_batches(tokenizer: Qwen2Tokenizer, size: int, seed: int, draw: Draw) -> Iterator[Batch]:
     """Yield batches of chains of thought without a prompt, endlessly; the loss counts running totals only.
 
     Adding is the hard part: among the easy tokens of a whole completion it is learned many times more slowly.
@@ -436,23 +439,6 @@ def _collate(examples: list[Example], pad: int) -> Batch:
         input_ids.append(ids + [pad] * missing)
         labels.append(targets + [IGNORED] * missing)
     return {"input_ids": torch.tensor(input_ids), "labels": torch.tensor(labels)}  # [rows, width]
-
-
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python tools/pretrain.py",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--policy", choices=list(LESSONS), default="tiny", help="the policy to train")
-    parser.add_argument("--output", type=Path, required=True, help="folder to write the policy to")
-    default = "; the policy's if not given"
-    parser.add_argument("--skill-steps", type=int, help=f"optimizer steps on right chains and drills{default}")
-    parser.add_argument("--mistake-steps", type=int, help=f"optimizer steps on chains with mistakes{default}")
-    parser.add_argument("--batch-size", type=int, help=f"rows a step{default}")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the data and the first weights")
-    parser.add_argument("--threads", type=int, default=1, help="processor threads; another number changes the rounding")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
