@@ -51,14 +51,7 @@ from measuring import command_line, spread
 from pods_rl.engines import PHASES
 from pods_rl.runs.environment import git_commit
 
-PARTS = {
-    1: "Correctness",
-    2: "The update of 64 ragged rows",
-    3: "Generation of 64 rows",
-    4: "A step of one prompt",
-    5: "Learning",
-    6: "If there is time",
-}
+PARTS = range(1, 7)
 MACHINE = ("device", "torch", "transformers", "trl")  # on which every figure depends
 START = 60  # seconds in which the process of the cells must import its libraries
 COMMAND = 570  # seconds of a command
@@ -136,14 +129,6 @@ def chat_recipe() -> dict[str, Any]:
     return recipe | {"bf16": True, "clock": "wall", "max_seconds": 60, "eval_seconds": 20}
 
 
-def words_of(keys: dict[str, Any]) -> list[str]:
-    """Return keys as options of a command."""
-    words = []
-    for key, value in keys.items():
-        words += [f"--{key}", str(value)]
-    return words
-
-
 DAY = Sizes(
     shape="qwen2.5-3b", n=64, m=16, prompt=256, completion=128, ragged_prompts=8,
     longest=(500, 2000), generated=64, budget=16_000, steps=4, learning=chat_recipe(),
@@ -154,7 +139,7 @@ MINIATURE = Sizes(
     shape="tiny", n=8, m=4, prompt=16, completion=8, ragged_prompts=2, longest=(12, 16), generated=8, budget=100,
     steps=1,
     learning={"model_name_or_path": "tiny", "task": "arithmetic", "max_steps": 2, "bf16": False, **SMALL},
-    killed=(("tiny-pods", "--num_rollouts", "8", *words_of(SMALL)), 6),
+    killed=(("tiny-pods", "--num_rollouts", "8", *(f"--{key}={value}" for key, value in SMALL.items())), 6),
     patience=20,
 )  # fmt: skip
 ARMS: dict[str, dict[str, Any]] = {
