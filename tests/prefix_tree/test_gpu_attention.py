@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from pods_rl.prefix_tree import attention, blocks
-from pods_rl.prefix_tree.attention import Rule, Special, TreeAttention, choose_kernel
+from pods_rl.prefix_tree.attention import Scoring, Special, TreeAttention, choose_kernel
 from pods_rl.prefix_tree.packing import TreePass, probe_trees
 from pods_rl.prefix_tree.tree import prefix_tree
 from tests.numeric import FLOAT32, assert_near
@@ -98,9 +98,8 @@ def test_the_installed_torch_takes_the_call(window):
     length = len(tree.tokens)
     query = torch.empty(length, 4, 16, dtype=torch.bfloat16, device="meta", requires_grad=True)
     key, value = (torch.empty(length, 2, 16, dtype=torch.bfloat16, device="meta", requires_grad=True) for _ in "kv")
-    out = TreeAttention(tree.branches, torch.device("meta")).by_variable_length(
-        query, key, value, None, Rule(0.3, window)
-    )
+    of_tree = TreeAttention(tree.branches, torch.device("meta"))
+    out = of_tree.by_variable_length(query, key, value, None, Scoring(0.3, window))
     assert out.shape == query.shape
     out.sum().backward()
     assert (query.grad.shape, key.grad.shape, value.grad.shape) == (query.shape, key.shape, value.shape)

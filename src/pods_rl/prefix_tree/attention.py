@@ -55,7 +55,7 @@ class UnsupportedAttentionError(Exception):
 
 
 class Special(NamedTuple):
-    """What an attention has that not every function of torch computes: see `TreeAttention`."""
+    """What an attention has that not every function of torch computes."""
 
     window: bool = False
     softcap: bool = False
@@ -68,20 +68,12 @@ PLAIN = Special()
 
 @dataclass(frozen=True)
 class Kernel:
-    """Which functions of torch compute the attention of a tree.
+    """Which functions of torch compute the attention of a tree."""
 
-    Args:
-        why_blocks: why blocks of rows are computed by `scaled_dot_product_attention`. If None, all rows are computed by
-            one call of `torch.nn.attention.varlen`.
-        repeats_heads: whether keys and values are repeated for the query heads that share them.
-        by_products: whether the blocks are computed by matrix products, since no function does.
-        merges: whether nodes that long rows share may be computed apart from them, and joined by `merged`.
-    """
-
-    why_blocks: str | None
-    repeats_heads: bool
-    by_products: bool = False
-    merges: bool = False
+    why_blocks: str | None  # if None, one call of `torch.nn.attention.varlen` computes all rows
+    repeats_heads: bool  # keys and values are repeated for the query heads that share them
+    by_products: bool = False  # matrix products compute the blocks, since no function of torch does
+    merges: bool = False  # nodes that long rows share may be computed apart from them, and joined by `merged`
 
     def __str__(self) -> str:
         function = "torch.nn.attention.varlen"
@@ -104,16 +96,7 @@ def choose_kernel(
     value_size: int,
     special: Special = PLAIN,
 ) -> Kernel:
-    """Return the functions that can compute an attention.
-
-    Args:
-        arguments: names of the arguments of torch's variable-length call; empty if the installed torch has none.
-        device: the type of the device.
-        dtype: of queries, keys and values.
-        capability: the compute capability of the GPU; (0, 0) for other devices.
-        head_size: the last dimension of queries and keys.
-        value_size: the last dimension of values.
-        special: what the attention has besides.
+    """Return the functions that can compute an attention: see `varlen_arguments` and `hardware`.
 
     >>> choose_kernel(frozenset(), "cpu", torch.float32, (0, 0), 64, 64).why_blocks
     'the device is a CPU'
@@ -173,10 +156,8 @@ def _why_not_special(arguments: frozenset[str], special: Special) -> str | None:
 
 
 def varlen_arguments() -> frozenset[str]:
-    """Return the names of the arguments of torch's variable-length call; none if the installed torch has no such call.
-
-    torch 2.10 is the first with it. 2.11 added `scale` and `window_size`, and 2.12 `enable_gqa`.
-    """
+    """Return the names of the arguments of torch's variable-length call; none if the installed torch lacks it."""
+    # torch 2.10 is the first with it. 2.11 added `scale` and `window_size`, and 2.12 `enable_gqa`.
     try:
         from torch.nn.attention.varlen import varlen_attn
     except (ImportError, AttributeError):  # AttributeError: a build without the operators that the module registers
@@ -215,20 +196,13 @@ def avoid_variable_length(device: torch.device, avoid: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """What an attention computes from queries, keys and values.
+class Scoring:
+    """How scores are computed from queries and keys, and weights from scores."""
 
-    Args:
-        scale: of the products.
-        window: how many nodes back a node sees, itself included; 0: all.
-        softcap: the bound of the scores, which a hyperbolic tangent keeps; 0: none.
-        dropout: the share of the weights that are set to 0.
-    """
-
-    scale: float
-    window: int = 0
-    softcap: float = 0.0
-    dropout: float = 0.0
+    scale: float  # of the products
+    window: int = 0  # how many nodes back a node sees, itself included; 0 for all
+    softcap: float = 0.0  # the bound of the scores, which a hyperbolic tangent keeps; 0 for none
+    dropout: float = 0.0  # the share of the weights that are set to 0
 
 
 class TreeAttention:
@@ -242,7 +216,6 @@ class TreeAttention:
     Attributes:
         nodes: how many there are.
         windows: the sliding windows that the layers requested, 0 for none.
-        chunks: the sizes of chunks that the layers requested, 0 for none.
         kernels: what computed the layers, by data type, head size, size of the values and `Special`.
     """
 
@@ -255,7 +228,6 @@ class TreeAttention:
         self._layouts: dict[bool, Layout] = {}
         self._of_chunks: dict[int, TreeAttention] = {}
         self.windows: set[int] = set()
-        self.chunks: set[int] = set()
         self.kernels: dict[tuple[torch.dtype, int, int, Special], Kernel] = {}
         self.nodes = sum(branch.new for branch in branches)
 
@@ -276,14 +248,11 @@ class TreeAttention:
         Args:
             query: `[1, H, L, D]`.
             key, value: `[1, K, L, D]`, where K divides H.
-            scale: of the products. If None, one over the root of D.
-            window: see `Rule`.
+            scale: see `Scoring`, as for `window`, `softcap` and `dropout`. If None, one over the root of D.
             chunk: a path is cut after every `chunk` nodes, and a node sees its own part only; 0: paths are not cut.
-            softcap, dropout: see `Rule`.
             sinks: `[H]`, the score of one more key, whose value is 0. If None, there is none.
         """
         self.windows.add(window)
-        self.chunks.add(chunk)
         if torch.is_autocast_enabled(query.device.type):
             dtype = torch.get_autocast_dtype(query.device.type)
             query = query.to(dtype)
@@ -294,15 +263,13 @@ class TreeAttention:
         v = value[0].transpose(0, 1)
         if scale is None:
             scale = q.size(2) ** -0.5
-        rule = Rule(scale, window if window < self._longest else 0, softcap, dropout)
-        return self._of_chunk(chunk).attend(q, k, v, sinks, rule).unsqueeze(0)
+        scoring = Scoring(scale, window if window < self._longest else 0, softcap, dropout)
+        return self._of_chunk(chunk).attend(q, k, v, sinks, scoring).unsqueeze(0)
 
     def with_temperature(self, query: Tensor, floor_scale: float, attn_scale: float) -> Tensor:
-        """Return queries `[1, H, L, D]` with the temperatures of their columns, as Llama 4 scales them.
-
-        The model counts the nodes of the tree instead, and has scaled the queries by their numbers.
-        """
+        """Return queries `[1, H, L, D]` with the temperatures of their columns, as Llama 4 scales them."""
         assert self._columns is not None
+        # The model has scaled the queries by the numbers of the nodes in the tree.
         numbers = np.arange(self.nodes)
         if max(self.nodes, self._columns.max() + 1) < floor_scale:
             return query  # all temperatures are 1
@@ -320,29 +287,29 @@ class TreeAttention:
             self._of_chunks[chunk] = tree
         return self._of_chunks[chunk]
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, rule: Rule) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scoring: Scoring) -> Tensor:
         """Return `[L, H, D]`; q is `[L, H, D]`, k and v `[L, K, D]`, sinks `[H]`."""
-        kernel = self._kernel(q, v, sinks, rule)
+        kernel = self._kernel(q, v, sinks, scoring)
         if kernel.why_blocks is None:
-            return self.by_variable_length(q, k, v, sinks, rule)
-        if kernel.merges and not rule.dropout:
-            layout = self._layout(spans=rule.window == 0)
+            return self.by_variable_length(q, k, v, sinks, scoring)
+        if kernel.merges and not scoring.dropout:
+            layout = self._layout(spans=scoring.window == 0)
             if sinks is not None or layout.spans:
-                how = partial(self._how, rule.window, q.size(1) // k.size(1), q.dtype)
-                return attend_merged(q, k, v, sinks, layout, rule.scale, how)
+                fold_and_mask = partial(self._fold_and_mask, scoring.window, q.size(1) // k.size(1), q.dtype)
+                return attend_merged(q, k, v, sinks, layout, scoring.scale, fold_and_mask)
             # Long rows that share a few nodes repeat them: a causal call takes a third of the time of one under a mask.
-            return self.by_blocks(q, k, v, sinks, rule, layout)
-        return self.by_blocks(q, k, v, sinks, rule, self._layout(spans=False))
+            return self.by_blocks(q, k, v, sinks, scoring, layout)
+        return self.by_blocks(q, k, v, sinks, scoring, self._layout(spans=False))
 
-    def _kernel(self, q: Tensor, v: Tensor, sinks: Tensor | None, rule: Rule) -> Kernel:
+    def _kernel(self, q: Tensor, v: Tensor, sinks: Tensor | None, scoring: Scoring) -> Kernel:
         """Return what computes these queries and values, `[L, H, D]` and `[L, K, D]`; chosen once for each kind."""
-        special = Special(rule.window > 0, rule.softcap > 0, rule.dropout > 0, sinks is not None)
+        special = Special(scoring.window > 0, scoring.softcap > 0, scoring.dropout > 0, sinks is not None)
         kind = (q.dtype, q.size(2), v.size(2), special)
         if kind not in self.kernels:
             self.kernels[kind] = kernel_for(self._device, *kind)
         return self.kernels[kind]
 
-    def by_variable_length(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, rule: Rule) -> Tensor:
+    def by_variable_length(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scoring: Scoring) -> Tensor:
         """Return `[L, H, D]` by torch's call for sequences of various lengths; q is `[L, H, D]`, k and v `[L, K, D]`.
 
         Its causal mask is aligned with the end of each path, where the new nodes are.
@@ -352,11 +319,11 @@ class TreeAttention:
         arguments = self._arguments
         options: dict[str, Any] = {}
         if "window_size" in arguments:
-            nodes_before = rule.window - 1 if rule.window else -1  # -1 is no limit
+            nodes_before = scoring.window - 1 if scoring.window else -1  # -1 is no limit
             options["window_size"] = (nodes_before, 0)
         else:
             options["is_causal"] = True
-        scale = rule.scale
+        scale = scoring.scale
         if "scale" in arguments:
             options["scale"] = scale
         else:
@@ -411,9 +378,11 @@ class TreeAttention:
         )
         return all_nodes, query_ends.int(), key_ends.int(), max(query_counts), max(key_counts)
 
-    def by_blocks(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, rule: Rule, layout: Layout) -> Tensor:
+    def by_blocks(
+        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scoring: Scoring, layout: Layout
+    ) -> Tensor:
         """Return `[L, H, D]` by a call for each block; q is `[L, H, D]`, k and v `[L, K, D]`."""
-        outputs = [self._attend_in_block(block, q, k, v, sinks, rule) for block in layout.blocks]
+        outputs = [self._attend_in_block(block, q, k, v, sinks, scoring) for block in layout.blocks]
         return take(torch.cat(outputs), layout.slot_of_node)
 
     def _layout(self, spans: bool) -> Layout:
@@ -422,37 +391,30 @@ class TreeAttention:
         return self._layouts[spans]
 
     def _attend_in_block(
-        self, block: Block, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, rule: Rule
+        self, block: Block, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scoring: Scoring
     ) -> Tensor:
         """Return what the nodes of a block read, `[count * width, H, D]`."""
         keys = block.keys(k)  # [count, K, keys, D]
         values = block.keys(v)
-        fold, mask = self._how(rule.window, q.size(1) // k.size(1), q.dtype, block)
+        fold, mask = self._fold_and_mask(scoring.window, q.size(1) // k.size(1), q.dtype, block)
         query = block.queries(q, fold)  # [count, H / fold, width * fold, D]
-        kernel = self._kernel(q, v, sinks, rule)
+        kernel = self._kernel(q, v, sinks, scoring)
         if kernel.repeats_heads or kernel.by_products:
             keys = for_each_head(keys, query.size(1))
             values = for_each_head(values, query.size(1))
         if not kernel.by_products:
-            return block.by_slot(_attend(query, keys, values, mask, rule), fold)
+            return block.by_slot(_attend(query, keys, values, mask, scoring), fold)
         if mask is None:
-            mask = self._mask(block, rule.window, fold, q.dtype)
+            mask = self._mask(block, scoring.window, fold, q.dtype)
         if sinks is not None:
             sinks = sinks.view(-1, 1, fold).expand(-1, block.width, -1).flatten(1)  # [H / fold, width * fold]
-        return block.by_slot(_attend_by_products(query, keys, values, mask, sinks, rule), fold)
+        return block.by_slot(_attend_by_products(query, keys, values, mask, sinks, scoring), fold)
 
-    def _how(self, window: int, sharing: int, dtype: torch.dtype, block: Block) -> tuple[int, Tensor | None]:
-        """Return how many heads of queries are folded, and the mask; None if a node sees all nodes before it.
-
-        Args:
-            window: see `Rule`.
-            sharing: heads of queries that share a head of keys.
-            dtype: of the mask.
-            block: which is computed.
-        """
+    def _fold_and_mask(self, window: int, sharing: int, dtype: torch.dtype, block: Block) -> tuple[int, Tensor | None]:
+        """Return how many of the `sharing` heads are folded, and the mask; None if a node sees all nodes before it."""
         if not block.sees_row:
             return sharing, None
-        is_causal = block.trunk is None and block.back is None and window == 0
+        is_causal = block.trunk is None and block.distance_to_key is None and window == 0
         # In a small block heads that share keys become more queries, which is faster than heads of their own. Their
         # mask costs more than that in long rows, which need none.
         is_small = block.width * block.key_count <= DENSE**2
@@ -464,16 +426,16 @@ class TreeAttention:
     def _mask(self, block: Block, window: int, fold: int, dtype: torch.dtype) -> Tensor:
         """Return 0 for the keys that the nodes of a row see, else minus infinity, `[width * fold, keys]`; made once."""
         # Blocks whose rows are paths and that have one shape share a mask.
-        own_back = None if block.back is None else id(block)
-        kind = (own_back, block.width, block.key_count, window, fold, dtype)
+        own_mask = None if block.distance_to_key is None else id(block)
+        kind = (own_mask, block.width, block.key_count, window, fold, dtype)
         if kind not in self._masks:
-            back = block.back
-            if back is None:
+            distance = block.distance_to_key
+            if distance is None:
                 columns = torch.arange(block.key_count, device=self._device)
-                back = columns[block.key_count - block.width :].unsqueeze(1) - columns  # [width, keys]
-            hidden = back < 0
+                distance = columns[block.key_count - block.width :].unsqueeze(1) - columns  # [width, keys]
+            hidden = distance < 0
             if window:
-                hidden |= back >= window
+                hidden |= distance >= window
             mask = torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill_(hidden, -torch.inf)
             self._masks[kind] = mask.repeat_interleave(fold, 0)
         return self._masks[kind]
@@ -485,52 +447,46 @@ def move_together(arrays: list[NDArray[np.int64]], device: torch.device) -> list
     return list(together.split([len(array) for array in arrays]))
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rule: Rule) -> Tensor:
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
     """Return what `scaled_dot_product_attention` does; with few keys by matrix products, which take less time."""
     grouped = query.size(1) > keys.size(1)
-    if mask is None or keys.size(2) > FEW or grouped or mask.dtype.itemsize < 4 or rule.dropout:
-        causal = mask is None
-        return scaled_dot_product_attention(
-            query, keys, values, mask, dropout_p=rule.dropout, is_causal=causal, scale=rule.scale, enable_gqa=grouped
-        )
+    if mask is None or keys.size(2) > FEW or grouped or mask.dtype.itemsize < 4 or scoring.dropout:
+        options: dict[str, Any] = {"dropout_p": scoring.dropout, "is_causal": mask is None, "scale": scoring.scale}
+        return scaled_dot_product_attention(query, keys, values, mask, enable_gqa=grouped, **options)
     flat_query = query.flatten(0, 1)  # [count * heads, queries, D]
     flat_keys = keys.flatten(0, 1)
     flat_values = values.flatten(0, 1)
-    weights = torch.baddbmm(mask, flat_query, flat_keys.transpose(1, 2), alpha=rule.scale).softmax(-1)
+    weights = torch.baddbmm(mask, flat_query, flat_keys.transpose(1, 2), alpha=scoring.scale).softmax(-1)
     return torch.bmm(weights, flat_values).unflatten(0, query.shape[:2])
 
 
 def _attend_by_products(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, sinks: Tensor | None, rule: Rule
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, sinks: Tensor | None, scoring: Scoring
 ) -> Tensor:
     """Return what no function of torch computes: scores that are bounded, or a sink `[heads, queries]`."""
-    scores = query @ keys.transpose(2, 3) * rule.scale
-    if rule.softcap:
-        scores = torch.tanh(scores / rule.softcap) * rule.softcap
+    scores = query @ keys.transpose(2, 3) * scoring.scale
+    if scoring.softcap:
+        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
     scores = scores + mask
     if sinks is not None:
         of_sinks = sinks.to(scores.dtype).unsqueeze(2).expand(len(scores), -1, -1, 1)
         scores = torch.cat([scores, of_sinks], 3)
     exact = torch.promote_types(scores.dtype, torch.float32)
-    weights = dropout(scores.softmax(3, dtype=exact), rule.dropout)
+    weights = dropout(scores.softmax(3, dtype=exact), scoring.dropout)
     return weights[..., : keys.size(2)].to(values.dtype) @ values
 
 
 def register_tree_attention(model: nn.Module) -> None:
     """Wrap the attention functions of transformers and a model once, so that each takes a tree.
 
-    Without a tree they are called unchanged. The wrappers stay until the process ends: gradient checkpointing calls
-    them again in the backward pass.
-
-    Args:
-        model: eager attention is not in transformers' table. Each file of a model has a function of its own, which its
-            layers look up by this name.
+    The wrappers stay until the process ends: gradient checkpointing calls them again in the backward pass.
     """
     from transformers import AttentionInterface  # takes seconds, and `pods doctor` asks for a kernel only
 
     for name, function in list(AttentionInterface().items()):
         if "paged" not in name and not hasattr(function, "takes_trees"):
             AttentionInterface.register(name, _taking_trees(function))
+    # Eager attention is not in transformers' table: the layers of a model look it up in their own file.
     for name in {type(part).__module__ for part in model.modules()}:
         file = sys.modules.get(name)
         function = getattr(file, _EAGER, None)
@@ -546,7 +502,7 @@ def _taking_trees(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(module, query, key, value, *args, **options)
         if options.pop("is_causal", None) is False or not getattr(module, "is_causal", True):
             raise UnsupportedAttentionError("its attention is not causal")
-        rule = {
+        arguments = {
             "scale": options.pop("scaling", None),
             "window": options.pop("sliding_window", None) or 0,
             "chunk": _chunk(module),
@@ -555,7 +511,8 @@ def _taking_trees(function: Callable[..., Any]) -> Callable[..., Any]:
             "sinks": options.pop("s_aux", None),
         }
         for name, option in options.items():
-            if name not in HARMLESS and not _is_off(option):
+            is_off = option is None or (isinstance(option, int | float) and not option)
+            if name not in HARMLESS and not is_off:
                 raise UnsupportedAttentionError(f"its attention takes {name}")
         mask = args[0] if args else options.get("attention_mask")
         # The placeholder of the tree has one element. More are a term for each key, such as Doge's.
@@ -563,17 +520,15 @@ def _taking_trees(function: Callable[..., Any]) -> Callable[..., Any]:
             raise UnsupportedAttentionError("its layers change the attention mask, which a tree does not have")
         if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
             query = tree.with_temperature(query, module.floor_scale, module.attn_scale)
-        return tree(query, key, value, **rule), None
+        return tree(query, key, value, **arguments), None
 
     attention.takes_trees = True  # type: ignore[attr-defined]
     return attention
 
 
 def _chunk(module: nn.Module) -> int:
-    """Return the size of the chunks in which a layer attends; 0 if it has none.
-
-    A layer does not state it: transformers puts the chunks into the mask of the layer's type.
-    """
+    """Return the size of the chunks in which a layer attends; 0 if it has none."""
+    # A layer does not state it: transformers puts the chunks into the mask of the layer's type.
     config = getattr(module, "config", None)
     layer_types = getattr(config, "layer_types", None) or []
     number = getattr(module, "layer_idx", None)
@@ -581,10 +536,3 @@ def _chunk(module: nn.Module) -> int:
         return 0
     assert config is not None
     return int(config.attention_chunk_size)
-
-
-def _is_off(option: Any) -> bool:
-    """Return whether an option of an attention has a value that changes nothing: None, False or 0."""
-    if option is None:
-        return True
-    return isinstance(option, int | float) and not option

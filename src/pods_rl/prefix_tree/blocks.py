@@ -28,17 +28,11 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of nodes that have the same nodes before them.
-
-    Args:
-        trunk: the nodes before each row; empty if there are none.
-        rows: nodes; each attends to the trunk and in its row.
-        back: as in `Block`.
-    """
+    """Rows of nodes that have the same nodes before them: a node attends to the trunk and in its row."""
 
     trunk: Numbers
     rows: list[Numbers]
-    back: Tensor | None = None
+    distance_to_key: Tensor | None = None  # as in `Block`
 
 
 @dataclass(frozen=True)
@@ -48,12 +42,10 @@ class Block:
     Args:
         trunk: its nodes. If None, the tree has no trunk.
         rows: `[count * width]`, the node of each slot; a shorter row repeats its last node at its end.
-        count: the number of rows.
-        width: the length of each row.
         key_count: how many nodes each row of queries is compared with: the trunk and the row.
-        back: `[width, keys]`, how many nodes each key is before a node on its path, below 0 if it is not on it; None:
-            each row is a path.
-        counted: `[count * width, 1, 1]`, whether a slot counts for its node; None: each does.
+        distance_to_key: `[width, keys]`, how many nodes each key is before a node on its path, below 0 if it is not on
+            it. If None, each row is a path.
+        counted: `[count * width, 1, 1]`, whether a slot counts for its node. If None, each does.
         sees_row: whether a node sees its row. If not, it sees the trunk only.
     """
 
@@ -62,17 +54,12 @@ class Block:
     count: int
     width: int
     key_count: int
-    back: Tensor | None = None
+    distance_to_key: Tensor | None = None
     counted: Tensor | None = None
     sees_row: bool = True
 
     def queries(self, q: Tensor, fold: int) -> Tensor:
-        """Return the queries `[count, H / fold, width * fold, D]` of q `[L, H, D]`.
-
-        Args:
-            q: the queries of all nodes.
-            fold: consecutive heads that become more queries of one head.
-        """
+        """Return `[count, H / fold, width * fold, D]` of queries `[L, H, D]`: `fold` heads become queries of one head."""
         return self.folded(take(q, self.rows), fold)
 
     def folded(self, rows: Tensor, fold: int) -> Tensor:
@@ -99,30 +86,20 @@ class Block:
 
 @dataclass(frozen=True)
 class Layout:
-    """Blocks in which each node of a tree has a slot.
+    """Blocks in which each node of a tree has a slot."""
 
-    Args:
-        blocks: in which each node sees its row.
-        spans: blocks of what is left out of these rows; a node may be in several.
-        slot_of_node: among the rows of all blocks.
-        repeats: the slots of nodes that have another slot, which counts; without those that fill a row.
-        repeated: the nodes of these slots.
-    """
-
-    blocks: list[Block]
-    spans: list[Block]
-    slot_of_node: NodeIndex
-    repeats: Tensor
-    repeated: Tensor
+    blocks: list[Block]  # in which each node sees its row
+    spans: list[Block]  # of what is left out of these rows; a node may be in several
+    slot_of_node: NodeIndex  # among the rows of all blocks
+    repeats: Tensor  # the slots of nodes that have another slot, which counts; without those that fill a row
+    repeated: Tensor  # the nodes of these slots
 
 
 def lay_out(branches: list[Branch], nodes: int, device: torch.device, spans: bool) -> Layout:
-    """Return the blocks of a tree.
+    """Return the blocks of a tree with this number of nodes.
 
     Args:
         branches: of the tree; those of one prompt follow each other.
-        nodes: how many the tree has.
-        device: of the model.
         spans: whether nodes that long rows share are left out of them.
     """
     parts: list[Part] = []
@@ -134,8 +111,8 @@ def lay_out(branches: list[Branch], nodes: int, device: torch.device, spans: boo
         trunk = min([len(paths[0]), *map(_fork, of_prompt[1:])])  # the nodes that all rows of the prompt share
         numbers = np.unique(np.concatenate(paths))
         if _is_dense(paths, trunk, len(numbers)):
-            back = torch.from_numpy(_nodes_back(numbers, paths)).to(device)
-            parts.append(Part(_NONE, [numbers], back))
+            distance = torch.from_numpy(_distance_to_key(numbers, paths)).to(device)
+            parts.append(Part(_NONE, [numbers], distance))
         elif spans and max(map(len, paths)) - trunk > LONG:
             _leave_out(of_prompt, long_rows, shared)
         else:
@@ -187,7 +164,8 @@ def _as_blocks(parts: list[Part], shared: list[tuple[Numbers, Numbers]], nodes: 
             numbers = np.concatenate(padded)
             of_block.append((numbers, np.concatenate(fills)))
             key_count = len(part.trunk) + width
-            blocks.append(Block(trunk, _node_index(numbers, device), len(rows), width, key_count, part.back))
+            nodes_of_rows = _node_index(numbers, device)
+            blocks.append(Block(trunk, nodes_of_rows, len(rows), width, key_count, part.distance_to_key))
     repeats: list[Numbers] = []
     repeated: list[Numbers] = []
     first_slot = 0
@@ -201,18 +179,17 @@ def _as_blocks(parts: list[Part], shared: list[tuple[Numbers, Numbers]], nodes: 
         blocks[i] = replace(blocks[i], counted=counted)
         repeats.append(slots[~counts & ~fill])
         repeated.append(numbers[~counts & ~fill])
+    spans = [
+        Block(_node_index(before, device), _node_index(after, device), 1, len(after), len(before), sees_row=False)
+        for before, after in shared
+    ]
     return Layout(
         blocks,
-        [_span(before, after, device) for before, after in shared],
+        spans,
         _node_index(slot_of_node, device),
         torch.from_numpy(np.concatenate([_NONE, *repeats])).to(device),
         torch.from_numpy(np.concatenate([_NONE, *repeated])).to(device),
     )
-
-
-def _span(before: Numbers, after: Numbers, device: torch.device) -> Block:
-    """Return the block of nodes that see what is left out of their rows."""
-    return Block(_node_index(before, device), _node_index(after, device), 1, len(after), len(before), sees_row=False)
 
 
 def of_chunks(branches: list[Branch], chunk: int) -> list[Branch]:
@@ -250,7 +227,6 @@ def _node_index(numbers: Numbers, device: torch.device) -> NodeIndex:
 
 
 def _by_prompt(branches: list[Branch]) -> list[list[Branch]]:
-    """Return the branches of each prompt."""
     prompts: list[list[Branch]] = []
     for branch in branches:
         if branch.same_prompt:
@@ -269,26 +245,23 @@ def _is_dense(paths: list[Numbers], trunk: int, count: int) -> bool:
     return count**2 <= 2 * pairs_by_rows
 
 
-def _nodes_back(nodes: Numbers, paths: list[Numbers]) -> Numbers:
+def _distance_to_key(nodes: Numbers, paths: list[Numbers]) -> Numbers:
     """Return how many nodes each key is before a node on its path, -1 if it is not on it, `[nodes, nodes]`."""
-    back = np.full((len(nodes), len(nodes)), -1)
+    distance = np.full((len(nodes), len(nodes)), -1)
     for path in paths:
         columns = np.searchsorted(nodes, path)
         depth = np.arange(len(path))
-        back[np.ix_(columns, columns)] = depth[:, None] - depth
-    return back
+        distance[np.ix_(columns, columns)] = depth[:, None] - depth
+    return distance
 
 
 def _of_similar_length(rows: list[Numbers]) -> list[list[Numbers]]:
-    """Return the rows that are not empty in groups of similar length, all in the order of their first nodes.
-
-    Long rows are not padded: those of a group have one length.
-    """
+    """Return the rows that are not empty in groups of similar length, all in the order of their first nodes."""
     filled = [row for row in rows if len(row)]
     groups: list[list[Numbers]] = []
     for row in sorted(filled, key=len, reverse=True):
         longest = len(groups[-1][0]) if groups else 0
-        least = longest if longest > LONG else longest / SPREAD
+        least = longest if longest > LONG else longest / SPREAD  # long rows are not padded
         if groups and len(row) >= least:
             groups[-1].append(row)
         else:
@@ -321,10 +294,9 @@ def take_shared(states: Tensor, nodes: NodeIndex) -> Tensor:
 
 
 class _SharedNodes(torch.autograd.Function):
-    """`index_select` whose gradients are added up in float32.
+    """`index_select` whose gradients are added up in float32."""
 
-    On a GPU torch rounds each sum to 16 bits: with 16 to 64 paths the gradient of a shared node is off by 0.5 to 1 %.
-    """
+    # On a GPU torch rounds each sum to 16 bits: with 16 to 64 paths the gradient of a shared node is off by 0.5 to 1 %.
 
     @staticmethod
     def forward(ctx, states: Tensor, nodes: Tensor) -> Tensor:  # type: ignore[no-untyped-def]

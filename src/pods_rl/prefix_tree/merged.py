@@ -18,34 +18,25 @@ from torch.nn.functional import pad
 from .blocks import Block, Layout, NodeIndex, for_each_head, take
 
 # Given a block, returns how many heads are folded, and the mask: None if a node sees all nodes before it.
-How = Callable[[Block], tuple[int, Tensor | None]]
+FoldAndMask = Callable[[Block], tuple[int, Tensor | None]]
 
 
 def attend_merged(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: Layout, scale: float, how: How
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: Layout, scale: float, fold_and_mask: FoldAndMask
 ) -> Tensor:
-    """Return what the nodes of a tree read, `[L, H, D]`.
-
-    Args:
-        q: `[L, H, D]`.
-        k, v: `[L, K, D]`, where K divides H; the last dimension of v may be another one.
-        sinks: `[H]`, the score of a key that every node sees, and whose value is 0. If None, there is none.
-        layout: of the tree.
-        scale: of the products.
-        how: tells how a block is computed.
-    """
+    """Return what the nodes of a tree read, `[L, H, D]`: see `TreeAttention.attend`."""
     size = max(q.size(2), v.size(2))  # torch's kernel takes keys and values of one size
     states = [x if x.size(2) == size else pad(x, (0, size - x.size(2))) for x in (q, k, v)]
-    output: Tensor = _Merged.apply(*states, sinks, layout, scale, how)
+    output: Tensor = _Merged.apply(*states, sinks, layout, scale, fold_and_mask)
     return output[..., : v.size(2)]
 
 
 class _Call:
     """One call of torch's kernel, which computes a block."""
 
-    def __init__(self, block: Block, q: Tensor, k: Tensor, v: Tensor, scale: float, how: How) -> None:
+    def __init__(self, block: Block, q: Tensor, k: Tensor, v: Tensor, scale: float, fold_and_mask: FoldAndMask) -> None:
         self._block = block
-        self._fold, mask = how(block)
+        self._fold, mask = fold_and_mask(block)
         self._of_keys = k.size(1)  # heads
         query = block.queries(q, self._fold)
         keys = for_each_head(block.keys(k), query.size(1))
@@ -65,10 +56,7 @@ class _Call:
     def backward(self, gradient: Tensor, output: Tensor, log_sum: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of the queries `[slots, H, D]`, and of keys and values `[count, K, key_count, D]`.
 
-        Args:
-            gradient: of the complete output of all nodes, `[L, H, D]`.
-            output: `[L, H, D]`.
-            log_sum: `[L, H, 1]`.
+        The arguments are those of all nodes, `[L, H, D]` and `[L, H, 1]`.
         """
         block = self._block
         upstream = take(gradient, block.rows)
@@ -93,15 +81,16 @@ class _Merged(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: Layout, scale: float, how: How
-    ) -> Tensor:
-        of_slots = [_Call(block, q, k, v, scale, how).forward() for block in layout.blocks]
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: Layout, scale: float,
+        fold_and_mask: FoldAndMask,
+    ) -> Tensor:  # fmt: skip
+        of_slots = [_Call(block, q, k, v, scale, fold_and_mask).forward() for block in layout.blocks]
         output = take(torch.cat([x for x, _ in of_slots]), layout.slot_of_node)
         log_sum = take(torch.cat([x for _, x in of_slots]), layout.slot_of_node)
         output = output.to(log_sum.dtype)  # float32 for 16 bits
         # Two parts of a softmax are joined by the share that each has of the weights.
         for span in layout.spans:
-            more_output, more_sum = _Call(span, q, k, v, scale, how).forward()
+            more_output, more_sum = _Call(span, q, k, v, scale, fold_and_mask).forward()
             before = take(log_sum, span.rows)
             both = torch.logaddexp(before, more_sum)
             joined = take(output, span.rows).mul_((before - both).exp()).add_(more_output * (more_sum - both).exp())
@@ -113,19 +102,19 @@ class _Merged(torch.autograd.Function):
             log_sum = both
         output = output.to(q.dtype)
         ctx.save_for_backward(q, k, v, sinks, output, log_sum)
-        ctx.how = (layout, scale, how)
+        ctx.options = (layout, scale, fold_and_mask)
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         q, k, v, sinks, output, log_sum = ctx.saved_tensors
-        layout, scale, how = ctx.how
+        layout, scale, fold_and_mask = ctx.options
         gradient = gradient.contiguous()
         queries: list[Tensor] = []
         keys: list[Tensor] = []
         of_trunks: list[tuple[NodeIndex, Tensor]] = []
         for block in layout.blocks:
-            of_query, *of_keys = _Call(block, q, k, v, scale, how).backward(gradient, output, log_sum)
+            of_query, *of_keys = _Call(block, q, k, v, scale, fold_and_mask).backward(gradient, output, log_sum)
             queries.append(of_query)
             both = torch.stack(of_keys, 3)  # keys and values together, [count, K, key_count, 2, D]
             before = block.key_count - block.width
@@ -138,7 +127,7 @@ class _Merged(torch.autograd.Function):
         if len(layout.repeats):
             _add(of_k_v, layout.repeated, of_slots.index_select(0, layout.repeats))
         for span in layout.spans:
-            of_query, *of_keys = _Call(span, q, k, v, scale, how).backward(gradient, output, log_sum)
+            of_query, *of_keys = _Call(span, q, k, v, scale, fold_and_mask).backward(gradient, output, log_sum)
             _add(of_q, span.rows, of_query)
             of_trunks.append((span.trunk, torch.stack(of_keys, 3).sum(0).transpose(0, 1)))
         for nodes, more in of_trunks:
