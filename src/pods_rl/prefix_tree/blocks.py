@@ -59,7 +59,7 @@ class Block:
     sees_row: bool = True
 
     def queries(self, q: Tensor, fold: int) -> Tensor:
-        """Return `[count, H / fold, width * fold, D]` of queries `[L, H, D]`: `fold` heads become queries of one head."""
+        """Return `[count, H / fold, width * fold, D]` of queries `[L, H, D]`: `fold` heads become one."""
         return self.folded(take(q, self.rows), fold)
 
     def folded(self, rows: Tensor, fold: int) -> Tensor:

@@ -43,9 +43,8 @@ class CannotServeError(Exception):
 class NodeLayer(DynamicLayer):
     """A cache layer with a row for each node of the tree, and spare rows and columns, so that few steps copy it.
 
-    While nodes are few each has a copy of its prompt. After `share` there is one copy of each prompt for all its nodes,
-    which the keys that `update` returns do not contain. They have a reference to this layer, by which the function
-    `attend` finds the method `read`, and that reads the prompts and the keys.
+    While nodes are few each has a copy of its prompt. After `share` there is one copy of each prompt for all its nodes.
+    The keys that `update` returns lack the prompt; `attend` follows `keys.layer`, whose method `read` adds it.
 
     Args:
         layer: holds the prompts, a row each: the first nodes.
@@ -89,7 +88,7 @@ class NodeLayer(DynamicLayer):
         self.keys[:, :, start:].copy_(key_states)
         self.values[:, :, start:].copy_(value_states)
         if self.slots is not None:
-            # They lead `attend` to this layer. A weak reference, since a cycle would keep the cache in memory.
+            # A weak reference, since a cycle would keep the cache in memory.
             self.keys.layer = ref(self)
             self.values.layer = ref(self)
             self.attended = False
@@ -122,13 +121,7 @@ class NodeLayer(DynamicLayer):
         return room.transpose(3, 4) if self._columns_last else room
 
     def reorder(self, count: int, moved: Tensor, sources: Tensor) -> None:
-        """Let `count` nodes be in the first rows, where row `moved[i]` is a copy of row `sources[i]` for every i.
-
-        A node becomes several where its rows drew different tokens, and none where they ended.
-
-        Args:
-            moved: ascending; the other rows stay.
-        """
+        """Let `count` nodes be in the first rows, where row `moved[i]` is a copy of row `sources[i]` for every i."""
         columns = self.keys.shape[2]
         if count > self._rooms[0].shape[1]:
             # Twice as many, so that a tree that grows copies its cache few times.
@@ -163,22 +156,16 @@ class NodeLayer(DynamicLayer):
         self._look(count, columns)
 
     def be_read_by_decoder(self, dtype: torch.dtype) -> None:
-        """Prepare for `append` and `read` instead of the model's own attention.
-
-        Args:
-            dtype: of keys and values.
-        """
+        """Prepare for `append` and `read` instead of the model's own attention, with keys and values of this type."""
         self.can_share = True
         if dtype != self.dtype:
             self.dtype = dtype
             self._make_room(len(self.keys))
 
     def share(self, nodes: Tensor, prompts: Tensor, slots: PromptSlots) -> None:
-        """Keep one copy of each prompt, or drop those that are no longer needed.
+        """Keep one copy of each of these prompts, which `nodes` have, and drop the others.
 
         Args:
-            nodes: one of each prompt that is needed.
-            prompts: the numbers of these prompts.
             slots: of the nodes that there will be.
         """
         if self.slots is None:
@@ -196,11 +183,10 @@ class NodeLayer(DynamicLayer):
     def read(self, queries: Tensor, hidden: Tensor | None, softcap: float | None = None) -> Tensor:
         """Return what single queries read: see the function `read`; with prompts that are shared, also of these."""
         self.attended = True
-        slots = self.slots
-        if slots is None:
+        if self.slots is None:
             return read(queries, self.keys, self.values, hidden, softcap)
         prompts = (self._prompt_keys, self._prompt_values)
-        return read_with_prompts(queries, (self.keys, self.values), prompts, slots, hidden, softcap)
+        return read_with_prompts(queries, (self.keys, self.values), prompts, self.slots, hidden, softcap)
 
 
 def read(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, softcap: float | None = None) -> Tensor:
@@ -224,14 +210,8 @@ def read_with_prompts(
     hidden: Tensor | None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Return what single queries read of their prompt and of their own states: see `read`.
-
-    Args:
-        states: keys and values, `[rows, K, columns, D]`.
-        prompt_states: those of the prompts, `[prompts, K, columns, D]`.
-        slots: the rows of each prompt.
-    """
-    keys, values = states
+    """Return what single queries read of their prompt and of their own keys and values: see `read`."""
+    keys, values = states  # [rows, K, columns, D]; [prompts, K, columns, D] of prompts
     prompt_keys, prompt_values = prompt_states
     rows, key_heads, columns, _ = keys.shape
     # All rows of a prompt are queries of one product with its keys.
@@ -283,30 +263,32 @@ class PromptSlots:
         # Whether the slots are the nodes in their order.
         self._ordered = np.array_equal(self._node_at, np.arange(len(prompt_of)))
         self._device = device
-        self._places: dict[int, tuple[Tensor, Tensor]] = {}
+        self._indices: dict[int, tuple[Tensor, Tensor]] = {}  # by the number of key heads
 
     def by_prompt(self, states: Tensor, key_heads: int) -> Tensor:
         """From `[nodes * K, G, x]` to `[prompts * K, slots * G, x]`; empty slots repeat a node."""
         if not (self._ordered and key_heads == 1):
-            states = states.index_select(0, self._places_of(key_heads)[0])
+            states = states.index_select(0, self._index(key_heads)[0])
         return states.reshape(self._prompts * key_heads, -1, states.shape[-1])
 
     def by_node(self, states: Tensor, key_heads: int) -> Tensor:
         """The inverse of `by_prompt`."""
         states = states.view(self._prompts * key_heads * self._most, -1, states.shape[-1])
         if not (self._ordered and key_heads == 1):
-            states = states.index_select(0, self._places_of(key_heads)[1])
+            states = states.index_select(0, self._index(key_heads)[1])
         return states
 
-    def _places_of(self, key_heads: int) -> tuple[Tensor, Tensor]:
+    def _index(self, key_heads: int) -> tuple[Tensor, Tensor]:
         """Return which of the nodes' key heads each slot has, `[prompts * K * slots]`, and the inverse."""
-        if key_heads not in self._places:
+        if key_heads not in self._indices:
             heads = np.arange(key_heads)
             nodes = self._node_at.reshape(-1, 1, self._most) * key_heads + heads[:, None]  # [prompts, K, slots]
             prompts, slots = np.divmod(self._slot_of, self._most)
-            places = (prompts[:, None] * key_heads + heads) * self._most + slots[:, None]  # [nodes, K]
-            self._places[key_heads] = (on_device(nodes.ravel(), self._device), on_device(places.ravel(), self._device))
-        return self._places[key_heads]
+            inverse = (prompts[:, None] * key_heads + heads) * self._most + slots[:, None]  # [nodes, K]
+            self._indices[key_heads] = (
+                on_device(nodes.ravel(), self._device), on_device(inverse.ravel(), self._device)
+            )  # fmt: skip
+        return self._indices[key_heads]
 
 
 def on_device(numbers: NDArray[np.int64], device: torch.device | str) -> Tensor:
@@ -317,13 +299,10 @@ def on_device(numbers: NDArray[np.int64], device: torch.device | str) -> Tensor:
 def move_nodes(
     cache: Cache, parents: NDArray[np.int64], prompt_of: NDArray[np.int64], device: torch.device
 ) -> NDArray[np.int64]:
-    """Let node i of a cache be one that goes on from node `parents[i]`, for every i: see `NodeLayer.reorder`.
-
-    Once copies of the prompts would be large there is one copy for all nodes, if `attend` reads it.
+    """Let node i of a cache continue node `parents[i]`, for every i: see `NodeLayer.reorder`.
 
     Args:
         prompt_of: the number of each parent's prompt.
-        device: of the cache.
 
     Returns:
         The number of the prompt of each node; those without a node are no longer counted.
@@ -340,6 +319,7 @@ def move_nodes(
             # States of a sliding window or of a recurrent layer do not grow, so they are simply copied.
             layer.reorder_cache(origin)
             continue
+        # Once copies of the prompts would be large there is one copy for all nodes.
         copied_bytes = layer.keys[0, :, :1].nbytes * layer.width * copies
         if layer.can_share and (layer.slots is not None or copied_bytes >= _SHARED_FROM):
             if shared is None:
@@ -352,11 +332,7 @@ def move_nodes(
 
 
 def why_not_copied(model: PreTrainedModel, cache: Any, implementation: str | None) -> str | None:
-    """Return why the rows of a model's cache cannot be copied and dropped, or None.
-
-    Args:
-        implementation: the setting `cache_implementation`.
-    """
+    """Return why the rows of a model's cache, of the setting `cache_implementation`, cannot be copied and dropped."""
     if cache is None:
         return "it makes its own cache, and not transformers' DynamicCache"
     if type(cache) is not DynamicCache or cache.offloading:
@@ -378,15 +354,10 @@ def check_filled(cache: Cache, columns: int) -> None:
     # Layers without keys have no length. Some of those that have keep none, where they read another layer's.
     lengths = [layer.get_seq_length() for layer in cache.layers if hasattr(layer, "get_seq_length")]
     recurrent = [layer for layer in cache.layers if type(layer).__name__ in _RECURRENT]
-    has_states = [_has_states(layer) for layer in recurrent]
-    if not cache.layers or max(lengths, default=columns) != columns or not all(has_states):
+    states = [(*layer.conv_states.values(), *layer.recurrent_states.values()) for layer in recurrent]
+    has_states = all(any(state is not None for state in of_layer) for of_layer in states)
+    if not cache.layers or max(lengths, default=columns) != columns or not has_states:
         raise CannotServeError("the model keeps no cache of the prompts")
-
-
-def _has_states(layer: Any) -> bool:
-    """Return whether a recurrent layer holds a state."""
-    states = (*layer.conv_states.values(), *layer.recurrent_states.values())
-    return any(state is not None for state in states)
 
 
 def check_attended(cache: Cache) -> None:
@@ -397,12 +368,7 @@ def check_attended(cache: Cache) -> None:
 
 
 def rope_types(config: Any) -> set[str | None]:
-    """Return the kinds of rotary positions of a text model's configuration; some have one for each kind of layer.
-
-    >>> from transformers import Qwen2Config
-    >>> rope_types(Qwen2Config())
-    {'default'}
-    """
+    """Return the kinds of rotary positions of a text model's configuration; some have one for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     parts = [rope] if "rope_type" in rope else rope.values()
     return {part.get("rope_type") for part in parts if part}
@@ -420,9 +386,6 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attend with one query a row: transformers' `sdpa_attention_forward`, written for that case on a CPU.
 
-    There torch's kernel splits the work into single heads, and with a mask every key is first copied for each head
-    that shares it. Anything but one query goes to `sdpa_attention_forward`.
-
     Args:
         query: `[rows, heads, 1, size]`.
         key: `[rows, key heads, columns, size]`, like `value`; consecutive heads share a key head.
@@ -434,6 +397,8 @@ def attend(
     Raises:
         CannotServeError: keys whose prompts are shared no longer lead to them, or the mask is not boolean.
     """
+    # For one query torch's kernel on a CPU splits the work into single heads, and with a mask it first copies every key
+    # for each head that shares it.
     rows, heads, queries, size = query.shape
     key_heads = key.shape[1]
     layer = _layer_of(key)
@@ -468,7 +433,7 @@ def attend(
 
 
 def _reached_attention(states: Tensor) -> bool:
-    """Return whether `attend` computed the prompts with these keys or values, and not with others made from them."""
+    """Return whether `attend` read the prompts from these keys or values, and not from others made of them."""
     return getattr(states, "reached_attention", False)
 
 
@@ -484,11 +449,7 @@ AttentionMaskInterface.register(SINGLE_QUERY, sdpa_mask)
 
 @contextmanager
 def decoding(model: PreTrainedModel, cache: Cache | None = None) -> Iterator[None]:
-    """Prepare a model to decode: without dropout, which rollouts of a prompt would share.
-
-    On a CPU also with `attend`, and in torch's inference mode, where each of many small operations costs less. Not so
-    with several processes, which may share the weights, and for models outside transformers, which may keep tensors of
-    a forward pass for the next: those of inference mode cannot be trained with.
+    """Prepare a model to decode: without dropout, which rollouts of a prompt would share; on a CPU with `attend`.
 
     Args:
         model: without PEFT's wrapper.
@@ -501,6 +462,8 @@ def decoding(model: PreTrainedModel, cache: Cache | None = None) -> Iterator[Non
     # Where attention is sparse the model chooses keys by code that asks for the attention's name.
     is_sparse = cache is not None and any(type(layer).__name__ in _SPARSE for layer in cache.layers)
     takes_single_query = known_on_cpu and attention_before == "sdpa" and not is_sparse
+    # In inference mode each of many small operations costs less. It is off with several processes (shared weights) and
+    # for remote code, which may keep tensors of a pass for the next: tensors made in it cannot be trained.
     takes_inference_mode = known_on_cpu and not dist.is_initialized()
     for module in in_training:
         module.training = False

@@ -24,12 +24,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedModel,
-    TemperatureLogitsWarper,
-)
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, TemperatureLogitsWarper
 from transformers.generation import GenerationMode
 
 from .cache import CannotServeError, decoding, rope_types, why_not_copied
@@ -47,19 +42,15 @@ logger = logging.getLogger(__name__)
 _logged_paths: set[str] = set()
 # Arguments of a model that nodes are prepared for; any other would need code of its own.
 _ARGUMENTS = {"position_ids", *CACHES, "use_cache", "logits_to_keep", ENCODED, *PER_TOKEN}
-# Processors that treat each row by itself; others keep the state of a whole batch, from which no row can be dropped.
-_ROW_BY_ROW = frozenset({
-    "EpsilonLogitsWarper", "EtaLogitsWarper", "ExponentialDecayLengthPenalty", "ForcedBOSTokenLogitsProcessor",
-    "ForcedEOSTokenLogitsProcessor", "InfNanRemoveLogitsProcessor", "LogitNormalization", "MinLengthLogitsProcessor",
-    "MinNewTokensLengthLogitsProcessor", "MinPLogitsWarper", "NoBadWordsLogitsProcessor",
-    "NoRepeatNGramLogitsProcessor", "RepetitionPenaltyLogitsProcessor", "SequenceBiasLogitsProcessor",
-    "SuppressTokensAtBeginLogitsProcessor", "SuppressTokensLogitsProcessor", "TemperatureLogitsWarper",
-    "TopHLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "TypicalLogitsWarper",
-})  # fmt: skip
-
-_ON_HOST = frozenset({  # those of them that compare tokens on the host
+_ON_HOST = frozenset({  # processors that compare tokens on the host
     "NoBadWordsLogitsProcessor", "NoRepeatNGramLogitsProcessor", "SequenceBiasLogitsProcessor", "TopHLogitsWarper",
 })  # fmt: skip
+# Processors that treat each row by itself; others keep the state of a whole batch, from which no row can be dropped.
+_ROW_BY_ROW = SCORES_ALONE | _ON_HOST | {
+    "ExponentialDecayLengthPenalty", "ForcedBOSTokenLogitsProcessor", "ForcedEOSTokenLogitsProcessor",
+    "MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor", "RepetitionPenaltyLogitsProcessor",
+    "SuppressTokensAtBeginLogitsProcessor",
+}  # fmt: skip
 
 
 class Path(Enum):
@@ -74,12 +65,7 @@ _paths: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()  # how eac
 
 
 def choose_path(model: PreTrainedModel, processors: set[str], ends: Tensor | None) -> Path:
-    """Return how to generate with this model, settings and device.
-
-    Args:
-        processors: the kinds of logits processors.
-        ends: the tokens that end a row. If None, other criteria do, which read all tokens.
-    """
+    """Return how to generate with this model, kinds of processors and tokens that end a row (see `known_ends`)."""
     # On a CPU a read does not wait, and the tree is smallest where rows part and end at once.
     if model.device.type == "cpu" or ends is None or processors & _ON_HOST:
         return Path.TREE
@@ -91,30 +77,18 @@ def choose_path(model: PreTrainedModel, processors: set[str], ends: Tensor | Non
 
 
 def generation_path(model: PreTrainedModel) -> str | None:
-    """Return how a model generated last, over prefix trees, as rows, or by itself and why; None if it did not.
-
-    Args:
-        model: without PEFT's wrapper.
-    """
+    """Return how a model, without PEFT's wrapper, generated last, and why if it did by itself; None if it did not."""
     return _paths.get(model)
 
 
-def complete(
-    generate: Callable[..., Any],
-    inputs: Mapping[str, Any],
-    draws: RowDraws | None = None,
-) -> Tensor:
-    """Return `generate`'s result for `inputs`, each distinct prefix computed once if this model and setting allow.
+def complete(generate: Callable[..., Any], inputs: Mapping[str, Any], draws: RowDraws | None = None) -> Tensor:
+    """Return prompts and completions `[rows, W + T]` of a model's `generate`, each distinct prefix computed once.
 
-    If not, the reason is logged once and `generate` runs its own loop.
+    If this model or a setting does not allow it, the reason is logged once and `generate` runs its own loop.
 
     Args:
-        generate: of a model.
-        inputs: its arguments: `input_ids` [rows, W] padded on the left, `attention_mask`, `generation_config`, ...
+        inputs: arguments of `generate`: `input_ids` [rows, W] padded on the left, `attention_mask`, ...
         draws: of the rows. If None, greedy, whatever `do_sample` says.
-
-    Returns:
-        Prompts and completions `[rows, W + T]`, padded on the right from each row's end.
     """
     try:
         return generate(**inputs, custom_generate=partial(decode, draws))
@@ -154,12 +128,9 @@ def complete_prompts(
     The model's own sampling defaults and penalties are not used.
 
     Args:
-        prompts_ids: tokens of each row's prompt.
         draws: of the rows. If None, greedy.
         length: most tokens of a completion.
         ends: tokens that end a completion.
-        pad: the token after a row's end.
-        temperature: of the draws.
     """
     width = max(len(ids) for ids in prompts_ids)
     device = model.device
@@ -195,9 +166,6 @@ def decode(
     **inputs: Any,
 ) -> Tensor:
     """Return prompts and completions, as `generate` does, which calls this with all that it prepared.
-
-    Args:
-        draws: one row for each row of `generate`'s input. If None, greedy.
 
     Raises:
         CannotServeError: see `refusal`.
@@ -261,20 +229,13 @@ def _complete(
 def refusal(
     model: PreTrainedModel, config: GenerationConfig, processors: LogitsProcessorList, inputs: dict[str, Any]
 ) -> str | None:
-    """Return why `generate` must use its own loop, or None.
-
-    Args:
-        model: the policy, without PEFT's wrapper.
-        config: complete, as `generate` prepares it.
-        inputs: the model's arguments that `generate` prepared, among them the empty cache.
-    """
+    """Return why `generate`, which prepared these arguments, must use its own loop; None if it need not."""
     if model.config.is_encoder_decoder:
         return "the model is an encoder and a decoder"
     return (
         _refused_setting(config)
         or why_not_copied(model, inputs.get(cache_argument(inputs)), config.cache_implementation)
-        or _refused_processor(processors)
-        or _refused_input(model, inputs)
+        or _refused_input(model, inputs, processors)
         or _refused_positions(model, config, inputs.get("position_ids"))
     )
 
@@ -294,15 +255,11 @@ def _refused_setting(config: GenerationConfig) -> str | None:
     return None
 
 
-def _refused_processor(processors: LogitsProcessorList) -> str | None:
-    names = [type(processor).__name__ for processor in processors]
-    batch_wise = [name for name in names if name not in _ROW_BY_ROW]
+def _refused_input(model: PreTrainedModel, inputs: dict[str, Any], processors: LogitsProcessorList) -> str | None:
+    kinds = [type(processor).__name__ for processor in processors]
+    batch_wise = [kind for kind in kinds if kind not in _ROW_BY_ROW]
     if batch_wise:
         return f"a logits processor keeps the state of a whole batch: {', '.join(batch_wise)}"
-    return None
-
-
-def _refused_input(model: PreTrainedModel, inputs: dict[str, Any]) -> str | None:
     names = {name for name, value in inputs.items() if value is not None}
     unknown = sorted(names - _ARGUMENTS)
     if unknown:

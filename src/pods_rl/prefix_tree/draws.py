@@ -13,15 +13,9 @@ from ..sums import running_sums
 
 
 def draw_tokens(scores: Tensor, draws: Tensor, of_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return a token for each row, the first with a cumulative probability above its draw, and a number to check.
+    """Return the first token of each row with a cumulative probability above its draw: see `RowDraws.tokens`.
 
-    Args:
-        scores: `[rows, V]`, or `[nodes, V]` with `of_rows`.
-        draws: `[rows]`, of `RowDraws`.
-        of_rows: the scores' row of each row. If None, they are theirs, in order.
-
-    Returns:
-        The tokens `[rows]`, arbitrary where probabilities are not finite; and `[rows, 1]`, finite where these are.
+    Also returns `[rows, 1]`, finite where the probabilities are; a token without finite probabilities is arbitrary.
     """
     cumulative = running_sums(torch.softmax(scores, dim=-1, dtype=torch.float32))  # [rows or nodes, V]
     if of_rows is not None:
@@ -89,7 +83,7 @@ class RowDraws(LogitsProcessor):
         return self._draws.index_select(1, rows)
 
     def note(self, below: Tensor) -> None:
-        """Keep for `check` what is finite where probabilities are: see `draw_tokens`."""
+        """Keep what is finite where probabilities are, for `check`."""
         if self._strict:
             self._below.append(below)
 

@@ -11,7 +11,7 @@ from .tree import in_order_of_tokens
 def divide_rows(
     rows: NDArray[np.int64], budget: int, *, least_passes: int = 1, most_passes: int | None = None
 ) -> list[list[int]]:
-    """Return which rows form each pass, so that few passes have trees of at most `budget` nodes.
+    """Return the rows of each pass, so that few passes have trees of at most `budget` nodes; the smallest tree first.
 
     Rows are taken in the order of their tokens, in which those with a long common prefix are neighbours, and cut into
     passes of neighbours. Of all such cuts into the same number of passes this one has the smallest largest tree.
@@ -21,10 +21,6 @@ def divide_rows(
         budget: the most nodes of a tree, which are its distinct tokens. A longer row is alone in its pass.
         least_passes: another process may need this many, up to R.
         most_passes: if the budget needs more passes than these, the trees are larger. If None, it decides alone.
-
-    Returns:
-        The numbers of the rows of each pass, the smallest tree first: processes whose passes wait for each other then
-        have trees of similar sizes at the same time.
 
     >>> rows = np.array([[5, 6, 7], [8, 6, 7], [5, 6, 9], [8, 6, 9]])
     >>> divide_rows(rows, budget=3), divide_rows(rows, budget=99)
@@ -37,7 +33,8 @@ def divide_rows(
         passes = min(passes, most_passes)
     parts = _smallest_cut(lengths, added, passes)
     nodes = [int(lengths[part.start] + added[part.start + 1 : part.stop].sum()) for part in parts]
-    # Stable, so that every process and every run finds one order.
+    # Processes whose passes wait for each other then have trees of similar sizes at the same time. The order is stable,
+    # so that every process and every run finds the same one.
     order = np.argsort(nodes, kind="stable")
     groups = [in_order[parts[number].start : parts[number].stop] for number in order]
     while len(groups) < least_passes:  # rows that are equal, or too few to compute
@@ -58,11 +55,7 @@ def count_nodes(rows: NDArray[np.int64]) -> int:
 
 
 def _nodes_of_neighbours(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the nodes of each row alone, and those that it adds to the tree of the rows before it, both `[R]`.
-
-    Args:
-        rows: `[R, T]`, in the order of their tokens.
-    """
+    """Return the nodes of each row alone, and those that it adds to the tree of the rows before it, both `[R]`."""
     is_token = rows >= 0
     lengths = np.maximum(is_token.sum(1) - 1, 0)  # the last token predicts nothing and has no node
     first_columns = np.where(is_token.any(1), is_token.argmax(1), rows.shape[1])

@@ -79,13 +79,7 @@ def _select(parts: Any, chosen: list[int]) -> Any:
 
 
 def images_of(config: Any, input_ids: Tensor, encoded: Any) -> Images | None:
-    """Return the images of a batch of prompts, or None if it has none.
-
-    Args:
-        config: the model's, with the token that stands for an image's features.
-        input_ids: the prompts `[rows, W]`.
-        encoded: the model's argument `mm_encoder_outputs`; None if it has no such argument.
-    """
+    """Return the images of prompts `[rows, W]`, of which `generate` encoded these features; None if there are none."""
     given = {name: features for name, features in (encoded or {}).items() if features is not None}
     if not given:
         return None

@@ -31,17 +31,12 @@ PER_TOKEN = ("attention_mask", *TYPES)  # arguments of the form [rows, columns]
 _READ_BY_DECODER = {"NodeLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer"}
 # Families whose preparation only handles frequencies that change with the length, which generation over trees refuses.
 _PREPARES_NOTHING = {"phi3"}
+# Arguments for the cache: from transformers 5.24 on, of Mamba before, and of the others before.
 CACHES = ("cache", "cache_params", "past_key_values")
 
 
 def cache_argument(inputs: dict[str, Any]) -> str:
-    """Return the name of the model's argument for its cache.
-
-    It is `cache` from transformers 5.24 and `past_key_values` before; Mamba's was `cache_params`.
-
-    >>> cache_argument({"past_key_values": None}), cache_argument({"cache": None})
-    ('past_key_values', 'cache')
-    """
+    """Return the name of the model's argument for its cache."""
     return next((name for name in CACHES if name in inputs), "past_key_values")
 
 
@@ -56,19 +51,18 @@ class Nodes:
         input_ids: prompts `[rows, W]`, padded on the left.
         config: complete, as `generate` prepares it.
         inputs: the model's other arguments, as `generate` prepares them.
-        criteria: when a row ends.
         ends: the tokens that end a row, if these are all that `criteria` read but the length.
         draws: whether rows of a node can draw different tokens.
         reads_every_token: whether the host does. It must if there are no `ends`.
 
     Attributes:
         columns: tokens of each prefix, with the padding.
+        width: columns of the prompts.
         rows: the number of each row that has not ended.
         of_rows: the node of each of them. If None, each has a node of its own, in the same order.
         node: the same, on the host.
         table: `[rows, W + T]`, all tokens.
-        width: columns of the prompts.
-        cache, decoder, mask, positions: what the next tokens are computed from. If there is no decoder, the model does.
+        decoder: computes the next tokens. If None, the model does.
     """
 
     def __init__(
@@ -92,7 +86,7 @@ class Nodes:
         self._draws = draws
         self._reads_every_token = reads_every_token
         count, self.columns = input_ids.shape
-        self.width = self.columns  # of the prompts
+        self.width = self.columns
         assert config.max_length is not None
         self._pad = _pad_token(config)
         self.table = input_ids.new_full((count, config.max_length), self._pad)  # [rows, W + T]
@@ -107,7 +101,7 @@ class Nodes:
         self.rows: Tensor
         self.of_rows: Tensor | None
         self._row_of_node: Tensor  # one row of each node
-        self._assign(np.arange(count), prompt_of_row)
+        self._assign_rows(np.arange(count), prompt_of_row)
         overridden = getattr(model.prepare_inputs_for_generation, "__func__", None) is not _PREPARE
         # Otherwise what the model would prepare is known, and need not be computed for each token.
         self._prepares = overridden or model.is_remote_code()
@@ -120,11 +114,7 @@ class Nodes:
     def prefill(
         self, processors: LogitsProcessorList, decoder_of: Callable[[PreTrainedModel, int], PlainDecoder | None]
     ) -> Tensor:
-        """Compute each distinct prompt; return the logits `[nodes, V]` that draw the first tokens.
-
-        Args:
-            decoder_of: such as `plain_decoder`.
-        """
+        """Compute each distinct prompt; return the logits `[nodes, V]` that draw the first tokens."""
         inputs = dict(self._inputs)
         first_rows = self._tensor(self._first_rows)
         ids = self.table.index_select(0, first_rows)[:, : self.columns]
@@ -239,11 +229,7 @@ class Nodes:
         return logits
 
     def extend(self, tokens: Tensor, processors: LogitsProcessorList) -> bool:
-        """Add a token to each prefix, fork nodes and drop those that end; return whether there are any left.
-
-        Args:
-            tokens: of each row where they are drawn, otherwise of each node.
-        """
+        """Add a token to each row, or to each node if none is drawn; return whether any row has not ended."""
         row_tokens = tokens if self._draws or self.of_rows is None else tokens.index_select(0, self.of_rows)
         self.table[:, self.columns].index_copy_(0, self.rows, row_tokens)
         self.columns += 1
@@ -261,14 +247,7 @@ class Nodes:
         return True
 
     def _fork(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Give the rows of a node that drew different tokens nodes of their own.
-
-        Args:
-            tokens: as `extend` takes them.
-
-        Returns:
-            The parent of each node, ascending, and whether the node ended.
-        """
+        """Split nodes whose rows drew different tokens; return each node's parent, ascending, and whether it ended."""
         parents = np.arange(len(self._row_of_node))
         if self._draws and self.of_rows is not None:
             node_tokens = np.empty_like(parents)
@@ -286,7 +265,7 @@ class Nodes:
         return parents, self._criteria(prefixes, None).cpu().numpy()
 
     def _part(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Give each row that draws a node of its own; say which nodes ended, at every `EVERY`th token."""
+        """As `_fork`, but each row that draws gets a node of its own, and ends are read at every `EVERY`th token."""
         parents = np.arange(len(self._row_of_node))
         if self._draws and self.of_rows is not None:
             order = self.node.argsort(kind="stable")
@@ -319,18 +298,13 @@ class Nodes:
     def _replace_by_children(
         self, parents: NDArray[np.int64], ended: NDArray[np.bool_], processors: LogitsProcessorList
     ) -> None:
-        """Make nodes of the children that have not ended.
-
-        Args:
-            parents: the number of each child's parent, ascending.
-            ended: of each child.
-        """
+        """Make nodes of the children that have not ended; `parents` and `ended` as `_fork` returns them."""
         unfinished = np.flatnonzero(~ended)
-        row_goes_on = ~ended[self.node]
+        row_continues = ~ended[self.node]
         children = unfinished[order_of_children(parents[unfinished])]  # by their new number
         number_of_child = np.zeros_like(parents)
         number_of_child[children] = np.arange(len(children))
-        self._assign(self._rows[row_goes_on], number_of_child[self.node[row_goes_on]])
+        self._assign_rows(self._rows[row_continues], number_of_child[self.node[row_continues]])
         origin = self._tensor(parents[children])
         if self.mask is not None:
             self.mask = self.mask.index_select(0, origin)
@@ -340,7 +314,7 @@ class Nodes:
         self._prompt_of = move_nodes(self.cache, parents[children], self._prompt_of, origin.device)
         _select_rows(processors, origin)
 
-    def _assign(self, rows: NDArray[np.int64], node: NDArray[np.int64]) -> None:
+    def _assign_rows(self, rows: NDArray[np.int64], node: NDArray[np.int64]) -> None:
         """Let row `rows[i]` be at `node[i]`; once each has a node of its own they are in the order of the nodes."""
         nodes = int(node.max()) + 1
         apart = len(rows) == nodes
@@ -360,17 +334,11 @@ class Nodes:
 
 
 class HostPrompts(NamedTuple):
-    """The prompts of all rows, where the host can compare them; read from a device at once.
+    """The prompts of all rows, where the host can compare them; read from a device at once."""
 
-    Attributes:
-        ids: `[rows, W]`.
-        mask: `[rows, W]`, 0 at padding.
-        end_at_one_position: whether the last token of every prompt has the same position.
-    """
-
-    ids: NDArray[np.int64]
-    mask: NDArray[np.int64]
-    end_at_one_position: bool
+    ids: NDArray[np.int64]  # [rows, W]
+    mask: NDArray[np.int64]  # [rows, W], 0 at padding
+    end_at_one_position: bool  # whether the last token of every prompt has the same position
 
     @classmethod
     def read(cls, input_ids: Tensor, inputs: dict[str, Any]) -> HostPrompts:
@@ -440,9 +408,6 @@ def shared_first(ids: NDArray[np.int64], mask: NDArray[np.int64]) -> tuple[NDArr
 
     Also returns how many tokens these are. A row's last token is never among them. A single row has none.
 
-    Args:
-        ids: prompts `[rows, W]`, padded on the left, where `mask` is 0.
-
     >>> ids, mask = np.array([[0, 5, 6, 7], [5, 6, 8, 9]]), np.array([[0, 1, 1, 1], [1, 1, 1, 1]])
     >>> order, common = shared_first(ids, mask)
     >>> np.take_along_axis(ids, order, 1).tolist(), common
@@ -467,9 +432,6 @@ def shared_first(ids: NDArray[np.int64], mask: NDArray[np.int64]) -> tuple[NDArr
 
 def order_of_children(parents: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the children in the order of their new numbers: the first child of a node keeps its number if it can.
-
-    Args:
-        parents: the number of each child's parent, ascending.
 
     >>> order_of_children(np.array([0, 0, 2, 4])).tolist()  # two take free numbers
     [0, 1, 2, 3]

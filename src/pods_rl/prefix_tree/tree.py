@@ -11,17 +11,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Branch:
-    """The part of a row that no row before it has, with the way to it from the root.
+    """The part of a row that no row before it has, with the way to it from the root."""
 
-    Args:
-        path: the nodes of the row, from the root to its end.
-        new: how many of them, the last ones, are new; they stand side by side in the sequence.
-        same_prompt: whether the branch before is of the same prompt.
-    """
-
-    path: NDArray[np.int64]
-    new: int
-    same_prompt: bool
+    path: NDArray[np.int64]  # the nodes of the row, from the root to its end
+    new: int  # how many of them, the last ones, are new; they stand side by side in the sequence
+    same_prompt: bool  # whether the branch before is of the same prompt
 
 
 @dataclass(frozen=True)
@@ -30,20 +24,13 @@ class PrefixTree:
 
     A node is a token together with the token after it. So each node has one label, and rows part one token before
     they differ. A row's last token predicts nothing and has no node.
-
-    Args:
-        tokens: of the nodes, `[L]`.
-        labels: the tokens after them, `[L]`.
-        columns: where the nodes stand in their rows, `[L]`.
-        nodes: `[B, T - 1]`, the node of each column of each row; -1 where there is none, and in rows not asked for.
-        branches: the rows that have a node of their own, in the order of the sequence.
     """
 
-    tokens: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    columns: NDArray[np.int64]
-    nodes: NDArray[np.int64]
-    branches: list[Branch]
+    tokens: NDArray[np.int64]  # [L], of the nodes
+    labels: NDArray[np.int64]  # [L], the tokens after them
+    columns: NDArray[np.int64]  # [L], where the nodes stand in their rows
+    nodes: NDArray[np.int64]  # [B, T - 1], the node of each column of each row; -1 where there is none
+    branches: list[Branch]  # the rows that have a node of their own, in the order of the sequence
 
 
 def prefix_tree(rows: NDArray[np.int64], prompt_width: int, chosen: list[int] | None = None) -> PrefixTree:
@@ -57,12 +44,11 @@ def prefix_tree(rows: NDArray[np.int64], prompt_width: int, chosen: list[int] | 
         prompt_width: columns of the prompts.
         chosen: the rows that count. If None, all.
 
-    Example:
-        >>> tree = prefix_tree(np.array([[5, 6, 7, 8], [5, 6, 7, 9], [-1, 6, 7, 8]]), prompt_width=2)
-        >>> tree.tokens.tolist(), tree.labels.tolist(), tree.columns.tolist()
-        ([6, 7, 5, 6, 7, 7], [7, 8, 6, 7, 8, 9], [1, 2, 0, 1, 2, 2])
-        >>> tree.nodes.tolist()
-        [[2, 3, 4], [2, 3, 5], [-1, 0, 1]]
+    >>> tree = prefix_tree(np.array([[5, 6, 7, 8], [5, 6, 7, 9], [-1, 6, 7, 8]]), prompt_width=2)
+    >>> tree.tokens.tolist(), tree.labels.tolist(), tree.columns.tolist()
+    ([6, 7, 5, 6, 7, 7], [7, 8, 6, 7, 8, 9], [1, 2, 0, 1, 2, 2])
+    >>> tree.nodes.tolist()
+    [[2, 3, 4], [2, 3, 5], [-1, 0, 1]]
     """
     width = rows.shape[1]
     is_token = rows >= 0
@@ -103,11 +89,7 @@ def prefix_tree(rows: NDArray[np.int64], prompt_width: int, chosen: list[int] | 
 
 
 def in_order_of_tokens(rows: NDArray[np.int64], chosen: list[int] | None = None) -> list[int]:
-    """Return the numbers of the rows, or of the chosen ones, in the order of their tokens; -1 comes first.
-
-    >>> in_order_of_tokens(np.array([[7, 1], [5, 9], [5, 2]]))
-    [2, 1, 0]
-    """
+    """Return the numbers of the rows, or of the chosen ones, in the order of their tokens; -1 comes first."""
     # Big-endian, so that the order of bytes is that of tokens.
     sortable = (rows + 1).astype(">u4")
     numbers = range(len(rows)) if chosen is None else chosen
@@ -118,10 +100,6 @@ def distinct_share(completions_ids: Sequence[Sequence[int]], groups: Sequence[in
     """Return how many of the tokens that rows feed to the model are distinct prefixes: the work left in a tree.
 
     A completion's last token is not fed. Without any fed token the share is 1.
-
-    Args:
-        completions_ids: tokens of each completion.
-        groups: the prompt of each completion, a number.
 
     >>> distinct_share([[5, 6, 7], [5, 6, 8], [5, 9, 9]], [0, 0, 0])  # 5, 5 6 and 5 9 of six
     0.5
@@ -137,24 +115,11 @@ def distinct_share(completions_ids: Sequence[Sequence[int]], groups: Sequence[in
         for row, ids in enumerate(completions):
             rows[row, : lengths[row]] = ids[: lengths[row]]
         fed += int(lengths.sum())
-        distinct += count_prefixes(rows, lengths)
+        order = in_order_of_tokens(rows)
+        ordered = rows[order]
+        differ = ordered[1:] != ordered[:-1]  # [B - 1, T]
+        parting = np.where(differ.any(1), differ.argmax(1), rows.shape[1])
+        # Two neighbours with the same columns share those with tokens, which are the first of the later row.
+        shared = np.minimum(parting, lengths[order][1:])
+        distinct += int(lengths.sum() - shared.sum())
     return distinct / fed if fed else 1.0
-
-
-def count_prefixes(rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> int:
-    """Return the number of distinct prefixes of some rows.
-
-    Args:
-        rows: `[B, T]`; a row begins in column 0, and -1 fills it after its end.
-        lengths: `[B]`, the tokens of each row.
-
-    >>> count_prefixes(np.array([[5, 6], [5, 7], [5, -1]]), np.array([2, 2, 1]))
-    3
-    """
-    order = in_order_of_tokens(rows)
-    ordered = rows[order]
-    differ = ordered[1:] != ordered[:-1]  # [B - 1, T]
-    parting = np.where(differ.any(1), differ.argmax(1), rows.shape[1])
-    # Of the tokens that two neighbours have in common, only those of the shorter one are tokens.
-    shared = np.minimum(parting, lengths[order][1:])
-    return int(lengths.sum() - shared.sum())
