@@ -43,22 +43,14 @@ _KEPT_SHARE = 0.1  # of a device's memory, which buffers and copies of weights m
 
 
 class Shape(NamedTuple):
-    """What the addresses and the operations of a step depend on.
-
-    Attributes:
-        most: rows of each prompt.
-        width: columns of the prompts.
-        columns: of the completions.
-        draws: whether tokens are drawn.
-        processors: of the scores, with their settings.
-    """
+    """What the addresses and the operations of a step depend on."""
 
     prompts: int
-    most: int
-    width: int
-    columns: int
-    draws: bool
-    processors: Hashable
+    most: int  # rows of each prompt
+    width: int  # columns of the prompts
+    columns: int  # of the completions
+    draws: bool  # whether tokens are drawn
+    processors: Hashable  # of the scores, with their settings
 
 
 class Slots:
@@ -71,10 +63,6 @@ class Slots:
         length: the most tokens of a completion.
         pools: the memory of the graphs of a model: none, or one. What a graph leaves is in these buffers, so that
             graphs can share it.
-
-    Attributes:
-        tokens: `[length, slots]`.
-        below: `[slots, 1]`, finite while all probabilities are: see `draw_tokens`.
     """
 
     def __init__(
@@ -104,7 +92,7 @@ class Slots:
         self._column = torch.zeros(1, dtype=torch.int64, device=device)  # of its keys, after the prompts'
         self.tokens = torch.zeros(length, slots, dtype=torch.int64, device=device)
         self._draws = torch.zeros(length, slots, device=device)
-        self.below = torch.zeros(slots, 1, device=device)  # finite while all probabilities are
+        self.below = torch.zeros(slots, 1, device=device)  # finite while all probabilities are: see `draw_tokens`
         self._pools = pools
         self._graph: torch.cuda.CUDAGraph | None = None
         self._is_checked = False  # whether a token of the graph was compared with that of the operations
@@ -141,19 +129,14 @@ class Slots:
         self._draw(logits.repeat_interleave(shape.most, 0))
 
     def take_over(self, before: Slots, source: Tensor, count: int) -> None:
-        """Continue the rows of other slots.
-
-        Args:
-            source: the slot before of each slot.
-            count: tokens of each row.
-        """
+        """Continue the rows of other slots, `source[i]` in slot i for every i, which have `count` tokens."""
         columns = min(before.shape.columns, count)
         seen_columns = self.shape.width + columns
-        for mine, theirs in zip(self._states, before._states, strict=True):
-            mine.zero_()
-            mine[:, :, :, :columns] = theirs[:, :, :, :columns].index_select(1, source)
-        for mine, theirs in zip(self._prompt_states, before._prompt_states, strict=True):
-            mine.copy_(theirs)
+        for states, states_before in zip(self._states, before._states, strict=True):
+            states.zero_()
+            states[:, :, :, :columns] = states_before[:, :, :, :columns].index_select(1, source)
+        for states, states_before in zip(self._prompt_states, before._prompt_states, strict=True):
+            states.copy_(states_before)
         self._hidden.fill_(True)
         self._hidden[..., :seen_columns] = before._hidden[..., :seen_columns].index_select(0, source)
         self._positions.copy_(before._positions.index_select(0, source))
@@ -270,20 +253,13 @@ def _memory_of(device: torch.device) -> float:
 
 
 class Kept(NamedTuple):
-    """The decoder and the slots of a model, kept from one generation to the next.
-
-    Attributes:
-        length: the most tokens of a prompt and its completion.
-        weights: what the addresses in `decoder` depend on.
-        slots: by shape, each with its graph.
-        pools: see `Slots`.
-    """
+    """The decoder and the slots of a model, kept from one generation to the next."""
 
     decoder: PlainDecoder
-    length: int
-    weights: Hashable
-    slots: dict[Shape, Slots]
-    pools: list[Any]
+    length: int  # the most tokens of a prompt and its completion
+    weights: Hashable  # what the addresses in `decoder` depend on
+    slots: dict[Shape, Slots]  # each with its graph
+    pools: list[Any]  # see `Slots`
 
     def nbytes(self) -> int:
         buffers = sum(slots.nbytes for slots in self.slots.values())
@@ -320,21 +296,27 @@ def decoder_to_keep(model: PreTrainedModel, length: int) -> PlainDecoder | None:
 def complete_rows(
     model: PreTrainedModel, nodes: Nodes, draws: RowDraws | None, processors: LogitsProcessorList, logits: Tensor
 ) -> None:
-    """Complete rows whose prompts are computed, in their table.
+    """Complete rows in the table of `nodes`, whose decoder is of `decoder_to_keep`.
 
     Args:
-        nodes: the prompts, with a decoder of `decoder_to_keep`.
         draws: of the rows. If None, greedy: then a prompt has one slot.
         logits: `[prompts, V]`, after the prompts.
     """
-    rows = _Rows(nodes, _kept[model], draws, processors)
+    kept = _kept[model]
+    rows = _Rows(nodes, kept, draws, processors)
     rows.begin(draws, logits)
     while rows.advance():
         pass
     rows.finish()
     if draws is not None:
         draws.note(rows.slots.below)
-    rows.keep_or_drop(model)
+    # On a device that buffers would fill, those that this generation did not need are dropped, or all.
+    most = _KEPT_SHARE * _memory_of(rows.slots.tokens.device)
+    if kept.nbytes() > most:
+        for shape in kept.slots.keys() - rows.used:
+            del kept.slots[shape]
+    if kept.nbytes() > most:
+        del _kept[model]
 
 
 class _Rows:
@@ -361,7 +343,7 @@ class _Rows:
         width = -(-nodes.width // _WIDTH) * _WIDTH
         columns = min(_COLUMNS, max(1, self._length - 1))
         self.slots = self._slots_of(Shape(len(counts), most, width, columns, draws is not None, settings))
-        self._used = {self.slots.shape}
+        self.used = {self.slots.shape}
 
     def _slots_of(self, shape: Shape) -> Slots:
         slots = self._kept.slots.get(shape)
@@ -410,7 +392,7 @@ class _Rows:
             self._move(shape._replace(most=most))
 
     def _move(self, shape: Shape) -> None:
-        """Continue in slots of another shape; with fewer rows a prompt, those that have ended are gone."""
+        """Continue in slots of another shape: with fewer rows of a prompt only if those that ended are written."""
         before = self.slots
         most = before.shape.most
         source = np.arange(shape.prompts).repeat(shape.most) * most  # a slot without a row repeats the prompt's first
@@ -424,10 +406,10 @@ class _Rows:
             self._slot = slot
         self.slots = self._slots_of(shape)
         self.slots.take_over(before, self._tensor(source), self._count)
-        self._used.add(shape)
+        self.used.add(shape)
 
     def _write(self, is_written: NDArray[np.bool_]) -> None:
-        """Write rows to the table, and forget them."""
+        """Move rows to the table."""
         rows = self._tensor(self._rows[is_written])
         tokens = self.slots.tokens[: self._count].index_select(1, self._tensor(self._slot[is_written])).T
         start = self._nodes.width
@@ -440,15 +422,6 @@ class _Rows:
         """Write all rows to the table."""
         self._write(np.ones(len(self._rows), bool))
         self._nodes.columns = self._nodes.width + self._count
-
-    def keep_or_drop(self, model: PreTrainedModel) -> None:
-        """On a device that buffers would fill, drop those that this generation did not need, or all."""
-        most = _KEPT_SHARE * _memory_of(self.slots.tokens.device)
-        if self._kept.nbytes() > most:
-            for shape in self._kept.slots.keys() - self._used:
-                del self._kept.slots[shape]
-        if self._kept.nbytes() > most:
-            del _kept[model]
 
     def _tensor(self, numbers: NDArray[np.int64]) -> Tensor:
         return on_device(numbers, self._nodes.table.device)

@@ -23,11 +23,7 @@ class Memory(Protocol):
     """What the tokens before the latest have left, and the positions of the latest."""
 
     def rotation(self, kind: str | None) -> tuple[Tensor, Tensor]:
-        """Return cosine and signed sine of the positions, `[rows or 1, 1, 1, rotated size]`: see `rotation_table`.
-
-        Args:
-            kind: of the layer. If None, all layers rotate alike.
-        """
+        """Return cosine and signed sine of the positions, `[rows or 1, 1, 1, rotated size]`: see `rotation_table`."""
 
     def attend(self, layer: int, heads: Tensor, group: int, softcap: float | None) -> Tensor:
         """Append a key and a value for each row; return what its queries read, `[rows * K, group, D]`.
@@ -36,7 +32,7 @@ class Memory(Protocol):
             layer: its number in the model.
             heads: `[rows, K, group + 2 or more, D]`: of each key head its scaled queries, then the key and the value.
             group: queries that share a key.
-            softcap: the bound of the scores, which a hyperbolic tangent keeps. If None, there is none.
+            softcap: see `cache.read`.
         """
 
     def states(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -48,13 +44,7 @@ class Memory(Protocol):
 
 
 class Copy:
-    """A tensor that is made of the model's weights.
-
-    Args:
-        make: returns it, from the weights as they are.
-        dtype: of the copy. If None, as it is made.
-        copies: where to add this one, for whoever refills all of them.
-    """
+    """A tensor that `make` returns of the model's weights as they are, perhaps in another type; one of `copies`."""
 
     def __init__(self, make: Callable[[], Tensor], dtype: torch.dtype | None, copies: list[Copy]) -> None:
         self._make = make
@@ -102,8 +92,7 @@ class Product:
     Args:
         maps: modules of the model, perhaps with LoRA's adapters.
         columns: returns what is multiplied into the columns, such as the weights of a norm. If None, 1.
-        order: of the rows. If None, that of the maps.
-        factors: of the rows in this order. If None, 1.
+        order, factors: of the rows. If None, the order of the maps, and 1.
     """
 
     def __init__(
@@ -170,11 +159,7 @@ def has_lora(part: Any) -> bool:
 class Attention:
     """Softmax attention, perhaps with norms of queries and keys, and with gates of what is read.
 
-    Args:
-        module: of the model.
-        number: of the layer.
-        kind: of the layer, by which it finds its rotation.
-        columns: see `Product`.
+    The number and the kind of the layer find its memory and its rotation.
     """
 
     def __init__(
@@ -230,13 +215,7 @@ class Attention:
 
 
 class _HeadNorm:
-    """A norm of some heads, in place.
-
-    Args:
-        heads: which.
-        dimensions: the number of the last dimensions that are one vector.
-        weight: returns `[heads, D]`, or `[K, heads, D]`.
-    """
+    """A norm of some heads, in place, whose last `dimensions` are one vector; its weight is `[(K,) heads, D]`."""
 
     def __init__(
         self, heads: slice, dimensions: int, epsilon: float, weight: Callable[[], Tensor], build: Build
@@ -397,15 +376,9 @@ def branches_of(layer: Any, number: int, kind: str | None, config: Any, build: B
 
 
 def rotation_table(rotary: Any, like: Tensor, positions: Tensor, kind: str | None) -> Tensor:
-    """Return cosine and signed sine of positions, `[positions, 2, rotated size]`.
+    """Return cosine and signed sine of positions, `[positions, 2, rotated size]`, by a model's module.
 
-    The rotated states are `states * cosine + states.roll(size / 2) * sine`.
-
-    Args:
-        rotary: the model's module.
-        like: a tensor of the type and device that the module is given.
-        positions: `[positions]`.
-        kind: of the layer. If None, all layers rotate alike.
+    The rotated states are `states * cosine + states.roll(size / 2) * sine`. If `kind` is None, all layers rotate alike.
     """
     arguments = () if kind is None else (kind,)
     cos, sin = rotary(like, positions.unsqueeze(0), *arguments)  # [1, positions, rotated size]

@@ -47,10 +47,9 @@ class PlainDecoder:
     Args:
         model: one that `plain_decoder` accepts.
         positions: `[count]`, those that tokens may have; a token then names its position by its number among these.
-        dtype: of products, keys and values: that of the weights, or with autocast that of autocast.
+        dtype: of products, keys and values.
 
     Attributes:
-        dtype: see above.
         copies: what is made of the model's weights. Call `refill` after these have changed.
         branches: two of each layer.
         rotations: tables `[count, 2, rotated size]` by kind of layer; most models have one, of kind None.
@@ -86,28 +85,20 @@ class PlainDecoder:
             copy.refill()
 
     def __call__(self, ids: Tensor, memory: Memory) -> Tensor:
-        """Return the logits `[rows, V]` after the tokens.
-
-        Args:
-            ids: `[rows]`.
-            memory: what the tokens before have left, such as `CacheMemory`; it keeps what these leave.
-        """
+        """Return the logits `[rows, V]` after tokens `[rows]`; the memory keeps what these leave."""
         with torch.autocast(ids.device.type, enabled=False):  # types are chosen here
-            return self._logits(ids, memory)
-
-    def _logits(self, ids: Tensor, memory: Memory) -> Tensor:
-        hidden = embedding(ids, self._embeddings)  # [rows, hidden size]
-        if isinstance(self._scale, Tensor) or self._scale != 1:
-            hidden = hidden * self._scale
-        for branch in self.branches:
-            branch(hidden, memory)
-        weight = self._norm_weight.tensor
-        logits = self._head(rms_norm(hidden, weight.shape, weight, self._norm.epsilon).to(self.dtype))
-        if self._divisor != 1:
-            logits = logits / self._divisor
-        if self._softcap is not None:
-            logits = (logits / self._softcap).tanh() * self._softcap
-        return logits
+            hidden = embedding(ids, self._embeddings)  # [rows, hidden size]
+            if isinstance(self._scale, Tensor) or self._scale != 1:
+                hidden = hidden * self._scale
+            for branch in self.branches:
+                branch(hidden, memory)
+            weight = self._norm_weight.tensor
+            logits = self._head(rms_norm(hidden, weight.shape, weight, self._norm.epsilon).to(self.dtype))
+            if self._divisor != 1:
+                logits = logits / self._divisor
+            if self._softcap is not None:
+                logits = (logits / self._softcap).tanh() * self._softcap
+            return logits
 
 
 class CacheMemory:
@@ -163,11 +154,7 @@ def product_type(model: PreTrainedModel) -> torch.dtype:
 
 
 def plain_decoder(model: PreTrainedModel, length: int) -> PlainDecoder | None:
-    """Return what computes single tokens of a model; None if the model must do it: see `is_plain`.
-
-    Args:
-        length: the most tokens of a prompt and its completion.
-    """
+    """Return what computes single tokens of a model, of at most `length` with the prompt; None if the model must."""
     dtype = _plain_type(model)
     if dtype is None or not _has_room(model):
         return None
@@ -176,16 +163,14 @@ def plain_decoder(model: PreTrainedModel, length: int) -> PlainDecoder | None:
 
 
 def is_plain(model: PreTrainedModel) -> bool:
-    """Return whether a decoder computes a model's single tokens.
-
-    A model with hooks, quantized weights, adapters other than LoRA or another arrangement computes its tokens itself.
-    """
+    """Return whether a decoder computes a model's single tokens."""
     return _plain_type(model) is not None
 
 
 @torch.no_grad()
 def _plain_type(model: PreTrainedModel) -> torch.dtype | None:
     """Return the type of a decoder's products; None if the model computes its tokens itself."""
+    # One with hooks, quantized weights, adapters other than LoRA or another arrangement does.
     if model.device.type not in ("cpu", "cuda") or not _is_arranged(model):
         return None
     # accelerate lets the method `forward` enter autocast.
@@ -233,10 +218,7 @@ def _is_arranged(model: PreTrainedModel) -> bool:
 
 
 def _compare(model: PreTrainedModel) -> torch.dtype | None:
-    """Return the type of a model's products if the second and third of three tokens have the logits that it gives them.
-
-    Otherwise return None.
-    """
+    """Return the type of a model's products if a decoder gives two tokens the logits of the model, else None."""
     device = model.device
     ids = torch.arange(6, device=device).view(2, 3) * 7 % model.config.vocab_size
     # The last position is far away, because some models scale queries from some position on.
@@ -267,16 +249,10 @@ def _compare(model: PreTrainedModel) -> torch.dtype | None:
     logits = torch.stack(columns, 1).float()
     expected = expected[:, 1:].float()
     distance = (logits - expected).norm() / expected.norm()
-    return dtype if distance < tolerance(dtype, len(decoder.branches)) else None
-
-
-def tolerance(dtype: torch.dtype, branches: int) -> float:
-    """Return how far logits may be from the model's own, as a share of their norm.
-
-    In 16 bits each of a model's branches rounds what it computes several times, in another order than the model does,
-    and these errors add up like a random walk. Measured, the decoder is then as far from the logits in 32 bits as the
-    model is. Models of 9 layers are 0.01 apart in bfloat16, and tiny ones with large weights up to 0.1.
-    """
-    if dtype.itemsize >= 4:
-        return _TOLERANCE
-    return 4 * torch.finfo(dtype).eps * branches**0.5
+    tolerance = _TOLERANCE
+    if dtype.itemsize < 4:
+        # Each branch rounds several times, in another order than the model's, and these errors add up like a random
+        # walk. Measured in bfloat16, models of 9 layers are 0.01 apart, and tiny ones with large weights up to 0.1: the
+        # decoder is then as far from the logits in 32 bits as the model is.
+        tolerance = 4 * torch.finfo(dtype).eps * len(decoder.branches) ** 0.5
+    return dtype if distance < tolerance else None

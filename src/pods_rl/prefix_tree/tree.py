@@ -119,7 +119,7 @@ def distinct_share(completions_ids: Sequence[Sequence[int]], groups: Sequence[in
         ordered = rows[order]
         differ = ordered[1:] != ordered[:-1]  # [B - 1, T]
         parting = np.where(differ.any(1), differ.argmax(1), rows.shape[1])
-        # Two neighbours with the same columns share those with tokens, which are the first of the later row.
+        # Of neighbours that have their padding in common too, only the tokens of the later one count.
         shared = np.minimum(parting, lengths[order][1:])
         distinct += int(lengths.sum() - shared.sum())
     return distinct / fed if fed else 1.0
