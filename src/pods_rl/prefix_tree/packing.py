@@ -35,11 +35,8 @@ from .recurrence import LAYER_TYPES as RECURRENT_TYPES
 from .recurrence import TreeRecurrence, recurrence_modules, register_tree_recurrence
 from .tree import prefix_tree
 
-ATTENTION_TYPES = {
-    "full_attention",
-    "sliding_attention",
-    "chunked_attention",
-}  # names that configurations give to layers
+# Names that configurations give to layers.
+ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 TOKEN_TYPES = {"mlp", "moe"}  # of layers that compute each token by itself
 
 IGNORED = -100  # the label of a token that is not scored
@@ -51,22 +48,14 @@ class TreePass:
     """What TRL's `_get_per_token_logps_and_entropies` calls as its model, once per batch.
 
     The model is called exactly once in each call, so that processes that share its weights stay in step.
-
-    Args:
-        model: a causal language model with TRL's fused head, wrapped or not.
-        logits_to_keep: columns of the completion.
-        tree: whether the model computes trees; else the rows that are read are computed as rows.
-        read: `[B]`, whether the results of a row are. If None, all are.
-        unread_log_probs: `[B, T]`, to return for the others; None: 0.
-        tokens: grows by the tokens of each pass, as `computed`.
     """
 
-    model: nn.Module
-    logits_to_keep: int
-    tree: bool
-    read: Tensor | None = None
-    unread_log_probs: Tensor | None = None
-    tokens: Counter[str] = field(default_factory=Counter)
+    model: nn.Module  # a causal language model with TRL's fused head, wrapped or not
+    logits_to_keep: int  # columns of the completion
+    tree: bool  # whether the model computes trees; else the rows that are read are computed as rows
+    read: Tensor | None = None  # [B], whether the results of a row are read. If None, all are
+    unread_log_probs: Tensor | None = None  # [B, T], to return for the others. If None, 0
+    tokens: Counter[str] = field(default_factory=Counter)  # grows by the tokens of each pass, as `computed`
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **options: Any) -> Any:
         """Return `log_probs` and `entropy` of `[B, T]` rows, `[B, logits_to_keep]`.
@@ -84,20 +73,9 @@ class TreePass:
         counts_every_token = bool(options.get("output_router_logits"))
         counted = rows if counts_every_token else rows[:, prompt_width:]
         chosen = np.flatnonzero((counted >= 0).any(1))
-        if self.tree and len(chosen) and is_regular(rows[chosen], prompt_width):
-            return self._by_tree(rows, prompt_width, chosen, input_ids.device, options)
-        return self._by_rows(rows, chosen, input_ids, attention_mask, labels, options)
-
-    def _by_tree(
-        self,
-        rows: NDArray[np.int64],
-        prompt_width: int,
-        chosen: NDArray[np.int64],
-        device: torch.device,
-        options: dict[str, Any],
-    ) -> Any:
-        """Return the scores of the chosen rows, computed over their tree."""
-        counts_every_token = bool(options.get("output_router_logits"))
+        if not (self.tree and len(chosen) and is_regular(rows[chosen], prompt_width)):
+            return self._by_rows(rows, chosen, input_ids, attention_mask, labels, options)
+        device = input_ids.device
         inputs = lay_out_tree(rows, prompt_width, chosen.tolist(), device, every_token=counts_every_token)
         index = self._index(inputs.score_of_column, len(inputs.scored), device)
         output = call_on_tree(self.model, inputs, **options)
@@ -132,13 +110,8 @@ class TreePass:
         return self._of_columns(output, index)
 
     def _index(self, score_of_column: NDArray[np.int64], count: int, device: torch.device) -> Tensor:
-        """Return the number of the score of each column of the completions, `[B, logits_to_keep]`.
-
-        Args:
-            score_of_column: `[B, T - 1]`, -1 where there is none.
-            count: the number of scores; it stands for the 0 that is appended to them.
-            device: of the result. Copied before the model is called, since a copy waits for all that was started.
-        """
+        """Return which score each column of the completions has, `[B, logits_to_keep]`; `count` where there is none."""
+        # Copied before the model is called, since a copy waits for all that was started.
         completions = score_of_column[:, -self.logits_to_keep :]
         return torch.from_numpy(np.where(completions < 0, count, completions)).to(device)
 
@@ -162,42 +135,33 @@ def _select(scores: Tensor, index: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TreeInputs:
-    """A tree of rows as a model computes it. Its S scored nodes predict the tokens of completions.
+    """A tree of rows as a model computes it. Its S scored nodes predict the tokens of completions."""
 
-    Args:
-        ids: `[1, L]`, the tokens of the nodes.
-        positions: `[1, L]`, their columns in the batch of rows.
-        labels: `[1, S]`, the tokens that the scored nodes predict.
-        scored: `[S]`, the numbers of the scored nodes.
-        score_of_column: `[B, T - 1]`, the number of the score of each column of each row; -1 where there is none.
-        attention: of the tree.
-        recurrence: of the tree.
-        width: the columns of the batch of rows, T.
-        rows_of_node: `[1, L]`, how many rows contain each node. None where a row's last token has no node.
-    """
-
-    ids: Tensor
-    positions: Tensor
-    labels: Tensor
-    scored: Tensor
-    score_of_column: NDArray[np.int64]
+    ids: Tensor  # [1, L], the tokens of the nodes
+    positions: Tensor  # [1, L], their columns in the batch of rows
+    labels: Tensor  # [1, S], the tokens that the scored nodes predict
+    scored: Tensor  # [S], the numbers of the scored nodes
+    score_of_column: NDArray[np.int64]  # [B, T - 1], the number of each column's score; -1 where there is none
     attention: TreeAttention
     recurrence: TreeRecurrence
-    width: int
-    rows_of_node: Tensor | None = None
+    width: int  # the columns of the batch of rows, T
+    rows_of_node: Tensor | None = None  # [1, L], how many rows contain each node, where every token has one
 
 
 def lay_out_tree(
-    rows: NDArray[np.int64], prompt_width: int, chosen: list[int], device: torch.device, *, every_token: bool = False
+    rows: NDArray[np.int64],
+    prompt_width: int,
+    chosen: list[int],
+    device: torch.device,
+    *,
+    every_token: bool = False,
+    call_tokens: int | None = None,
 ) -> TreeInputs:
-    """Return the tree of rows as a model computes it.
+    """Return the tree of the chosen rows `[B, T]` as a model computes it.
 
     Args:
-        rows: `[B, T]`, as `prefix_tree` gets them.
-        prompt_width: columns of the prompts.
-        chosen: the rows that are computed.
-        device: of the model.
         every_token: whether a row's last token, which predicts nothing, has a node too.
+        call_tokens: see `TreeRecurrence`.
     """
     columns = rows.shape[1]
     if every_token:
@@ -220,18 +184,14 @@ def lay_out_tree(
         scored=scored_nodes,
         score_of_column=score_of_node[tree.nodes[:, : columns - 1]],
         attention=TreeAttention(tree.branches, device, tree.columns),
-        recurrence=TreeRecurrence(tree.branches, device),
+        recurrence=TreeRecurrence(tree.branches, device, call_tokens),
         width=columns,
         rows_of_node=rows_of_node,
     )
 
 
 def _with_end(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return `[B, T + 1]` rows, each with the token `_END` after its last one.
-
-    >>> (_with_end(np.array([[5, 6], [7, -1]])) == _END).tolist()
-    [[False, False, True], [False, True, False]]
-    """
+    """Return `[B, T + 1]` rows, each with the token `_END` after its last one."""
     is_token = rows >= 0
     ends = rows.shape[1] - is_token[:, ::-1].argmax(1)  # [B], the column after each row's last token
     longer = np.pad(rows, ((0, 0), (0, 1)), constant_values=-1)
@@ -276,20 +236,25 @@ def call_on_tree(model: nn.Module, inputs: TreeInputs, **options: Any) -> Any:
 _NOISE = "neftune_noise_alpha"  # the attribute of embeddings from which NEFTune's hook computes its noise
 
 
-@contextmanager
-def noise_of_rows(model: nn.Module, inputs: TreeInputs) -> Iterator[None]:
-    """Give the embeddings of a tree the noise of its rows.
+def noise_of_rows(model: nn.Module, inputs: TreeInputs) -> AbstractContextManager[None]:
+    """Give the embeddings of a tree the noise of its rows."""
+    # NEFTune divides by the root of its input's length: that of the tree here, and of the padded rows otherwise.
+    factor = (inputs.ids.size(1) / inputs.width) ** 0.5
+    parts = [part for part in model.modules() if getattr(part, _NOISE, None)]
+    return temporarily([(part, _NOISE, getattr(part, _NOISE) * factor) for part in parts])
 
-    NEFTune divides by the root of its input's length, which is that of the tree here, and of the padded rows otherwise.
-    """
-    before = {part: getattr(part, _NOISE) for part in model.modules() if getattr(part, _NOISE, None)}
-    for part, alpha in before.items():
-        setattr(part, _NOISE, alpha * (inputs.ids.size(1) / inputs.width) ** 0.5)
+
+@contextmanager
+def temporarily(attributes: list[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Set attributes (an object, a name, a value) until the end."""
+    before = [(holder, name, getattr(holder, name)) for holder, name, _ in attributes]
+    for holder, name, value in attributes:
+        setattr(holder, name, value)
     try:
         yield
     finally:
-        for part, alpha in before.items():
-            setattr(part, _NOISE, alpha)
+        for holder, name, value in before:
+            setattr(holder, name, value)
 
 
 def is_regular(rows: NDArray[np.int64], prompt_width: int) -> bool:
@@ -309,18 +274,11 @@ def is_regular(rows: NDArray[np.int64], prompt_width: int) -> bool:
 
 @dataclass(frozen=True)
 class Probe:
-    """Whether a model computes trees, and how.
+    """Whether a model computes trees, and how."""
 
-    Args:
-        why_rows: why it must compute rows one by one; None if it computes trees.
-        kernels: what computes the attention of its layers, each once.
-        failed: whether the pass over a tree raised an error or returned other numbers, which may be the fault of the
-            kernels.
-    """
-
-    why_rows: str | None
-    kernels: tuple[str, ...] = ()
-    failed: bool = False
+    why_rows: str | None  # why it must compute rows one by one; None if it computes trees
+    kernels: tuple[str, ...] = ()  # what computes the attention of its layers, each once
+    failed: bool = False  # whether a tree raised an error or gave other numbers, perhaps by the fault of the kernels
 
     def __str__(self) -> str:
         if self.why_rows is not None:
@@ -350,7 +308,6 @@ def probe_trees(
     its eager attention is given `sdpa`.
 
     Args:
-        model: the bare model, with or without adapters.
         call: the model as it is trained: wrapped by what shares its weights.
         tolerance: how far the log-probabilities of a tree may be from those of its rows, as a share of their spread
             over tokens: by rounding 1e-6 in float32 and up to 0.05 in 16 bits; by wrong positions at least 0.3.
@@ -409,20 +366,10 @@ def _why_not_probed(model: Any) -> str | None:
     return None
 
 
-@contextmanager
-def without_noise(model: nn.Module) -> Iterator[None]:
-    """Set dropout, jitter and embedding noise to 0, so that a tree can be compared with its rows.
-
-    The mode of the model stays that of training, which may compute a layer in another way than evaluation does.
-
-    >>> layer = nn.Dropout(0.5)
-    >>> with without_noise(layer):
-    ...     layer(torch.ones(2))
-    tensor([1., 1.])
-    >>> layer.p
-    0.5
-    """
-    before: list[tuple[Any, str, float]] = []
+def without_noise(model: nn.Module) -> AbstractContextManager[None]:
+    """Set dropout, jitter and embedding noise to 0, so that a tree can be compared with its rows."""
+    # The mode stays that of training, which may compute a layer in another way than evaluation does.
+    noise: list[tuple[Any, str, Any]] = []
     for part in model.modules():
         # Some modules read the model's configuration each time.
         for holder in (part, getattr(part, "config", None)):
@@ -431,52 +378,35 @@ def without_noise(model: nn.Module) -> Iterator[None]:
                 is_noise = name == "p" if is_dropout else any(word in name for word in ("drop", "jitter", "noise"))
                 is_number = isinstance(value, int | float) and not isinstance(value, bool)
                 if is_noise and is_number and value > 0:
-                    before.append((holder, name, value))
-                    setattr(holder, name, 0.0)
-    try:
-        yield
-    finally:
-        for holder, name, value in before:
-            setattr(holder, name, value)
+                    noise.append((holder, name, 0.0))
+    return temporarily(noise)
 
 
-@contextmanager
-def without_checkpoints(model: nn.Module) -> Iterator[None]:
+def without_checkpoints(model: nn.Module) -> AbstractContextManager[None]:
     """Keep all activations of a small pass: `torch.autograd.grad` does not work with reentrant checkpoints."""
-    parts: list[Any] = [part for part in model.modules() if getattr(part, "gradient_checkpointing", False) is True]
-    for part in parts:
-        part.gradient_checkpointing = False
-    try:
-        yield
-    finally:
-        for part in parts:
-            part.gradient_checkpointing = True
+    parts = [part for part in model.modules() if getattr(part, "gradient_checkpointing", False) is True]
+    return temporarily([(part, "gradient_checkpointing", False) for part in parts])
 
 
 _PROBE_WIDTH = 5  # columns of the prompts of the probe
 
 
-def _probe_batch(vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Return tokens and mask `[4, 9]` of two prompts with two completions each, with and without padding."""
-    prompt_lengths = torch.tensor([[5], [5], [2], [2]])
-    completion_lengths = torch.tensor([[4], [4], [1], [4]])
-    columns = torch.arange(9)
-    is_token = (columns >= _PROBE_WIDTH - prompt_lengths) & (columns < _PROBE_WIDTH + completion_lengths)
-    ids = (torch.arange(36).view(4, 9) * 7 + 3) % min(vocabulary, 97)
-    ids[1, :7] = ids[0, :7]  # the first two part after two tokens of the completion
-    ids[3, :5] = ids[2, :5]
-    return ids, is_token.long()
-
-
 class _ProbeBatch:
-    """The rows of a probe, and their tree."""
+    """The rows of a probe, `[4, 9]` of two prompts with two completions each, and their tree."""
 
     def __init__(self, device: torch.device, vocabulary: int) -> None:
-        ids, mask = _probe_batch(vocabulary)
+        prompt_lengths = torch.tensor([[5], [5], [2], [2]])
+        completion_lengths = torch.tensor([[4], [4], [1], [4]])
+        columns = torch.arange(9)
+        is_token = (columns >= _PROBE_WIDTH - prompt_lengths) & (columns < _PROBE_WIDTH + completion_lengths)
+        ids = (torch.arange(36).view(4, 9) * 7 + 3) % min(vocabulary, 97)
+        ids[1, :7] = ids[0, :7]  # the first two part after two tokens of the completion
+        ids[3, :5] = ids[2, :5]
+        mask = is_token.long()
         self.keep = ids.shape[1] - _PROBE_WIDTH
         rows = ids.masked_fill(mask == 0, -1).numpy()
-        self.tree = lay_out_tree(rows, _PROBE_WIDTH, [0, 1, 2, 3], device)
-        self.tree.recurrence.call_tokens = 1  # states are passed on, as they are in a large tree
+        # Few tokens a call, so that states are passed on, as they are in a large tree.
+        self.tree = lay_out_tree(rows, _PROBE_WIDTH, [0, 1, 2, 3], device, call_tokens=1)
         labels = ids.masked_fill(mask == 0, IGNORED)
         labels[:, :_PROBE_WIDTH] = IGNORED
         self._inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device), "labels": labels.to(device)}
@@ -546,10 +476,8 @@ def _buffers(module: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def _wrong_gradients(model: nn.Module, device: torch.device, config: Any, tolerance: float) -> str | None:
-    """Return what differs between the gradients of a small tree and of its rows; None if nothing does.
-
-    A term that is 0 at the initial weights, or the same for all keys, changes no value, but has a gradient.
-    """
+    """Return what differs between the gradients of a small tree and of its rows; None if nothing does."""
+    # A term that is 0 at the initial weights, or the same for all keys, changes no value, but has a gradient.
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if not weights or any(hasattr(weight, "to_local") or hasattr(weight, "ds_id") for weight in weights.values()):
         return None  # sharded weights have their gradients in parts

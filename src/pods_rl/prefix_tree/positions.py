@@ -21,15 +21,10 @@ _LONGEST = 100  # prompts that are compared by tokens, of those with the longest
 
 @dataclass(frozen=True)
 class Positions:
-    """The positions of a model.
+    """The positions of a model."""
 
-    Args:
-        count: positions that it has a table for, or was configured for.
-        end: whether there is a table, so that no row can be longer.
-    """
-
-    count: int
-    end: bool
+    count: int  # that it has a table for, or was configured for
+    end: bool  # whether there is a table, so that no row can be longer
 
     def check(self, prompt: int, completion: int, *, which: str, advice: str, trains: bool = True) -> str | None:
         """Return a note if rows are longer than rotary positions were configured for; None if they fit.
@@ -62,11 +57,7 @@ class Positions:
 
 
 def positions_of(model: PreTrainedModel) -> Positions | None:
-    """Return the positions of a model, adapters included; None if there is no such number, as with ALiBi.
-
-    Args:
-        model: may be on the device "meta" or sharded; no values are read.
-    """
+    """Return the positions of a model, which may be sharded or on "meta"; None if it has none, as with ALiBi."""
     config = model.config.get_text_config(decoder=True)
     configured = getattr(config, "max_position_embeddings", None)
     rows = [_rows_of(name, module, configured or 1) for name, module in model.named_modules()]
@@ -79,13 +70,8 @@ def positions_of(model: PreTrainedModel) -> Positions | None:
 
 
 def _rows_of(name: str, module: nn.Module, least: int) -> int | None:
-    """Return the positions of a module that is or holds a table of positions, else None.
-
-    Args:
-        name: of the module in the model.
-        module: any.
-        least: rows of the table; smaller tables belong to images.
-    """
+    """Return the positions of a module that is or holds a table of positions, else None."""
+    # A table with fewer than `least` rows belongs to images.
     rows: int | None = None
     if _TABLE.fullmatch(name.rpartition(".")[2]) and isinstance(module, nn.Embedding):
         rows = module.num_embeddings - getattr(module, "offset", 0)
@@ -102,9 +88,5 @@ def _rows_of(name: str, module: nn.Module, least: int) -> int | None:
 
 
 def with_longest_text(prompts: Iterable[Any]) -> list[Any]:
-    """Return the prompts with the longest text, among which the one with the most tokens is, with few exceptions.
-
-    >>> with_longest_text(["a", "abc", "ab"])[0]
-    'abc'
-    """
+    """Return the prompts with the longest text, among which the one with the most tokens is, with few exceptions."""
     return heapq.nlargest(_LONGEST, prompts, key=lambda prompt: len(str(prompt)))

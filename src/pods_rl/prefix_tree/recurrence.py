@@ -34,56 +34,40 @@ Scan = Callable[[list[Tensor], Tensor | None, bool], tuple[Tensor, Tensor | None
 
 @dataclass(frozen=True)
 class Wave:
-    """Sequences of nodes that one call of a recurrence computes.
+    """Sequences of nodes that one call of a recurrence computes."""
 
-    Args:
-        nodes: `[count * width]`, the node of each slot; the number of nodes of the tree stands for padding at an end.
-        count: the number of sequences.
-        width: the length of each.
-        parents: `[count]`, the sequence of an earlier call in whose last state each begins, counted from 1; 0 is an
-            empty state. If None, all begin in it.
-        has_children: whether a later call begins in one of its states.
-    """
-
-    nodes: Tensor
-    count: int
-    width: int
-    parents: Tensor | None
-    has_children: bool
+    nodes: Tensor  # [count * width], the node of each slot; the number of nodes of the tree is padding at an end
+    count: int  # of sequences
+    width: int  # of each
+    parents: Tensor | None  # [count], as in `Sequence`. If None, all begin in the empty state
+    has_children: bool  # whether a later call begins in one of its states
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a recurrence is computed.
+    """How a recurrence is computed."""
 
-    Args:
-        waves: its calls, in order.
-        slot_of_node: `[L]`, among the slots of all waves.
-    """
-
-    waves: list[Wave]
-    slot_of_node: Tensor
+    waves: list[Wave]  # its calls, in order
+    slot_of_node: Tensor  # [L], among the slots of all waves
 
 
 class TreeRecurrence:
     """The recurrences and convolutions of one tree.
 
     Args:
-        branches: of the tree.
-        device: of the model.
+        call_tokens: as in `scan`. If None, each layer decides.
 
     Attributes:
-        call_tokens: as in `scan`. If None, each layer decides.
         layers: how many convolutions were computed, one for each recurrent layer.
     """
 
-    def __init__(self, branches: list[Branch], device: torch.device) -> None:
+    def __init__(self, branches: list[Branch], device: torch.device, call_tokens: int | None = None) -> None:
         self._branches = branches
         self._device = device
         self._nodes = sum(branch.new for branch in branches)
         self._windows: dict[int, tuple[Tensor, Tensor]] = {}
         self._plans: dict[int, Plan] = {}
-        self.call_tokens: int | None = None
+        self._call_tokens = call_tokens
         self.layers = 0
 
     def convolve(self, convolution: Callable[[Tensor], Tensor], states: Tensor, width: int) -> Tensor:
@@ -91,7 +75,6 @@ class TreeRecurrence:
 
         Args:
             convolution: of one sequence, `[1, D, x]` to `[1, D, x]`.
-            states: of all nodes.
             width: how many nodes back it reads, the node itself included.
         """
         self.layers += 1
@@ -111,8 +94,8 @@ class TreeRecurrence:
             inputs: `[1, L, ...]` each. An input of 0 must leave the state as it is.
             call_tokens: the tokens that take as long as one more call does.
         """
-        if self.call_tokens is not None:
-            call_tokens = self.call_tokens
+        if self._call_tokens is not None:
+            call_tokens = self._call_tokens
         if call_tokens not in self._plans:
             self._plans[call_tokens] = self._plan(call_tokens)
         plan = self._plans[call_tokens]
@@ -132,15 +115,13 @@ class TreeRecurrence:
         return torch.cat(outputs).index_select(0, plan.slot_of_node).unsqueeze(0)
 
     def _lay_out_windows(self, width: int) -> tuple[Tensor, Tensor]:
-        """Return each branch's new nodes after the `width` - 1 nodes before them, end to end, and where new nodes are.
-
-        Nodes before the root are the number after the last node.
-        """
+        """Return each branch's new nodes after the `width` - 1 before them, end to end, and where the new nodes are."""
         sequences: list[NDArray[np.int64]] = []
         kept: list[NDArray[np.int64]] = []
         count = 0
         for branch in self._branches:
             history = branch.path[: -branch.new][-(width - 1) :] if width > 1 else branch.path[:0]
+            # Before the root there is padding, which has the number after the last node.
             missing = np.full(width - 1 - len(history), self._nodes)
             sequences += [missing, history, branch.path[-branch.new :]]
             kept.append(np.arange(count + width - 1, count + width - 1 + branch.new))
@@ -149,7 +130,6 @@ class TreeRecurrence:
         return nodes, kept_rows
 
     def _plan(self, call_tokens: int) -> Plan:
-        """Return the calls of a recurrence: see `plan_sequences`."""
         waves: list[Wave] = []
         slot_of_node = np.full(self._nodes, -1)
         arrays: list[NDArray[np.int64]] = [slot_of_node]
@@ -189,38 +169,23 @@ def _with_padding(states: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sequence:
-    """Nodes of a path that follow each other, computed by one call.
-
-    Args:
-        nodes: their numbers.
-        parent: the sequence in whose last state it begins, counted from 1 over all calls; 0 for an empty state.
-    """
+    """Nodes of a path that follow each other, computed by one call."""
 
     nodes: NDArray[np.int64]
-    parent: int
+    parent: int  # the sequence in whose last state it begins, counted from 1 over all calls; 0 for the empty state
 
 
 @dataclass
 class _Group:
-    """Rows that have their first nodes in common.
+    """Rows that have their first nodes in common."""
 
-    Args:
-        depth: how many nodes.
-        first: the first row.
-        end: the row after the last.
-        parent: the number of the smallest group that contains it; None for a group that no other contains.
-        state: the sequence that ends in its last common node, or in that of the group around it that has one.
-        start: how many nodes come before the end of that sequence.
-        is_open: whether it can still be computed by a sequence.
-    """
-
-    depth: int
-    first: int
-    end: int
-    parent: int | None = None
-    state: int = 0
-    start: int = 0
-    is_open: bool = True
+    depth: int  # how many nodes
+    first: int  # the first row
+    end: int  # the row after the last
+    parent: int | None = None  # the number of the smallest group that contains it
+    state: int = 0  # the sequence in whose last state what is not computed of it begins; 0 for the empty state
+    start: int = 0  # how many of its nodes are computed
+    is_open: bool = True  # whether neither it nor a group in it has a state of its own
 
 
 def plan_sequences(branches: list[Branch], call_tokens: int) -> Iterator[list[Sequence]]:
@@ -251,10 +216,29 @@ def plan_sequences(branches: list[Branch], call_tokens: int) -> Iterator[list[Se
             count += 1
             group.state = count
             group.start = group.depth
-            _close(groups, number)
-        _inherit(groups)
+            # It is not computed again, nor are the groups that contain it.
+            closed: int | None = number
+            while closed is not None:
+                groups[closed].is_open = False
+                closed = groups[closed].parent
+        for group in reversed(groups):  # outer groups first: each begins where the one around it ends
+            if group.parent is not None and groups[group.parent].start > group.start:
+                group.start = groups[group.parent].start
+                group.state = groups[group.parent].state
         yield from _of_similar_length(sequences, call_tokens)
-    remainders = sorted(_remainders(branches, groups), key=lambda sequence: -len(sequence.nodes))
+    # What is left of each row.
+    starts = [0] * len(branches)
+    states = [0] * len(branches)
+    for group in reversed(groups):  # inner groups last
+        for row in range(group.first, group.end):
+            starts[row] = group.start
+            states[row] = group.state
+    remainders = [
+        Sequence(branch.path[start:], state)
+        for branch, start, state in zip(branches, starts, states, strict=True)
+        if start < len(branch.path)  # else the row is the beginning of others
+    ]
+    remainders.sort(key=lambda sequence: -len(sequence.nodes))
     yield from _of_similar_length(remainders, call_tokens)
 
 
@@ -316,35 +300,6 @@ def _best_groups(groups: list[_Group]) -> tuple[list[int], int]:
             chosen.append(number)
             saved += best[number]
     return chosen, saved
-
-
-def _close(groups: list[_Group], number: int) -> None:
-    """A group that has a state is not computed again, nor are the groups that contain it."""
-    at: int | None = number
-    while at is not None:
-        groups[at].is_open = False
-        at = groups[at].parent
-
-
-def _inherit(groups: list[_Group]) -> None:
-    """Let each group begin where the smallest group around it that has a state ends."""
-    for group in reversed(groups):
-        if group.parent is not None and groups[group.parent].start > group.start:
-            group.start = groups[group.parent].start
-            group.state = groups[group.parent].state
-
-
-def _remainders(branches: list[Branch], groups: list[_Group]) -> Iterator[Sequence]:
-    """Yield what is left of each row."""
-    starts = [0] * len(branches)
-    states = [0] * len(branches)
-    for group in reversed(groups):  # inner groups last
-        for row in range(group.first, group.end):
-            starts[row] = group.start
-            states[row] = group.state
-    for branch, start, state in zip(branches, starts, states, strict=True):
-        if start < len(branch.path):  # else the row is the beginning of others
-            yield Sequence(branch.path[start:], state)
 
 
 # -- transformers' functions ---------------------------------------------------------------------------------------
@@ -458,12 +413,7 @@ def _chunk(batch: Tensor) -> int | None:
 
 
 def call_tokens(states: Tensor, work: int) -> int:
-    """Return how many tokens take as long as one more call, as a power of 2.
-
-    Args:
-        states: an input of the call.
-        work: the products of a token.
-    """
+    """Return how many tokens of `work` products take as long as one more call, as a power of 2."""
     if states.device.type != "cpu":
         return 65536  # a call of a kernel takes milliseconds of its caller, and a token a fraction of a microsecond
     # A call takes as long as about six million products. Powers of 2, so that few plans are made.
@@ -482,8 +432,7 @@ def recurrence_modules(model: nn.Module) -> set[ModuleType]:
 def register_tree_recurrence(model: nn.Module) -> None:
     """Wrap the functions of a model's recurrent layers once, so that each takes a tree.
 
-    Without a tree they are called unchanged. The wrappers stay for gradient checkpointing, which calls them again in
-    the backward pass, until `unregister_tree_recurrence`.
+    The wrappers stay until `unregister_tree_recurrence`: gradient checkpointing calls them again in the backward pass.
     """
     for module in recurrence_modules(model):
         for name, compute in FUNCTIONS.items():
