@@ -357,7 +357,7 @@ def test_a_rule_that_raises_is_named_in_one_line(rule, said: str) -> None:
     [
         (None, "None"),
         (5, "an int"),
-        (RolloutBatch, "a type"),
+        (RolloutBatch, "class"),
         (lambda rewards_PN, m, *, generator=None: rewards_PN, r"takes \(rewards_PN, m"),
         ("percentile", "unknown batch rule 'percentile'"),
         ("max_varience", "max_variance[?]"),

@@ -7,7 +7,6 @@ others, fewer are kept.
 
 from __future__ import annotations
 
-import inspect
 import math
 
 import torch
@@ -154,48 +153,15 @@ def get_batch_rule(name: str) -> BatchRule:
 
 
 def as_batch_function(rule: str | BatchRule) -> BatchRule:
-    """Return the function of a rule over the batch that is given as a name, an import path or a function.
-
-    Raises:
-        UserError: an unknown name, a value that is not a function, or a function that takes other arguments.
-
-    >>> as_batch_function(lambda rewards, m: rewards)
-    Traceback (most recent call last):
-    pods_rl.selection.types.RuleError: the batch rule '<lambda>' takes (rewards, m); ...
-    """
-    if not isinstance(rule, str) and (not callable(rule) or isinstance(rule, type)):
-        raise RuleError(
-            f"a batch rule must be a rule's name or a function of (batch); got {describe(rule)}. Choose one of "
-            f"{', '.join(BATCH_RULES)}, or give a function."
-        )
-    function = get_batch_rule(rule) if isinstance(rule, str) else rule
-    name = rule if isinstance(rule, str) else getattr(rule, "__name__", repr(rule))
-    if isinstance(function, type):
-        raise RuleError(f"the batch rule '{name}' is a class; expected a function of (batch).")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin may have none
-        return function
-    try:
-        signature.bind(None)
-    except TypeError as error:
-        raise RuleError(
-            f"the batch rule '{name}' takes {signature}; expected a function of (batch), a RolloutBatch, that returns "
-            "a BatchSelection or the flat numbers of the rollouts to keep."
-        ) from error
+    """Return the function of a rule over the batch; raise a UserError unless `select_batch` can call it."""
+    function: BatchRule = rules.function_of("batch rule", rule, BATCH_RULES, "(batch)")
+    expected = "(batch), a RolloutBatch, that returns a BatchSelection or the flat numbers of the rollouts to keep"
+    rules.check_takes("batch rule", rule, function, expected, None)
     return function
 
 
 def keep_sizes(batch: RolloutBatch, sizes_P: Tensor, rule: Rule) -> BatchSelection:
-    """Return the selection that keeps a given number of each prompt's rollouts, chosen by a rule of a prompt.
-
-    Args:
-        sizes_P: int64 `[P]`, each 0 or 2 to N.
-
-    >>> batch = RolloutBatch(torch.tensor([[1.0, 0, 0, 1], [1, 1, 0, 1]]), rows=4)
-    >>> keep_sizes(batch, torch.tensor([0, 2]), rules.max_variance).indices
-    tensor([4, 6])
-    """
+    """Return the selection that keeps a number of each prompt's rollouts, 0 or 2 to N, chosen by a rule of a prompt."""
     rewards_PN, _ = check_rewards(batch.rewards)
     prompts, n = rewards_PN.shape
     kept_PN = torch.zeros_like(rewards_PN, dtype=torch.bool)
@@ -209,11 +175,7 @@ def keep_sizes(batch: RolloutBatch, sizes_P: Tensor, rule: Rule) -> BatchSelecti
 
 
 def best_sizes(rewards_PN: Tensor, rows: int) -> Tensor:
-    """Return how many rollouts of each prompt to keep, int64 `[P]`: the sizes of `max_variance`.
-
-    >>> best_sizes(torch.tensor([[1.0, 0, 0, 1], [1, 1, 1, 1], [0, 0, 0, 0.1]]), 6)
-    tensor([4, 0, 2])
-    """
+    """Return how many rollouts of each prompt to keep, int64 `[P]`: the sizes of `max_variance`."""
     rewards_PN, _ = check_rewards(rewards_PN)
     gains_PK, live_P = _gains(rewards_PN)
     size_K = torch.arange(gains_PK.shape[1], device=gains_PK.device)
@@ -327,11 +289,7 @@ def _upper_hull(gains_PK: Tensor, is_possible_PK: Tensor) -> Tensor:
 
 
 def _last_before(marked_PK: Tensor) -> Tensor:
-    """Return the column of the last mark before each column, int64 `[P, K]`; 0 if there is none.
-
-    >>> _last_before(torch.tensor([[True, False, True, True]]))
-    tensor([[0, 0, 0, 2]])
-    """
+    """Return the column of the last mark before each column, int64 `[P, K]`; 0 if there is none."""
     column_K = torch.arange(marked_PK.shape[1], device=marked_PK.device)
     up_to_PK = (marked_PK * column_K).cummax(dim=1).values
     return torch.cat([up_to_PK.new_zeros((len(up_to_PK), 1)), up_to_PK[:, :-1]], dim=1)

@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import UserError, raised
+from ..errors import raised
 from ..sums import running_sums
 from ..text import find
 from .types import Rule, RuleError, Selection, check_generator, check_rewards, check_size, describe
 
 # Variances within this share of the largest count as equal, so that rounding never decides how many to keep on top.
 VARIANCE_TOLERANCE = 1e-9
+_TAKES = "(rewards, m, *, generator=None)"  # the arguments of a rule
 
 
 def max_variance(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None = None) -> Tensor:
@@ -215,52 +218,51 @@ def rule_name(rule: str | Rule) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def as_function(rule: str | Rule) -> Rule:
-    """Return the function of a rule that is given as a name, an import path or a function.
+def function_of(kind: str, rule: Any, table: Mapping[str, Any], takes: str) -> Any:
+    """Return the function of a rule of a table, or raise a UserError; `takes` names its arguments.
 
-    Raises:
-        UserError: an unknown name, or a value that is not a function.
-
-    >>> as_function(None)
+    >>> function_of("rule", None, RULES, "(rewards, m)")
     Traceback (most recent call last):
     pods_rl.selection.types.RuleError: rule must be a rule's name or a function; got None. Choose one of max_variance...
     """
     if not isinstance(rule, str) and not callable(rule):
         raise RuleError(
-            f"rule must be a rule's name or a function; got {describe(rule)}. Choose one of {', '.join(RULES)}, or "
-            "give a function of (rewards, m, *, generator=None)."
+            f"{kind} must be a rule's name or a function; got {describe(rule)}. Choose one of {', '.join(table)}, or "
+            f"give a function of {takes}."
         )
-    function = get_rule(rule) if isinstance(rule, str) else rule
+    function = find(kind, rule, table) if isinstance(rule, str) else rule
     if isinstance(function, type):
         raise RuleError(
-            f"the rule {rule_name(rule)!r} is a class; expected a function of (rewards, m, *, generator=None), or an "
-            "object of the class that can be called like one."
+            f"the {kind} {rule_name(rule)!r} is a class; expected a function of {takes}, or an object of the class "
+            "that can be called like one."
         )
     return function
 
 
-def check_rule(rule: str | Rule) -> None:
-    """Raise unless `select` can call this rule.
-
-    Raises:
-        UserError: an unknown name, a value that is not a function, or a function that takes other arguments.
-
-    >>> check_rule(lambda rewards, m: rewards)
-    Traceback (most recent call last):
-    pods_rl.errors.UserError: the rule 'pods_rl.selection.rules:<lambda>' takes (rewards, m); ...
-    """
-    function = as_function(rule)
+def check_takes(kind: str, rule: Any, function: Any, expected: str, *arguments: Any, **keywords: Any) -> None:
+    """Raise a UserError unless a rule's function takes these arguments."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a builtin may have none
         return
     try:
-        signature.bind(None, 1, generator=None)
+        signature.bind(*arguments, **keywords)
     except TypeError as error:
-        raise UserError(
-            f"the rule {rule_name(rule)!r} takes {signature}; expected a function of (rewards, m, *, generator=None) "
-            "that returns the indices of the m rollouts to keep."
+        raise RuleError(
+            f"the {kind} {rule_name(rule)!r} takes {signature}; expected a function of {expected}."
         ) from error
+
+
+def check_rule(rule: str | Rule) -> None:
+    """Raise a UserError unless `select` can call this rule.
+
+    >>> check_rule(lambda rewards, m: rewards)
+    Traceback (most recent call last):
+    pods_rl.selection.types.RuleError: the rule 'pods_rl.selection.rules:<lambda>' takes (rewards, m); ...
+    """
+    function = function_of("rule", rule, RULES, _TAKES)
+    expected = f"{_TAKES} that returns the indices of the m rollouts to keep"
+    check_takes("rule", rule, function, expected, None, 1, generator=None)
 
 
 def select(
@@ -287,7 +289,7 @@ def select(
     >>> select(torch.tensor([[0.0, 1.0, 0.0, 0.0]]), 2).indices
     tensor([[0, 1]])
     """
-    function = as_function(rule)
+    function = function_of("rule", rule, RULES, _TAKES)
     check_generator(generator)
     if function in RULES.values():  # they check their input themselves
         return Selection(function(rewards_PN, m, generator=generator))

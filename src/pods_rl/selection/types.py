@@ -256,17 +256,14 @@ class Selection:
 
 
 def describe(value: Any) -> str:
-    """Describe a value for an error message.
-
-    >>> describe(torch.zeros(2, 3)), describe([1.0, 2.0])
-    ('a torch.float32 tensor of shape [2, 3]', 'a list')
-    """
+    """Describe a value for an error message."""
     if isinstance(value, Tensor):
         if value.is_nested:  # it has no shape
             return f"a nested {value.dtype} tensor"
         kind = f"{value.dtype} tensor of shape {list(value.shape)}"
         if value.layout != torch.strided:
-            return f"a {_layout(value)} {kind}"
+            layout = str(value.layout).removeprefix("torch.").removeprefix("_")
+            return f"a {layout} {kind}"
         if value.is_meta:
             return f"a {kind} without values (on the device meta)"
         return f"a {kind}"
@@ -277,17 +274,8 @@ def describe(value: Any) -> str:
     return f"{article} {name}"
 
 
-def _layout(value: Tensor) -> str:
-    return str(value.layout).removeprefix("torch.").removeprefix("_")
-
-
 def check_tensor(name: str, value: Any) -> None:
-    """Raise TypeError unless an argument is a dense tensor with values: not sparse, nested, quantised or on "meta".
-
-    >>> check_tensor("mask", [[1, 0]])
-    Traceback (most recent call last):
-    TypeError: mask must be a tensor; got a list. Pass torch.tensor(mask).
-    """
+    """Raise TypeError unless an argument is a dense tensor with values: not sparse, nested, quantised or on "meta"."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor; got {describe(value)}. Pass torch.tensor({name}).")
     if value.is_nested:
@@ -310,12 +298,7 @@ def check_device(name: str, value: Tensor, other_name: str, other: Tensor) -> No
 
 
 def check_not_negative(name: str, value: Any) -> None:
-    """Raise unless an argument is a finite number of at least 0.
-
-    >>> check_not_negative("epsilon", -1)
-    Traceback (most recent call last):
-    ValueError: epsilon must be a finite number of at least 0; got -1.
-    """
+    """Raise unless an argument is a finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number; got {value!r} ({describe(value)}).")
     if not 0 <= float(value) < math.inf:
@@ -323,12 +306,7 @@ def check_not_negative(name: str, value: Any) -> None:
 
 
 def check_generator(generator: Any) -> None:
-    """Raise TypeError unless a source of random draws is a torch.Generator or None.
-
-    >>> check_generator(3)
-    Traceback (most recent call last):
-    TypeError: generator must be a torch.Generator or None; got 3. Pass torch.Generator().manual_seed(seed).
-    """
+    """Raise TypeError unless a source of random draws is a torch.Generator or None."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(
             f"generator must be a torch.Generator or None; got {generator!r}. Pass torch.Generator().manual_seed(seed)."
@@ -373,12 +351,7 @@ def check_rewards(rewards_PN: Tensor) -> tuple[Tensor, bool]:
 
 
 def check_rows(rows: int, prompts: int, n: int) -> None:
-    """Raise unless the rows to keep of a batch are an int from 2 to P * N.
-
-    >>> check_rows(9, 2, 4)
-    Traceback (most recent call last):
-    ValueError: rows must be between 2 and the 8 rollouts of the batch (2 prompts x 4); got rows = 9. ...
-    """
+    """Raise unless the rows to keep of a batch are an int from 2 to P * N."""
     if isinstance(rows, bool) or not isinstance(rows, int):
         raise TypeError(f"rows, the rollouts to keep of the batch, must be an int; got {rows!r} ({describe(rows)}).")
     if not 2 <= rows <= prompts * n:
@@ -389,12 +362,7 @@ def check_rows(rows: int, prompts: int, n: int) -> None:
 
 
 def check_size(m: int, n: int) -> None:
-    """Raise unless m is an int from 1 to n.
-
-    >>> check_size(9, 8)
-    Traceback (most recent call last):
-    ValueError: m must be between 1 and the 8 rollouts of each prompt; got m = 9. Keep fewer or generate more.
-    """
+    """Raise unless m is an int from 1 to n."""
     if isinstance(m, bool) or not isinstance(m, int):
         raise TypeError(f"m, the rollouts to keep of each prompt, must be an int; got {m!r} ({describe(m)}).")
     if not 1 <= m <= n:
