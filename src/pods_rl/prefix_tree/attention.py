@@ -96,14 +96,7 @@ def choose_kernel(
     value_size: int,
     special: Special = PLAIN,
 ) -> Kernel:
-    """Return the functions that can compute an attention: see `varlen_arguments` and `hardware`.
-
-    >>> choose_kernel(frozenset(), "cpu", torch.float32, (0, 0), 64, 64).why_blocks
-    'the device is a CPU'
-    >>> newest = frozenset({"scale", "window_size", "enable_gqa"})
-    >>> str(choose_kernel(newest, "cuda", torch.bfloat16, (9, 0), 64, 64, Special(window=True)))
-    'torch.nn.attention.varlen'
-    """
+    """Return the functions that can compute an attention: see `varlen_arguments` and `hardware`."""
     why_blocks = _why_blocks(arguments, device, dtype, capability, head_size, value_size, special)
     if why_blocks is None:
         return Kernel(None, repeats_heads="enable_gqa" not in arguments)
@@ -206,28 +199,18 @@ class Scoring:
 
 
 class TreeAttention:
-    """The attention of one tree.
-
-    Args:
-        branches: of the tree.
-        device: of the model.
-        columns: `[L]`, where the nodes stand in the batch of rows. If None, `with_temperature` cannot be called.
-
-    Attributes:
-        nodes: how many there are.
-        windows: the sliding windows that the layers requested, 0 for none.
-        kernels: what computed the layers, by data type, head size, size of the values and `Special`.
-    """
+    """The attention of one tree."""
 
     def __init__(self, branches: list[Branch], device: torch.device, columns: NDArray[np.int64] | None = None) -> None:
         self._branches = branches
-        self._columns = columns
+        self._columns = columns  # [L], where the nodes stand in the batch of rows, for `with_temperature`
         self._device = device
         self._longest = max(len(branch.path) for branch in branches)
         self._masks: dict[Any, Tensor] = {}
         self._layouts: dict[bool, Layout] = {}
         self._of_chunks: dict[int, TreeAttention] = {}
-        self.windows: set[int] = set()
+        self.windows: set[int] = set()  # the sliding windows that the layers requested, 0 for none
+        # What computed the layers, by data type, size of a head and of its values, and `Special`.
         self.kernels: dict[tuple[torch.dtype, int, int, Special], Kernel] = {}
         self.nodes = sum(branch.new for branch in branches)
 

@@ -37,26 +37,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of nodes that one call computes: each node attends to the `trunk`, which all rows have, and in its row.
-
-    Args:
-        trunk: its nodes. If None, the tree has no trunk.
-        rows: `[count * width]`, the node of each slot; a shorter row repeats its last node at its end.
-        key_count: how many nodes each row of queries is compared with: the trunk and the row.
-        distance_to_key: `[width, keys]`, how many nodes each key is before a node on its path, below 0 if it is not on
-            it. If None, each row is a path.
-        counted: `[count * width, 1, 1]`, whether a slot counts for its node. If None, each does.
-        sees_row: whether a node sees its row. If not, it sees the trunk only.
-    """
+    """Rows of nodes that one call computes: each node attends to the `trunk`, which all rows have, and in its row."""
 
     trunk: NodeIndex | None
-    rows: NodeIndex
+    rows: NodeIndex  # [count * width], the node of each slot; a shorter row repeats its last node at its end
     count: int
     width: int
-    key_count: int
+    key_count: int  # how many nodes each row of queries is compared with: the trunk and the row
+    # [width, keys], how many nodes each key is before a node on its path, below 0 if it is not on it. If None, each row
+    # is a path.
     distance_to_key: Tensor | None = None
-    counted: Tensor | None = None
-    sees_row: bool = True
+    counted: Tensor | None = None  # [count * width, 1, 1], whether a slot counts for its node. If None, each does
+    sees_row: bool = True  # whether a node sees its row. If not, it sees the trunk only
 
     def queries(self, q: Tensor, fold: int) -> Tensor:
         """Return `[count, H / fold, width * fold, D]` of queries `[L, H, D]`: `fold` heads become one."""

@@ -50,13 +50,6 @@ class NodeLayer(DynamicLayer):
         layer: holds the prompts, a row each: the first nodes.
         rollouts: the most nodes that there can be.
         most: the most columns that there can be.
-
-    >>> prompts = DynamicLayer()
-    >>> _ = prompts.update(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4))
-    >>> layer = NodeLayer(prompts, rollouts=8, most=9)
-    >>> layer.reorder(3, torch.tensor([2]), torch.tensor([0]))  # prompt 0 has a second node
-    >>> layer.update(torch.ones(3, 1, 1, 4), torch.ones(3, 1, 1, 4))[0].shape
-    torch.Size([3, 1, 4, 4])
     """
 
     def __init__(self, layer: DynamicLayer, rollouts: int, most: int) -> None:
@@ -163,11 +156,7 @@ class NodeLayer(DynamicLayer):
             self._make_room(len(self.keys))
 
     def share(self, nodes: Tensor, prompts: Tensor, slots: PromptSlots) -> None:
-        """Keep one copy of each of these prompts, which `nodes` have, and drop the others.
-
-        Args:
-            slots: of the nodes that there will be.
-        """
+        """Keep one copy of each of these prompts, which `nodes` have; `slots` are of the nodes that there will be."""
         if self.slots is None:
             self._prompt_keys = self.keys[nodes, :, : self.width]  # [prompts, K, width, D]
             self._prompt_values = self.values[nodes, :, : self.width]
@@ -239,10 +228,6 @@ def _weights(scores: Tensor, rows: int, hidden: Tensor | None, softcap: float | 
 class PromptSlots:
     """Nodes in the order of their prompts, with as many slots for each prompt as the most nodes of one.
 
-    Args:
-        prompt_of: the number of each node's prompt; every prompt has a node.
-        device: of the nodes' states.
-
     >>> slots = PromptSlots(np.array([0, 1, 0]))
     >>> slots.by_prompt(torch.tensor([5, 6, 7]).view(3, 1, 1), 1)[:, :, 0]
     tensor([[5, 7],
@@ -299,13 +284,9 @@ def on_device(numbers: NDArray[np.int64], device: torch.device | str) -> Tensor:
 def move_nodes(
     cache: Cache, parents: NDArray[np.int64], prompt_of: NDArray[np.int64], device: torch.device
 ) -> NDArray[np.int64]:
-    """Let node i of a cache continue node `parents[i]`, for every i: see `NodeLayer.reorder`.
+    """Let node i of a cache continue node `parents[i]`, for every i; return the number of each node's prompt.
 
-    Args:
-        prompt_of: the number of each parent's prompt.
-
-    Returns:
-        The number of the prompt of each node; those without a node are no longer counted.
+    Prompts without a node are no longer counted; `prompt_of` has the numbers of the parents' prompts.
     """
     prompts, prompt_of_node = np.unique(prompt_of[parents], return_inverse=True)
     copies = len(parents) - len(prompts)
@@ -393,9 +374,6 @@ def attend(
 
     Returns:
         `[rows, 1, heads, size]`, and None for the attention weights.
-
-    Raises:
-        CannotServeError: keys whose prompts are shared no longer lead to them, or the mask is not boolean.
     """
     # For one query torch's kernel on a CPU splits the work into single heads, and with a mask it first copies every key
     # for each head that shares it.

@@ -54,15 +54,6 @@ class Nodes:
         ends: the tokens that end a row, if these are all that `criteria` read but the length.
         draws: whether rows of a node can draw different tokens.
         reads_every_token: whether the host does. It must if there are no `ends`.
-
-    Attributes:
-        columns: tokens of each prefix, with the padding.
-        width: columns of the prompts.
-        rows: the number of each row that has not ended.
-        of_rows: the node of each of them. If None, each has a node of its own, in the same order.
-        node: the same, on the host.
-        table: `[rows, W + T]`, all tokens.
-        decoder: computes the next tokens. If None, the model does.
     """
 
     def __init__(
@@ -85,8 +76,8 @@ class Nodes:
         self.ends = ends
         self._draws = draws
         self._reads_every_token = reads_every_token
-        count, self.columns = input_ids.shape
-        self.width = self.columns
+        count, self.columns = input_ids.shape  # tokens of each prefix, with the padding
+        self.width = self.columns  # of the prompts
         assert config.max_length is not None
         self._pad = _pad_token(config)
         self.table = input_ids.new_full((count, config.max_length), self._pad)  # [rows, W + T]
@@ -96,10 +87,10 @@ class Nodes:
         first_rows, prompt_of_row = self._prompts.distinct(self._images)
         self._first_rows = first_rows  # one row of each prompt
         self._prompt_of = np.arange(len(first_rows))  # of each node
-        self._rows: NDArray[np.int64]
+        self._rows: NDArray[np.int64]  # the number of each row that has not ended
         self.node: NDArray[np.int64]  # of each of these rows
-        self.rows: Tensor
-        self.of_rows: Tensor | None
+        self.rows: Tensor  # the same as `_rows`, on the device
+        self.of_rows: Tensor | None  # the same as `node`. If None, each row has a node of its own, in the same order
         self._row_of_node: Tensor  # one row of each node
         self._assign_rows(np.arange(count), prompt_of_row)
         overridden = getattr(model.prepare_inputs_for_generation, "__func__", None) is not _PREPARE

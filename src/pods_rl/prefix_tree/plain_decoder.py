@@ -45,14 +45,8 @@ class PlainDecoder:
     """The weights of a model, as few products, which compute one token a row.
 
     Args:
-        model: one that `plain_decoder` accepts.
         positions: `[count]`, those that tokens may have; a token then names its position by its number among these.
         dtype: of products, keys and values.
-
-    Attributes:
-        copies: what is made of the model's weights. Call `refill` after these have changed.
-        branches: two of each layer.
-        rotations: tables `[count, 2, rotated size]` by kind of layer; most models have one, of kind None.
     """
 
     def __init__(self, model: PreTrainedModel, positions: Tensor, dtype: torch.dtype) -> None:
@@ -61,7 +55,7 @@ class PlainDecoder:
         embed: Any = backbone.embed_tokens
         self._embeddings: Tensor = embed.weight
         self.dtype = dtype
-        self.copies: list[Copy] = []
+        self.copies: list[Copy] = []  # what is made of the model's weights: see `refill`
         self._scale: Tensor | float = getattr(config, "embedding_multiplier", 1.0)
         if hasattr(embed, "embed_scale"):
             self._scale = embed.embed_scale.to(embed.weight)
@@ -69,7 +63,7 @@ class PlainDecoder:
         kinds: list[str | None] = [None] * len(backbone.layers)
         if "layer_type" in inspect.signature(rotary.forward).parameters:
             kinds = list(config.layer_types)
-        self.branches: list[Branch] = []
+        self.branches: list[Branch] = []  # two of each layer
         for number, layer in enumerate(backbone.layers):
             self.branches += branches_of(layer, number, kinds[number], config, self)
         self._norm = Norm(backbone.norm)
@@ -77,6 +71,7 @@ class PlainDecoder:
         self._head = Product([model.lm_head], self)
         self._divisor: float = getattr(config, "logits_scaling", 1.0)
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        # Tables [count, 2, rotated size]; most models have one, of kind None.
         self.rotations = {kind: rotation_table(rotary, embed.weight, positions, kind) for kind in set(kinds)}
 
     def refill(self) -> None:

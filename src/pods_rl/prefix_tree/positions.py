@@ -30,8 +30,7 @@ class Positions:
         """Return a note if rows are longer than rotary positions were configured for; None if they fit.
 
         Args:
-            prompt: tokens of the longest prompt.
-            completion: the most tokens of a completion.
+            prompt, completion: the most tokens of each.
             which: names the prompt, as in `The longest training prompt`.
             advice: how to shorten the prompts.
             trains: whether the last token of a completion is read too, as in an update and not in generation.

@@ -275,7 +275,7 @@ def describe(value: Any) -> str:
 
 
 def check_tensor(name: str, value: Any) -> None:
-    """Raise TypeError unless an argument is a dense tensor with values: not sparse, nested, quantised or on "meta"."""
+    """Raise TypeError unless an argument is a dense tensor with values."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor; got {describe(value)}. Pass torch.tensor({name}).")
     if value.is_nested:
@@ -314,19 +314,7 @@ def check_generator(generator: Any) -> None:
 
 
 def check_rewards(rewards_PN: Tensor) -> tuple[Tensor, bool]:
-    """Return the rewards detached, in float32 or float64, and whether all are scored (not NaN).
-
-    Args:
-        rewards_PN: `[P, N]`, any real dtype. float64 stays; float32 and half precision become float32,
-            integers and booleans float64, so no order or tie changes (integers up to 2^53).
-
-    Raises:
-        TypeError: not a dense tensor with values (`check_tensor`), or complex numbers.
-        ValueError: not two axes, no rollouts, or an infinite reward (one device synchronisation finds it).
-
-    >>> check_rewards(torch.tensor([[True, False]]))
-    (tensor([[1., 0.]], dtype=torch.float64), True)
-    """
+    """Return the rewards detached, in float32 or float64, and whether all are scored; raise if one is infinite."""
     check_tensor("rewards", rewards_PN)
     if rewards_PN.is_complex():
         raise TypeError(f"rewards must be real numbers; got {describe(rewards_PN)}. Pass rewards.real.")
@@ -335,9 +323,10 @@ def check_rewards(rewards_PN: Tensor) -> tuple[Tensor, bool]:
             f"rewards must have shape [prompts, rollouts], at least one rollout; got {describe(rewards_PN)}. "
             "For one group pass rewards[None]; for a flat list of rows pass rewards.view(-1, num_rollouts)."
         )
+    # Half precision becomes float32, and integers float64, so no order or tie changes (integers up to 2^53).
     fits_float32 = rewards_PN.is_floating_point() and rewards_PN.dtype != torch.float64
     rewards_PN = rewards_PN.detach().float() if fits_float32 else rewards_PN.detach().double()
-    # One sum is far cheaper than a check of each reward; it is finite only if all rewards are.
+    # One sum is far cheaper than a check of each reward, and the only wait for a device; it is finite only if all are.
     if rewards_PN.sum().isfinite():
         return rewards_PN, True
     infinite = rewards_PN.isinf().nonzero().tolist()
