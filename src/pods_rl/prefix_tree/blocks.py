@@ -102,7 +102,9 @@ def lay_out(branches: list[Branch], nodes: int, device: torch.device, spans: boo
         paths = [branch.path for branch in of_prompt]
         trunk = min([len(paths[0]), *map(_fork, of_prompt[1:])])  # the nodes that all rows of the prompt share
         numbers = np.unique(np.concatenate(paths))
-        if _is_dense(paths, trunk, len(numbers)):
+        pairs_by_rows = trunk**2 + sum(len(path) * (len(path) - trunk) for path in paths)
+        # One row under a mask: twice as many pairs in one call still take less time than several calls.
+        if len(paths) > 1 and len(numbers) <= DENSE and len(numbers) ** 2 <= 2 * pairs_by_rows:
             distance = torch.from_numpy(_distance_to_key(numbers, paths)).to(device)
             parts.append(Part(_NONE, [numbers], distance))
         elif spans and max(map(len, paths)) - trunk > LONG:
@@ -226,15 +228,6 @@ def _by_prompt(branches: list[Branch]) -> list[list[Branch]]:
         else:
             prompts.append([branch])
     return prompts
-
-
-def _is_dense(paths: list[Numbers], trunk: int, count: int) -> bool:
-    """Return whether the `count` nodes of a prompt's paths, which share `trunk` nodes, are one row under a mask."""
-    if len(paths) == 1 or count > DENSE:
-        return False
-    # Twice as many pairs in one call still take less time than several calls.
-    pairs_by_rows = trunk**2 + sum(len(path) * (len(path) - trunk) for path in paths)
-    return count**2 <= 2 * pairs_by_rows
 
 
 def _distance_to_key(nodes: Numbers, paths: list[Numbers]) -> Numbers:

@@ -62,8 +62,8 @@ class NodeLayer(DynamicLayer):
         self._rollouts = rollouts
         self._most_columns = most
         self.width = layer.keys.shape[2]  # of the prompts
-        # Whether the model attends to the keys and values of its cache as they are, so that `attend` finds the layer.
-        self.can_share = _reached_attention(layer.keys) and _reached_attention(layer.values)
+        # Whether `attend` read the prompts from the keys and values as they are, so that it finds the layer.
+        self.can_share = all(getattr(states, "reached_attention", False) for states in (layer.keys, layer.values))
         self.attended = True  # whether the keys of the latest update have been read
         self.slots: PromptSlots | None = None  # of the nodes, once their prompts are shared
         self._make_room(len(layer.keys))
@@ -408,11 +408,6 @@ def attend(
     else:
         states_read = read(grouped, key, value, hidden)
     return states_read.view(rows, 1, heads, -1), None
-
-
-def _reached_attention(states: Tensor) -> bool:
-    """Return whether `attend` read the prompts from these keys or values, and not from others made of them."""
-    return getattr(states, "reached_attention", False)
 
 
 def _layer_of(states: Tensor) -> NodeLayer | None:

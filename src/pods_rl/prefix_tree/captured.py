@@ -152,10 +152,7 @@ class Slots:
         self._hidden.index_fill_(3, self._column, False)
         # The position that follows the prompt's last is that of the first token.
         self._positions.add_(1)
-        self._rotations = {
-            kind: table.index_select(0, self._positions)[:, None, None].unbind(3)
-            for kind, table in self._decoder.rotations.items()
-        }
+        self.rotations = self._decoder.rotations_at(self._positions)
         logits = self._decoder(latest, self).float()
         self._latest.add_(1)
         self._column.add_(1)
@@ -172,9 +169,6 @@ class Slots:
         else:
             tokens = scores.argmax(dim=-1)
         self.tokens.index_copy_(0, self._latest, tokens.unsqueeze(0))
-
-    def rotation(self, kind: str | None) -> tuple[Tensor, Tensor]:
-        return self._rotations[kind]  # type: ignore[return-value]
 
     def attend(self, layer: int, heads: Tensor, group: int, softcap: float | None) -> Tensor:
         states = self._states[layer]

@@ -22,8 +22,7 @@ from torch.nn.functional import linear, rms_norm, silu, softplus
 class Memory(Protocol):
     """What the tokens before the latest have left, and the positions of the latest."""
 
-    def rotation(self, kind: str | None) -> tuple[Tensor, Tensor]:
-        """Return cosine and signed sine of the positions, `[rows or 1, 1, 1, rotated size]`: see `rotation_table`."""
+    rotations: dict[str | None, tuple[Tensor, ...]]  # of the positions: see `PlainDecoder.rotations_at`
 
     def attend(self, layer: int, heads: Tensor, group: int, softcap: float | None) -> Tensor:
         """Append a key and a value for each row; return what its queries read, `[rows * K, group, D]`.
@@ -204,7 +203,7 @@ class Attention:
         for norm in self._head_norms:
             norm(heads)
         if self._rotates:
-            cos, sin = memory.rotation(self._kind)
+            cos, sin = memory.rotations[self._kind]
             rotated_size = cos.shape[-1]
             states = heads[:, :, : self._group + 1, :rotated_size]  # queries and keys
             torch.addcmul(states * cos, states.roll(rotated_size // 2, -1), sin, out=states)

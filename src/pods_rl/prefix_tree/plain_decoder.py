@@ -71,13 +71,18 @@ class PlainDecoder:
         self._head = Product([model.lm_head], self)
         self._divisor: float = getattr(config, "logits_scaling", 1.0)
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
-        # Tables [count, 2, rotated size]; most models have one, of kind None.
-        self.rotations = {kind: rotation_table(rotary, embed.weight, positions, kind) for kind in set(kinds)}
+        # Most models have one table, of kind None.
+        self._rotation_tables = {kind: rotation_table(rotary, embed.weight, positions, kind) for kind in set(kinds)}
 
     def refill(self) -> None:
         """Read the weights of the model again; what is made of them keeps its addresses."""
         for copy in self.copies:
             copy.refill()
+
+    def rotations_at(self, positions: Tensor) -> dict[str | None, tuple[Tensor, ...]]:
+        """Return cosine and signed sine of positions, `[rows or 1, 1, 1, rotated size]`, by the kind of layer."""
+        tables = self._rotation_tables.items()
+        return {kind: table.index_select(0, positions)[:, None, None].unbind(3) for kind, table in tables}
 
     def __call__(self, ids: Tensor, memory: Memory) -> Tensor:
         """Return the logits `[rows, V]` after tokens `[rows]`; the memory keeps what these leave."""
@@ -107,13 +112,7 @@ class CacheMemory:
     def __init__(self, decoder: PlainDecoder, positions: Tensor, mask: Tensor | None, cache: Cache) -> None:
         self._layers: Any = cache.layers
         self._hidden = None if mask is None else (mask == 0)[:, None, None, :]
-        self._rotations = {}
-        for kind, table in decoder.rotations.items():
-            latest = table.index_select(0, positions)[:, None, None]  # [rows or 1, 1, 1, 2, rotated size]
-            self._rotations[kind] = latest.unbind(3)
-
-    def rotation(self, kind: str | None) -> tuple[Tensor, Tensor]:
-        return self._rotations[kind]  # type: ignore[return-value]
+        self.rotations = decoder.rotations_at(positions)
 
     def attend(self, layer: int, heads: Tensor, group: int, softcap: float | None) -> Tensor:
         cached = self._layers[layer]
