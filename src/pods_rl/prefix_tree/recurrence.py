@@ -43,14 +43,6 @@ class Wave:
     has_children: bool  # whether a later call begins in one of its states
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How a recurrence is computed."""
-
-    waves: list[Wave]  # its calls, in order
-    slot_of_node: Tensor  # [L], among the slots of all waves
-
-
 class TreeRecurrence:
     """The recurrences and convolutions of one tree.
 
@@ -66,7 +58,7 @@ class TreeRecurrence:
         self._device = device
         self._nodes = sum(branch.new for branch in branches)
         self._windows: dict[int, tuple[Tensor, Tensor]] = {}
-        self._plans: dict[int, Plan] = {}
+        self._plans: dict[int, tuple[list[Wave], Tensor]] = {}
         self._call_tokens = call_tokens
         self.layers = 0
 
@@ -98,11 +90,11 @@ class TreeRecurrence:
             call_tokens = self._call_tokens
         if call_tokens not in self._plans:
             self._plans[call_tokens] = self._plan(call_tokens)
-        plan = self._plans[call_tokens]
+        waves, slot_of_node = self._plans[call_tokens]
         padded = [_with_padding(x[0]) for x in inputs]
         outputs: list[Tensor] = []
         states: list[Tensor] = []
-        for wave in plan.waves:
+        for wave in waves:
             batch = [take_shared(x, wave.nodes).unflatten(0, (wave.count, wave.width)) for x in padded]
             initial = None
             if wave.parents is not None:
@@ -112,7 +104,7 @@ class TreeRecurrence:
             outputs.append(output.flatten(0, 1))
             if final is not None:
                 states.append(final)
-        return torch.cat(outputs).index_select(0, plan.slot_of_node).unsqueeze(0)
+        return torch.cat(outputs).index_select(0, slot_of_node).unsqueeze(0)
 
     def _lay_out_windows(self, width: int) -> tuple[Tensor, Tensor]:
         """Return each branch's new nodes after the `width` - 1 before them, end to end, and where the new nodes are."""
@@ -129,7 +121,8 @@ class TreeRecurrence:
         nodes, kept_rows = move_together([np.concatenate(sequences), np.concatenate(kept)], self._device)
         return nodes, kept_rows
 
-    def _plan(self, call_tokens: int) -> Plan:
+    def _plan(self, call_tokens: int) -> tuple[list[Wave], Tensor]:
+        """Return the calls of a recurrence, in order, and the slot of each node among those of all calls, `[L]`."""
         waves: list[Wave] = []
         slot_of_node = np.full(self._nodes, -1)
         arrays: list[NDArray[np.int64]] = [slot_of_node]
@@ -156,7 +149,7 @@ class TreeRecurrence:
             done += len(sequences)
             count = len(sequences)
             waves.append(Wave(nodes, count, len(nodes) // count, None if begins_empty else parents, has_children))
-        return Plan(waves, slots_tensor)
+        return waves, slots_tensor
 
 
 def _with_padding(states: Tensor) -> Tensor:
@@ -183,8 +176,8 @@ class _Group:
     first: int  # the first row
     end: int  # the row after the last
     parent: int | None = None  # the number of the smallest group that contains it
-    state: int = 0  # the sequence in whose last state what is not computed of it begins; 0 for the empty state
-    start: int = 0  # how many of its nodes are computed
+    state: int = 0  # the last sequence that is computed for its rows, of its own or of a group around it; 0 for none
+    start: int = 0  # how many nodes come before the end of that sequence
     is_open: bool = True  # whether neither it nor a group in it has a state of its own
 
 
