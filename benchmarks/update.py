@@ -28,7 +28,7 @@ from measuring import alternate, command_line, ratios, set_up_torch, spread, ten
 from pods_rl import select
 from pods_rl.policies import tiny_policy_path
 from pods_rl.prefix_tree.decoding import RowDraws, complete_prompts
-from pods_rl.prefix_tree.packing import TreePass, why_rows
+from pods_rl.prefix_tree.packing import TreePass, probe_trees
 from pods_rl.tasks import load_task
 
 M = 16
@@ -141,7 +141,7 @@ def measure(case: Case, repeats: int) -> str:
     """Time a case; return its row of the table."""
     model = AutoModelForCausalLM.from_pretrained(case.policy, dtype=torch.float32).train()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    assert why_rows(model, model) is None
+    assert probe_trees(model, model).why_rows is None
     arms = arms_of(model)
     times = alternate(arms, case.repeats or repeats, lambda make_forward, _: seconds(make_forward, case.batches))
     tree_peak, rows_peak = (tensor_peak(partial(seconds, arms[name], case.batches[:1])) for name in ("tree", "rows"))

@@ -14,7 +14,7 @@ from transformers.integrations.neftune import activate_neftune
 from trl.trainer.utils import add_fused_lm_head
 
 from pods_rl.prefix_tree.attention import KEYWORD, UnsupportedAttentionError, register_tree_attention
-from pods_rl.prefix_tree.packing import TreePass, is_regular, why_rows
+from pods_rl.prefix_tree.packing import TreePass, is_regular, probe_trees
 from pods_rl.prefix_tree.tree import prefix_tree
 from tests.numeric import FLOAT32, assert_near
 
@@ -135,7 +135,7 @@ def build(name, given=None):
 @pytest.mark.parametrize("name", TAKES_TREES)
 def test_a_tree_has_the_scores_and_gradients_of_its_rows(name):
     model = build(*TAKES_TREES[name]).double()
-    assert why_rows(model, model) is None
+    assert probe_trees(model, model).why_rows is None
     ids, mask, labels, keep = batch([9, 9, 9, 5, 5, 2, 2, 1], [7, 3, 1, 7, 7, 0, 4, 7])
     ids[4], labels[4] = ids[3], labels[3]
     ids[1, :12], labels[1, :12] = ids[0, :12], labels[0, :12]
@@ -168,7 +168,7 @@ ROUTED = {
 @pytest.mark.parametrize("name", ROUTED)
 def test_the_auxiliary_loss_of_experts_counts_each_token_of_each_row(name):
     model = build(name, ROUTED[name]).double()
-    assert why_rows(model, model) is None
+    assert probe_trees(model, model).why_rows is None
     routers = [weight for weight_name, weight in model.named_parameters() if weight_name.endswith("gate.weight")]
     for weight in routers:
         torch.nn.init.normal_(weight)  # so that the experts are far from balanced
@@ -203,7 +203,7 @@ def test_the_mean_gradient_of_a_tree_with_noise_is_that_of_its_rows(name):
     model = build(*NOISY[name])
     if name == "noise of embeddings":
         model.neftune_hook_handle = activate_neftune(model, 5.0)
-    assert why_rows(model, model) is None
+    assert probe_trees(model, model).why_rows is None
     ids, mask, labels, keep = batch([4, 4, 4], [3, 3, 5], tokens=4)
     weights = [weight for weight in model.parameters() if weight.ndim == 2]
 
@@ -244,7 +244,7 @@ def test_the_noise_of_embeddings_over_a_tree_has_the_variance_of_rows(rows, leng
             TreePass(model, keep, tree=tree)(ids, mask, labels, fused_lm_head=True)
         return torch.cat(noise).var().item()
 
-    assert why_rows(model, model) is None
+    assert probe_trees(model, model).why_rows is None
     bound = 5.0 / (ids.size(1) * 32) ** 0.5
     expected = bound**2 / 3  # of a uniform draw
     torch.manual_seed(0)
@@ -257,7 +257,7 @@ def test_the_noise_of_embeddings_over_a_tree_has_the_variance_of_rows(rows, leng
 def test_an_adapter_that_begins_after_some_tokens_computes_rows():
     adapter = LoraConfig(task_type="CAUSAL_LM", alora_invocation_tokens=[5, 6], target_modules=["q_proj"])
     model = get_peft_model(build("llama"), adapter)
-    assert "alora_invocation_tokens" in why_rows(model, model)
+    assert "alora_invocation_tokens" in probe_trees(model, model).why_rows
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -267,7 +267,7 @@ def test_the_probe_leaves_no_gradient_and_no_setting_behind(reentrant):
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     state = torch.get_rng_state()
     with torch.no_grad():
-        assert why_rows(model, model) is None
+        assert probe_trees(model, model).why_rows is None
     assert all(weight.grad is None for weight in model.parameters())
     assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
@@ -282,7 +282,7 @@ def test_the_probe_puts_the_random_states_of_all_gpus_back_without_a_warning(mon
     monkeypatch.setattr(torch.random, "_fork_rng_warned_already", False)
     model = build("qwen2")
     with warnings.catch_warnings(action="error"):
-        assert why_rows(model, model) is None
+        assert probe_trees(model, model).why_rows is None
     assert restored == {0: "state of 0", 1: "state of 1"}
 
 
@@ -295,7 +295,7 @@ def test_a_model_that_cannot_compute_trees_is_recognized_whatever_its_precision(
             add_term(model, name)
         model = model.to(dtype)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            found = why_rows(model, model, tolerance=tolerance)
+            found = probe_trees(model, model, tolerance=tolerance).why_rows
         assert (found is None) == (not reason), found
         assert not reason or any(words in found for words in reason)
 
@@ -304,7 +304,7 @@ def test_bounded_scores_stay_with_eager_attention_where_sdpa_ignores_the_bound(m
     """As in transformers up to 5.17, where Gemma 2 takes sdpa and its rows lose their softcap."""
     model = build("gemma2", {"attn_implementation": "eager", "query_pre_attn_scalar": 8})
     monkeypatch.setattr(type(model), "_supports_sdpa", True)
-    assert why_rows(model, model) is None
+    assert probe_trees(model, model).why_rows is None
     assert model.config._attn_implementation == "eager"
 
 
@@ -313,7 +313,7 @@ def test_the_probe_leaves_no_cast_behind_in_a_block_of_autocast():
     model = build("qwen2")
     ids, mask, labels, _ = batch([4, 2], [3, 3])
     with torch.autocast("cpu", torch.bfloat16):
-        assert why_rows(model, model, tolerance=0.1) is None
+        assert probe_trees(model, model, tolerance=0.1).why_rows is None
         model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs.sum().backward()
     without = [name for name, weight in model.named_parameters() if weight.grad is None]
     assert without == []

@@ -288,11 +288,6 @@ class Probe:
         return f"prefix trees, with attention by {' and by '.join(self.kernels)}"
 
 
-def why_rows(model: Any, call: nn.Module, *, tolerance: float = 1e-3) -> str | None:
-    """Return why a model must compute rows one by one, None if it computes trees: see `probe_trees`."""
-    return probe_trees(model, call, tolerance=tolerance).why_rows
-
-
 def probe_trees(
     model: Any,
     call: nn.Module,
