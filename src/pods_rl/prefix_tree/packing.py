@@ -74,7 +74,8 @@ class TreePass:
         counted = rows if counts_every_token else rows[:, prompt_width:]
         chosen = np.flatnonzero((counted >= 0).any(1))
         if not (self.tree and len(chosen) and is_regular(rows[chosen], prompt_width)):
-            return self._by_rows(rows, chosen, input_ids, attention_mask, labels, options)
+            batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+            return self._by_rows(rows, chosen, batch, options)
         device = input_ids.device
         inputs = lay_out_tree(rows, prompt_width, chosen.tolist(), device, every_token=counts_every_token)
         index = self._index(inputs.score_of_column, len(inputs.scored), device)
@@ -83,13 +84,7 @@ class TreePass:
         return self._of_columns(output, index)
 
     def _by_rows(
-        self,
-        rows: NDArray[np.int64],
-        chosen: NDArray[np.int64],
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        labels: Tensor,
-        options: dict[str, Any],
+        self, rows: NDArray[np.int64], chosen: NDArray[np.int64], batch: dict[str, Tensor], options: dict[str, Any]
     ) -> Any:
         """Return the scores of the chosen rows, computed one by one; with none chosen the first row is computed."""
         if len(chosen) == 0:
@@ -98,14 +93,11 @@ class TreePass:
         score_of_column = np.full((len(rows), columns), -1)
         score_of_column[chosen] = np.arange(len(chosen) * columns).reshape(len(chosen), columns)
         score_of_column[rows[:, 1:] < 0] = -1
-        index = self._index(score_of_column, len(chosen) * columns, input_ids.device)
-        chosen_rows = torch.from_numpy(chosen).to(input_ids.device)
-        output = self.model(
-            input_ids=input_ids.index_select(0, chosen_rows),
-            attention_mask=attention_mask.index_select(0, chosen_rows),
-            labels=labels.index_select(0, chosen_rows),
-            **options,
-        )
+        device = batch["input_ids"].device
+        index = self._index(score_of_column, len(chosen) * columns, device)
+        chosen_rows = torch.from_numpy(chosen).to(device)
+        chosen_batch = {name: values.index_select(0, chosen_rows) for name, values in batch.items()}
+        output = self.model(**chosen_batch, **options)
         self.tokens["computed"] += output.log_probs.numel()
         return self._of_columns(output, index)
 
@@ -444,7 +436,9 @@ def _compare(call: nn.Module, device: torch.device, config: Any, tolerance: floa
             return Probe(f"a pass over a tree failed: {type(error).__name__}: {error}", failed=True)
     attention = batch.tree.attention
     recurrence = batch.tree.recurrence
-    layer_types = (getattr(config, "layer_types", None) or ())[: getattr(config, "num_hidden_layers", None)]
+    all_types = getattr(config, "layer_types", None) or ()
+    has_windows = "sliding_attention" in all_types if all_types else bool(getattr(config, "sliding_window", None))
+    layer_types = all_types[: getattr(config, "num_hidden_layers", None)]
     recurrent_layers = sum(kind in RECURRENT_TYPES for kind in layer_types)
     if not layer_types and recurrence_modules(call):
         recurrent_layers = 1  # at least
@@ -453,7 +447,7 @@ def _compare(call: nn.Module, device: torch.device, config: Any, tolerance: floa
     has_attention = not layer_types or bool({"hybrid", *ATTENTION_TYPES} & set(layer_types))
     if has_attention and not attention.windows:
         return Probe(f"its layers ({type(call).__name__}) do not call an attention function of transformers")
-    if _has_windows(config) and attention.windows == {0}:
+    if has_windows and attention.windows == {0}:
         return Probe("its attention does not state its sliding window")
     changed = [name for name, state in _buffers(call).items() if buffers.get(name) != state]
     if changed:
@@ -511,11 +505,3 @@ def _sketch(gradient: Tensor) -> Tensor:
         matrix = matrix.transpose(0, 1)
     signs = torch.randn(matrix.size(0), generator=torch.Generator().manual_seed(1)).sign()
     return (signs.to(matrix) @ matrix).float().cpu()
-
-
-def _has_windows(config: Any) -> bool:
-    """Return whether a layer has a sliding window by the model's configuration."""
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types:
-        return "sliding_attention" in layer_types
-    return bool(getattr(config, "sliding_window", None))
