@@ -97,6 +97,15 @@ def test_pairs_are_declared_against_the_baseline_if_no_other_arm_is_named():
             experiment(f"{TEXT}\npairs: {json.dumps(wrong)}\n")
 
 
+def test_what_it_is_about_is_a_text_that_its_file_keeps():
+    planned = experiment(f"{TEXT}\nabout: |\n  Two arms.\n  Look at the end.\n")
+    assert planned.about == "Two arms.\nLook at the end."
+    assert load_text(planned.to_yaml()).about == planned.about
+    for wrong in ("3", "[a]", '"\\e[2J"'):
+        with pytest.raises(UserError, match="about"):
+            experiment(f"{TEXT}\nabout: {wrong}\n")
+
+
 def test_the_base_may_be_a_recipe(tmp_path):
     (tmp_path / "base.yaml").write_text("max_seconds: 4\nnum_generations: 8\n")
     (tmp_path / "e.yaml").write_text("arms: {a: {}}\nbase: base.yaml\n")

@@ -73,6 +73,8 @@ def compare(
         return
     with outlive_output(output / LOG), make_starters(experiment, parallel) as starters:
         _check_arms(experiment, starters)
+        for line in experiment.about.splitlines():
+            console().print(safe_text(line), highlight=False)
         try:
             with stop_on_signals(), Board(experiment.plan()) as board:
                 run_experiment(experiment, output, board, force=force, parallel=parallel, starters=starters)

@@ -53,6 +53,7 @@ class Experiment:
     source: str
     accelerate: str | None = None
     pairs: tuple[DeclaredPair, ...] = ()  # what the report compares; if none, every arm with the baseline
+    about: str = ""  # printed before the first run
 
     @property
     def processes(self) -> int:
@@ -79,7 +80,10 @@ class Experiment:
 
     def to_yaml(self) -> str:
         """Return the text of ``experiment.yaml``; loading it gives an equal experiment."""
-        settings: dict[str, Any] = {"name": self.name, "baseline": self.baseline}
+        settings: dict[str, Any] = {"name": self.name}
+        if self.about:
+            settings["about"] = self.about
+        settings["baseline"] = self.baseline
         if self.accelerate is not None:
             settings["accelerate"] = self.accelerate
         settings["arms"] = self.arms
@@ -95,6 +99,7 @@ def load_experiment(path_or_name: str | Path, overrides: Mapping[str, Any] | Non
     Its keys: ``arms`` (name -> recipe keys), ``base`` (a recipe's name or path, or recipe keys),
     ``pairs`` (what the report compares, a list of mappings: ``arm``, ``against``, by default the baseline, and
     ``shows``, what their difference shows; by default every arm against the baseline),
+    ``about`` (a text that ``pods compare`` prints before the first run),
     ``baseline`` (an arm; the first by default), ``seeds`` (a count k for 1..k, or a list), ``name``,
     ``accelerate`` (runs of several processes: a configuration's name, such as zero2, or path); any other key is a
     recipe key of all arms. ``overrides`` replace keys of all arms, or ``seeds``, ``baseline`` and ``accelerate``.
@@ -134,9 +139,12 @@ def build_experiment(
     accelerate = values.get("accelerate")
     if accelerate is not None:
         find_accelerate_config(str(accelerate))
+    about = values.get("about") or ""
+    if not isinstance(about, str) or not about.replace("\n", " ").isprintable():
+        raise UserError(f"{source.where('about')}about: got {describe(about)}, expected a text.")
     seeds = _seeds(values.get("seeds", 1), source)
     pairs = _pairs(values.get("pairs") or [], arms, baseline, source)
-    return Experiment(str(name), base, arms, seeds, baseline, source.name, accelerate, pairs)
+    return Experiment(str(name), base, arms, seeds, baseline, source.name, accelerate, pairs, about.strip())
 
 
 def _pairs(entries: Any, arms: Mapping[str, Any], baseline: str, source: Origin) -> tuple[DeclaredPair, ...]:

@@ -18,6 +18,7 @@ from ..yaml_files import Origin, read_yaml
 
 EXPERIMENT_KEYS = (
     "name",
+    "about",
     "base",
     "arms",
     "baseline",
