@@ -520,7 +520,7 @@ def test_the_largest_settled_difference_comes_first_and_what_is_not_settled_last
     first, second, last = findings(analysis)
     gap = gaps["pods"].difference
     assert (first.number, first.verdict) == (f"+{100 * gap.mean:.1f} points", "settled")
-    assert first.text.startswith("from selection:")
+    assert first.text.startswith("from selection (")
     assert f"(95 % interval +{100 * gap.low:.1f} to +{100 * gap.high:.1f}, 5 runs each)" in first.text
     fast = gaps["pods"].speedup
     assert fast is not None

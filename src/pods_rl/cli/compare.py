@@ -23,9 +23,7 @@ from ..text import console, counted, safe_text
 from ..yaml_files import dump_yaml
 from .train import DryRun, Force, named_recipe, note_missing, show_facts, show_notes, stoppable, working
 
-_NEXT = """\
-Narrower intervals: repeat the command with more --seeds; finished runs are kept.
-Your own model and data: docs/how-do-i.md. What more rollouts cost there: pods plan."""
+_NEXT = "Next: your own model and data (docs/how-do-i.md); pods plan measures what more rollouts cost there."
 
 
 def compare(

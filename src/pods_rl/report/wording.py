@@ -189,31 +189,19 @@ def _names(pairs: Sequence[Pair]) -> str:
 
 
 def _of_pair(analysis: Analysis, pair: Pair) -> Finding:
-    """Return what a settled pair shows: the difference at the end, over the run, and how much faster the arm is."""
-    gap = pair.difference
-    over_time = pair.over_time
+    """Return what a settled pair shows: its difference at the end, else over the run, and how much faster it is."""
     cause = f"from {pair.shows}" if pair.shows else f"for {pair.arm.label} against {pair.rival.label}"
-    runs = f"{pair.runs} and {counted(pair.rival_runs, 'run')}"
-    if pair.runs == pair.rival_runs:
-        runs = f"{counted(pair.runs, 'run')} each"
+    if not pair.difference.settled:
+        cause += ", in the mean over the run"
     scores = (
         f"{pair.arm.label} has {_named_score(analysis, pair.score)} after {_when(pair)}, and {pair.rival.label} has "
         f"{score_text(analysis, analysis.metric, pair.rival_score)}"
     )
-    if gap.settled:
-        text = f"{cause}: {scores} (95 % interval {_range(analysis, gap)}, {runs})."
-        if over_time is not None:
-            verdict = "" if over_time.settled else ", not settled"
-            text += (
-                f" Mean over the run: {gap_text(analysis, over_time.mean)} ({_range(analysis, over_time)}{verdict})."
-            )
-    else:
-        assert over_time is not None
-        text = (
-            f"{cause}, in the mean over the run (95 % interval {_range(analysis, over_time)}, {runs}). {scores}: "
-            f"{gap_text(analysis, gap.mean)} ({_range(analysis, gap)}, not settled)."
-        )
-    return Finding(gap_text(analysis, pair.main.mean), f"{text} {_speedup_text(analysis, pair)}".strip(), "settled")
+    runs = f"{pair.runs} and {counted(pair.rival_runs, 'run')}"
+    if pair.runs == pair.rival_runs:
+        runs = f"{counted(pair.runs, 'run')} each"
+    text = f"{cause} (95 % interval {_range(analysis, pair.main)}, {runs}): {scores}{_speedup_text(analysis, pair)}."
+    return Finding(gap_text(analysis, pair.main.mean), text, "settled")
 
 
 def _speedup_text(analysis: Analysis, pair: Pair) -> str:
@@ -221,20 +209,15 @@ def _speedup_text(analysis: Analysis, pair: Pair) -> str:
     speedup = pair.speedup
     if speedup is None or not speedup.settled:
         return ""
-    goal = _named_score(analysis, speedup.threshold).replace(".0 %", " %")
+    goal = score_text(analysis, analysis.metric, speedup.threshold).replace(".0 %", " %")
     if speedup.never_reached:
         never = "has not reached" if pair.arm.is_running else "never reaches"
-        return (
-            f"{pair.arm.label} {never} {goal}, and {pair.rival.label} reaches it in {duration(speedup.baseline_time)}."
-        )
+        return f"; {pair.arm.label} {never} {goal}"
     if not math.isfinite(speedup.speedup):
-        return f"{pair.arm.label} reaches {goal}, and {pair.rival.label} does not."
-    unit = unit_for(speedup.baseline_time)
-    times = f"{duration(speedup.arm_time, unit)} instead of {duration(speedup.baseline_time, unit)}"
+        return f"; {pair.rival.label} does not reach {goal}"
     low = number(speedup.ci_low, SPEEDUP_DIGITS)
     high = number(speedup.ci_high, SPEEDUP_DIGITS)
-    ratio = number(speedup.speedup, SPEEDUP_DIGITS)
-    return f"To {goal} it takes {times}: {ratio} times as fast ({low} to {high})."
+    return f"; {number(speedup.speedup, SPEEDUP_DIGITS)} times as fast ({low} to {high}) to {goal}"
 
 
 def _nothing_settled(analysis: Analysis) -> Finding:
