@@ -113,6 +113,8 @@ def shown(name: str, text: str) -> str:
         return f"{float(text) * 100:.0f} %"
     if name.endswith("_mb"):
         return f"{float(text):,.0f}"
+    if "steps to" in name:
+        return f"{float(text):.0f}".replace("inf", "never")
     if "seconds to" in name:
         return f"{float(text):.1f}".replace("inf", "never")
     if name in ("seconds a step", "accuracy over time", "final accuracy"):
