@@ -60,7 +60,11 @@ def test_the_pages_have_the_numbers_of_the_csv_files():
 def test_disturbed_seeds_are_those_with_a_slow_selection():
     noisy = comparisons.noisy_seeds("equal_rows_32")
     assert noisy["pods-16-4"] == {508, 510, 511, 512}
-    assert comparisons.noisy_seeds("equal_rows_32/first") == {"grpo-8": set(), "grpo-4": set(), "pods-16-4": set()}
+    assert comparisons.noisy_seeds("equal_rows_32/first") == {}
+
+
+def test_disturbed_seeds_are_those_with_a_slow_speed_check_if_there_was_one():
+    assert comparisons.noisy_seeds("batch_words_16") == {"grpo-2": {1010}, "random-4x16": {1010}}
 
 
 def test_a_study_with_a_slower_run_is_not_collected(tmp_path):
@@ -108,6 +112,7 @@ def scores_by_arm(path):
         ("many_prompts", "many_prompts/rates.csv"),
         ("many_prompts_trl", "many_prompts_trl/rates.csv"),
         ("rules", "rules/rates.csv"),
+        ("batch_words_16", "batch_words_16/rates.csv"),
     ],
 )
 def test_a_study_has_the_rates_that_its_pilots_chose(study, file):
