@@ -118,7 +118,7 @@ def gpu_prices() -> tuple[float, float]:
 def gpu_price(arm: str, rows: int) -> float:
     """Return the predicted price of an arm's step on the GPU, next to GRPO with the same rows; NaN if it is unknown."""
     kind, _, shape = arm.partition("-")
-    if kind == "grpo":
+    if kind in ("grpo", "trl"):
         return 1.0
     if kind == "dynamic":
         return math.nan

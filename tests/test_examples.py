@@ -8,6 +8,7 @@ import re
 import runpy
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -101,6 +102,24 @@ def test_the_own_task_is_read_from_its_files(at_root, tmp_path):
     ]
     (rollouts,) = run.rollout_files()
     assert {prompt.strip() for prompt in parquet.read_table(rollouts)["prompt"].to_pylist()} <= set(asked)
+
+
+@pytest.mark.slow
+def test_the_walkthrough_shows_the_lines_of_each_stage_and_replays_its_rollouts(tmp_path):
+    printed = []
+    for words in ([], ["--replay"]):
+        command = [sys.executable, str(EXAMPLES / "walkthrough.py"), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=True, cwd=tmp_path)
+        printed.append(done.stdout)
+    places = re.findall(r"(\w+), (src\S+):(\d+)$", printed[0], flags=re.MULTILINE)
+    assert len(places) == 5
+    for name, file, line in places:
+        lines = (ROOT / file).read_text("utf-8").splitlines()[int(line) - 1 : int(line) + 4]  # a decorator may come first
+        assert any(f"def {name}(" in text for text in lines), (name, file, line)
+    later = [text.partition("2. Rewards")[2] for text in printed]
+    assert later[0] == later[1]
+    right, wrong = map(float, re.search(r"right ones (\S+), wrong ones (\S+)$", printed[0].strip()).groups())
+    assert right > 0 > wrong
 
 
 @pytest.mark.slow
