@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-_SCRIPT = ("__main__", "__mp_main__")
+_LEFT_OUT = ("__main__", "__mp_main__", "sitecustomize", "usercustomize")  # the script, and the interpreter's own start
 _INSTALLED = {"site-packages", "dist-packages"}
 _READERS = 4  # files read at once, in threads: one core rarely keeps up with a disk
 _NAME = re.compile(r"[\w.-]+")
@@ -34,7 +34,7 @@ def user_sources() -> dict[str, str]:
     """
     sources: dict[str, str] = {}
     for name, module in sorted(sys.modules.items()):
-        if name in _SCRIPT or name.partition(".")[0].lower() in _required():
+        if name in _LEFT_OUT or name.partition(".")[0].lower() in _required():
             continue
         file: str | None = None
         with suppress(Exception):  # objects of libraries may raise at any access
