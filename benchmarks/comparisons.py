@@ -242,11 +242,12 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--runs", type=Path, help="the folder of `pods compare`")
+    parser.add_argument("--keep-slow", action="store_true", help="collect also the runs on a slower machine")
     parser.add_argument("--quiet", action="store_true", help="only the seeds whose runs were not disturbed")
     options = parser.parse_args()
     folder = RESULTS / options.study
     if options.runs:
-        collect(options.runs, folder)
+        collect(options.runs, folder, options.keep_slow)
     rows = compare_study(options.study, quiet=options.quiet)
     write_csv(folder / ("quiet.csv" if options.quiet else "comparisons.csv"), rows)
     show(rows)

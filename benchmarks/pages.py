@@ -131,7 +131,7 @@ def spreads() -> list[tuple[float, float, float]]:
     for path in sorted(RESULTS.rglob("*.csv")):
         for line in lines_of(path):
             for names in SPREADS:
-                if not line.get(names[1]):
+                if not all(map(line.get, names)):
                     continue
                 value, low, high = (float(line[name]) for name in names)
                 found.append((value, low, high))

@@ -2,8 +2,9 @@
 
 Repeats the quickstart, or the experiment of a file such as `benchmarks/batch_quick_4.yaml`, each time on seeds of its
 own that no study has. Prints for each declared pair in how many repetitions the report settles it in the arm's favour:
-the score at the end, the mean over the run, and the speedup. The reports are in `runs/quickstart_NAME/K/report/`. A
-later call makes only the runs that are missing. Nothing else may run on the machine.
+the score at the end, the mean over the run, and the speedup. The reports are in `runs/quickstart_NAME/K/report/`, and
+`--csv` writes their pairs into one file. A later call makes only the runs that are missing. Nothing else may run on the
+machine.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 from batch_study import make, read_rows
-from measuring import command_line
+from measuring import command_line, write_csv
 from pods_rl.experiment import load_experiment
 from pods_rl.report import build_report
 
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=10)
     parser.add_argument("--runs", type=Path, help="default: runs/quickstart_NAME")
     parser.add_argument("--parallel", type=int, default=2, help="runs at the same time, one core each")
+    parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
     number = len(load_experiment(options.experiment).seeds)
     files = []
@@ -51,6 +53,8 @@ def main() -> None:
         make(experiment, output, options.parallel)
         build_report(output)
         files.append(output / "report" / "pairs.csv")
+    pairs = [{"repetition": repetition, **row} for repetition, file in enumerate(files, 1) for row in read_rows(file)]
+    write_csv(options.csv, [*pairs[0]], [[*pair.values()] for pair in pairs])
     for (arm, rival), of_pair in settled_pairs(files).items():
         numbers = ", ".join(f"{measure.replace('_', ' ')} {of_pair[measure]}" for measure in MEASURES)
         print(f"{arm} above {rival}, of {options.repeat}: {numbers}")

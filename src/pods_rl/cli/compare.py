@@ -23,7 +23,7 @@ from ..text import console, counted, safe_text
 from ..yaml_files import dump_yaml
 from .train import DryRun, Force, named_recipe, note_missing, show_facts, show_notes, stoppable, working
 
-_NEXT = "Next: your own model and data (docs/how-do-i.md); pods plan measures what more rollouts cost there."
+_NEXT = "Next: your own model and data (docs/how-do-i.md); pods plan measures costs."
 
 
 def compare(
