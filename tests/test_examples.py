@@ -114,7 +114,8 @@ def test_the_walkthrough_shows_the_lines_of_each_stage_and_replays_its_rollouts(
     places = re.findall(r"(\w+), (src\S+):(\d+)$", printed[0], flags=re.MULTILINE)
     assert len(places) == 5
     for name, file, line in places:
-        lines = (ROOT / file).read_text("utf-8").splitlines()[int(line) - 1 : int(line) + 4]  # a decorator may come first
+        first = int(line) - 1
+        lines = (ROOT / file).read_text("utf-8").splitlines()[first : first + 5]  # a decorator may come first
         assert any(f"def {name}(" in text for text in lines), (name, file, line)
     later = [text.partition("2. Rewards")[2] for text in printed]
     assert later[0] == later[1]
