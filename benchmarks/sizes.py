@@ -86,7 +86,7 @@ def write_recipe(folder: Path) -> Path:
 
 
 def copy_rollouts(run: Path, count: int) -> None:
-    """Write the rollouts of a run's first step again, as later steps, until the run has logged so many."""
+    """Copy the rollouts of a run's first step as later steps, until the run has `count` rollouts."""
     table = parquet.read_table(run / "rollouts" / "step-000001.parquet")
     place = table.column_names.index("step")
     for step in range(2, count // len(table) + 1):

@@ -20,7 +20,7 @@ prime-rl subtracts from each reward the mean of the m. Its `effective` metrics a
 and its `all` metrics of the n.
 
 - A task of equal rewards fills m places of a batch with advantages of 0, unless a gate `advantage_range` rejects it.
-- Evaluations return no token ids, by which they are told apart, and all n of their attempts count.
+- Evaluations carry no token ids. They are recognized by that, and all n of their attempts count.
 - `finalize` sees one task at a time, so it cannot select over the batch.
 """
 

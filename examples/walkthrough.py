@@ -3,8 +3,8 @@
     python examples/walkthrough.py              # the shipped policy on sums
     python examples/walkthrough.py --replay     # trains on the rollouts of the last call again
 
-The trainer below is PODSTrainer. It overrides the method of each stage, calls it, and prints what came out. So each
-override is also a place where you can put something of your own.
+The trainer below is a subclass of PODSTrainer. Each of its methods calls the original and prints the result. To change
+a stage of your own training, override the same method.
 """
 
 import argparse

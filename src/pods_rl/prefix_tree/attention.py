@@ -302,7 +302,7 @@ class TreeAttention:
         arguments = self._arguments
         options: dict[str, Any] = {}
         if "window_size" in arguments:
-            nodes_before = scoring.window - 1 if scoring.window else -1  # -1 is no limit
+            nodes_before = scoring.window - 1 if scoring.window else -1  # -1: no limit
             options["window_size"] = (nodes_before, 0)
         else:
             options["is_causal"] = True

@@ -215,7 +215,7 @@ def arms_from_runs(
 
     A run called ``seed-<k>`` belongs to the arm that its parent is named after, as in an experiment, whether the
     experiment, the arm or the run was given. A run of any other name is an arm of its own. A run that is given twice
-    counts once. Raises UserError if there is no run, or if the runs of an arm are not seeds of one recipe.
+    counts once. Raises UserError if no run is found, or if runs of an arm differ in more than the seed.
     """
     named = named or {}
     folders = _runs_by_arm(sources, named)

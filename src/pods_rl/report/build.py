@@ -80,7 +80,7 @@ def build_report(
         rollouts_mb: approximate megabytes of rollouts on the page. It says how many groups did not fit.
 
     Raises:
-        UserError: if no run is found, if the runs of an arm are not seeds of one recipe, if runs were evaluated but
+        UserError: if no run is found, if runs of an arm differ in more than the seed, if runs were evaluated but
             never on ``metric``, if none of several arms is called ``baseline``, and if a format is unknown.
         OSError: if the folder cannot be written.
     """

@@ -216,5 +216,5 @@ def interval(low: float, high: float, digits: int) -> str:
 
 
 def with_interval(value: str, low: float, high: float, digits: int) -> str:
-    """Return a formatted number with its interval, alone if there is no interval."""
+    """Return a formatted number, followed by its interval if it has one."""
     return value if math.isnan(low) or math.isnan(high) else f"{value} {interval(low, high, digits)}"

@@ -197,9 +197,10 @@ def _of_pair(analysis: Analysis, pair: Pair) -> Finding:
         f"{pair.arm.label} has {_named_score(analysis, pair.score)} after {_when(pair)}, and {pair.rival.label} has "
         f"{score_text(analysis, analysis.metric, pair.rival_score)}"
     )
-    runs = f"{pair.runs} and {counted(pair.rival_runs, 'run')}"
     if pair.runs == pair.rival_runs:
         runs = f"{counted(pair.runs, 'run')} each"
+    else:
+        runs = f"{pair.runs} and {counted(pair.rival_runs, 'run')}"
     text = f"{cause} (95 % interval {_range(analysis, pair.main)}, {runs}): {scores}{_speedup_text(analysis, pair)}."
     return Finding(gap_text(analysis, pair.main.mean), text, "settled")
 

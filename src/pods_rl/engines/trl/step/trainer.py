@@ -181,7 +181,7 @@ class PrefixTreeTrainer(Layer):
 
     @property
     def generation(self) -> str | None:
-        """What generates the rollouts, and the path that the policy takes. None before its first rollout."""
+        """What generates the rollouts, and by which code; None before the first rollout."""
         return describe_generation(self)
 
     @property

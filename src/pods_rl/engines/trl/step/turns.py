@@ -39,7 +39,7 @@ def _generates_otherwise(trainer: TRLTrainer) -> str | None:
 
 
 def describe_generation(trainer: TRLTrainer) -> str | None:
-    """Return what generates the rollouts, and the path that the policy takes. None before its first rollout."""
+    """Return what generates the rollouts, and by which code; None before the first rollout."""
     otherwise = _generates_otherwise(trainer)
     if otherwise is not None:
         return otherwise
