@@ -136,14 +136,20 @@ class Server:
         pid = self.ask(words=[str(word) for word in words], cwd=str(cwd), log=str(path), **given)
         return Command(pid, path, self)
 
-    def run_ranks(self, *words: object, cwd: Path, environment: Mapping[str, str] | None = None) -> list[str]:
-        """What each of two processes of one command prints, as a launcher starts them; both must end well."""
+    def start_ranks(self, *words: object, cwd: Path, environment: Mapping[str, str] | None = None) -> list[Command]:
+        """Start two processes of one command, as a launcher starts them; each prints to `printed-RANK`."""
         group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        printed, left = [cwd / f"printed-{rank}" for rank in range(2)], []
-        for rank, path in enumerate(printed):
+        started = []
+        for rank in range(2):
+            path = cwd / f"printed-{rank}"
             path.touch()
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **group, **(environment or {})}
-            left.append(self.start(*words, cwd=cwd, log=f"log-{rank}", environment=own, stdout=str(path)))
+            started.append(self.start(*words, cwd=cwd, log=f"log-{rank}", environment=own, stdout=str(path)))
+        return started
+
+    def run_ranks(self, *words: object, cwd: Path, environment: Mapping[str, str] | None = None) -> list[str]:
+        """What each of two processes of one command prints; both must end well."""
+        left = self.start_ranks(*words, cwd=cwd, environment=environment)
         try:
             while left:
                 command = left.pop(0)
@@ -151,7 +157,7 @@ class Server:
         finally:
             for command in left:
                 command.kill()
-        return [path.read_text() for path in printed]
+        return [(cwd / f"printed-{rank}").read_text() for rank in range(2)]
 
     def run(self, *words: object, cwd: Path, log: str = "log") -> tuple[int, str]:
         """Exit code and words of a command."""
@@ -168,7 +174,9 @@ def server() -> Server:
 def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    from pods_rl.cli.starter import import_all
 
+    import_all()
     gc.freeze()  # no process looks at these for garbage
     for line in sys.stdin:
         request = json.loads(line)

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
 
 from pods_rl.runs import Run
-from tests import DEADLINE
 
-from .commands import server
+from .commands import Command, server
 
 # Five prompts, two a generation: epochs end within a run, and one prompt of each is left over.
 BASE = {
@@ -84,64 +78,32 @@ def prepare(folder: Path, configuration: str, **settings: Any) -> None:
     (folder / "r.yaml").write_text(yaml.safe_dump(BASE | CONFIGURATIONS[configuration] | settings))
 
 
-class Started:
-    """A `pods train` that is running; several processes are started through accelerate, one is forked."""
-
-    def __init__(self, folder: Path, words: list[str], processes: int = 1) -> None:
-        self.log = folder / "log.txt"
-        self.forked = server().start(*words, cwd=folder, log="log.txt") if processes == 1 else None
-        if self.forked:
-            return
-        with self.log.open("ab") as log:
-            self.launched = subprocess.Popen(
-                [sys.executable, "-m", "pods_rl", *words, "--num_processes", str(processes)],
-                cwd=folder, stdout=log, stderr=log,
-            )  # fmt: skip
-
-    def kill(self) -> None:
-        """SIGKILL to every process of the run at once."""
-        if self.forked:
-            self.forked.kill()
-            self.wait()
-            return
-        with suppress(psutil.NoSuchProcess):  # it has ended
-            parent = psutil.Process(self.launched.pid)
-            everyone = [*parent.children(recursive=True), parent]
-            for process in everyone:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(everyone, timeout=DEADLINE)
-        self.wait()
-
-    def wait(self) -> int | None:
-        """The exit code."""
-        return self.forked.wait() if self.forked else self.launched.wait(DEADLINE)
-
-    def running(self) -> bool:
-        return not self.forked.ended() if self.forked else self.launched.poll() is None
+def start(folder: Path, words: list[str], processes: int) -> list[Command]:
+    """Start `pods train`, in one process or in two."""
+    if processes == 1:
+        return [server().start(*words, cwd=folder, log="log.txt")]
+    return server().start_ranks(*words, cwd=folder)
 
 
 def train(folder: Path, *words: str, processes: int = 1, code: int = 0) -> Run:
     """A run to its end, which must come with this exit code."""
-    started = Started(folder, ["train", *words], processes)
-    ended = started.wait()
-    assert ended == code, f"exit code {ended}:\n{started.log.read_text(errors='replace')[-3000:]}"
+    for command in start(folder, ["train", *words], processes):
+        ended = command.wait()
+        assert ended == code, f"exit code {ended}:\n{command.log.read_text(errors='replace')[-3000:]}"
     return Run(folder / words[words.index("--output") + 1])
 
 
-def train_and_kill(folder: Path, output: str, step: int, processes: int = 1) -> Run:
+def train_and_kill(folder: Path, output: str, step: int, processes: int) -> Run:
     """A run that is killed as soon as its checkpoint of a step is whole: in the step after it."""
-    started = Started(folder, ["train", "--config", "r.yaml", "--output", output], processes)
+    commands = start(folder, ["train", "--config", "r.yaml", "--output", output], processes)
     checkpoint = folder / output / "checkpoints" / f"checkpoint-{step}"
     try:
-        end = time.monotonic() + DEADLINE
-        while not is_whole(checkpoint, processes):
-            # it may end between the two looks
-            assert started.running() or is_whole(checkpoint, processes), started.log.read_text(errors="replace")[-3000:]
-            assert time.monotonic() < end, f"no {checkpoint.name} in {DEADLINE:g} s"
-            time.sleep(0.002)
+        assert commands[0].until(lambda: is_whole(checkpoint, processes)), commands[0].log.read_text(errors="replace")
     finally:
-        started.kill()
+        for command in commands:
+            command.kill()
+        for command in commands:
+            command.wait()
     return Run(folder / output)
 
 

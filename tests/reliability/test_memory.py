@@ -59,10 +59,8 @@ NAMES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "place", [place if place == "generation" else pytest.param(place, marks=pytest.mark.reliability) for place in CASES]
-)
+@pytest.mark.reliability
+@pytest.mark.parametrize("place", CASES)
 def test_running_out_says_where_and_what_to_lower(place, tmp_path):
     (tmp_path / "limited.py").write_text(LIMITED)
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(RECIPE | CASES[place]))
