@@ -63,9 +63,10 @@ def sample(buffer, prompts: int, partition: str = "train", step: int = 1):
     return buffer.sample(global_steps=step, partition_id=partition, batch_size=prompts)
 
 
-@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
-@pytest.mark.parametrize("rule", ["max_variance", "max_reward", "percentile", "random"])
-def test_every_rule_in_every_mode(make_buffer, rule, mode):
+@pytest.mark.parametrize(
+    ("rule", "mode"), [("random", "sync"), ("max_variance", "colocate_async"), ("percentile", "separate_async")]
+)
+def test_a_rule_in_every_mode(make_buffer, rule, mode):
     buffer = make_buffer(f"trainer.v1.sampler.sampler_kwargs.rule={rule}", mode=mode)
     assert type(buffer) is (PODSReplayBuffer if mode == "sync" else PODSReplayBufferAsync)
     put_group("a", REWARDS)
@@ -103,20 +104,6 @@ def test_the_rows_of_every_engine_are_kept_over_the_batch(make_buffer):
     assert metrics["pods/prompts_trained"] == 5
     assert metrics["pods/rows_a_prompt"] == 32 / 5
     assert metrics["pods/zero_variance_share"] == 0
-
-
-def test_a_drawing_rule_repeats_with_its_seed_and_differs_by_step(make_buffer):
-    rule = "trainer.v1.sampler.sampler_kwargs.rule=random"
-    seen = []
-    for seed, step in [(0, 1), (0, 1), (1, 1), (0, 2)]:
-        buffer = make_buffer(rule, f"trainer.v1.sampler.sampler_kwargs.seed={seed}")
-        put_group("a", REWARDS * 4)
-        batch, _ = sample(buffer, 1, step=step)
-        seen.append(kept_sessions(batch.keys)["a"])
-        tq.kv_clear(keys=batch.keys, partition_id="train")
-    assert seen[0] == seen[1]
-    assert seen[0] != seen[2]
-    assert seen[0] != seen[3]
 
 
 def test_the_batches_of_one_step_draw_different_sessions_and_repeat_with_the_seed(make_buffer):
@@ -201,30 +188,16 @@ def test_before_refuses_groups_it_did_not_sample(make_buffer):
     assert padded[1].tolist() == [0.0, 0.0]
 
 
-def test_each_buffer_has_its_own_rewards(make_buffer):
-    put_group("a", REWARDS)
-    sample(make_buffer("algorithm.adv_estimator=pods_before"), 1)
-    first = get_adv_estimator_fn("pods_before")
-    put_group("b", REWARDS)
-    sample(make_buffer("algorithm.adv_estimator=pods_before"), 1)
-    second = get_adv_estimator_fn("pods_before")
-    scores, mask = torch.tensor([[1.0]]), torch.ones(1, 1)
-    assert first(scores, mask, np.array(["a"]))[0] > 0
-    assert second(scores, mask, np.array(["b"]))[0] > 0
-    with pytest.raises(ValueError, match="prompt a"):
-        second(scores, mask, np.array(["a"]))
-
-
-@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
-def test_the_reward_of_a_row_that_is_alone_changes_no_advantage(make_buffer, estimator):
+def test_the_reward_of_a_row_that_is_alone_changes_no_advantage(make_buffer):
     make_buffer()
-    estimate = get_adv_estimator_fn(estimator)
-    results = []
-    for reward in (0.0, 0.75, 100.0):
-        rewards = torch.tensor([[0.0, reward], [0.0, 1.0], [0.0, 0.0], [0.0, 0.5]])
-        index = np.array(["alone", "b", "b", "b"], dtype=object)
-        result, _ = estimate(token_level_rewards=rewards, response_mask=torch.ones(4, 2), index=index, config={})
-        results.append(result)
-    assert results[1].equal(results[0])
-    assert results[2].equal(results[0])
-    assert results[0][1, 0] > results[0][3, 0] > results[0][2, 0]
+    for estimator in GROUP_ESTIMATORS:
+        estimate = get_adv_estimator_fn(estimator)
+        results = []
+        for reward in (0.0, 0.75, 100.0):
+            rewards = torch.tensor([[0.0, reward], [0.0, 1.0], [0.0, 0.0], [0.0, 0.5]])
+            index = np.array(["alone", "b", "b", "b"], dtype=object)
+            result, _ = estimate(token_level_rewards=rewards, response_mask=torch.ones(4, 2), index=index, config={})
+            results.append(result)
+        assert results[1].equal(results[0]), estimator
+        assert results[2].equal(results[0]), estimator
+        assert results[0][1, 0] > results[0][3, 0] > results[0][2, 0], estimator

@@ -44,36 +44,26 @@ def test_settings_are_read_from_verls_configuration(make_config):
     assert read_settings(config) == expected
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gae", "rloo", "pods_before"])
+@pytest.mark.parametrize("estimator", ["grpo", "gae", "pods_before"])
 def test_verl_accepts_the_shipped_configuration(make_config, estimator):
     config = make_config(f"algorithm.adv_estimator={estimator}", "actor_rollout_ref.actor.ppo_mini_batch_size=2")
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
 
 
-REFUSED = [  # overrides, and a key or a value that the error names
+# Overrides, and a key or a value that the error names. What every engine reads alike is in tests/skyrl.
+REFUSED = [
     ([f"{KWARGS}.rule=max_varience"], "max_varience"),
     ([f"+{KWARGS}.num_rolouts=64"], "num_rolouts"),
-    ([f"+{KWARGS}.selection=all"], "selection = 'all'"),
     ([f"+{KWARGS}.selection=batch", f"{KWARGS}.rule=percentile"], "percentile"),
     ([f"+{KWARGS}.selection=batch", "data.train_batch_size=1"], "data.train_batch_size"),
     ([f"{KWARGS}.num_rollouts=3"], "num_rollouts = 3"),
-    ([f"{KWARGS}.num_rollouts=many"], "num_rollouts = 'many'"),
-    ([f"~{KWARGS}.num_rollouts"], "num_rollouts = None"),
-    ([f"{KWARGS}.seed=1.5"], "seed = 1.5"),
-    ([f"{KWARGS}.ledger_every=0"], "ledger_every = 0"),
-    ([f"{KWARGS}.rule=os.path:basename"], "basename"),
-    ([f"{KWARGS}.ledger=3"], "ledger"),
-    ([f"{KWARGS}.poll_interval=often"], "poll_interval"),
     ([f"{KWARGS}.poll_interval=0"], "poll_interval"),
     ([f"{KWARGS}.check_data=nowhere:check"], "nowhere:check"),
-    ([f"{KWARGS}.check_data=check"], "data check"),
     ([f"{MANAGER}=null"], "agent_loop_manager_class"),
     ([f"{MANAGER}=verl.trainer.ppo.v1.AgentLoopManagerTQ"], "AgentLoopManagerTQ"),
     ([f"{MANAGER}=pods_rl.engines.verl.agent_loop.PODSManager"], "PODSManager"),
-    ([f"{MANAGER}=PODSAgentLoopManager"], "'PODSAgentLoopManager'"),
     ([f"{SAMPLER}.name=null"], "custom_sampler"),
     ([f"{SAMPLER}.path=pkg://verl.trainer.ppo.v1.replay_buffer", f"{SAMPLER}.name=ReplayBuffer"], "is ReplayBuffer"),
-    ([f"{SAMPLER}.name=buffer"], "is buffer"),
     ([f"{SAMPLER}.path=pkg://nowhere"], "pkg://nowhere"),
     (["trainer.use_v1=false"], "use_v1"),
     (["reward.reward_model.enable=true"], "enable_resource_pool"),
@@ -104,16 +94,13 @@ def test_plug_ins_derived_from_ours_are_accepted(make_config):
     )
 
 
-@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
-def test_one_kept_session_is_refused_where_kept_sessions_are_compared(make_config, estimator):
-    config = make_config("actor_rollout_ref.rollout.n=1", f"algorithm.adv_estimator={estimator}")
-    with pytest.raises(UserError, match=rf" algorithm\.adv_estimator={estimator} "):
-        read_settings(config)
-
-
-@pytest.mark.parametrize("estimator", ["pods_before", "gae", "reinforce_plus_plus"])
-def test_one_kept_session_is_accepted_where_it_is_compared_with_more(make_config, estimator):
-    config = make_config("actor_rollout_ref.rollout.n=1", f"algorithm.adv_estimator={estimator}")
+def test_one_kept_session_is_refused_where_kept_sessions_are_compared(make_config):
+    config = make_config("actor_rollout_ref.rollout.n=1")
+    for estimator in GROUP_ESTIMATORS:
+        config.algorithm.adv_estimator = estimator
+        with pytest.raises(UserError, match=rf" algorithm\.adv_estimator={estimator} "):
+            read_settings(config)
+    config.algorithm.adv_estimator = "pods_before"
     assert read_settings(config).num_generations == 1
 
 
