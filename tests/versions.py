@@ -29,7 +29,6 @@ TESTS = {
         "tests/engines/test_drift.py",
         "tests/engines/test_families.py",
         "tests/engines/test_parity.py",
-        "tests/engines/test_vllm.py",
         "tests/prefix_tree",  # it reads arguments and caches of transformers, and would fall back to `generate`
     ],
 }

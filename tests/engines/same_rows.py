@@ -1,7 +1,6 @@
 """Groups that every engine must decide on in the same way: rewards, which rollouts have a trained token, what is kept.
 
-`tests/engines/test_same_rows.py` gives them to TRL, and to the others with stand-ins; `tests/verl` and `tests/skyrl`
-to the real libraries.
+`tests/engines/test_same_rows.py` gives them to TRL, `tests/verl` and `tests/skyrl` to these libraries.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ from pods_rl.errors import UserError
 from pods_rl.planning.measure import Meter
 from pods_rl.planning.plan import Setting
 
-from .vllm_stand_in import Client, put_client
-
 SETTINGS = [
     Setting(2, 4, 4, "none"),
     Setting(2, 16, 4, "prompt"),
@@ -57,11 +55,3 @@ def test_group_sizes_that_the_batch_cannot_hold_are_refused(make_trainer, sizes,
     trainer = make_trainer(per_device_train_batch_size=8)
     with pytest.raises(UserError, match=problem):
         trainer.measure(*sizes)
-
-
-def test_vllm_generates_as_many_rollouts_as_each_setting_has(make_trainer, monkeypatch) -> None:
-    put_client(monkeypatch)
-    trainer = make_trainer(use_vllm=True, vllm_mode="server", num_rollouts=16, learning_rate=0.0, max_steps=4)
-    Meter(trainer).run(SETTINGS, seconds=0)
-    (client,) = Client.made
-    assert [sent["n"] * len(sent["prompts"]) for sent in client.sent("generate")] == [8, 32, 8, 16]

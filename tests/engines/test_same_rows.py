@@ -1,18 +1,13 @@
 """Every engine keeps the same rows of the same rewards and masks (`same_rows`).
 
-Here are TRL's trainer, and verl and SkyRL without these libraries; slime and ROLL are in `test_other_engines.py`, the
-real verl and SkyRL in tests/verl and tests/skyrl. A group with fewer than m usable rollouts depends on what an engine
-can take: verl gets fewer rows, TRL and slime get m of which the others train nothing, SkyRL and ROLL train none.
+Here are TRL's trainer and verl's choice; slime and ROLL are in `test_other_engines.py`, the real verl and SkyRL in
+tests/verl and tests/skyrl. A group with fewer than m usable rollouts depends on what an engine can take: verl gets
+fewer rows, TRL and slime get m of which the others train nothing, SkyRL and ROLL train none.
 """
 
 from __future__ import annotations
 
-import asyncio
-import importlib
-import sys
-from dataclasses import dataclass
 from itertools import product
-from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -27,7 +22,6 @@ from .conftest import batches_of, kept_of
 from .same_rows import KEPT, KEPT_OF_BATCH, NAMES, REWARDS, TOKENS, M, N, usable
 
 TRAINED = [[tokens > 0 for tokens in group] for group in TOKENS]
-FULL = [group for group, kept in enumerate(KEPT) if len(kept) == M]
 
 
 def test_the_cases_are_as_they_are_described():
@@ -142,90 +136,3 @@ def test_trl_draws_by_the_formula_of_every_engine(make_trainer):
     found = trainer.rollouts
     generator = seeded_generator(3, 0, 0)  # the run's seed, the steps before, and the generations of the step before
     assert kept_of(found).equal(select(found.rewards, M, "random", generator).indices)
-
-
-@pytest.fixture
-def stand_in(monkeypatch):
-    """Puts an empty module in place of one that is not installed, with the names that are given."""
-
-    def put(name, **contents):
-        parts = name.split(".")
-        for end in range(1, len(parts) + 1):
-            monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(".".join(parts[:end])))
-        vars(sys.modules[name]).update(contents)
-
-    return put
-
-
-@pytest.fixture
-def skyrl(stand_in, monkeypatch):
-    """Our generator for SkyRL, over its interface alone."""
-    stand_in("skyrl.train.generators.base", GeneratorInput=dict, GeneratorOutput=dict, GeneratorInterface=object)
-    monkeypatch.delitem(sys.modules, "pods_rl.engines.skyrl.generator", raising=False)
-    return importlib.import_module("pods_rl.engines.skyrl.generator")
-
-
-def skyrl_config(**algorithm):
-    algorithm = {"advantage_estimator": "grpo", **algorithm}
-    return SimpleNamespace(
-        generator=SimpleNamespace(n_samples_per_prompt=M, step_wise_trajectories=False),
-        trainer=SimpleNamespace(algorithm=SimpleNamespace(**algorithm)),
-    )
-
-
-@dataclass
-class TrajectoryID:
-    """SkyRL's: a prompt, and the number of one of its trajectories."""
-
-    instance_id: str
-    repetition_id: int
-
-
-class Scripted:
-    """Returns the rollouts of `same_rows`: a trajectory that failed has masks of 0."""
-
-    async def generate(self, input_batch):
-        rows = [(int(prompt), place % N) for place, prompt in enumerate(input_batch["prompts"])]
-        return {
-            "prompt_token_ids": [[1] for _ in rows],
-            "response_ids": [[group, i, 0] for group, i in rows],
-            "rewards": [REWARDS[group][i] for group, i in rows],
-            "loss_masks": [[int(TOKENS[group][i] > 0)] * 3 for group, i in rows],
-            "rollout_metrics": None,
-            "trajectory_time_splits": {"llm": [float(i) for _, i in rows], "env": [0.0 for _ in rows]},
-        }
-
-
-def test_skyrl_returns_them_with_every_field_of_its_main_branch(skyrl):
-    generator = skyrl.PODSGenerator(Scripted(), skyrl_config(), num_rollouts=N)
-    batch = {
-        "prompts": [str(group) for group in range(len(KEPT)) for _ in range(M)],
-        "batch_metadata": SimpleNamespace(training_phase="train", global_step=1),
-    }
-    output = asyncio.run(generator.generate(batch))
-    for group, kept in enumerate(KEPT):
-        rows = slice(group * M, (group + 1) * M)
-        if group not in FULL:
-            assert not any(map(any, output["loss_masks"][rows])), NAMES[group]
-            continue
-        assert [ids[:2] for ids in output["response_ids"][rows]] == [[group, i] for i in kept]
-        assert output["trajectory_time_splits"]["llm"][rows] == kept
-        assert output["loss_masks"][rows] == [[1, 1, 1]] * M
-    unusable = sum(not usable(group, i) for group in range(len(KEPT)) for i in range(N))
-    assert output["rollout_metrics"]["pods/unusable_rewards"] == unusable
-    assert output["rollout_metrics"]["pods/skipped_groups"] == len(KEPT) - len(FULL)
-
-
-def test_skyrl_draws_by_the_formula_of_every_engine(skyrl):
-    """From the run's seed, the step and the prompt."""
-    generator = skyrl.PODSGenerator(Scripted(), skyrl_config(), num_rollouts=N, rule="random", seed=5)
-    group = NAMES.index("no masks")
-    batch = {
-        "prompts": [str(group)] * M,
-        "trajectory_ids": [TrajectoryID("a prompt", i) for i in range(M)],
-        "batch_metadata": SimpleNamespace(training_phase="train", global_step=7),
-    }
-    output = asyncio.run(generator.generate(batch))
-    rewards_1N = torch.tensor([REWARDS[group]])
-    expected = select(rewards_1N, M, "random", seeded_generator(5, 7, "a prompt")).indices[0].tolist()
-    assert [ids[1] for ids in output["response_ids"]] == expected

@@ -18,7 +18,7 @@ from pods_rl.errors import UserError
 from pods_rl.evaluation.sampling import GenerateSampler, Sampling
 from tests.numeric import FLOAT32, assert_near
 
-from .conftest import assert_equal_weights, constant, kept_of, letter_reward, texts_of
+from .conftest import around, assert_equal_weights, constant, kept_of, letter_reward, texts_of, update_of
 
 
 def count_forward_rows(trainer):
@@ -170,6 +170,22 @@ def test_a_step_of_several_generations_is_skipped_only_if_none_has_signal(make_t
     one, two = train(1), train(2)
     assert [row.get("pods/skipped_step", 0.0) for row in two.state.log_history[:2]] == [0.0, 1.0]
     assert_equal_weights(one, two)
+
+
+@pytest.mark.parametrize(("sent_at", "counts_as"), [(0, 1), (-1, -1)])
+def test_after_a_skipped_step_vllm_needs_no_weights_unless_it_has_older_ones(make_trainer, sent_at, counts_as):
+    """The step at which TRL has sent it weights. vLLM itself is not there."""
+    trainer = make_trainer(reward=constant, num_rollouts=8, max_steps=1)
+
+    @around(update_of(trainer), "on_step_end")
+    def with_vllm(end, *given, **named):
+        trainer.use_vllm = True
+        trainer._last_loaded_step = sent_at
+        end(*given, **named)
+        trainer.use_vllm = False
+
+    trainer.train()
+    assert trainer._last_loaded_step == counts_as
 
 
 # -- bad rewards ---------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer, GeneratedOu
 from skyrl.train.generators.base import BatchMetadata, TrajectoryID
 from skyrl.train.generators.utils import prepare_generator_input
 
+from pods_rl.engines.seeds import seeded_generator
 from pods_rl.engines.skyrl.generator import PODSGenerator
 from pods_rl.errors import UserError
 from pods_rl.selection import RULES, advantages, select
@@ -187,6 +188,8 @@ def test_a_drawing_rule_depends_on_seed_step_and_prompt_and_not_on_the_batch(mak
         return [ids[0] for ids in output["response_ids"]]
 
     first = drawn(2)
+    expected = select(rewards[:1], M, "random", seeded_generator(0, 3, "0")).indices[0].tolist()  # as every engine
+    assert first[:M] == [20 + number for number in expected]
     assert drawn(6)[: 2 * M] == first
     assert drawn(2, seed=1) != first
     assert drawn(2, step=4) != first
