@@ -213,25 +213,12 @@ def evaluated(folder: Path) -> dict[str, Any]:
     return {line["config"]["backend"]: line for line in map(json.loads, lines)}
 
 
-def trained(folder: Path) -> dict[str, Any]:
-    """A few steps of a shipped recipe with vLLM."""
-    command(
-        "train", config="tiny-pods", use_vllm="true", vllm_mode="colocate", max_steps="4", max_seconds="null",
-        eval_seconds="100000", eval_prompts="8", output=str(folder / "trained"),
-    )  # fmt: skip
-    return {
-        "environment": json.loads((folder / "trained" / "environment.json").read_text()),
-        "status": json.loads((folder / "trained" / "status.json").read_text()),
-    }
-
-
 CASES: dict[str, tuple[int, Callable[[Path], dict[str, Any]]]] = {
     "colocate": (1, colocate),
     "resumed": (1, resumed),
     "lora": (1, lora),
     "processes": (2, processes),
     "evaluated": (1, evaluated),
-    "trained": (1, trained),
     "served": (1, served),
 }
 
