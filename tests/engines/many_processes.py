@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from datasets import Dataset
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
@@ -45,18 +45,11 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
             "loss_type": "dapo", "beta": 0.04, "rollout_batch_size": 4,
         },
     ),
-    "packed, two iterations, reference, over two": (
+    "several passes, two iterations, reference, over two": (
         2,
         {
             "num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 2,
-            "gradient_accumulation_steps": 4, "num_iterations": 2, "beta": 0.04, "max_tokens_per_microbatch": "auto",
-        },
-    ),
-    "several passes in a micro-batch, over two": (
-        2,
-        {
-            "num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 8,
-            "max_tokens_per_microbatch": 30,
+            "gradient_accumulation_steps": 4, "num_iterations": 2, "beta": 0.04, "max_tokens_per_microbatch": 30,
         },
     ),
     "over the batch": (
@@ -66,7 +59,6 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
             "num_prompts": 8,
         },
     ),
-    "plain GRPO over two": (2, {"num_generations": 4, "num_rollouts": 4, "per_device_train_batch_size": 2}),
     "dead groups over two": (
         2,
         {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
@@ -78,18 +70,10 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
             "gradient_accumulation_steps": 4, "mask_constant_groups": True, "beta": 0.04,
         },
     ),
-    # Subclasses: other advantages, with which one process has a gradient where the other has none; another loss.
+    # A subclass with other advantages, with which one process has a gradient where the other has none.
     "dead groups, shaped, over two": (
         2,
         {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
-    ),
-    "dead groups, another loss, over two": (
-        2,
-        {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
-    ),
-    "three prompts over four": (
-        4,
-        {"num_generations": 4, "num_rollouts": 8, "per_device_train_batch_size": 3, "rollout_batch_size": 5},
     ),
     # Three prompts over two processes: groups move when they are generated, and again when batches are joined. A third
     # of the rollouts has no end token. Groups that stay dead have no advantage, although they have a KL term.
@@ -101,21 +85,12 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         },
     ),
     # Without the stand-in: a rollout is the same text whichever process draws it, in whatever batch.
-    "sampled by the policy, over four": (
+    "sampled by the policy, three prompts over four": (
         4,
-        {"num_generations": 4, "num_rollouts": 10, "per_device_train_batch_size": 2, "rollout_batch_size": 7},
-    ),
-    "a recurrent policy over two": (
-        2,
-        {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+        {"num_generations": 4, "num_rollouts": 8, "per_device_train_batch_size": 3, "rollout_batch_size": 5},
     ),
     # Prompts with images: rows are generated on one process and trained on another.
     "images over two": (2, {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 6}),
-}  # fmt: skip
-RECURRENT = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
-    "num_key_value_heads": 2, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "initializer_range": 0.1,
 }  # fmt: skip
 FAULTS = CASES["eight of one prompt over two"][1]
 STEPS = 2
@@ -177,18 +152,6 @@ class Shaped(PODSTrainer):
         return {**batch, "advantages": chosen * (batch["completion_mask"].sum(1) - 5.5)}
 
 
-class OtherLoss(PODSTrainer):
-    """A loss that does not call TRL's."""
-
-    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> torch.Tensor:
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        mask = inputs["completion_mask"]
-        logps, _, _ = self._get_per_token_logps_and_entropies(model, ids, attention, mask.size(1))
-        loss = -(logps * mask).sum(1) * (inputs["advantages"] + 0.1)
-        return loss.mean() / self.current_gradient_accumulation_steps
-
-
 def make_trainer(
     folder: Path,
     settings: dict[str, Any],
@@ -196,16 +159,12 @@ def make_trainer(
     family: str | None = None,
     trainer_class: type[PODSTrainer] = PODSTrainer,
 ) -> PODSTrainer:
-    """The trainer of the policy in the folder, of a recurrent one, or of a family of those that see images."""
-    if family and family != "recurrent":
+    """The trainer of the policy in the folder, or of a family of those that see images."""
+    if family:
         model, processor = make_vlm(family)
         data = pictures()
     else:
         model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-        if family == "recurrent":
-            torch.manual_seed(0)
-            own = RECURRENT | {"vocab_size": model.config.vocab_size}
-            model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_5_text", **own))
         processor = AutoTokenizer.from_pretrained(folder / "model", padding_side="left")
         data = Dataset.from_dict({"prompt": PROMPTS * 4, "answer": ["3"] * 32})
     steps = STEPS * settings.get("num_iterations", 1)
@@ -225,14 +184,7 @@ def make_trainer(
 def train_case(folder: Path, name: str, settings: dict[str, Any]) -> None:
     reward = half_dead if "dead" in name else graded
     family = "Qwen2_5_VL" if "images" in name else None
-    if "recurrent" in name:
-        family = "recurrent"
-    trainer_class: type[PODSTrainer] = PODSTrainer
-    if "shaped" in name:
-        trainer_class = Shaped
-    if "another loss" in name:
-        trainer_class = OtherLoss
-    trainer = make_trainer(folder, settings, reward, family, trainer_class)
+    trainer = make_trainer(folder, settings, reward, family, Shaped if "shaped" in name else PODSTrainer)
     watch = Gradients(trainer)
     seen: list[dict[str, Any]] = []
 
