@@ -16,7 +16,7 @@ from pods_rl.prefix_tree.packing import TreePass, probe_trees
 from pods_rl.prefix_tree.tree import prefix_tree
 from tests.numeric import FLOAT32, FLOAT64, assert_near
 
-from .gpu import TORCHES, put_gpu
+from .gpu import put_gpu
 from .newer import needs_newer_transformers
 from .test_packing import SMALL, batch, rows_of
 
@@ -113,14 +113,14 @@ def by_tree(tree, rule):
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize(("sharing", "value_size"), [(1, 8), (2, 5), (4, 12)])
+@pytest.mark.parametrize(("sharing", "value_size"), [(1, 8), (2, 5)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rule", RULES)
 def test_values_and_gradients_are_those_of_a_dense_mask(monkeypatch, rule, layout, sharing, value_size):
     take_layout(monkeypatch, layout)
     monkeypatch.setattr(attention, "DENSE", 0 if layout == "long rows" else 512)
     monkeypatch.setattr(attention, "FEW", 0 if layout == "parts" else 128)
-    for seed in range(3):
+    for seed in range(2):
         tree = random_tree(seed)
         states = states_of(tree, sharing, value_size)
         expected = values_and_gradients(lambda x, tree=tree: dense(tree, x, **RULES[rule]), states)
@@ -198,19 +198,8 @@ def test_dropout_drops_weights_and_keeps_their_mean(sinks, softcap):
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize(
-    "rule",
-    [
-        {},
-        {"window": 3},
-        {"chunk": 4},
-        {"sinks": True},
-        {"sinks": True, "window": 3},
-        {"sinks": True, "chunk": 4},
-    ],
-)
-@pytest.mark.parametrize("sharing", [1, 2, 4])
-@pytest.mark.parametrize("version", TORCHES)
+@pytest.mark.parametrize("rule", [{}, {"chunk": 4}, {"sinks": True, "window": 3}])
+@pytest.mark.parametrize(("version", "sharing"), [("2.9", 2), ("2.10", 1), ("2.11", 2), ("2.13", 4)])
 def test_values_and_gradients_by_the_call_of_a_gpu(monkeypatch, version, sharing, rule):
     """The call returns sums without a gradient, so that of the sink's share is computed."""
     put_gpu(monkeypatch, version)
@@ -229,9 +218,9 @@ def test_values_and_gradients_by_the_call_of_a_gpu(monkeypatch, version, sharing
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 LAYERS = {"num_hidden_layers": 4}
-MODELS = {  # name: architecture, configuration
+# Name: architecture, configuration. Others are trained in tests/engines/test_families.py.
+MODELS = {
     "gpt-oss, sinks": ("gpt_oss", EXPERTS | LAYERS | {"head_dim": 8, "sliding_window": 4}),
-    "Granite, sinks": ("granite_swa", LAYERS | {"sliding_window": 4}),
     "Gemma 2, softcap": ("gemma2", {"head_dim": 8, "sliding_window": 4, "attn_logit_softcapping": 0.5}),
     "Llama 4, chunks": (
         "llama4_text",
@@ -241,17 +230,7 @@ MODELS = {  # name: architecture, configuration
             "moe_layers": [1], "intermediate_size_mlp": 64,
         },
     ),
-    "DeepSeek V3, values of another size": (
-        "deepseek_v3",
-        {
-            "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
-            "topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
-        },
-    ),
-    "SmolLM3, layers without rotation": ("smollm3", {"no_rope_layers": [1, 0]}),
     "DiffLlama": ("diffllama", {}),
-    "eager where sdpa exists": ("qwen2", {"attn_implementation": "eager"}),
 }  # fmt: skip
 
 
@@ -274,10 +253,9 @@ def build(name):
 
 @needs_newer_transformers
 @pytest.mark.numeric
-@pytest.mark.parametrize("long", [4, 256])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_tree_has_the_scores_and_gradients_of_its_rows(monkeypatch, name, long):
-    monkeypatch.setattr(blocks, "LONG", long)
+def test_a_tree_has_the_scores_and_gradients_of_its_rows(monkeypatch, name):
+    monkeypatch.setattr(blocks, "LONG", 4)
     monkeypatch.setattr(blocks, "SHARED", 2)
     model = build(name)  # in float64 transformers' eager attention returns NaN for padding
     probe = probe_trees(model, model)

@@ -48,10 +48,8 @@ SETTINGS = {
     "a common beginning": (LONG * 2, {"eos_token_id": None}),
     "prompts of two columns of graphs": ([[5, 6, 7] * 22] * 3 + [[8, 9]] * 2, {}),
     "greedy": (MIXED, {"do_sample": False}),
-    "greedy, all end": (EQUAL, {"do_sample": False, "eos_token_id": [*range(2, V)]}),
     "ends at once": (MIXED, {"eos_token_id": [*range(2, V)]}),
     "one token": (EQUAL, {"max_new_tokens": 1}),
-    "two tokens": (EQUAL, {"max_new_tokens": 2}),
 }
 
 

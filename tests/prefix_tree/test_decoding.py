@@ -23,7 +23,6 @@ from transformers import (
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from pods_rl.policies import tiny_policy_path
 from pods_rl.prefix_tree import decoding as generating
 from pods_rl.prefix_tree import nodes
 from pods_rl.prefix_tree.cache import NodeLayer, attend, decoding, move_nodes
@@ -31,7 +30,6 @@ from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, d
 from pods_rl.prefix_tree.images import Images
 from pods_rl.prefix_tree.tree import distinct_share
 from tests.numeric import FLOAT32, assert_near
-from tests.operations import Operations
 
 from .newer import needs_newer_transformers
 
@@ -132,7 +130,7 @@ def calls():
 
 
 @pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize(("shape", "prompts"), [("qwen2", EQUAL), ("qwen2", MIXED), ("gemma2", MIXED)])
+@pytest.mark.parametrize(("shape", "prompts"), [("qwen2", EQUAL), ("gemma2", MIXED)])
 def test_greedy_is_generates_token_by_token(shape, prompts):
     model = build(shape)
     inputs = batch(prompts, eos_token_id=[END, 3, 22])
@@ -239,16 +237,6 @@ def test_a_rollout_depends_on_its_key_alone(qwen2):
     assert texts([a] * 8, [(4, 0, 0, 0, i) for i in range(8)]) != texts([a] * 8, [(3, 0, 0, 0, i) for i in range(8)])
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_deterministic_draws_use_no_cumsum_on_a_gpu(monkeypatch, deterministic):
-    """There torch raises at a `cumsum` of floating-point numbers; here tensors without values stand in."""
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
-    with Operations() as operations:
-        draws = RowDraws([(0, 1), (0, 2)], length=4, device="meta")
-        draws.tokens(torch.empty(2, 5, device="meta"), at=0)
-    assert (("cumsum_", "meta") in operations.seen) != deterministic
-
-
 def test_draws_of_rows_that_are_not_finite_raise_where_they_are_strict():
     model = build("qwen2")
     model.lm_head.weight.data.fill_(torch.nan)
@@ -315,18 +303,18 @@ def is_the_tree_of(model, inputs, rows, seen, ends):
     return seen
 
 
-@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize(
-    ("shape", "prompts", "temperature"),
+    ("kept", "shape", "prompts", "temperature"),
     [
-        *((shape, MIXED * 3, 1.0) for shape in PLAIN),
-        *(pytest.param(shape, MIXED * 3, 1.0, marks=needs_newer_transformers) for shape in HYBRID),
-        ("qwen2", EQUAL[:1] * 12, 1.0),
-        ("gemma2", EQUAL * 4, 0.4),
-        ("gpt2", MIXED * 3, 0.4),
+        *(("copied", shape, MIXED * 3, 1.0) for shape in PLAIN),
+        *(("shared", shape, MIXED * 3, 1.0) for shape in PLAIN),
+        *(pytest.param("copied", shape, MIXED * 3, 1.0, marks=needs_newer_transformers) for shape in HYBRID),
+        ("copied", "qwen2", EQUAL[:1] * 12, 1.0),
+        ("shared", "gpt2", MIXED * 3, 0.4),
     ],
+    indirect=["kept"],
 )
-def test_rows_get_the_texts_of_generate_and_each_prefix_is_fed_once(shape, prompts, temperature, calls):
+def test_rows_get_the_texts_of_generate_and_each_prefix_is_fed_once(kept, shape, prompts, temperature, calls):
     """Forks and ends of several prompts, whose rows are not side by side; grouped heads, windows and padding."""
     model = build(shape)
     inputs = batch(prompts, eos_token_id=[END, 3, 22], do_sample=True, temperature=temperature)
@@ -335,7 +323,7 @@ def test_rows_get_the_texts_of_generate_and_each_prefix_is_fed_once(shape, promp
 
 
 @pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize("family", ["Qwen3_5", "Qwen2_5_VL", "Gemma3", "Gemma4", "InternVL"])
+@pytest.mark.parametrize("family", ["Qwen2_5_VL", "Gemma3"])
 def test_text_alone_on_a_model_that_takes_images(family, calls):
     """Positions have several axes, tokens have kinds, and the features of images are none."""
     vision = pytest.importorskip("tests.engines.vision", exc_type=ImportError)
@@ -360,18 +348,6 @@ def test_a_model_that_attends_to_other_values_than_its_cache_s_keeps_copies_of_t
     assert torch.equal(once(model, inputs, RowDraws(keys(len(MIXED)), 24)), expected)
 
 
-@pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize(("name", "temperature"), [("tiny", 1.0), ("tiny-words", 0.3)])
-def test_shipped_policies_get_the_texts_of_generate(name, temperature, calls):
-    """At a low temperature as a trained policy: most rows have the same text."""
-    model = AutoModelForCausalLM.from_pretrained(tiny_policy_path(name)).eval()
-    for prompts in ([[5, 30, 40, 50, 60]] * 64, ([[20, 21]] * 4 + [[30, 31, 32]] * 16 + [[40] * 9]) * 2):
-        inputs = batch(prompts, do_sample=True, temperature=temperature)
-        seen = is_the_tree_of(model, inputs, len(prompts), calls(model), [END])
-        fed = sum(count for count, columns in seen[1:])
-        assert fed < (0.5 if temperature < 1 else 0.95) * len(prompts) * 23
-
-
 SHARED = [*range(5, 25)]  # as a system prompt
 SERVED = ("qwen2", "llama", "gpt2")
 LONG = [[*SHARED, 30]] * 3 + [[*SHARED, 31, 32, 33]] * 2 + [[*SHARED, *SHARED, 6]] * 2 + [[*SHARED, 5, 6, 7, 8]] * 3
@@ -387,9 +363,7 @@ EQUALLY_LONG = [[*SHARED, 30 + i % 3] for i in range(9)]
         *((shape, LONG, 1.0) for shape in PLAIN if shape != "phi3"),  # its switch is at 64 columns
         pytest.param("qwen3_5_text", LONG, 1.0, marks=needs_newer_transformers),
         pytest.param("falcon_h1", EQUALLY_LONG, 1.0, marks=needs_newer_transformers),
-        ("qwen2", LONG, 0.0),
         ("qwen2", EQUALLY_LONG, 0.0),
-        ("gpt2", EQUALLY_LONG, 1.0),
         ("mistral", EQUALLY_LONG, 1.0),
     ],
 )
@@ -403,14 +377,6 @@ def test_what_all_prompts_begin_with_is_computed_once(shape, temperature, prompt
     assert torch.equal(once(model, inputs, draws()), expected)
     texts = len({*map(tuple, prompts)})
     assert seen[:2] == [(1, 20), (texts, width - 20)] if shape in SERVED else seen[0] == (texts, width)
-
-
-def test_a_beginning_that_is_short_or_of_one_prompt_is_not_computed_apart(qwen2, calls):
-    seen = calls(qwen2)
-    for prompts in ([[*SHARED[:15], 30], [*SHARED[:15], 31, 32]], [[*SHARED, 30]] * 4):
-        once(qwen2, batch(prompts, max_new_tokens=1))
-        assert len(seen) == 1
-        seen.clear()
 
 
 def test_one_token_and_rows_that_end_together(qwen2, calls):
@@ -501,7 +467,7 @@ WARPED = {"top_k": 12, "top_p": 0.9, "temperature": 1.4, "repetition_penalty": 1
 @pytest.mark.parametrize(
     ("shape", "prompts", "settings"),
     [
-        *((shape, [MIXED[i] for i in (0, 3, 5, 1, 4, 6, 2)] * 3, {}) for shape in PLAIN),
+        *((shape, [MIXED[i] for i in (0, 3, 5, 1, 4, 6, 2)] * 3, {}) for shape in ("qwen2", "gemma2", "gpt2", "phi3")),
         pytest.param("qwen3_5_text", MIXED * 3, {}, marks=needs_newer_transformers),
         ("qwen2", EQUAL * 3, WARPED),
         ("qwen2", LONG * 2, {"eos_token_id": None}),

@@ -181,9 +181,16 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("config", [{}, WINDOW], ids=["full", "a layer with a window"])
-@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32], ids=["bfloat16", "autocast"])
-@pytest.mark.parametrize("version", TORCHES)
+@pytest.mark.parametrize(
+    ("version", "weights", "config"),
+    [
+        ("2.9", torch.float32, {}),
+        ("2.10", torch.bfloat16, WINDOW),
+        ("2.11", torch.float32, WINDOW),
+        ("2.13", torch.bfloat16, WINDOW),
+        ("2.13", torch.float32, {}),
+    ],
+)
 def test_a_tree_has_the_scores_and_gradients_of_its_rows(monkeypatch, version, weights, config):
     """The model is probed and trained in the same precision: weights in bfloat16, or float32 under autocast."""
     put_gpu(monkeypatch, version)
