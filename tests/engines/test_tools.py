@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM,
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import parse_response
 
-from pods_rl import PODSConfig, PODSTrainer, select_batch
+from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.step.turns import Turns, tokenize_copies_once
 from pods_rl.errors import UserError
 from pods_rl.sandbox.limits import parsing_anything, time_limit
@@ -287,44 +287,11 @@ def test_trl_tokenizes_every_copy_where_it_reads_more_of_a_row(build, monkeypatc
     assert calls == rows
 
 
-def says(content, **fields):
-    return [{"role": "user", "content": content, **fields}]
-
-
-@pytest.mark.parametrize(
-    ("prompts", "tokenized"),
-    [
-        ([says("a"), says("a"), says("b")], [[says("a"), says("b")]]),
-        (
-            [says("a", n=1), says("a", n=True), says("a", n=1.0)],
-            [[says("a", n=1), says("a", n=True), says("a", n=1.0)]],
-        ),
-        ([says("a"), says("a"), "a", "a"], [[says("a"), "a"]]),
-        ([says("a", image=Counter)] * 2, [[says("a", image=Counter)] * 2]),  # no JSON
-    ],
-)
-def test_only_equal_neighbours_are_tokenized_once(prompts, tokenized):
-    calls = []
-
-    def tokenize(asked):
-        calls.append(asked)
-        return [[str(prompt)] for prompt in asked], None, {}
-
-    assert tokenize_copies_once(tokenize, prompts) == ([[str(prompt)] for prompt in prompts], None, {})
-    assert calls == tokenized
-
-
-@pytest.mark.parametrize("extra", [(["image"], {}), (None, {"token_type_ids": [[0]]})], ids=["images", "fields"])
-def test_prompts_of_more_than_tokens_are_tokenized_one_by_one(extra):
-    """What a processor returns for all prompts together cannot be repeated for each."""
-    calls = []
-
-    def tokenize(asked):
-        calls.append(asked)
-        return [[1] for _ in asked], *extra
-
-    assert tokenize_copies_once(tokenize, ["a", "a"]) == ([[1], [1]], *extra)
-    assert calls[-1] == ["a", "a"]
+def test_prompts_that_only_compare_equal_are_tokenized_apart():
+    prompts = [[{"role": "user", "content": "a", "n": number}] for number in (1, True, 1.0)]
+    tokenized = [[str(prompt)] for prompt in prompts]
+    found = tokenize_copies_once(lambda asked: ([[str(prompt)] for prompt in asked], None, {}), prompts)
+    assert found == (tokenized, None, {})
 
 
 class UnreadableError(Exception):
@@ -478,29 +445,6 @@ def test_each_rollout_has_its_environment(build):
         f"Count from {row['start']}." in text for row, text in zip(trainer.rollouts.inputs, prompts, strict=True)
     )
     assert trainer.rollouts.turn_rewards == [[float(row), float(row)] for row in range(12)]
-
-
-def test_tools_and_environments_follow_their_rows_over_the_batch(build):
-    Counter.made, Counter.alive = 0, set()
-    trainer = build(
-        count_up, data=chats(start=[10 * i for i in range(8)]), reward=None, environment_factory=Closing,
-        num_rollouts=6, steps=1, selection="batch",
-    )  # fmt: skip
-    batches = batches_of(trainer)
-    trainer.train()
-    record = trainer.rollouts
-    assert record.rewards.shape == (2, 6)
-    assert record.kept.equal(select_batch(record.rewards, 4).indices)
-    assert Counter.made == 12
-    assert Counter.alive == set()
-    (batch,) = batches
-    tokenizer = trainer.processing_class
-    for number, ids, mask, real in zip(
-        record.kept.tolist(), batch["completion_ids"], batch["tool_mask"], batch["completion_mask"], strict=True
-    ):
-        written = tokenizer.decode(ids[(mask == 1) & (real == 1)])
-        assert f'"by": {number}}}' in written  # each rollout steps by its own number
-        assert "tool_response" not in written
 
 
 def test_no_environment_is_left_open_after_ctrl_c(build):

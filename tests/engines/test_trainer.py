@@ -8,7 +8,6 @@ from collections import Counter
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig
 from transformers import GPT2Config, GPT2LMHeadModel, set_seed
 from trl import GRPOConfig
 
@@ -50,19 +49,6 @@ def test_only_kept_rows_reach_a_forward_pass(make_trainer):
     rows = count_forward_rows(trainer)
     trainer.train()
     assert rows == {"policy update": 4 * 2 * 4, "reference": 2 * 16, "policy old": 2 * 16}
-
-
-def test_each_rollout_is_scored_once(make_trainer):
-    seen = []
-
-    def reward(prompts, completions, answer, **kwargs):
-        assert len(prompts) == len(completions) == len(answer) == 2 * 16
-        seen.append(list(prompts))
-        return letter_reward(completions)
-
-    make_trainer(reward=reward, num_rollouts=16, max_steps=3).train()
-    assert len(seen) == 3
-    assert all(prompts[:16] == [prompts[0]] * 16 for prompts in seen)
 
 
 @pytest.mark.parametrize("when", ["after", "before"])
@@ -116,16 +102,6 @@ def test_metrics_and_the_ledger_cover_all_n_and_the_kept_apart(make_trainer):
     assert [a is not None for a in columns["advantage"]] == columns["selected"]
     assert columns["reward"] == columns["reward/letter_reward"]
     assert columns["answer"] == ["3"] * 24
-
-
-def test_evaluation_is_not_down_sampled(make_trainer, dataset):
-    trainer = make_trainer(
-        num_rollouts=12, trainer_arguments={"eval_dataset": dataset.select(range(2))},
-        per_device_eval_batch_size=4, num_generations_eval=4,
-    )  # fmt: skip
-    metrics = trainer.evaluate()
-    assert trainer.rollouts is None
-    assert "eval_reward" in metrics
 
 
 # -- steps without signal ------------------------------------------------------------------------------------------
@@ -339,12 +315,6 @@ def test_learned_positions_are_compared_with_prompts_of_a_stream_before_it_gener
     trainer = make_trainer(model=gpt2, train_dataset=prompts_of(9, 9).to_iterable_dataset())
     with pytest.raises(UserError, match="9 tokens"):
         trainer.train()
-
-
-def test_learned_positions_of_an_adapter_s_base_are_compared_too(make_trainer, gpt2):
-    adapter = {"peft_config": LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)}
-    with pytest.raises(UserError, match="9 tokens"):
-        make_trainer(model=gpt2, train_dataset=prompts_of(9, 9), trainer_arguments=adapter)
 
 
 def test_evaluation_compares_its_prompts_with_learned_positions(gpt2, tokenizer):

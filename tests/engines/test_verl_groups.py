@@ -108,12 +108,6 @@ def test_the_engine_is_imported_without_verl():
     assert done.stdout.strip() == "[]"
 
 
-def test_the_files_for_verl_are_not_recipes_of_pods_train():
-    from pods_rl.recipe import shipped_recipes
-
-    assert not {"gsm8k", "default"} & set(shipped_recipes())
-
-
 def launch(tmp_path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """The launch script with `echo` in place of Python and Ray: what it would run."""
     for name in ("ray", "echoing-python"):

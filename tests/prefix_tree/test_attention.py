@@ -18,7 +18,7 @@ from tests.numeric import FLOAT32, FLOAT64, assert_near
 
 from .gpu import put_gpu
 from .newer import needs_newer_transformers
-from .test_packing import SMALL, batch, rows_of
+from .test_packing import SMALL, batch
 
 BFLOAT16 = 0.02  # about three roundings of bfloat16, whose steps are 2**-8
 HEADS = 4
@@ -150,33 +150,6 @@ def test_what_long_rows_share_is_computed_apart_from_them(monkeypatch):
     for seed in range(3):
         tree = random_tree(seed)
         assert blocks.lay_out(tree.branches, len(tree.tokens), torch.device("cpu"), spans=True).spans
-
-
-def test_long_rows_are_not_padded(monkeypatch):
-    monkeypatch.setattr(blocks, "LONG", 8)
-    monkeypatch.setattr(blocks, "DENSE", 0)
-    monkeypatch.setattr(blocks, "SHARED", 1)
-    ids, mask, _, keep = batch([4] * 6, [20, 12, 20, 10, 5, 4])
-    tree = prefix_tree(rows_of(ids, mask), ids.size(1) - keep)
-    layout = blocks.lay_out(tree.branches, len(tree.tokens), torch.device("cpu"), spans=True)
-    assert sum(block.count * block.width for block in layout.blocks if block.width > 8) == 20 + 20 + 12 + 10
-
-
-@pytest.mark.parametrize("sharing", [1, 2])
-@pytest.mark.parametrize("prompt", [1, 6, 31])
-def test_long_rows_after_a_short_prompt_are_causal_calls(monkeypatch, prompt, sharing):
-    """A call under a mask takes three times as long."""
-    masks = []
-
-    def record(query, keys, values, mask, rule):
-        masks.append(mask)
-        return query[..., : values.size(3)]
-
-    monkeypatch.setattr(attention, "_attend", record)
-    ids, mask, _, keep = batch([prompt] * 4, [300, 300, 290, 280])
-    tree = prefix_tree(rows_of(ids, mask), ids.size(1) - keep)
-    by_tree(tree, {})(states_of(tree, sharing, 8))
-    assert masks == [None] * 3  # a call for each length
 
 
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
