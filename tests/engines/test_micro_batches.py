@@ -170,10 +170,30 @@ def rows_in(batch):
     return batch["completion_ids"].flatten().tolist()
 
 
-def test_all_rows_are_in_one_pass_if_the_budget_has_room():
-    (batch,) = packed(two_micro_batches(), 4)
-    assert rows_in(batch) == [0, 1, 2, 3]
-    assert (batch[LOSS_SHARE], batch[REPEATED_ROWS]) == (2.0, 0)
+@pytest.mark.parametrize(
+    ("budget", "how", "passes"),
+    [
+        (4, {}, [[0, 1, 2, 3]]),
+        (1, {}, [[0], [1], [2], [3]]),
+        (None, {}, [[0, 1, 2, 3]]),  # TRL's micro-batch: 2 rows x 2 columns; the tree of all rows has 4 nodes
+        (1, {"passes": 2}, [[0, 1], [2, 3]]),  # of an engine that counts passes
+        (4, {"passes": 2}, [[0, 1], [2, 3]]),
+        # without trees every row counts with its padding
+        (2, {"trees": False}, [[0], [1], [2], [3]]),
+        (4, {"trees": False}, [[0, 1], [2, 3]]),
+        (7, {"trees": False}, [[0, 1], [2, 3]]),
+        (8, {"trees": False}, [[0, 1, 2, 3]]),
+        (None, {"trees": False}, [[0, 1], [2, 3]]),
+    ],
+)
+def test_rows_are_packed_into_passes_of_a_budget(budget, how, passes):
+    batches = packed(two_micro_batches(), budget, **how)
+    assert sorted(map(len, map(rows_in, batches))) == sorted(map(len, passes))
+    assert sorted(row for batch in batches for row in rows_in(batch)) == [0, 1, 2, 3]
+    if not how:
+        assert [rows_in(batch) for batch in batches] == passes
+        assert [batch[LOSS_SHARE] for batch in batches] == [len(rows) / 2 for rows in passes]
+        assert [batch[REPEATED_ROWS] for batch in batches] == [0] * len(passes)
 
 
 def test_passes_are_packed_again_with_a_smaller_budget():
@@ -181,28 +201,6 @@ def test_passes_are_packed_again_with_a_smaller_budget():
     batches = packed(together, 2)
     assert [rows_in(batch) for batch in batches] == [rows_in(batch) for batch in packed(two_micro_batches(), 2)]
     assert [batch[LOSS_SHARE] for batch in batches] == [1.0, 1.0]
-
-
-def test_a_budget_of_a_token_has_a_pass_for_each_row():
-    batches = packed(two_micro_batches(), 1)
-    assert [rows_in(batch) for batch in batches] == [[0], [1], [2], [3]]
-    assert [batch[LOSS_SHARE] for batch in batches] == [0.5] * 4
-
-
-def test_an_engine_that_counts_passes_gets_as_many():
-    for budget in (1, 4):
-        batches = packed(two_micro_batches(), budget, passes=2)
-        assert [len(rows_in(batch)) for batch in batches] == [2, 2]
-
-
-def test_without_trees_every_row_counts_with_its_padding():
-    for budget, sizes in ((2, [1, 1, 1, 1]), (4, [2, 2]), (7, [2, 2]), (8, [4]), (None, [2, 2])):
-        assert [len(rows_in(batch)) for batch in packed(two_micro_batches(), budget, trees=False)] == sizes
-
-
-def test_the_budget_is_trl_s_micro_batch_by_default():
-    batches = packed(two_micro_batches())  # 2 rows x 2 columns; the tree of all rows has 4 nodes
-    assert [len(rows_in(batch)) for batch in batches] == [4]
 
 
 def test_processes_have_the_same_passes_with_the_same_number_of_rows():

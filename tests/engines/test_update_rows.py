@@ -101,9 +101,12 @@ SETTINGS = {
 
 # What is skipped row by row follows from advantages and masks, so one loss of each kind is enough.
 ROW_BY_ROW = ("grpo", "DAPO", "GSPO", "vespo", "KL", "entropy bonus", "eight micro-batches, n = m")
+QUICK = (*ROW_BY_ROW, "LoRA, KL", "sixteen micro-batches in one pass", "checkpointing")
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
+)
 def test_each_prefix_once_and_only_rows_with_an_advantage_have_trl_s_gradient(make_trainer, monkeypatch, name):
     """As trees; for some settings also row by row, as for a model that computes no trees."""
     config = {"num_rollouts": 8, "skip_zero_advantage_steps": False, **SETTINGS[name], "max_steps": 2}
@@ -138,7 +141,13 @@ def in_one_micro_batch(config):
 
 
 @pytest.mark.parametrize(
-    ("name", "reward"), [*((name, half_dead) for name in COMPARED), ("grpo", letter_reward), ("grpo", constant)]
+    ("name", "reward"),
+    [
+        ("grpo", half_dead),
+        ("grpo", letter_reward),
+        ("grpo", constant),
+        *(pytest.param(name, half_dead, marks=pytest.mark.slow) for name in COMPARED if name != "grpo"),
+    ],
 )
 def test_every_metric_is_trl_s_in_one_micro_batch(make_trainer, name, reward):
     """At n = m, however the rows of a step are divided; docs/metrics.md names the exception."""
@@ -156,10 +165,9 @@ def test_every_metric_is_trl_s_in_one_micro_batch(make_trainer, name, reward):
             assert ("entropy" in got) == (not dead or reward is not constant)
 
 
-@pytest.mark.parametrize("size", [16, 2])
-def test_entropy_is_that_of_the_computed_rows(make_trainer, monkeypatch, size):
+def test_entropy_is_that_of_the_computed_rows(make_trainer):
     """By hand, from TRL's own pass over every row; tokens of tools do not count."""
-    config = {"max_steps": 1, "per_device_train_batch_size": size, "gradient_accumulation_steps": 16 // size}
+    config = {"max_steps": 1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8}
     entropies, batches = [], []
 
     def with_tools(trainer):
@@ -247,8 +255,7 @@ def test_a_micro_batch_without_a_row_to_compute_has_no_pass(make_trainer):
     assert row["clip_ratio/region_mean"] == 0
 
 
-@pytest.mark.parametrize("reward", [half_dead, constant])
-def test_the_counts_of_a_micro_batch_are_read_from_the_device_together(make_trainer, reward):
+def test_the_counts_of_a_micro_batch_are_read_from_the_device_together(make_trainer):
     """Reading a number waits for a GPU. On a CPU only numbers that are read one by one are an operation."""
     operations = Operations()
 
@@ -267,7 +274,7 @@ def test_the_counts_of_a_micro_batch_are_read_from_the_device_together(make_trai
             with operations:
                 return next_pass()
 
-    run(make_trainer, prepare=watch, **SETTINGS["eight micro-batches, n = m"], reward=reward, max_steps=1)
+    run(make_trainer, prepare=watch, **SETTINGS["eight micro-batches, n = m"], max_steps=1)
     read = [name for name, _ in operations.seen if name == "_local_scalar_dense"]
     assert operations.seen
     assert len(read) <= 8  # whether a later micro-batch has a gradient, if this one has none
@@ -337,11 +344,10 @@ WINDOWS = {
     "two iterations, KL": {
         "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "num_iterations": 2, "beta": 0.04,
     },
-    "DAPO": {"loss_type": "dapo", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("name", ["one micro-batch", "a step of two windows", "two iterations, KL"])
 def test_auto_starts_a_step_again_in_smaller_passes_if_one_runs_out_of_memory(make_trainer, caplog, name):
     config = {"reward": letter_reward, "max_tokens_per_microbatch": "auto", "max_steps": 3, **WINDOWS[name]}
     theirs, expected, nodes, _ = run_on(make_trainer, None, **config)
