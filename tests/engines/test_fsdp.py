@@ -70,7 +70,6 @@ def test_each_process_holds_half_of_every_parameter_before_and_after_generating(
         assert here == total // 2, name
 
 
-@pytest.mark.numeric
 def test_the_update_is_the_single_process_s(sharded, single):
     expected = load_file(sharded / "1-0.safetensors")
     assert any(key.startswith("gradient") and value.abs().max() > 1e-3 for key, value in expected.items())

@@ -88,7 +88,6 @@ def train(*given, **config):
     return gradients[-1], trainer
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("family", LAYOUTS)
 def test_every_layout_has_the_gradient_of_trl(tmp_path, family):
     """To the last bit with `exact_trl`; by default up to rounding."""
@@ -138,7 +137,6 @@ def test_a_prompt_with_images_is_computed_once_and_its_rollouts_have_the_tokens_
     assert len({tuple(row) for row in expected.tolist()}) > 2 * len(prompts)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("family", "setting"),
     [("Qwen2_5_VL", "adapter and its reference"), ("InternVL", "reference"), ("InternVL", "twice")],

@@ -42,7 +42,6 @@ def joined(many, step, key):
     return [item for report in many for item in report["rounds"][step][key]]
 
 
-@pytest.mark.numeric
 @every_case
 def test_the_same_rollouts_are_kept_and_trained(ran, case):
     one, many = one_and_many(ran, case)
@@ -55,7 +54,6 @@ def test_the_same_rollouts_are_kept_and_trained(ran, case):
         assert_near(*(torch.tensor(x) for x in (joined(many, step, "advantages"), expected["advantages"])), FLOAT32)
 
 
-@pytest.mark.numeric
 @every_case
 def test_the_update_is_the_single_process_s(ran, case):
     world = CASES[case][0]
@@ -65,7 +63,6 @@ def test_the_update_is_the_single_process_s(ran, case):
         assert_near(load_file(ran / f"{case}-{world}-{rank}.safetensors"), expected, FLOAT32)
 
 
-@pytest.mark.numeric
 @every_case
 def test_metrics_and_tables_are_the_single_process_s(ran, case):
     one, many = one_and_many(ran, case)

@@ -182,7 +182,6 @@ ACCUMULATED = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 
 
 
 @every_subclass
-@pytest.mark.numeric
 @pytest.mark.usefixtures("trl_draws")
 def test_a_subclass_at_n_equal_m_is_that_of_trl(make_trainer, subclass):
     settings = ACCUMULATED | {"optim": "adamw_torch"}
@@ -197,7 +196,6 @@ def test_a_subclass_at_n_equal_m_is_that_of_trl(make_trainer, subclass):
 
 @pytest.mark.parametrize("reward", [half_dead, constant])
 @every_subclass
-@pytest.mark.numeric
 def test_a_subclass_at_n_above_m_has_the_gradient_of_trl_s_on_those_m(make_trainer, subclass, reward):
     """The weights do not move, so that steps do not add up their rounding; a skipped step has no gradients."""
     settings = ACCUMULATED | {"optim": "sgd", "learning_rate": 0.0, "max_grad_norm": 0.0, "reward": reward}
@@ -284,7 +282,6 @@ TWO = {"reward": [letter_reward, constant], "reward_weights": [1.0, 0.5]}
 
 
 @pytest.mark.parametrize(("subclass", "settings"), [(noisy, TWO), (by_group, {"reward": letter_reward})])
-@pytest.mark.numeric
 @pytest.mark.usefixtures("trl_draws")
 def test_overridden_rewards_at_n_equal_m_are_trl_s(make_trainer, subclass, settings):
     settings = settings | {"max_steps": 3, "optim": "adamw_torch"}
