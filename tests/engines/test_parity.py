@@ -78,13 +78,18 @@ CONFIGURATIONS = {
     },
     "a reference that follows": {"beta": 0.04, "sync_ref_model": True, "ref_model_sync_steps": 2, **OFTEN},
 }  # fmt: skip
-QUICK = ("defaults", "grpo", "CISPO", "KL", "two rewards, NaN in one", "a step without signal", "chats", "evaluation")
+QUICK = ("defaults", "KL", "two rewards, NaN in one", "a step without signal")
+SLOW = ("grpo", "CISPO", "chats", "evaluation")
 TIMES = {"step_time", "train_runtime", "eval_runtime"}
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.reliability) for name in CONFIGURATIONS]
-)
+def marks_of(name):
+    if name in QUICK:
+        return ()
+    return pytest.mark.slow if name in SLOW else pytest.mark.reliability
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in CONFIGURATIONS])
 @pytest.mark.numeric
 @pytest.mark.usefixtures("trl_draws")
 def test_four_steps_are_trl_s(make_trainer, tokenizer, monkeypatch, name):

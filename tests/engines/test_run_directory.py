@@ -88,6 +88,7 @@ def test_a_resumed_script_continues_its_directory(make_trainer, tmp_path):
     assert token_of(run) == token
 
 
+@pytest.mark.slow
 def test_no_training_continues_the_run_of_another(make_trainer, tmp_path):
     """The same script, settings and policy: only the token says that the checkpoint is of another run."""
     recorded(make_trainer(max_steps=4, **SAVING), tmp_path / "other").train()
@@ -102,6 +103,7 @@ def test_no_training_continues_the_run_of_another(make_trainer, tmp_path):
     assert contents(tmp_path / "other") == before
 
 
+@pytest.mark.slow
 def test_a_run_does_not_continue_with_other_settings(make_trainer, tmp_path):
     run = tmp_path / "run"
     change = {"learning_rate": 2e-3, "num_rollouts": 8}
@@ -171,6 +173,7 @@ def test_a_directory_has_one_writer(make_trainer, tmp_path):
             trainer.train()
 
 
+@pytest.mark.slow
 def test_a_new_directory_may_begin_with_a_checkpoint_of_another_run(make_trainer, tmp_path):
     recorded(make_trainer(**SAVING), tmp_path / "first").train()
     recorded(make_trainer(max_steps=4, **SAVING), tmp_path / "second").train(resume_from_checkpoint=True)
@@ -180,6 +183,7 @@ def test_a_new_directory_may_begin_with_a_checkpoint_of_another_run(make_trainer
         recorded(make_trainer(max_steps=6, **SAVING), tmp_path / "first").train(resume_from_checkpoint=True)
 
 
+@pytest.mark.slow
 def test_steps_that_were_trained_without_the_directory_leave_no_gap(make_trainer, tmp_path):
     recorded(make_trainer(**SAVING), tmp_path / "run").train()
     make_trainer(max_steps=4, **SAVING).train(resume_from_checkpoint=True)
@@ -349,6 +353,7 @@ def scaled(factor):
     return scaled_reward
 
 
+@pytest.mark.slow
 def test_a_run_does_not_continue_with_other_data_or_another_reward_of_the_same_name(make_trainer, dataset, tmp_path):
     run = tmp_path / "run"
     recorded(make_trainer(reward=scaled(1.0), **SAVING), run).train()

@@ -74,7 +74,9 @@ def test_slots_double_their_columns_and_halve_their_rows(in_slots):
     assert {most for most, _ in shapes} > {9, 4}
 
 
-@pytest.mark.parametrize("settings", [{}, {"top_k": 12, "top_p": 0.9}, {"do_sample": False}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"top_k": 12, "top_p": 0.9}, pytest.param({"do_sample": False}, marks=pytest.mark.slow)], ids=str
+)
 def test_a_step_is_captured_once_and_replayed_without_a_read(monkeypatch, in_slots, settings):
     model = build("qwen3")
     expected = complete(model, MIXED * 3, **settings)

@@ -196,6 +196,7 @@ NOISY = {  # noise: architecture, configuration
 }
 
 
+@pytest.mark.slow
 @pytest.mark.numeric
 @pytest.mark.parametrize("name", NOISY)
 def test_the_mean_gradient_of_a_tree_with_noise_is_that_of_its_rows(name):

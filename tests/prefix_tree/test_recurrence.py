@@ -241,6 +241,7 @@ def test_gradients_with_checkpointing_and_lora_are_those_of_rows(name, reentrant
     assert_near(scores, expected, FLOAT64)
 
 
+@pytest.mark.slow
 @pytest.mark.numeric
 @pytest.mark.parametrize(("name", "autocast"), list(zip(KINDS, [True, False, False, True], strict=True)))
 def test_gradients_in_16_bits_are_as_near_to_those_in_32_as_rows_are(monkeypatch, name, autocast):
