@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from statistics import fmean
@@ -24,25 +25,16 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def url(environment, tmp_path_factory) -> Iterator[str]:
-    """The address of a server for runs that leave it alone. Each sends it the weights that it starts with."""
-    with serve(environment, tmp_path_factory.mktemp("server") / "server.txt") as (url, _):
-        yield url
+def own_server(environment, tmp_path_factory) -> Iterator[tuple[str, subprocess.Popen]]:
+    """A server for these runs: its address and its process. Each sends it the weights that it starts with."""
+    with serve(environment, tmp_path_factory.mktemp("server") / "server.txt") as served:
+        yield served
 
 
-def test_the_reward_rises(environment, url, tmp_path):
-    output = tmp_path / "output.txt"
-    training = start(tmp_path, url, {"max_steps": STEPS}, environment=environment)
-    assert training.wait(DEADLINE) == 0, output.read_text()[-5000:]
-    steps = logged(tmp_path)
-    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
-    rewards = [step["reward"] for step in steps]
-    print("rewards", rewards)
-    # The rewards are those of the server's text, so it has the trainer's weights.
-    assert fmean(rewards[-20:]) > fmean(rewards[:20]) + 0.1, rewards
-    assert max(step["sample/staleness_max"] for step in steps) <= 4
-    total = {name: sum(step.get(f"pods/{name}_total", 0) for step in steps) for name in COUNTED}
-    assert total["kept_rollouts"] / 8 + total["dropped_groups"] == total["rollouts"] / 32 == total["groups"]
+@pytest.fixture
+def url(own_server) -> str:
+    """The address of a server that a run leaves alone."""
+    return own_server[0]
 
 
 def test_an_epoch_counts_prompts_and_a_checkpoint_resumes(environment, url, tmp_path):
@@ -59,14 +51,6 @@ def test_an_epoch_counts_prompts_and_a_checkpoint_resumes(environment, url, tmp_
     assert [line["step"] for line in steps] == list(range(1, len(steps) + 1))
     assert all(line["batch/samples_per_step"] == 8 for line in steps)
     assert steps[-1]["sample/staleness_max"] >= steps[-1]["sample/staleness_mean"] > 0
-
-
-def test_a_run_whose_server_is_killed_ends_with_one_line(environment, tmp_path):
-    with serve(environment, tmp_path / "server.txt") as (url, server):
-        training = start(tmp_path, url, {"max_steps": 10_000}, environment=environment)
-        until(lambda: len(logged(tmp_path)) > 1 or training.poll() is not None, poll=0.1)
-        os.killpg(server.pid, signal.SIGKILL)
-        assert url in last_line(training, tmp_path)
 
 
 @pytest.mark.parametrize(("lost", "reason"), [("worker", " -9."), ("reward", "ValueError: the reward is broken.")])
@@ -89,3 +73,24 @@ def last_line(training, folder) -> str:
     assert last.startswith("No more rollouts: ")
     assert last.endswith("resume_from_checkpoint=True).")
     return last
+
+
+def test_the_reward_rises_until_the_server_is_killed(environment, own_server, tmp_path):
+    """The last test of this server. The run ends with one line."""
+    url, server = own_server
+    training = start(tmp_path, url, {"max_steps": 10_000}, environment=environment)
+    try:
+        until(lambda: len(logged(tmp_path)) >= STEPS or training.poll() is not None, poll=0.5)
+        steps = logged(tmp_path)[:STEPS]
+        assert [step["step"] for step in steps] == list(range(1, STEPS + 1)), (tmp_path / "output.txt").read_text()
+        rewards = [step["reward"] for step in steps]
+        print("rewards", rewards)
+        # The rewards are those of the server's text, so it has the trainer's weights.
+        assert fmean(rewards[-20:]) > fmean(rewards[:20]) + 0.1, rewards
+        assert max(step["sample/staleness_max"] for step in steps) <= 4
+        total = {name: sum(step.get(f"pods/{name}_total", 0) for step in steps) for name in COUNTED}
+        assert total["kept_rollouts"] / 8 + total["dropped_groups"] == total["rollouts"] / 32 == total["groups"]
+        os.killpg(server.pid, signal.SIGKILL)
+        assert url in last_line(training, tmp_path)
+    finally:
+        training.kill()
