@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -19,22 +15,11 @@ from transformers import AutoModelForCausalLM
 from pods_rl.runs import Run
 from tests.numeric import FLOAT32, assert_near
 
-from .. import DEADLINE
 from ..reliability.commands import server
 from ..test_evaluation_processes import RECIPE, of_one_process
 from . import sharded_processes
 
 pytestmark = pytest.mark.slow
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
-
-
-def ran_well(*words: object, folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", *map(str, words)],
-        cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=DEADLINE, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
 
 
 # -- the trainer ------------------------------------------------------------------------------------------------------
@@ -94,24 +79,22 @@ def test_the_final_policy_is_plain_and_whole(sharded):
 
 # -- the command ------------------------------------------------------------------------------------------------------
 
-TRAIN = ("pods_rl", "train", "--num_processes", 2, "--accelerate_config", "fsdp2")
-
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A run of four steps, and one that was cut off after two and went on."""
+    """A run of four steps, and one that was cut off after two and went on; tests/test_ranks.py has the launcher."""
     folder = tmp_path_factory.mktemp("runs")
     recipe = RECIPE | {
         "num_generations": 4, "num_rollouts": 8, "max_steps": 4, "save_steps": 2, "learning_rate": 1e-3,
         "eval_seconds": 1e6, "eval_prompts": 5, "eval_temperature": 0.0, "ledger_every": 1,
     }  # fmt: skip
     (folder / "r.yaml").write_text(yaml.safe_dump(recipe))
-    ran_well(*TRAIN, "--config", "r.yaml", "--output", "whole", folder=folder)
+    variables = sharded_processes.launch_variables()
+    server().run_ranks("train", "--config", "r.yaml", "--output", "whole", cwd=folder, environment=variables)
     shutil.copytree(folder / "whole", folder / "resumed")
     for lost in ("checkpoint-4", "final"):
         shutil.rmtree(folder / "resumed" / "checkpoints" / lost)
-    resume = ("train", "--output", "resumed", "--resume")
-    server().run_ranks(*resume, cwd=folder, environment=sharded_processes.launch_variables())
+    server().run_ranks("train", "--output", "resumed", "--resume", cwd=folder, environment=variables)
     return Run.open(folder / "whole"), Run.open(folder / "resumed"), recipe
 
 
