@@ -125,14 +125,19 @@ def tokenizer():
     return build_tokenizer()
 
 
+def random_policy(tokenizer: Any) -> Any:
+    """A small Qwen2 with random weights. Every digit ends a completion too, so that it writes rows of many lengths."""
+    set_seed(7)
+    model = build_model(tokenizer, hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=2)
+    ends = [tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(list("0123456789"))]
+    model.generation_config.eos_token_id = ends
+    return model
+
+
 @pytest.fixture(scope="session")
 def random_model(tokenizer, tmp_path_factory):
     """Saved and loaded again: TRL builds its reference model from where the policy came from."""
-    set_seed(7)
-    model = build_model(tokenizer, hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=2)
-    # Every digit ends a completion too, so that random weights write rows of many lengths.
-    ends = [tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(list("0123456789"))]
-    model.generation_config.eos_token_id = ends
+    model = random_policy(tokenizer)
     path = tmp_path_factory.mktemp("random-model")
     model.save_pretrained(path)
     return type(model).from_pretrained(path)

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tools.pretrain import build_tokenizer
 
 from pods_rl.runs import Run
 
+from ..engines.conftest import random_policy
 from .commands import Command, server
 
 # Five prompts, two a generation: epochs end within a run, and one prompt of each is left over.
@@ -62,17 +64,8 @@ def letters(text, gold):
 
 def prepare(folder: Path, configuration: str, **settings: Any) -> None:
     """A random policy, a reward of the user's own and a recipe, in a folder."""
-    from tools.pretrain import build_model, build_tokenizer
-    from transformers import set_seed
-
     tokenizer = build_tokenizer()
-    set_seed(7)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
-    model = build_model(tokenizer, **sizes)
-    # Every digit ends a completion too, so that random weights write rows of many lengths.
-    ends = [tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(list("0123456789"))]
-    model.generation_config.eos_token_id = ends
-    model.save_pretrained(folder / "policy")
+    random_policy(tokenizer).save_pretrained(folder / "policy")
     tokenizer.save_pretrained(folder / "policy")
     (folder / "letters.py").write_text(REWARD)
     (folder / "r.yaml").write_text(yaml.safe_dump(BASE | CONFIGURATIONS[configuration] | settings))
