@@ -7,7 +7,6 @@ import math
 import random
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -100,12 +99,6 @@ def test_a_prompt_that_opens_a_thought_is_said_by_a_keyword():
     assert compute_score("arithmetic", text, "2", opens_thought=True)["format"] == 1.0
     assert compute_score("arithmetic", text, "2")["format"] == 0.0
     assert compute_score("arithmetic", "so <answer>2</answer>", "2", opens_thought=True)["acc"] == 0.0
-
-
-def test_the_engine_is_imported_without_verl():
-    code = "import sys, pods_rl.engines.verl.settings; print([n for n in ('verl', 'ray', 'trl') if n in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def launch(tmp_path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForCausalLM
-from trl.trainer.utils import add_fused_lm_head
 
 from pods_rl.prefix_tree import attention, blocks
 from pods_rl.prefix_tree.attention import Scoring, Special, TreeAttention, choose_kernel
@@ -20,7 +18,8 @@ from pods_rl.prefix_tree.tree import prefix_tree
 from tests.numeric import FLOAT32, assert_near
 
 from .gpu import CALLS, TORCHES, put_gpu, varlen_of_2_13
-from .test_packing import SMALL, batch, rows_of
+from .test_packing import batch, rows_of
+from .test_packing import build as build_small
 
 BFLOAT16 = 0.02  # about three roundings of bfloat16, whose steps are 2**-8
 ARGUMENTS = {version: frozenset(inspect.signature(call).parameters) for version, call in CALLS.items()}
@@ -170,11 +169,7 @@ def test_blocks_on_a_gpu_repeat_keys_for_each_head(monkeypatch, window):
 
 
 def build(dtype, **config):
-    torch.manual_seed(0)
-    small = AutoConfig.for_model("qwen2", **SMALL | {"head_dim": 8} | config)
-    model = AutoModelForCausalLM.from_config(small).to(dtype).train()
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    return model
+    return build_small("qwen2", {"head_dim": 8} | config).to(dtype)
 
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
-from trl.trainer.utils import add_fused_lm_head
 
 from pods_rl.prefix_tree import recurrence
 from pods_rl.prefix_tree.packing import TreePass, probe_trees
@@ -24,6 +22,7 @@ from tests.numeric import FLOAT64, assert_near
 
 from .newer import needs_newer_transformers
 from .test_packing import PRECISIONS, batch, rows_of
+from .test_packing import build as build_small
 
 pytestmark = needs_newer_transformers
 
@@ -176,10 +175,7 @@ TAKES_ROWS = {  # name of the architecture: configuration, a word of the reason
 
 
 def build(name, given):
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **BASE | given)).train()
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    return model
+    return build_small(name, BASE | given)
 
 
 def scores_and_gradients(model, given, ids, mask, labels, keep):
