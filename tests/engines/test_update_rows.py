@@ -21,7 +21,7 @@ from .conftest import Gradients, around, constant, half_dead, kept_of, letter_re
 from .families import FAMILIES, build
 from .test_losses import LOSSES, OFTEN, OTHERS
 
-pytestmark = [pytest.mark.usefixtures("trl_draws"), pytest.mark.numeric]
+pytestmark = pytest.mark.usefixtures("trl_draws")
 
 
 class ExactHead:
@@ -104,6 +104,7 @@ ROW_BY_ROW = ("grpo", "DAPO", "GSPO", "vespo", "KL", "entropy bonus", "eight mic
 QUICK = (*ROW_BY_ROW, "LoRA, KL", "sixteen micro-batches in one pass", "checkpointing")
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
 )
@@ -140,6 +141,7 @@ def in_one_micro_batch(config):
     }
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("name", "reward"),
     [
@@ -165,6 +167,7 @@ def test_every_metric_is_trl_s_in_one_micro_batch(make_trainer, name, reward):
             assert ("entropy" in got) == (not dead or reward is not constant)
 
 
+@pytest.mark.numeric
 def test_entropy_is_that_of_the_computed_rows(make_trainer):
     """By hand, from TRL's own pass over every row; tokens of tools do not count."""
     config = {"max_steps": 1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8}

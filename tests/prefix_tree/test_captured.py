@@ -18,7 +18,6 @@ from pods_rl.prefix_tree.decoding import Path, RowDraws, generation_path
 
 from .test_decoding import END, EQUAL, LONG, MIXED, V, batch, build, keys, once
 
-pytestmark = pytest.mark.numeric
 UNSORTED = [MIXED[i] for i in (0, 3, 5, 1, 4, 6, 2)] * 3
 READS = {"_local_scalar_dense", "nonzero", "item", "_unique2", "bincount", "masked_select", "equal", "is_nonzero"}
 
@@ -53,6 +52,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", SETTINGS)
 def test_rows_in_slots_get_the_tokens_of_the_tree(name, in_slots):
     prompts, settings = SETTINGS[name]
