@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import subprocess
 import sys
@@ -118,6 +119,18 @@ class Gradients(TrainerCallback):
 def without_garbage_collection(monkeypatch):
     """transformers collects all garbage before each run, which takes as long as a run here."""
     monkeypatch.setattr("accelerate.utils.memory.clear_device_cache", lambda garbage_collection=False: None)
+
+
+@pytest.fixture
+def example(monkeypatch) -> Callable[[str], Any]:
+    """Imports an example by its name, anew, as an engine does by a path."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+
+    def load(name: str) -> Any:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return importlib.import_module(name)
+
+    return load
 
 
 @pytest.fixture(scope="session")

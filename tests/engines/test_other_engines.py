@@ -8,11 +8,9 @@ commit 624b824 (21 August 2026), and ROLL's `UserDefinedRolloutLoop` and `Rollou
 from __future__ import annotations
 
 import asyncio
-import importlib
 import sys
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pyarrow.parquet as pq
@@ -25,19 +23,6 @@ from pods_rl.engines.measuring import pad_rewards
 
 from . import same_rows
 from .same_rows import KEPT, KEPT_OF_BATCH, N
-
-
-@pytest.fixture
-def example(monkeypatch):
-    """Imports an example by its name, as an engine does by a path."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
-
-    def load(name):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-        return importlib.import_module(name)
-
-    return load
-
 
 # -- slime -------------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ import asyncio
 import importlib
 import math
 import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,17 +42,6 @@ def upstream(monkeypatch):
             return importlib.import_module(name)
         except ImportError as error:
             pytest.skip(f"{name}: {error}. Install the engine, or name its checkout in CHECKOUTS.")
-
-    return load
-
-
-@pytest.fixture
-def example(monkeypatch):
-    """Imports an example anew, after the modules of its engine."""
-
-    def load(name: str) -> Any:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-        return importlib.import_module(name)
 
     return load
 
