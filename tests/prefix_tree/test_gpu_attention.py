@@ -8,14 +8,13 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pods_rl.prefix_tree import attention, blocks
 from pods_rl.prefix_tree.attention import Scoring, Special, TreeAttention, choose_kernel
 from pods_rl.prefix_tree.packing import TreePass, probe_trees
 from pods_rl.prefix_tree.tree import prefix_tree
-from tests.numeric import FLOAT32, assert_near
+from tests.numeric import assert_near
 
 from .gpu import CALLS, TORCHES, put_gpu, varlen_of_2_13
 from .test_packing import batch, rows_of
@@ -138,34 +137,6 @@ def test_gradients_of_a_node_on_many_paths_are_added_up_in_float32(monkeypatch, 
 
 
 # -- its numbers ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.numeric
-@pytest.mark.parametrize("window", [0, 3])
-def test_blocks_on_a_gpu_repeat_keys_for_each_head(monkeypatch, window):
-    """A mask with grouped heads would have torch write all scores to memory, also in float32 without autocast."""
-    calls = []
-
-    def watched(query, key, value, mask, **options):
-        calls.append((query.size(1), key.size(1), mask is not None, options["enable_gqa"]))
-        return scaled_dot_product_attention(query, key, value, mask, **options)
-
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", watched)
-    monkeypatch.setattr(blocks, "DENSE", 0)
-    monkeypatch.setattr(attention, "DENSE", 0)
-    monkeypatch.setattr(attention, "FEW", 0)
-    ids, mask, _, keep = batch([4, 4, 4, 6, 6], [5, 3, 9, 4, 4], tokens=2)
-    tree = prefix_tree(rows_of(ids, mask), ids.size(1) - keep)
-    draw = torch.Generator().manual_seed(1)
-    query = torch.randn(1, 4, len(tree.tokens), 16, generator=draw)
-    key, value = (torch.randn(1, 2, len(tree.tokens), 16, generator=draw) for _ in "kv")
-    expected = TreeAttention(tree.branches, ids.device)(query, key, value, None, window)
-    assert any(masked and grouped for *_, masked, grouped in calls)  # on a CPU
-    calls.clear()
-    put_gpu(monkeypatch, "2.13")
-    assert_near(TreeAttention(tree.branches, ids.device)(query, key, value, None, window), expected, FLOAT32)
-    assert calls
-    assert all(ours == theirs and not grouped for ours, theirs, _, grouped in calls)
 
 
 def build(dtype, **config):
