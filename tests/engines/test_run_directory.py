@@ -133,6 +133,7 @@ def test_a_run_of_pods_train_is_neither_continued_nor_overwritten(make_trainer, 
     assert contents(tmp_path / "run") == before
 
 
+@pytest.mark.slow
 def test_a_killed_script_without_a_checkpoint_is_refused_at_once_or_overwritten(make_trainer, tmp_path):
     run = tmp_path / "run"
     trainer = recorded(make_trainer(), run, rollouts_every=1)
@@ -275,6 +276,7 @@ def test_settings_of_any_kind_are_written(make_trainer, tmp_path):
     assert (tmp_path / "out" / "checkpoint-2" / "trainer_state.json").is_file()
 
 
+@pytest.mark.slow
 def test_arms_that_differ_in_the_rollouts_differ_in_nothing_else(make_trainer, tmp_path):
     """What follows from n and m, here `skip_zero_advantage_steps`, is not a setting."""
     configs = []
@@ -294,6 +296,7 @@ def test_a_setting_that_is_changed_after_the_constructor_is_written(make_trainer
     assert "generation_batch_size" not in settings_of(trainer)
 
 
+@pytest.mark.slow
 def test_several_evaluation_sets_are_kept_apart(make_trainer, dataset, tmp_path):
     sets = {"sums": dataset.select(range(4)), "more/sums": dataset.select(range(4, 8))}
     evaluations = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
