@@ -44,6 +44,7 @@ def test_every_private_name_that_the_engine_uses_is_in_trl_s_source():
     source = "".join(inspect.getsource(cls) for cls in GRPOTrainer.__mro__[:-1])
     assert [name for name in TRLTrainer.__annotations__ if f"self.{name}" not in source] == []
     assert all(hasattr(grpo_trainer, f"{verb}_pixel_values_by_grid") for verb in ("split", "unsplit"))
+    assert "max_num_seqs=" in inspect.getsource(GRPOTrainer.__init__)  # which `room_in_vllm` replaces
 
 
 def test_the_methods_that_the_engine_calls_exist_and_take_these_parameters():
