@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import LoraConfig
-from torch.utils._python_dispatch import _disable_current_modes
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from trl import GRPOConfig, GRPOTrainer
@@ -15,7 +14,6 @@ from pods_rl.engines.trl.step.update import Update
 from pods_rl.errors import UserError
 from pods_rl.prefix_tree.packing import TreePass
 from tests.numeric import FLOAT64, assert_near
-from tests.operations import Operations
 
 from .conftest import Gradients, around, constant, half_dead, kept_of, letter_reward, update_of
 from .families import FAMILIES, build
@@ -256,31 +254,6 @@ def test_a_micro_batch_without_a_row_to_compute_has_no_pass(make_trainer):
     assert len(passes) == 1
     assert "entropy" not in row
     assert row["clip_ratio/region_mean"] == 0
-
-
-def test_the_counts_of_a_micro_batch_are_read_from_the_device_together(make_trainer):
-    """Reading a number waits for a GPU. On a CPU only numbers that are read one by one are an operation."""
-    operations = Operations()
-
-    def watch(trainer):
-        @around(update_of(trainer), "loss")
-        def without_trl(loss, batch, compute):
-            def unseen():
-                with _disable_current_modes():
-                    return compute()
-
-            with operations:
-                return loss(batch, unseen)
-
-        @around(update_of(trainer), "next_pass")
-        def counted(next_pass):
-            with operations:
-                return next_pass()
-
-    run(make_trainer, prepare=watch, **SETTINGS["eight micro-batches, n = m"], max_steps=1)
-    read = [name for name, _ in operations.seen if name == "_local_scalar_dense"]
-    assert operations.seen
-    assert len(read) <= 8  # whether a later micro-batch has a gradient, if this one has none
 
 
 @pytest.mark.parametrize(("budget", "passes"), [(10_000, 1), (1, 16)])

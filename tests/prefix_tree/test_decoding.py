@@ -24,7 +24,6 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from pods_rl.prefix_tree import decoding as generating
-from pods_rl.prefix_tree import nodes
 from pods_rl.prefix_tree.cache import NodeLayer, attend, decoding, move_nodes
 from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, decode
 from pods_rl.prefix_tree.images import Images
@@ -545,24 +544,6 @@ def test_models_and_settings_that_it_cannot_serve_are_refused_before_the_first_t
     with pytest.raises(CannotServeError, match=reason):
         once(model, batch(EQUAL, max_new_tokens=3, **settings))
     assert seen == [] or model.config.is_encoder_decoder
-
-
-def test_a_model_that_prepares_other_inputs_in_mid_sequence_goes_to_generate(qwen2, monkeypatch):
-    """As Phi-3 does where a row crosses the length from which it takes other frequencies; no row is lost."""
-    prepare = type(qwen2).prepare_inputs_for_generation
-
-    def recompute(model, input_ids, attention_mask=None, **given):
-        if input_ids.shape[1] == 7:
-            given[nodes.cache_argument(given)] = None
-            given["next_sequence_length"] = None
-        return prepare(model, input_ids, attention_mask=attention_mask, **given)
-
-    inputs = batch(EQUAL, max_new_tokens=6)
-    expected = qwen2.generate(**inputs)
-    monkeypatch.setattr(type(qwen2), "prepare_inputs_for_generation", recompute)
-    with pytest.raises(CannotServeError, match="tokens"):
-        once(qwen2, inputs)
-    assert torch.equal(complete(qwen2.generate, inputs), expected)
 
 
 def test_phi_3_generates_across_its_switch_of_frequencies():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,9 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pods_rl.prefix_tree import attention, blocks
 from pods_rl.prefix_tree.attention import Scoring, Special, TreeAttention, choose_kernel
-from pods_rl.prefix_tree.packing import TreePass, probe_trees
+from pods_rl.prefix_tree.packing import probe_trees
 from pods_rl.prefix_tree.tree import prefix_tree
-from tests.numeric import assert_near
 
 from .gpu import CALLS, TORCHES, put_gpu, varlen_of_2_13
 from .test_packing import batch, rows_of
@@ -141,53 +138,6 @@ def test_gradients_of_a_node_on_many_paths_are_added_up_in_float32(monkeypatch, 
 
 def build(dtype, **config):
     return build_small("qwen2", {"head_dim": 8} | config).to(dtype)
-
-
-WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-
-
-@pytest.mark.numeric
-@pytest.mark.parametrize(
-    ("version", "weights", "config"),
-    [
-        ("2.9", torch.float32, {}),
-        ("2.10", torch.bfloat16, WINDOW),
-        ("2.11", torch.float32, WINDOW),
-        ("2.13", torch.bfloat16, WINDOW),
-        ("2.13", torch.float32, {}),
-    ],
-)
-def test_a_tree_has_the_scores_and_gradients_of_its_rows(monkeypatch, version, weights, config):
-    """The model is probed and trained in the same precision: weights in bfloat16, or float32 under autocast."""
-    put_gpu(monkeypatch, version)
-    model = build(weights, **config)
-    precision = torch.autocast("cpu", torch.bfloat16) if weights == torch.float32 else nullcontext()
-    with precision:
-        probe = probe_trees(model, model, tolerance=0.1)
-    assert probe.why_rows is None
-    by_blocks = version == "2.9" or (version == "2.10" and bool(config))
-    assert any("blocks" in kernel for kernel in probe.kernels) == by_blocks
-    assert any(kernel.startswith("torch.nn.attention.varlen") for kernel in probe.kernels) == (version != "2.9")
-    ids, mask, labels, keep = batch([9, 9, 9, 5, 5, 2], [7, 3, 1, 7, 7, 4])
-    ids[1, :12] = ids[0, :12]
-    labels[1, :12] = labels[0, :12]
-    factors = torch.randn(6, keep, generator=torch.Generator().manual_seed(2))
-
-    def gradients(call, exact=False):
-        with nullcontext() if exact else precision:
-            scores = call(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -keep:]
-        found = torch.autograd.grad((scores.float() * factors).sum(), list(model.parameters()))
-        return scores.detach(), torch.cat([x.flatten().float() for x in found])
-
-    scores, gradient = gradients(TreePass(model, keep, tree=True))
-    rows_scores, rows_gradient = gradients(TreePass(model, keep, tree=False))
-    assert_near(scores, rows_scores, BFLOAT16)
-    assert_near(gradient, rows_gradient, 2 * BFLOAT16)
-    # The distance to float32 is that of rows: no systematic difference hides in the tolerance.
-    model = copy.deepcopy(model).float()
-    _, exact_gradient = gradients(TreePass(model, keep, tree=False), exact=True)
-    distance = (gradient - exact_gradient).norm() / (rows_gradient - exact_gradient).norm()
-    assert distance < 1.5
 
 
 @pytest.mark.parametrize("error", [RuntimeError("not compiled with FlashAttention"), TypeError("q"), AssertionError()])

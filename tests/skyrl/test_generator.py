@@ -20,7 +20,7 @@ from skyrl.train.generators.utils import prepare_generator_input
 from pods_rl.engines.seeds import seeded_generator
 from pods_rl.engines.skyrl.generator import PODSGenerator
 from pods_rl.errors import UserError
-from pods_rl.selection import RULES, advantages, select
+from pods_rl.selection import advantages, select
 
 from ..engines import same_rows
 from .parts import Scripted
@@ -167,16 +167,13 @@ def test_step_wise_turns_without_their_ends_are_refused(make_config):
         asyncio.run(generator.generate(batch(2)[0]))
 
 
-@pytest.mark.parametrize("rule", sorted(RULES))
-def test_every_rule_keeps_m_of_each_prompt_and_n_equal_to_m_keeps_all(make_config, make_trainer, rewards, rule):
+@pytest.mark.parametrize(("rule", "n"), [("percentile", N), ("random", M)])
+def test_another_rule_keeps_m_of_each_prompt_and_n_equal_to_m_keeps_all(make_config, make_trainer, rewards, rule, n):
     config = make_config("trainer.train_batch_size=20")
-    for n in (N, M):
-        generator = PODSGenerator(Scripted(of_table(rewards)), config, num_rollouts=n, rule=rule)
-        output, _ = train_step(make_trainer(config, generator), *batch(20))
-        numbers = torch.tensor([ids[0] - 20 for ids in output["response_ids"]]).view(20, M)
-        if rule != "random" or n == M:
-            assert numbers.equal(select(rewards[:20, :n], M, rule).indices)
-        assert (numbers.diff(dim=1) > 0).all()
+    generator = PODSGenerator(Scripted(of_table(rewards)), config, num_rollouts=n, rule=rule)
+    output, _ = train_step(make_trainer(config, generator), *batch(20))
+    numbers = torch.tensor([ids[0] - 20 for ids in output["response_ids"]]).view(20, M)
+    assert numbers.equal(select(rewards[:20, :n], M, rule).indices)
 
 
 def test_a_drawing_rule_depends_on_seed_step_and_prompt_and_not_on_the_batch(make_config, rewards):
