@@ -17,20 +17,8 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 MISSING = "no Chromium found: chromium, chromium-browser, google-chrome"
 _FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --virtual-time-budget=6000 --dump-dom"
+    "--disable-component-update --disable-sync"
 )
-
-
-def dump(page: Path | str, profile: Path) -> str:
-    """The elements of a page, a file or an address, as they stand after its scripts have run."""
-    assert CHROMIUM
-    command = [
-        CHROMIUM,
-        *_FLAGS.split(),
-        f"--user-data-dir={profile}",
-        page if isinstance(page, str) else page.as_uri(),
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=True).stdout
 
 
 class Browser:
@@ -43,13 +31,12 @@ class Browser:
         # the browser reads from descriptor 3 and writes to 4; by way of 103 and 104, since either may be taken
         moves = ((theirs_in, 103), (theirs_out, 104), (103, 3), (104, 4))
         script = f"import os, sys; [os.dup2(*move) for move in {moves}]; os.execv(sys.argv[1], sys.argv[1:])"
-        flags = [flag for flag in _FLAGS.split() if not flag.startswith(("--virtual", "--dump"))]
         command = [
             sys.executable,
             "-c",
             script,
             CHROMIUM,
-            *flags,
+            *_FLAGS.split(),
             "--remote-debugging-pipe",
             f"--user-data-dir={profile}",
         ]

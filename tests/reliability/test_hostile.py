@@ -1,4 +1,4 @@
-"""Hostile text is text: nothing of it runs in a grader or a browser, nothing of it steers a terminal."""
+"""Hostile text is text: nothing of it runs in a grader or is live in a report, nothing of it steers a terminal."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ import json
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from html.parser import HTMLParser
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -24,7 +20,6 @@ from pods_rl.report import build_report
 from pods_rl.rewards import REWARDS
 from pods_rl.training.display import RunDisplay
 
-from ..chromium import CHROMIUM, MISSING, dump
 from .audit import run_audited
 from .payloads import CANARY, fuzzed, scripts
 from .synthetic import write_run
@@ -96,29 +91,7 @@ def test_a_verifier_process_is_barred(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-# ------------------------------------------------------------------------------- scripts, in a browser
-
-
-@pytest.fixture
-def beacon() -> Iterator[SimpleNamespace]:
-    """A server that counts who asks it for anything."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_error(404)
-
-        do_POST = do_GET  # noqa: N815
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield SimpleNamespace(address=f"http://127.0.0.1:{server.server_port}/beacon", asked=asked)
-    server.shutdown()
-    server.server_close()
+# ----------------------------------------------------------- scripts, in a report (tests/report shows its page)
 
 
 def name_of(payload: str, place: int) -> str:
@@ -126,57 +99,15 @@ def name_of(payload: str, place: int) -> str:
     return f"{place} {payload}".replace("/", "∕").replace("\x00", "")[:200].encode()[:240].decode(errors="ignore")
 
 
-def hostile_page(root: Path, payloads: Sequence[str]) -> Path:
-    """A report with each payload as prompt, completion, answer, arm, run, reward, state, reason and device."""
-    for place, payload in enumerate(payloads):
+def test_nothing_of_a_run_is_live_in_the_markdown_of_its_report(tmp_path: Path) -> None:
+    """Each payload is a prompt, completion, answer, arm, run, reward, state, reason and device."""
+    root = tmp_path / "<img src=x onerror=alert(1)> $\\frac{$"
+    for place, payload in enumerate(scripts("https://example.invalid")):
         path = root / name_of(payload, place) / f"seed-{place} {name_of(payload, place)[:60]}"
         texts = dict.fromkeys(("prompt", "completion", "answer", "reward", "text"), payload)
         write_run(path, seed=place, arm=name_of(payload, place), **texts)
         path.joinpath("status.json").write_text(json.dumps({"state": payload, "reason": payload, "step": payload}))
-    return build_report([root], root.parent / f"{name_of(payloads[0], 0)[:60]}.out", baseline="none").html
-
-
-class Handlers(HTMLParser):
-    """Collects the attributes of a page that run code. The text of a quoted attribute is not one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [f"<{tag} {name}={value}>" for name, value in attrs if name.startswith("on")]
-
-
-def live(page: Path, profile: Path, asked: list[str]) -> list[str]:
-    """Return what ran in a page, could run, or requested an address."""
-    asked.clear()
-    text = dump(page, profile)
-    title = re.search(r"<title>(.*?)</title>", text, re.DOTALL)
-    ran = [] if title and title[1].startswith("PODS report:") else [f"title {title and title[1]}"]
-    handlers = Handlers()
-    handlers.feed(text)
-    return ran + handlers.found + asked
-
-
-def test_a_live_attribute_is_found_and_its_text_in_quotes_is_not():
-    handlers = Handlers()
-    handlers.feed('<option value="&lt;img onerror=x&gt;">&lt;a onclick=y&gt;</option><img src=x OnError="z">')
-    assert handlers.found == ["<img onerror=z>"]
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.reliability)])
-def test_no_script_runs_in_the_report(every: int, beacon: SimpleNamespace, tmp_path: Path) -> None:
-    payloads = scripts(beacon.address)[::every]
-    page = hostile_page(tmp_path / "<img src=x onerror=alert(1)> $\\frac{$", payloads)
-    found = live(page, tmp_path / "profile", beacon.asked)
-    bare = tmp_path / "bare.html"  # escaping alone must hold as well
-    policy = r'<meta http-equiv="Content-Security-Policy"[^>]*>'
-    text, removed = re.subn(policy, "", page.read_text(encoding="utf-8"))
-    bare.write_text(text, encoding="utf-8")
-    unprotected = live(bare, tmp_path / "profile", beacon.asked)
-    assert (removed, found, unprotected) == (1, [], [])
-    markdown = page.with_name("report.md").read_text(encoding="utf-8")
+    markdown = build_report([root], tmp_path / "out", baseline="none").markdown.read_text(encoding="utf-8")
     assert "<" not in markdown
     assert not re.search(r"(?<!\\)\]\((?!figures/)", markdown)
     assert not harmful(markdown)
