@@ -34,13 +34,21 @@ RECIPE = {
 }  # fmt: skip
 
 
-def test_what_a_library_rejects_is_one_line_before_a_policy_loads(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("keys", "words", "cause"),
+    [
+        ({"fsdp": "x"}, "fsdp = x: ", ValueError),
+        ({"accelerator_config": {"nope": 1}}, "nope", TypeError),
+    ],
+)
+def test_what_a_library_rejects_is_one_line_before_a_policy_loads(monkeypatch, tmp_path, keys, words, cause):
     monkeypatch.setattr(build, "RunTrainer", None)
-    recipe = build_recipe({**RECIPE, "accelerator_config": {"nope": 1}}, Origin("r.yaml"))
-    with pytest.raises(UserError, match="nope") as raised:
+    recipe = build_recipe({**RECIPE, **keys}, Origin("r.yaml"))
+    with pytest.raises(UserError) as raised:
         build.build_trainer(recipe, prepare(recipe), tmp_path)
+    assert words in str(raised.value)
     assert "\n" not in str(raised.value)
-    assert isinstance(raised.value.__cause__, TypeError)
+    assert isinstance(raised.value.__cause__, cause)
 
 
 @pytest.mark.parametrize(
@@ -79,11 +87,15 @@ def missing_attribute():
     return Namespace().save_strategies  # as code for another version
 
 
+def missing_module():
+    import a_module_that_is_not_there  # noqa: F401
+
+
 def another_signature():
     missing_attribute(save_strategy="no")
 
 
-@pytest.mark.parametrize("break_off", [missing_attribute, another_signature])
+@pytest.mark.parametrize("break_off", [missing_attribute, missing_module, another_signature])
 def test_an_error_of_libraries_that_do_not_fit_is_not_blamed_on_a_value(monkeypatch, break_off):
     def construct(recipe, processes):
         break_off()
@@ -99,6 +111,34 @@ def test_an_error_of_libraries_that_do_not_fit_is_not_blamed_on_a_value(monkeypa
     assert "rejects" not in message
     assert "optim" not in message
     assert "\n" not in message
+
+
+def test_an_error_while_the_policy_loads_is_not_blamed_on_a_value_either():
+    recipe = build_recipe({**RECIPE, "save_strategy": "no"}, Origin("r.yaml"))
+    with pytest.raises(UserError, match="AttributeError") as refused:  # noqa: SIM117
+        with as_recipe_errors(recipe):
+            missing_attribute()
+    assert "save_strategy" not in str(refused.value)
+
+
+def refuse_type():
+    raise TypeError("`save_strategy` must be a text")
+
+
+def refuse_package():
+    raise ImportError("save_strategy needs a package that is not installed")
+
+
+def refuse_keyword():
+    missing_attribute(rank=4)
+
+
+@pytest.mark.parametrize("refuse", [refuse_type, refuse_package, refuse_keyword])
+def test_what_a_library_refuses_on_purpose_or_passes_on_as_a_keyword_is_the_recipe_s(refuse):
+    recipe = build_recipe({**RECIPE, "save_strategy": "no", "model_init_kwargs": {"rank": 4}}, Origin("r.yaml"))
+    with pytest.raises(UserError, match=r"r\.yaml: "):  # noqa: SIM117
+        with as_recipe_errors(recipe):
+            refuse()
 
 
 def test_a_policy_that_does_not_fit_into_memory_is_one_line():

@@ -154,14 +154,8 @@ def test_a_trained_step_has_the_gradient_of_the_reference_objective(make_trainer
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize(
-    ("loss", "accumulated", "prefix_tree"),
-    [
-        *((loss, 4, True) for loss in ("grpo", "dr_grpo", "luspo", "dapo", "cispo")),
-        ("dapo", 1, True),
-        ("dapo", 4, False),
-    ],
-)
+@pytest.mark.parametrize(("accumulated", "prefix_tree"), [(1, True), (4, True), (4, False)])
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "luspo", "dapo", "cispo"])
 def test_masked_constant_groups_count_in_no_denominator(make_trainer, loss, accumulated, prefix_tree):
     """The mean over the rows or tokens of live groups, by hand in float64. A first step has ratios of 1."""
     settings = {"max_steps": 1, "dtype": torch.float64, "max_grad_norm": 0.0, "learning_rate": 0.0, "loss_type": loss}

@@ -81,15 +81,15 @@ def test_a_torn_checkpoint_is_refused_and_true_resumes_from_the_one_before(make_
         make_trainer().train(resume_from_checkpoint=True)
 
 
-def cut(path):
+def cut(path, older):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def empty(path):
+def empty(path, older):
     path.write_bytes(b"")
 
 
-def reset(path):
+def reset(path, older):
     if path.suffix == ".json":
         path.write_text("{}")
     elif path.suffix == ".safetensors":
@@ -98,7 +98,17 @@ def reset(path):
         torch.save({}, path)
 
 
-def lose_a_tensor(path):
+def exchange(path, older):
+    """Another file of the same kind; of weights, those of a model with one more."""
+    others = {
+        "optimizer.pt": "scheduler.pt", "scheduler.pt": "rng_state.pth", "rng_state.pth": "optimizer.pt",
+        "trainer_state.json": "config.json", "pods_state_0.json": "trainer_state.json",
+        "pods_state_0.safetensors": "model.safetensors", "model.safetensors": "pods_state_0.safetensors",
+    }  # fmt: skip
+    shutil.copyfile(older / others[path.name], path)
+
+
+def lose_a_tensor(path, older):
     if path.suffix == ".safetensors":
         weights = load_file(path)
         weights.pop(sorted(weights)[0])
@@ -108,7 +118,7 @@ def lose_a_tensor(path):
         state["param_groups"][0]["params"].pop()
         torch.save(state, path)
     else:
-        reset(path)
+        reset(path, older)
 
 
 def renew_manifest(folder):
@@ -127,12 +137,13 @@ def test_a_damaged_file_that_its_manifest_agrees_with_is_named(make_trainer, tmp
     make_trainer(max_steps=3, **config).train()
     shutil.copytree(tmp_path / "out", tmp_path / "whole")
     folder = tmp_path / "out/checkpoint-3"
+    older = tmp_path / "whole/checkpoint-1"
     for name in (
         "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "pods_state_0.json",
         "pods_state_0.safetensors", "model.safetensors",
     ):  # fmt: skip
-        for damage in (cut, empty, reset, lose_a_tensor):
-            damage(folder / name)
+        for damage in (cut, empty, reset, exchange, lose_a_tensor):
+            damage(folder / name, older)
             renew_manifest(folder)
             with pytest.raises(UserError) as refused:
                 make_trainer(max_steps=4, **config).train(resume_from_checkpoint=str(folder))
@@ -153,7 +164,7 @@ def test_an_adapter_that_lacks_a_weight_is_refused(make_trainer, tmp_path):
     make_trainer(**config).train()
     folder = tmp_path / "out/checkpoint-2"
     make_trainer(max_steps=3, **config).train(resume_from_checkpoint=str(folder))
-    lose_a_tensor(folder / "adapter_model.safetensors")
+    lose_a_tensor(folder / "adapter_model.safetensors", None)
     renew_manifest(folder)
     with pytest.raises(UserError, match="lora_A"):
         make_trainer(max_steps=3, **config).train(resume_from_checkpoint=str(folder))

@@ -320,10 +320,11 @@ WINDOWS = {
     "two iterations, KL": {
         "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "num_iterations": 2, "beta": 0.04,
     },
+    "DAPO": {"loss_type": "dapo", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["one micro-batch", "a step of two windows", "two iterations, KL"])
+@pytest.mark.parametrize("name", WINDOWS)
 def test_auto_starts_a_step_again_in_smaller_passes_if_one_runs_out_of_memory(make_trainer, caplog, name):
     config = {"reward": letter_reward, "max_tokens_per_microbatch": "auto", "max_steps": 3, **WINDOWS[name]}
     theirs, expected, nodes, _ = run_on(make_trainer, None, **config)

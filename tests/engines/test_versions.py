@@ -13,7 +13,7 @@ from pods_rl.engines import versions
 
 @pytest.mark.parametrize(
     ("library", "version", "too_old"),
-    [("trl", "1.12.0", True), ("trl", "1.15.0", False)],
+    [("trl", "1.12.0", True), ("transformers", "5.2.0", True), ("trl", "1.15.0", False), ("peft", "9.0.0", False)],
 )
 def test_an_old_library_is_refused_by_its_name_and_with_what_to_install(tmp_path, library, version, too_old):
     metadata = tmp_path / f"{library}-{version}.dist-info" / "METADATA"
