@@ -52,8 +52,9 @@ def test_what_could_not_go_on_exactly_is_refused_and_loses_nothing(tmp_path):
     assert len(kept[0]) == len(kept[1]) == 2
     names = ("status.json", "config.yaml", "environment.json", "metrics.jsonl")
     files = {name: (tmp_path / "run" / name).read_bytes() for name in names}
-    refused = {  # first by the recipe, last by the policy
+    refused = {  # by the recipe, by the task, by the policy
         "ignore_data_skip": ["--ignore_data_skip", "true"],
+        "nowhere": ["--task_rewards", "{nowhere:reward: 1.0}"],
         "lora_target_modules": ["--use_peft", "true", "--lora_target_modules", "[nonsense]"],
     }
     for words, changes in refused.items():
