@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import GPT2Config, GPT2LMHeadModel, set_seed
 from trl import GRPOConfig
 
@@ -315,6 +316,12 @@ def test_learned_positions_are_compared_with_prompts_of_a_stream_before_it_gener
     trainer = make_trainer(model=gpt2, train_dataset=prompts_of(9, 9).to_iterable_dataset())
     with pytest.raises(UserError, match="9 tokens"):
         trainer.train()
+
+
+def test_learned_positions_of_an_adapter_s_base_are_compared_too(make_trainer, gpt2):
+    adapter = {"peft_config": LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)}
+    with pytest.raises(UserError, match="9 tokens"):
+        make_trainer(model=gpt2, train_dataset=prompts_of(9, 9), trainer_arguments=adapter)
 
 
 def test_evaluation_compares_its_prompts_with_learned_positions(gpt2, tokenizer):
