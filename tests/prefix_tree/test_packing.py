@@ -228,7 +228,8 @@ def test_the_mean_gradient_of_a_tree_with_noise_is_that_of_its_rows(name):
 
 
 @pytest.mark.numeric
-def test_the_noise_of_embeddings_over_a_tree_has_the_variance_of_rows():
+@pytest.mark.parametrize(("rows", "length"), [(4, 20), (16, 60)])
+def test_the_noise_of_embeddings_over_a_tree_has_the_variance_of_rows(rows, length):
     model = build("llama")
     model.neftune_hook_handle = activate_neftune(model, 5.0)
     embeddings = model.get_input_embeddings()
@@ -236,7 +237,7 @@ def test_the_noise_of_embeddings_over_a_tree_has_the_variance_of_rows():
     embeddings.register_forward_hook(
         lambda module, given, out: noise.append((out - module.weight[given[0]]).detach().flatten())
     )
-    ids, mask, labels, keep = batch([6] * 4, [20] * 4)
+    ids, mask, labels, keep = batch([6] * rows, [length] * rows)
 
     def variance(tree):
         noise.clear()
