@@ -28,8 +28,8 @@ from pods_rl.prefix_tree import decoding as generating
 from pods_rl.prefix_tree import nodes
 from pods_rl.prefix_tree.cache import NodeLayer, attend, decoding, move_nodes
 from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, decode
+from pods_rl.prefix_tree.grouping import distinct_share
 from pods_rl.prefix_tree.images import Images
-from pods_rl.prefix_tree.tree import distinct_share
 from tests.numeric import FLOAT32, assert_near
 from tests.operations import Operations
 
