@@ -300,6 +300,18 @@ def test_a_model_that_cannot_compute_trees_is_recognized_whatever_its_precision(
         assert not reason or any(words in found for words in reason)
 
 
+def test_layers_that_attend_in_chunks_or_scale_queries_by_position_compute_rows():
+    """As Llama 4's."""
+    model = build("qwen2")
+    model.config.layer_types = ["chunked_attention"] * model.config.num_hidden_layers
+    assert "chunked_attention" in probe_trees(model, model).why_rows
+    register_tree_attention(model)
+    layer = torch.nn.Module()
+    layer.attn_temperature_tuning, layer.use_rope = True, False
+    with pytest.raises(UnsupportedAttentionError, match="position"):
+        AttentionInterface()["sdpa"](layer, "q", "k", "v", None, **{KEYWORD: object()})
+
+
 def test_bounded_scores_stay_with_eager_attention_where_sdpa_ignores_the_bound(monkeypatch):
     """As in transformers up to 5.17, where Gemma 2 takes sdpa and its rows lose their softcap."""
     model = build("gemma2", {"attn_implementation": "eager", "query_pre_attn_scalar": 8})
@@ -336,7 +348,7 @@ def test_every_attention_of_transformers_hands_a_tree_its_arguments(name):
     how = {"dropout": 0.1, "scaling": 0.5, "sliding_window": 4, "softcap": 30.0, "s_aux": "sinks", "position_ids": None}
     how[KEYWORD] = tree
     assert AttentionInterface()[name](torch.nn.Module(), "q", "k", "v", None, **how) == ("q", None)
-    rule = {"scale": 0.5, "window": 4, "chunk": 0, "softcap": 30.0, "dropout": 0.1, "sinks": "sinks"}
+    rule = {"scale": 0.5, "window": 4, "softcap": 30.0, "dropout": 0.1, "sinks": "sinks"}
     assert given == [rule]
     for wrong in ({"position_bias": torch.ones(1)}, {"indices": torch.ones(1)}, {"is_causal": False}):
         with pytest.raises(UnsupportedAttentionError):

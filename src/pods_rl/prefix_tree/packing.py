@@ -36,7 +36,7 @@ from .recurrence import TreeRecurrence, recurrence_modules, register_tree_recurr
 from .tree import prefix_tree
 
 # Names that configurations give to layers.
-ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+ATTENTION_TYPES = {"full_attention", "sliding_attention"}
 TOKEN_TYPES = {"mlp", "moe"}  # of layers that compute each token by itself
 
 IGNORED = -100  # the label of a token that is not scored
@@ -175,7 +175,7 @@ def lay_out_tree(
         labels=labels.unsqueeze(0),
         scored=scored_nodes,
         score_of_column=score_of_node[tree.nodes[:, : columns - 1]],
-        attention=TreeAttention(tree.branches, device, tree.columns),
+        attention=TreeAttention(tree.branches, device),
         recurrence=TreeRecurrence(tree.branches, device, call_tokens),
         width=columns,
         rows_of_node=rows_of_node,
