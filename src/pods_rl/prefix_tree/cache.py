@@ -1,30 +1,19 @@
-"""The cache of the prefix tree: layers with a row for each node, and attention of a single query on a CPU.
-
-The results are those of transformers' own cache and attention, up to rounding.
-"""
+"""The cache of the prefix tree: layers with a row for each node, and what a decoder's single queries read of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any
-from weakref import ref
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
-SINGLE_QUERY = "pods_single_query"  # the name of `attend` in transformers' tables
 _SPARE = 16  # columns that a layer grows by at least
 _GROWTH = 4  # it grows by a fourth, so that columns are copied a few times at most, however long the rows are
 _LONG = 256  # columns from which these are neighbours in memory: measured, attention takes 0.75 to 0.93 of the time
-_CHANGED = "the model changes the cache's keys before it attends to them"
 # Layers of transformers' caches whose `reorder_cache` copies all that a row has; those of other kinds may hold more.
 _ATTENTION = frozenset({"DummyLayer", "DynamicLayer", "DynamicSlidingWindowLayer"})
 _RECURRENT = frozenset({
@@ -43,8 +32,8 @@ class CannotServeError(Exception):
 class NodeLayer(DynamicLayer):
     """A cache layer with a row for each node of the tree, and spare rows and columns, so that few steps copy it.
 
-    While nodes are few each has a copy of its prompt. After `share` there is one copy of each prompt for all its nodes.
-    The keys that `update` returns lack the prompt; `attend` follows `keys.layer`, whose method `read` adds it.
+    While nodes are few each has a copy of its prompt. After `share` there is one copy of each prompt for all its nodes,
+    which only a decoder can read: the model's own attention expects the prompt among the keys.
 
     Args:
         layer: holds the prompts, a row each: the first nodes.
@@ -62,29 +51,15 @@ class NodeLayer(DynamicLayer):
         self._rollouts = rollouts
         self._most_columns = most
         self.width = layer.keys.shape[2]  # of the prompts
-        # Whether `attend` read the prompts from the keys and values as they are, so that it finds the layer.
-        self.can_share = all(getattr(states, "reached_attention", False) for states in (layer.keys, layer.values))
-        self.attended = True  # whether the keys of the latest update have been read
+        self.can_share = False  # whether a decoder reads the keys
         self.slots: PromptSlots | None = None  # of the nodes, once their prompts are shared
         self._make_room(len(layer.keys))
-
-    def get_seq_length(self) -> int:
-        """Return the number of columns, the prompts' and the nodes' own."""
-        columns: int = self.keys.shape[2]
-        if self.slots is not None:
-            columns += self.width
-        return columns
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append the new tokens' states, one for each node; return those of the nodes."""
         start, _ = self._extend(len(key_states), key_states.shape[2])
         self.keys[:, :, start:].copy_(key_states)
         self.values[:, :, start:].copy_(value_states)
-        if self.slots is not None:
-            # A weak reference, since a cycle would keep the cache in memory.
-            self.keys.layer = ref(self)
-            self.values.layer = ref(self)
-            self.attended = False
         return self.keys, self.values
 
     def append(self, states: Tensor) -> None:
@@ -171,7 +146,6 @@ class NodeLayer(DynamicLayer):
 
     def read(self, queries: Tensor, hidden: Tensor | None, softcap: float | None = None) -> Tensor:
         """Return what single queries read: see the function `read`; with prompts that are shared, also of these."""
-        self.attended = True
         if self.slots is None:
             return read(queries, self.keys, self.values, hidden, softcap)
         prompts = (self._prompt_keys, self._prompt_values)
@@ -341,112 +315,8 @@ def check_filled(cache: Cache, columns: int) -> None:
         raise CannotServeError("the model keeps no cache of the prompts")
 
 
-def check_attended(cache: Cache) -> None:
-    """Raise CannotServeError if keys of shared prompts did not reach `attend`: then the prompts were not read."""
-    for layer in cache.layers:
-        if isinstance(layer, NodeLayer) and not layer.attended:
-            raise CannotServeError(_CHANGED)
-
-
 def rope_types(config: Any) -> set[str | None]:
     """Return the kinds of rotary positions of a text model's configuration; some have one for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     parts = [rope] if "rope_type" in rope else rope.values()
     return {part.get("rope_type") for part in parts if part}
-
-
-def attend(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **other: Any,
-) -> tuple[Tensor, None]:
-    """Attend with one query a row: transformers' `sdpa_attention_forward`, written for that case on a CPU.
-
-    Args:
-        query: `[rows, heads, 1, size]`.
-        key: `[rows, key heads, columns, size]`, like `value`; consecutive heads share a key head.
-        attention_mask: `[rows or 1, 1, 1, columns]`, True where a row sees the column. If None, everywhere.
-
-    Returns:
-        `[rows, 1, heads, size]`, and None for the attention weights.
-    """
-    # For one query torch's kernel on a CPU splits the work into single heads, and with a mask it first copies every key
-    # for each head that shares it.
-    rows, heads, queries, size = query.shape
-    key_heads = key.shape[1]
-    layer = _layer_of(key)
-    if layer is not _layer_of(value):
-        raise CannotServeError(_CHANGED)
-    if layer is None:
-        states: Any
-        for states in (key, value):
-            # A mask for each head is none that the layer's `attend` takes.
-            states.reached_attention = attention_mask is None or attention_mask.shape[1] == 1
-    is_plain_mask = attention_mask is None or (
-        attention_mask.dtype == torch.bool and attention_mask.shape[1:3] == (1, 1)
-    )
-    if queries != 1 or dropout or not is_plain_mask:
-        if layer is not None:
-            raise CannotServeError("its attention takes a mask of its own")
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **other
-        )
-    if scaling is None:
-        scaling = size**-0.5
-    # The heads that share a key head are queries of one product.
-    grouped = (query * scaling).reshape(rows * key_heads, -1, size)
-    hidden = None if attention_mask is None else ~attention_mask
-    if layer is not None:
-        states_read = layer.read(grouped, hidden)
-    elif hidden is not None and hidden.shape[-1] != key.shape[-2]:
-        raise CannotServeError(_CHANGED)
-    else:
-        states_read = read(grouped, key, value, hidden)
-    return states_read.view(rows, 1, heads, -1), None
-
-
-def _layer_of(states: Tensor) -> NodeLayer | None:
-    """Return the layer that shares its prompts, if these are its keys or values: see `NodeLayer.update`."""
-    reference = getattr(states, "layer", None)
-    return None if reference is None else reference()
-
-
-AttentionInterface.register(SINGLE_QUERY, attend)
-AttentionMaskInterface.register(SINGLE_QUERY, sdpa_mask)
-
-
-@contextmanager
-def decoding(model: PreTrainedModel, cache: Cache | None = None) -> Iterator[None]:
-    """Prepare a model to decode: without dropout, which rollouts of a prompt would share; on a CPU with `attend`.
-
-    Args:
-        model: without PEFT's wrapper.
-        cache: the empty one, which shows the kinds of its layers. If None, of keys and values.
-    """
-    in_training = [module for module in model.modules() if module.training]
-    config = model.config.get_text_config(decoder=True)
-    attention_before = config._attn_implementation
-    known_on_cpu = model.device.type == "cpu" and model._supports_attention_backend and not model.is_remote_code()
-    # Where attention is sparse the model chooses keys by code that asks for the attention's name.
-    is_sparse = cache is not None and any(type(layer).__name__ in _SPARSE for layer in cache.layers)
-    takes_single_query = known_on_cpu and attention_before == "sdpa" and not is_sparse
-    # In inference mode each of many small operations costs less. It is off with several processes (shared weights) and
-    # for remote code, which may keep tensors of a pass for the next: tensors made in it cannot be trained.
-    takes_inference_mode = known_on_cpu and not dist.is_initialized()
-    for module in in_training:
-        module.training = False
-    if takes_single_query:
-        config._attn_implementation = SINGLE_QUERY
-    try:
-        with torch.inference_mode() if takes_inference_mode else nullcontext():
-            yield
-    finally:
-        for module in in_training:
-            module.training = True
-        if takes_single_query:
-            config._attn_implementation = attention_before

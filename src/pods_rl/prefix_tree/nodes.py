@@ -14,7 +14,7 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList,
 from transformers.cache_utils import DynamicLayer
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from .cache import CannotServeError, NodeLayer, check_attended, check_filled, move_nodes, on_device
+from .cache import CannotServeError, NodeLayer, check_filled, move_nodes, on_device
 from .images import ENCODED, Images, images_of
 from .plain_decoder import CacheMemory, PlainDecoder, take_over
 
@@ -216,7 +216,6 @@ class Nodes:
         else:
             inputs["input_ids"] = latest.unsqueeze(1)
         logits: Tensor = self._model(**inputs, return_dict=True).logits[:, -1].float()
-        check_attended(self.cache)
         return logits
 
     def extend(self, tokens: Tensor, processors: LogitsProcessorList) -> bool:
