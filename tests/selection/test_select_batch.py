@@ -279,23 +279,19 @@ def test_bad_input_is_refused(rule: str, rewards, rows, error: type[Exception], 
         select_batch(rewards, rows, rule)
 
 
-def test_other_bad_arguments_are_named() -> None:
-    rewards_PN = torch.zeros(2, 4)
+def test_a_bad_generator_is_named() -> None:
     with pytest.raises(TypeError, match=r"^generator "):
-        select_batch(rewards_PN, 2, generator=3)
-    with pytest.raises(TypeError, match=r"^completion_tokens "):
-        select_batch(rewards_PN, 2, completion_tokens=[[1] * 4] * 2)
-    with pytest.raises(ValueError, match=r"^completion_tokens .*\[2, 4\]"):
-        select_batch(rewards_PN, 2, completion_tokens=torch.ones(4, 2))
+        select_batch(torch.zeros(2, 4), 2, generator=3)
 
 
 # -- rules of a user's ------------------------------------------------------------------------------------------------
 
 
-def shortest(batch: RolloutBatch) -> Tensor:
-    """Keep the rows with the fewest tokens, as flat numbers in any order; it may change what it receives."""
+def lowest(batch: RolloutBatch) -> Tensor:
+    """Keep the rows with the lowest rewards, as flat numbers in any order; it may change what it receives."""
+    numbers = batch.rewards.view(-1).argsort()[: batch.rows]
     batch.rewards.fill_(7.0)
-    return batch.completion_tokens.view(-1).argsort()[: batch.rows]
+    return numbers
 
 
 def weighted(batch: RolloutBatch) -> BatchSelection:
@@ -303,11 +299,10 @@ def weighted(batch: RolloutBatch) -> BatchSelection:
     return BatchSelection(torch.tensor([0, 1]), prompts, n, weights=torch.tensor([0.5, 2.0]))
 
 
-def test_a_users_rule_reads_other_values_of_a_row() -> None:
-    rewards_PN = torch.rand(2, 3)
+def test_a_users_rule_returns_flat_numbers_or_a_selection() -> None:
+    rewards_PN = torch.tensor([[0.5, 0.9, 0.4], [0.9, 0.3, 0.2]])
     before_PN = rewards_PN.clone()
-    tokens_PN = torch.tensor([[5, 9, 4], [9, 3, 2]])
-    kept = select_batch(rewards_PN, 4, shortest, completion_tokens=tokens_PN)
+    kept = select_batch(rewards_PN, 4, lowest)
     assert kept.indices.tolist() == [0, 2, 4, 5]
     assert torch.equal(rewards_PN, before_PN)
     assert select_batch(rewards_PN, 4, weighted).weights.tolist() == [0.5, 2.0]
