@@ -13,7 +13,6 @@ of the quickstart have eight rows a step, or the number that a name begins with,
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 import statistics
@@ -21,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from measuring import command_line
+from measuring import command_line, write_csv
 from pods_rl.errors import UserError
 from pods_rl.experiment import (
     Event,
@@ -119,16 +118,15 @@ class Rates:
         return build_experiment(values, Origin(self.experiment.source), overrides)
 
     def write_csv(self) -> None:
-        with (self.output / "rates.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            for trial in sorted(self.trials):
-                for run in self.runs(trial):
-                    cost = cost_of([run])
-                    final_accuracy = float(curve(run).scores[0, -1])
-                    values = [accuracy_over_time(run), final_accuracy, cost.steps, cost.seconds_per_step]
-                    words = [f"{value:.6g}" for value in values]
-                    writer.writerow([trial.arm, f"{self.rate(trial):g}", run.config["seed"], *words])
+        rows = []
+        for trial in sorted(self.trials):
+            for run in self.runs(trial):
+                cost = cost_of([run])
+                final_accuracy = float(curve(run).scores[0, -1])
+                values = [accuracy_over_time(run), final_accuracy, cost.steps, cost.seconds_per_step]
+                words = [f"{value:.6g}" for value in values]
+                rows.append([trial.arm, f"{self.rate(trial):g}", run.config["seed"], *words])
+        write_csv(self.output / "rates.csv", COLUMNS, rows)
 
 
 def make_runs(rates: Rates, overrides: Mapping[str, Any], parallel: int) -> None:
