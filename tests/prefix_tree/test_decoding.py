@@ -581,6 +581,6 @@ def test_nodes_move_in_the_layers_of_a_model_over_several_devices():
         prompts = DynamicLayer()
         states = torch.zeros(2, 1, 3, 4, device=device)
         prompts.update(states, states)
-        cache.layers.append(NodeLayer(prompts, rollouts=8, most=9))
+        cache.layers.append(prompts)
     move_nodes(cache, np.array([0, 1, 0]), np.array([0, 1]), torch.device("cpu"))
     assert [(len(layer.keys), layer.keys.device.type) for layer in cache.layers] == [(3, "cpu"), (3, "meta")]

@@ -29,106 +29,68 @@ class CannotServeError(Exception):
     """Raised before a completion is returned; the message says which part of the model or setting needs `generate`."""
 
 
-class NodeLayer(DynamicLayer):
-    """A cache layer with a row for each node of the tree, and spare rows and columns, so that few steps copy it.
+class NodeLayer:
+    """The keys and values of a layer, with a row for each node of the tree, which a decoder appends to and reads.
 
-    While nodes are few each has a copy of its prompt. After `share` there is one copy of each prompt for all its nodes,
-    which only a decoder can read: the model's own attention expects the prompt among the keys.
+    Spare rows and columns let few steps copy them. While nodes are few each has a copy of its prompt. After `share`
+    there is one copy of each prompt for all its nodes.
 
     Args:
-        layer: holds the prompts, a row each: the first nodes.
+        layer: holds the prompts, a row each: the first nodes. Keys and values have one size.
         rollouts: the most nodes that there can be.
         most: the most columns that there can be.
     """
 
     def __init__(self, layer: DynamicLayer, rollouts: int, most: int) -> None:
-        super().__init__()
-        self.dtype = layer.keys.dtype
-        self.device = layer.keys.device
-        self.is_initialized = True
-        self.keys = layer.keys  # [nodes, K, columns, D]
-        self.values = layer.values
+        self.keys: Tensor = layer.keys  # [nodes, K, columns, D]
+        self.values: Tensor = layer.values
         self._rollouts = rollouts
         self._most_columns = most
-        self.width = layer.keys.shape[2]  # of the prompts
-        self.can_share = False  # whether a decoder reads the keys
+        self.width = self.keys.shape[2]  # of the prompts
         self.slots: PromptSlots | None = None  # of the nodes, once their prompts are shared
-        self._make_room(len(layer.keys))
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append the new tokens' states, one for each node; return those of the nodes."""
-        start, _ = self._extend(len(key_states), key_states.shape[2])
-        self.keys[:, :, start:].copy_(key_states)
-        self.values[:, :, start:].copy_(value_states)
-        return self.keys, self.values
+        self._make_room(len(self.keys))
 
     def append(self, states: Tensor) -> None:
         """Append a key and a value for each node, `[nodes, K, 2, D]`."""
-        start, rooms = self._extend(len(states), 1)
-        if len(rooms) == 1:
-            self._by_column(rooms[0])[:, : len(states), :, start].copy_(states.movedim(2, 0))
-        else:
-            self.keys[:, :, start].copy_(states[:, :, 0])
-            self.values[:, :, start].copy_(states[:, :, 1])
+        start = self.keys.shape[2]
+        if start == self._by_column.shape[3]:
+            self._make_room(self._room.shape[1])
+        self._by_column[:, : len(states), :, start].copy_(states.movedim(2, 0))
+        self._look(len(states), start + 1)
 
-    def _extend(self, rows: int, count: int) -> tuple[int, list[Tensor]]:
-        """Let keys and values have more columns; return the first of these, and where the states are."""
-        start: int = self.keys.shape[2]
-        if start == self._by_column(self._rooms[0]).shape[3]:
-            self._make_room(self._rooms[0].shape[1])
-        self._look(rows, start + count)
-        return start, self._rooms
+    @property
+    def _by_column(self) -> Tensor:
+        """A view `[2, rows, K, columns, D]` of the room."""
+        return self._room.transpose(3, 4) if self._columns_last else self._room
 
     def _look(self, rows: int, columns: int) -> None:
-        """Let keys and values be these rows and columns of the rooms."""
-        self.keys = self._by_column(self._rooms[0])[0, :rows, :, :columns]
-        self.values = self._by_column(self._rooms[-1])[-1, :rows, :, :columns]
-
-    def _by_column(self, room: Tensor) -> Tensor:
-        """Return a view `[1 or 2, rows, K, columns, D]` of a room."""
-        return room.transpose(3, 4) if self._columns_last else room
+        """Let keys and values be these rows and columns of the room."""
+        self.keys, self.values = self._by_column[:, :rows, :, :columns]
 
     def reorder(self, count: int, moved: Tensor, sources: Tensor) -> None:
         """Let `count` nodes be in the first rows, where row `moved[i]` is a copy of row `sources[i]` for every i."""
         columns = self.keys.shape[2]
-        if count > self._rooms[0].shape[1]:
+        if count > self._room.shape[1]:
             # Twice as many, so that a tree that grows copies its cache few times.
             self._make_room(min(2 * count, self._rollouts))
         if len(moved) and columns:
-            # Of a model over several devices, which TRL makes where one process sees several GPUs.
-            moved = moved.to(self._rooms[0].device)
-            sources = sources.to(self._rooms[0].device)
-            for room in self._rooms:
-                # Apart, because on a CPU torch selects in the first dimension four times as fast as in the second.
-                for states in room.narrow(4 if self._columns_last else 3, 0, columns).unbind():
-                    states.index_copy_(0, moved, states.index_select(0, sources))
+            # Apart, because on a CPU torch selects in the first dimension four times as fast as in the second.
+            for states in self._room.narrow(4 if self._columns_last else 3, 0, columns).unbind():
+                states.index_copy_(0, moved, states.index_select(0, sources))
         self._look(count, columns)
 
     def _make_room(self, rows: int) -> None:
-        """Copy the states to rooms with this many rows and spare columns."""
+        """Copy the states to a room with this many rows and spare columns."""
         count, heads, columns, size = self.keys.shape
         # A CPU reads many keys faster if columns are neighbours in memory. torch's kernels for GPUs would copy them.
-        self._columns_last = self.device.type == "cpu" and columns >= _LONG
+        self._columns_last = self.keys.device.type == "cpu" and columns >= _LONG
         spare = max(1, min(max(_SPARE, columns // _GROWTH), self._most_columns - columns))
-        # Keys and values of one size share a room, `[2, rows, K, columns, D]`, so that one operation moves both.
-        is_one_room = self.values.shape == self.keys.shape
-        parts = [(self.keys, self.values)] if is_one_room else [(self.keys,), (self.values,)]
-        self._rooms: list[Tensor] = []
-        for states in parts:
-            size = states[0].shape[-1]
-            sizes = (size, columns + spare) if self._columns_last else (columns + spare, size)
-            room = states[0].new_empty(len(states), rows, heads, *sizes, dtype=self.dtype)
-            for place, part in zip(self._by_column(room), states, strict=True):
-                place[:count, :, :columns] = part
-            self._rooms.append(room)
+        sizes = (size, columns + spare) if self._columns_last else (columns + spare, size)
+        # Keys and values share a room, so that one operation appends both.
+        self._room = self.keys.new_empty(2, rows, heads, *sizes)
+        for place, states in zip(self._by_column, (self.keys, self.values), strict=True):
+            place[:count, :, :columns] = states
         self._look(count, columns)
-
-    def be_read_by_decoder(self, dtype: torch.dtype) -> None:
-        """Prepare for `append` and `read` instead of the model's own attention, with keys and values of this type."""
-        self.can_share = True
-        if dtype != self.dtype:
-            self.dtype = dtype
-            self._make_room(len(self.keys))
 
     def share(self, nodes: Tensor, prompts: Tensor, slots: PromptSlots) -> None:
         """Keep one copy of each of these prompts, which `nodes` have; `slots` are of the nodes that there will be."""
@@ -271,12 +233,11 @@ def move_nodes(
     shared: tuple[Tensor, Tensor, PromptSlots] | None = None  # the arguments of `NodeLayer.share`
     for layer in cache.layers:
         if not isinstance(layer, NodeLayer):
-            # States of a sliding window or of a recurrent layer do not grow, so they are simply copied.
-            layer.reorder_cache(origin)
+            layer.reorder_cache(origin)  # copies the states of all nodes
             continue
         # Once copies of the prompts would be large there is one copy for all nodes.
         copied_bytes = layer.keys[0, :, :1].nbytes * layer.width * copies
-        if layer.can_share and (layer.slots is not None or copied_bytes >= _SHARED_FROM):
+        if layer.slots is not None or copied_bytes >= _SHARED_FROM:
             if shared is None:
                 node_of_prompt = (prompt_of == prompts[:, None]).argmax(1)
                 slots = PromptSlots(prompt_of_node, device)

@@ -134,9 +134,7 @@ class CacheMemory:
 def take_over(decoder: PlainDecoder, cache: Cache) -> None:
     """Prepare a cache that the model has filled with the prompts for a decoder that continues them."""
     for layer in cache.layers:
-        if isinstance(layer, NodeLayer):
-            layer.be_read_by_decoder(decoder.dtype)
-        elif isinstance(layer, DynamicLayer):
+        if isinstance(layer, DynamicLayer):
             layer.keys = layer.keys.to(decoder.dtype)
             layer.values = layer.values.to(decoder.dtype)
 
