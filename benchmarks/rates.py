@@ -13,7 +13,6 @@ of the quickstart have eight rows a step, or the number that a name begins with,
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -165,27 +164,12 @@ def whole_numbers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
 
-def only(experiment: Experiment, arms: Sequence[str]) -> Experiment:
-    """Return an experiment with some of its arms.
-
-    Raises:
-        UserError: the experiment has no arm of that name.
-    """
-    chosen = {}
-    for arm in arms:
-        if arm not in experiment.arms:
-            raise UserError(f"--arms {arm}: {experiment.source} has the arms {', '.join(experiment.arms)}.")
-        chosen[arm] = experiment.arms[arm]
-    return dataclasses.replace(experiment, arms=chosen)
-
-
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("experiment", type=Path)
     parser.add_argument(
         "--seeds", type=whole_numbers, required=True, help="for example 201,202: none of the experiment's own"
     )
-    parser.add_argument("--arms", help="for example grpo-4,pods-16-4; default: all of the experiment")
     parser.add_argument("--max-seconds", type=float, help="of training; default: as in the file")
     parser.add_argument("--output", type=Path, help="default: runs/NAME-rates")
     parser.add_argument("--parallel", type=int, default=1, help="runs at the same time, one core each")
@@ -193,8 +177,6 @@ def main() -> None:
     options = parser.parse_args()
     try:
         experiment = load_experiment(options.experiment)
-        if options.arms:
-            experiment = only(experiment, options.arms.split(","))
     except UserError as error:
         raise SystemExit(str(error)) from error
     shared = sorted(set(options.seeds) & set(experiment.seeds))
