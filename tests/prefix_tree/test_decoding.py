@@ -64,7 +64,6 @@ HYBRID = {  # with states of a layer that reads tokens one after another, or wit
     | {"mamba_d_state": 4, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1},
     "mamba": {"state_size": 4},
     "deepseek_v3": LATENT,
-    "deepseek_v32": LATENT | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 4},
     "gpt_oss": SLIDING | EXPERTS,
     "llama4_text": EXPERTS
     | {"attention_chunk_size": 8, "num_experts_per_tok": 1, "intermediate_size_mlp": 16, "head_dim": 4}

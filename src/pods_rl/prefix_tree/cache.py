@@ -19,9 +19,6 @@ _ATTENTION = frozenset({"DummyLayer", "DynamicLayer", "DynamicSlidingWindowLayer
 _RECURRENT = frozenset({
     "LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer", "LinearAttentionLayer",
 })  # fmt: skip
-_SPARSE = frozenset({
-    "DeepseekV4CSACache", "DeepseekV4HCACache", "DynamicIndexedLayer", "MiniMaxM3VLSparseCacheLayer",
-})  # fmt: skip
 _SHARED_FROM = 2**19  # bytes of a layer's keys, copied for each node of a prompt, from which one copy is faster
 
 
@@ -256,7 +253,7 @@ def why_not_copied(model: PreTrainedModel, cache: Any, implementation: str | Non
         return f"{kind}; leave cache_implementation out, which is {implementation}" if implementation else kind
     kinds = {type(layer) for layer in cache.layers}
     names = {kind.__name__ for kind in kinds}
-    unknown = names - _ATTENTION - _RECURRENT - _SPARSE
+    unknown = names - _ATTENTION - _RECURRENT
     unknown |= {kind.__name__ for kind in kinds if not kind.__module__.startswith("transformers.")}
     if unknown:
         return f"its cache has layers of the kind {', '.join(sorted(unknown))}"
