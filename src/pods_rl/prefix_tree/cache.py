@@ -103,7 +103,7 @@ class NodeLayer:
             self._prompt_values = self._prompt_values[prompts]
         self.slots = slots
 
-    def read(self, queries: Tensor, hidden: Tensor | None, softcap: float | None = None) -> Tensor:
+    def read(self, queries: Tensor, hidden: Tensor | None, softcap: float | None) -> Tensor:
         """Return what single queries read: see the function `read`; with prompts that are shared, also of these."""
         if self.slots is None:
             return read(queries, self.keys, self.values, hidden, softcap)
@@ -111,7 +111,7 @@ class NodeLayer:
         return read_with_prompts(queries, (self.keys, self.values), prompts, self.slots, hidden, softcap)
 
 
-def read(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, softcap: float | None = None) -> Tensor:
+def read(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, softcap: float | None) -> Tensor:
     """Return what single queries read, `[rows * K, queries that share a key, size of values]`.
 
     Args:
@@ -130,7 +130,7 @@ def read_with_prompts(
     prompt_states: tuple[Tensor, Tensor],
     slots: PromptSlots,
     hidden: Tensor | None,
-    softcap: float | None = None,
+    softcap: float | None,
 ) -> Tensor:
     """Return what single queries read of their prompt and of their own keys and values: see `read`."""
     keys, values = states  # [rows, K, columns, D]; [prompts, K, columns, D] of prompts
