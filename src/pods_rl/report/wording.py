@@ -1,4 +1,4 @@
-"""The words for a number with its interval, and what a report found: a number, a text and a verdict each."""
+"""The words for a number with its interval, and what a report found: a number and a text each."""
 
 from __future__ import annotations
 
@@ -23,15 +23,13 @@ _NEITHER_BETTER = (LENGTH, "truncated_share", "eval_seconds")  # metrics that ar
 class Finding(NamedTuple):
     """What a report says of a comparison or of an arm."""
 
-    number: str  # such as "+14.1 points"; empty if there is none
+    number: str  # of a settled pair, such as "+14.1 points"; else empty
     text: str
-    verdict: str = ""  # settled; empty for a score or a list of pairs
 
     @property
     def sentence(self) -> str:
         """All of it on one line, as outputs without a layout show it."""
-        text = f"{self.number} {self.text}" if self.number else self.text
-        return f"{text} {self.verdict.capitalize()}." if self.verdict else text
+        return f"{self.number} {self.text}".lstrip()
 
 
 # ----------------------------------------------------------------------------- one number, in cells and sentences
@@ -202,7 +200,7 @@ def _of_pair(analysis: Analysis, pair: Pair) -> Finding:
     else:
         runs = f"{pair.runs} and {counted(pair.rival_runs, 'run')}"
     text = f"{cause} (95 % interval {_range(analysis, pair.main)}, {runs}): {scores}{_speedup_text(analysis, pair)}."
-    return Finding(gap_text(analysis, pair.main.mean), text, "settled")
+    return Finding(gap_text(analysis, pair.main.mean), text)
 
 
 def _speedup_text(analysis: Analysis, pair: Pair) -> str:
