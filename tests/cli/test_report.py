@@ -95,22 +95,9 @@ def test_a_wrong_command_is_refused() -> None:
     for words, message in (
         ((), "Name the runs"),
         (("--csv", "gone.csv"), "Cannot read gone.csv as CSV"),
-        (("--arm", "runs/first"), "--arm runs/first"),
     ):
         with pytest.raises(UserError, match=message):
             pods("report", *words)
-
-
-def test_arms_can_be_named(tmp_path: Path) -> None:
-    for seed in (1, 2, 3):
-        folder = tmp_path / f"run-{seed}"
-        folder.mkdir()
-        (folder / "config.yaml").write_text(f"{{seed: {seed}, num_generations: 4}}")
-        (folder / "evals.jsonl").write_text(f'{{"due": 0, "seconds": 0, "accuracy": 0.{seed}}}\n')
-    words = ["--arm", f"b={tmp_path}/run-1", "--arm", f"a={tmp_path}/run-2", "--arm", f"a={tmp_path}/run-3"]
-    pods("report", *words, "--output", tmp_path / "out")
-    rows = rows_of(tmp_path / "out" / "runs.csv")
-    assert [(row["arm"], row["run"]) for row in rows] == [("b", "run-1"), ("a", "run-2"), ("a", "run-3")]
 
 
 def test_the_file_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:

@@ -250,19 +250,8 @@ def test_a_run_that_is_called_no_seed_is_an_arm_of_its_own(tmp_path: Path) -> No
     assert names_of(folder) == {"failed": 1, "small": 1, "words": 1}
 
 
-def test_loose_runs_are_the_arms_that_the_caller_names(tmp_path: Path) -> None:
-    """A named run is in no other arm, and a named arm without runs is refused."""
-    for seed in (1, 2, 3):
-        write_run(tmp_path / f"run-{seed}", "pods", seed, rollouts=1)
-    experiment = write_run(tmp_path / "pods" / "seed-4", "pods", 4).parents[1] / "pods"
-    arms = arms_from_runs([experiment], "accuracy", {"x": [tmp_path / "run-1", tmp_path / "run-2"], "y": [experiment]})
-    assert {arm.name: arm.seeds for arm in arms} == {"x": ("1", "2"), "y": ("4",)}
-    with pytest.raises(UserError, match="--arm x"):
-        arms_from_runs([experiment], "accuracy", {"x": [tmp_path / "run-1" / "rollouts"]})
-
-
 def test_only_the_seeds_of_one_recipe_are_one_arm(tmp_path: Path) -> None:
-    """What is saved and where does not matter. Other recipes are refused, until the caller names their arms."""
+    """What is saved and where does not matter. Other recipes are refused."""
     folder = tmp_path / "work" / "pods"
     for seed in (1, 2):
         write_run(folder / f"seed-{seed}", "pods", seed, config={"output_dir": f"{seed}"})
@@ -271,11 +260,8 @@ def test_only_the_seeds_of_one_recipe_are_one_arm(tmp_path: Path) -> None:
     assert names_of(tmp_path / "work") == {"pods": 3}
     for seed in (4, 5):
         write_run(folder / f"seed-{seed}", "pods", seed, config={"beta": 0.1})
-    with pytest.raises(UserError, match=r"pods.*beta is not set and 0\.1 .*pods/seed-4.*--arm"):
+    with pytest.raises(UserError, match=r"pods.*beta is not set and 0\.1 .*pods/seed-4"):
         names_of(tmp_path / "work")
-    named = {"beta": [folder / "seed-4", folder / "seed-5"]}
-    arms = arms_from_runs([tmp_path / "work"], "accuracy", named)
-    assert {arm.name: arm.run_count for arm in arms} == {"beta": 2, "pods": 3}
 
 
 def test_a_run_without_a_readable_recipe_is_of_the_arm_of_its_folder(tmp_path: Path) -> None:

@@ -163,14 +163,6 @@ def _print_failures(failures: Sequence[Event]) -> None:
 
 def report(
     directories: Annotated[list[Path] | None, Argument(help="An experiment, a run, or several of either.")] = None,
-    arm: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME=FOLDER",
-            help="Runs that no experiment declares: a run, or a folder of runs, is the arm NAME. Repeat it for further "
-            "arms, and with the same NAME for further runs.",
-        ),
-    ] = None,
     csv: Annotated[Path | None, Option(help="Report on a CSV of evaluations instead.")] = None,
     output: Annotated[
         Path | None, Option(help="Directory of the report. [default: report/ inside, or next to the CSV]")
@@ -202,12 +194,10 @@ def report(
       pods report runs/quickstart
       pods report runs/grpo runs/pods --output report
       pods report runs/quickstart --figures pdf
-      pods report --arm grpo=runs/plain --arm pods=runs/first
       pods report --csv evaluations.csv --metric answer_accuracy
     """
-    arms = _named_arms(arm or [])
-    if (csv is None) == (not directories and not arms):
-        raise UserError("Name the runs to report on: `pods report DIRECTORY...`, --arm NAME=FOLDER, or --csv FILE.")
+    if (csv is None) == (not directories):
+        raise UserError("Name the runs to report on: `pods report DIRECTORY...`, or --csv FILE.")
     from ..report import build_report, print_summary
     from ..report.build import usual_folder
 
@@ -222,24 +212,12 @@ def report(
         files = build_report(
             sources,
             output,
-            arms=arms,
             baseline=baseline,
             metric=metric,
             figures=kinds,
             rollouts_mb=rollouts_mb,
         )
     print_summary(files, console())
-
-
-def _named_arms(words: Sequence[str]) -> dict[str, list[Path]]:
-    """Return the folders by the name of their arm, from NAME=FOLDER; raise UserError if a word is another."""
-    arms: dict[str, list[Path]] = {}
-    for word in words:
-        name, _, folder = word.partition("=")
-        if not name or not folder:
-            raise UserError(f"--arm {word}: expected NAME=FOLDER, such as pods=runs/first.")
-        arms.setdefault(name, []).append(Path(folder))
-    return arms
 
 
 def _check_folder(folder: Path, csv: Path | None, force: bool) -> None:

@@ -208,20 +208,14 @@ def standard_error(row: Mapping[str, Any], metric: str) -> float:
 # ----------------------------------------------------------------------------------------------- arms
 
 
-def arms_from_runs(
-    sources: Sequence[str | Path], metric: str, named: Mapping[str, Sequence[str | Path]] | None = None
-) -> list[Arm]:
-    """Return the arms of experiments, folders of an arm, and runs, in the order given; those that are named come first.
+def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
+    """Return the arms of experiments, folders of an arm, and runs, in the order given.
 
     A run called ``seed-<k>`` belongs to the arm that its parent is named after, as in an experiment, whether the
     experiment, the arm or the run was given. A run of any other name is an arm of its own. A run that is given twice
     counts once. Raises UserError if no run is found, or if runs of an arm differ in more than the seed.
     """
-    named = named or {}
-    folders = _runs_by_arm(sources, named)
-    for name, paths in named.items():
-        if name not in folders:
-            raise UserError(f"--arm {plain(name)}: no run found in {', '.join(map(str, paths))}.")
+    folders = _runs_by_arm(sources)
     if not folders:
         where = ", ".join(str(source) for source in sources) or "an empty list"
         hint = "expected run directories, or a directory of them, as `pods compare` writes it"
@@ -236,20 +230,16 @@ def arms_from_runs(
                 where = plain(f"{run.path.parent.name}/{run.path.name}")
                 raise UserError(
                     f"The runs of {plain(name)} are not seeds of one recipe: {difference} (the latter in {where}). "
-                    "Name the runs of each arm with --arm NAME=FOLDER."
+                    "Move the seeds of each recipe to a folder of their own: ARM/seed-1, ARM/seed-2."
                 )
         evals = {str(run.path): run.evals for run in runs}
         arms.append(_arm(name, config_of(runs), evals, metric, runs))
     return arms
 
 
-def _runs_by_arm(sources: Sequence[str | Path], named: Mapping[str, Sequence[str | Path]]) -> dict[str, list[Run]]:
+def _runs_by_arm(sources: Sequence[str | Path]) -> dict[str, list[Run]]:
     """Return the runs by the name of their arm, each once."""
     found: list[tuple[str, Run]] = []
-    for name, paths in named.items():
-        for path in paths:
-            for runs in find_runs(path).values():
-                found += [(name, run) for run in runs]
     for source in map(Path, sources):
         for folder, runs in find_runs(source).items():
             found += [(_name_of(run, folder, source), run) for run in runs]

@@ -58,7 +58,6 @@ def build_report(
     sources: str | Path | Sequence[str | Path],
     output: str | Path | None = None,
     *,
-    arms: Mapping[str, Sequence[str | Path]] | None = None,
     baseline: str | None = None,
     metric: str | None = None,
     figures: Sequence[str] = (),
@@ -70,7 +69,6 @@ def build_report(
         sources: an experiment directory, a run directory, several of either, or a CSV of evaluations (its columns:
             ``arms_from_csv``), whose report has neither phases nor rollouts.
         output: folder to write to; by default ``report`` inside the one directory, or next to the CSV or several.
-        arms: arms of runs that no experiment declares: folders by the name of the arm.
         baseline: the arm that all others are compared with, instead of the pairs that the experiment declares. None:
             these pairs, and the baseline of the first experiment's file, else the first arm, which a note says. If it
             is ``none``, arms are not compared.
@@ -90,8 +88,8 @@ def build_report(
     unknown = {*figures} - {*_KINDS}
     if unknown:
         raise UserError(f"--figures {plain(min(unknown))}: no such format. Choose among {', '.join(_KINDS)}.")
-    account = read_account(paths, arms=arms, baseline=baseline, metric=metric, rollouts_mb=rollouts_mb)
-    folder = usual_folder([*paths, *_folders_of(arms)]) if output is None else Path(output)
+    account = read_account(paths, baseline=baseline, metric=metric, rollouts_mb=rollouts_mb)
+    folder = usual_folder(paths) if output is None else Path(output)
     report = ReportFiles(account, folder)
     _write(report, figures)
     return report
@@ -128,10 +126,6 @@ def print_summary(report: ReportFiles, console: Console) -> None:
     console.print(terminal(report.html), soft_wrap=True, highlight=False)
     console.print()
     print_findings(report.account, console)
-
-
-def _folders_of(arms: Mapping[str, Sequence[str | Path]] | None) -> list[Path]:
-    return [Path(folder) for folders in (arms or {}).values() for folder in folders]
 
 
 def usual_folder(paths: Sequence[Path]) -> Path:
@@ -195,9 +189,8 @@ def _notes_on_declared(paths: Sequence[Path], arms: Sequence[Arm]) -> list[str]:
 
 
 def read_account(
-    sources: Sequence[Path],
+    paths: Sequence[Path],
     *,
-    arms: Mapping[str, Sequence[str | Path]] | None = None,
     baseline: str | None = None,
     metric: str | None = None,
     rollouts_mb: float = DATA_MB,
@@ -205,7 +198,6 @@ def read_account(
     """Return what a report says of runs, without writing it; arguments as of ``build_report``."""
     if not 0 <= rollouts_mb <= _MOST_MB:
         raise UserError(f"--rollouts_mb must be between 0 and {_MOST_MB:g}: got {rollouts_mb}.")
-    paths = [*sources, *_folders_of(arms)]
     title = os.path.basename(os.path.realpath(paths[0])) if len(paths) == 1 else f"{len(paths)} directories"
     if _is_csv(paths):
         metric = metric or "answer_accuracy"
@@ -214,7 +206,7 @@ def read_account(
         if not metric:  # evaluations have rewards instead of an accuracy if no grader was used
             measured = _measured(run for path in paths for runs in find_runs(path).values() for run in runs)
             metric = "reward" if "reward" in measured and "accuracy" not in measured else "accuracy"
-        found = arms_from_runs(sources, metric, arms)
+        found = arms_from_runs(paths, metric)
     _check_metric(found, metric, is_csv=_is_csv(paths))
     first_notes = []
     if not _is_csv(paths):
