@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from conftest import write_rollouts, write_run
 
 from pods_rl.report import ReportFiles, build_report
@@ -101,12 +102,15 @@ def test_a_preview_is_the_question_of_the_ledger_else_the_prompt(tmp_path: Path)
     assert [data["texts"][group[5]] for group in data["groups"]] == ["1+1?", "Add. 2+1?"]
 
 
-def test_a_page_that_is_full_leaves_out_groups_spread_over_steps_and_arms(tmp_path: Path) -> None:
+def test_a_page_that_is_full_leaves_out_groups_spread_over_steps_and_arms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for arm in ("grpo", "pods"):
         path = write_run(tmp_path / arm / "seed-0", arm)
         for step in range(1, 21):
             write_rollouts(path, step, n=8, m=4, random=np.random.default_rng(step), text=f"é<{step}" * 1000)
-    found = ledger(tmp_path, data_mb=0.1)
+    monkeypatch.setattr("pods_rl.report.ledger.DATA_MB", 0.1)
+    found = ledger(tmp_path)
     assert found.groups == 80
     assert 0 < len(found.data["groups"]) == 80 - found.left_out
     assert len(json.dumps(found.data)) < 120_000
@@ -114,7 +118,8 @@ def test_a_page_that_is_full_leaves_out_groups_spread_over_steps_and_arms(tmp_pa
     steps = [group[2] for group in found.data["groups"]]
     assert min(steps) <= 10 < max(steps)
     assert max(map(len, found.data["texts"])) < TEXT_LIMIT + 40
-    none = ledger(tmp_path, data_mb=0)
+    monkeypatch.setattr("pods_rl.report.ledger.DATA_MB", 0)
+    none = ledger(tmp_path)
     assert (none.data, none.left_out) == ({}, 80)
 
 

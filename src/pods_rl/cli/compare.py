@@ -178,9 +178,6 @@ def report(
     figures: Annotated[
         str | None, Option(help="Figures for a paper, one column wide, in figures/: pdf, svg, png, or pdf,svg.")
     ] = None,
-    rollouts_mb: Annotated[
-        float, Option("--rollouts_mb", min=0, help="Megabytes of rollouts that the page may hold.")
-    ] = 20.0,
     force: Force = False,
 ) -> None:
     """Write report.html, report.md and a CSV of every table: final.csv, pairs.csv, curves.csv and more.
@@ -209,14 +206,7 @@ def report(
         _check_folder(output, csv, force)
     kinds = [kind.strip().lower() for kind in (figures or "").split(",") if kind.strip()]
     with working("writing the report", in_log=False):
-        files = build_report(
-            sources,
-            output,
-            baseline=baseline,
-            metric=metric,
-            figures=kinds,
-            rollouts_mb=rollouts_mb,
-        )
+        files = build_report(sources, output, baseline=baseline, metric=metric, figures=kinds)
     print_summary(files, console())
 
 

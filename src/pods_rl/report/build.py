@@ -17,7 +17,7 @@ from ..text import counted
 from .analysis import analyse
 from .arms import Arm, arms_from_csv, arms_from_runs
 from .charts import charts, styles_of
-from .ledger import DATA_MB, ledger_of
+from .ledger import ledger_of
 from .notes import method, notes
 from .outputs import Account, print_account, print_findings, to_html, to_markdown
 from .tables import CSV_NAMES, tables
@@ -30,7 +30,6 @@ FILES = (PAGE, MARKDOWN, *(f"{name}.csv" for name in CSV_NAMES))
 """The files that a report writes into its folder, next to ``figures/``."""
 
 _KINDS = ("pdf", "svg", "png")
-_MOST_MB = 2000.0  # a browser holds no larger page
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +60,6 @@ def build_report(
     baseline: str | None = None,
     metric: str | None = None,
     figures: Sequence[str] = (),
-    rollouts_mb: float = DATA_MB,
 ) -> ReportFiles:
     """Read runs and write ``report.html``, ``report.md`` and a CSV of every table.
 
@@ -75,7 +73,6 @@ def build_report(
         metric: the field of ``evals.jsonl`` or the column to compare by. None: ``accuracy``, of a CSV
             ``answer_accuracy``, and ``reward`` of runs whose task grades no answer.
         figures: formats (``pdf``, ``svg``, ``png``) of figures for a paper, written to ``figures/``.
-        rollouts_mb: approximate megabytes of rollouts on the page. It says how many groups did not fit.
 
     Raises:
         UserError: if no run is found, if runs of an arm differ in more than the seed, if runs were evaluated but
@@ -88,7 +85,7 @@ def build_report(
     unknown = {*figures} - {*_KINDS}
     if unknown:
         raise UserError(f"--figures {plain(min(unknown))}: no such format. Choose among {', '.join(_KINDS)}.")
-    account = read_account(paths, baseline=baseline, metric=metric, rollouts_mb=rollouts_mb)
+    account = read_account(paths, baseline=baseline, metric=metric)
     folder = usual_folder(paths) if output is None else Path(output)
     report = ReportFiles(account, folder)
     _write(report, figures)
@@ -193,11 +190,8 @@ def read_account(
     *,
     baseline: str | None = None,
     metric: str | None = None,
-    rollouts_mb: float = DATA_MB,
 ) -> Account:
     """Return what a report says of runs, without writing it; arguments as of ``build_report``."""
-    if not 0 <= rollouts_mb <= _MOST_MB:
-        raise UserError(f"--rollouts_mb must be between 0 and {_MOST_MB:g}: got {rollouts_mb}.")
     title = os.path.basename(os.path.realpath(paths[0])) if len(paths) == 1 else f"{len(paths)} directories"
     if _is_csv(paths):
         metric = metric or "answer_accuracy"
@@ -221,7 +215,7 @@ def read_account(
     analysis = analyse(found, baseline=baseline, metric=metric, pairs=pairs)
     styles = styles_of(analysis)
     colours = {arm.label: styles[arm.name].colour for arm in analysis.arms}
-    ledger = ledger_of(analysis.arms, data_mb=rollouts_mb, colours=colours)
+    ledger = ledger_of(analysis.arms, colours)
     return Account(
         title=title,
         findings=findings(analysis),
