@@ -97,10 +97,10 @@ def test_the_cursor_shows_values_and_saved_files_hold_them(page: Browser) -> Non
     assert picture.startswith("data:image/png")
 
 
-def test_every_logged_metric_can_be_drawn_over_steps_time_and_tokens(page: Browser, explored: ReportFiles) -> None:
+def test_every_logged_metric_can_be_drawn_over_steps_and_time(page: Browser, explored: ReportFiles) -> None:
     panels = {panel["metric"]: panel for panel in explored.account.points["steps"]}
     values = "[...document.querySelectorAll('#steps select')].map((s) => [...s.options].map((o) => o.value))"
-    assert page.run(values) == [[*panels], ["step", "time", "tokens"]]
+    assert page.run(values) == [[*panels], ["step", "time"]]
     assert page.run("document.querySelector('#steps input[type=range]').value") == "0.6"
     page.run("""(() => {for (const [at, value] of [[0, 'loss'], [1, 'time']]) {
         const pick = document.querySelectorAll('#steps select')[at];

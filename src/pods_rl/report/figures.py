@@ -88,7 +88,7 @@ def to_bytes(figure: Figure, kind: str) -> bytes:
 
 @styled
 def curves_figure(panel: Panel) -> Figure:
-    """A metric over training time: runs thin, their mean thick with its band, and where means reach the level."""
+    """A metric over training time: runs thin, their mean thick with its band, and the level."""
     figure = Figure(figsize=(WIDTH, 2.4), layout="constrained")
     axes = figure.add_subplot()
     entries = []
@@ -103,9 +103,6 @@ def curves_figure(panel: Panel) -> Figure:
             bands.append((x, low, high, arm.colour))
         handle = _plot(axes, line.x, line.mean, zorder=3, **look(Style(arm.colour, arm.dash), rank))
         entries.append((handle, arm.label))
-        if arm.crossing:
-            time, score = arm.crossing
-            axes.plot([time], [score], "o", color=arm.colour, mec="white", ms=5, zorder=6)
     if panel.level:
         level, label = panel.level
         handle = axes.axhline(level, color=_INK, linewidth=0.7, linestyle=(0, (4, 3)), zorder=2.5)
