@@ -175,9 +175,6 @@ def report(
         str | None,
         Option(help="The column to report. [default: accuracy of evals.jsonl, answer_accuracy of a CSV]"),
     ] = None,
-    figures: Annotated[
-        str | None, Option(help="Figures for a paper, one column wide, in figures/: pdf, svg, png, or pdf,svg.")
-    ] = None,
     force: Force = False,
 ) -> None:
     """Write report.html, report.md and a CSV of every table: final.csv, pairs.csv, curves.csv and more.
@@ -190,7 +187,6 @@ def report(
     Examples:
       pods report runs/quickstart
       pods report runs/grpo runs/pods --output report
-      pods report runs/quickstart --figures pdf
       pods report --csv evaluations.csv --metric answer_accuracy
     """
     if (csv is None) == (not directories):
@@ -204,9 +200,8 @@ def report(
         output = output or usual_folder(sources)
     if output is not None:
         _check_folder(output, csv, force)
-    kinds = [kind.strip().lower() for kind in (figures or "").split(",") if kind.strip()]
     with working("writing the report", in_log=False):
-        files = build_report(sources, output, baseline=baseline, metric=metric, figures=kinds)
+        files = build_report(sources, output, baseline=baseline, metric=metric)
     print_summary(files, console())
 
 

@@ -1,4 +1,4 @@
-"""A report from run directories or a CSV: an HTML page, Markdown, CSV files, figures, and a summary to print."""
+"""A report from run directories or a CSV: an HTML page, Markdown, CSV files, and a summary to print."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ from .wording import findings
 PAGE = "report.html"
 MARKDOWN = "report.md"
 FILES = (PAGE, MARKDOWN, *(f"{name}.csv" for name in CSV_NAMES))
-"""The files that a report writes into its folder, next to ``figures/``."""
-
-_KINDS = ("pdf", "svg", "png")
+"""The files that a report writes into its folder."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +57,6 @@ def build_report(
     *,
     baseline: str | None = None,
     metric: str | None = None,
-    figures: Sequence[str] = (),
 ) -> ReportFiles:
     """Read runs and write ``report.html``, ``report.md`` and a CSV of every table.
 
@@ -72,47 +69,29 @@ def build_report(
             is ``none``, arms are not compared.
         metric: the field of ``evals.jsonl`` or the column to compare by. None: ``accuracy``, of a CSV
             ``answer_accuracy``, and ``reward`` of runs whose task grades no answer.
-        figures: formats (``pdf``, ``svg``, ``png``) of figures for a paper, written to ``figures/``.
 
     Raises:
         UserError: if no run is found, if runs of an arm differ in more than the seed, if runs were evaluated but
-            never on ``metric``, if none of several arms is called ``baseline``, and if a format is unknown.
+            never on ``metric``, and if none of several arms is called ``baseline``.
         OSError: if the folder cannot be written.
     """
     if isinstance(sources, (str, Path)):
         sources = [sources]
     paths = [Path(source) for source in sources]
-    unknown = {*figures} - {*_KINDS}
-    if unknown:
-        raise UserError(f"--figures {plain(min(unknown))}: no such format. Choose among {', '.join(_KINDS)}.")
     account = read_account(paths, baseline=baseline, metric=metric)
     folder = usual_folder(paths) if output is None else Path(output)
     report = ReportFiles(account, folder)
-    _write(report, figures)
+    _write(report)
     return report
 
 
-def _write(report: ReportFiles, figures: Sequence[str]) -> None:
+def _write(report: ReportFiles) -> None:
     """Make every file, then write them, so that an error leaves an old report as it is."""
     account = report.account
-    pictures: dict[str, bytes] = {}
-    if figures and account.analysis:
-        from .figures import printed  # matplotlib, which a report without figures does not load
-
-        scores = account.charts.get("scores", ())
-        for name, picture in printed(account.analysis, scores, figures):
-            pictures[f"figures/{name}"] = picture
-    in_markdown = [name for name in pictures if name.endswith(".png")]
-    contents: dict[str, str | bytes] = {
-        PAGE: to_html(account),
-        MARKDOWN: to_markdown(account, in_markdown),
-        **pictures,
-    }
+    contents = {PAGE: to_html(account), MARKDOWN: to_markdown(account)}
     for name, path in report.csv.items():
         contents[path.name] = account.tables[name].to_csv()
     report.folder.mkdir(parents=True, exist_ok=True)
-    if pictures:
-        (report.folder / "figures").mkdir(exist_ok=True)
     for name, content in contents.items():
         write_atomic(report.folder / name, content)
 

@@ -1,4 +1,4 @@
-"""The lines of a report's figures as plain data: for the page's script, and for figures in print."""
+"""The lines of a report's figures as plain data, for the page's script."""
 
 from __future__ import annotations
 

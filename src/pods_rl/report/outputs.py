@@ -117,8 +117,8 @@ def _template() -> Template:
 # -------------------------------------------------------------------------------------------- Markdown
 
 
-def to_markdown(account: Account, pictures: Sequence[str] = ()) -> str:
-    """Return the sentences, every table that has rows, and pictures by their paths from the report."""
+def to_markdown(account: Account) -> str:
+    """Return the sentences and every table that has rows."""
     first, *others = account.findings
     parts = [f"# PODS report: {markdown(account.title)}", f"**{markdown(first.sentence)}**"]
     parts += [markdown(finding.sentence) for finding in others]
@@ -129,9 +129,6 @@ def to_markdown(account: Account, pictures: Sequence[str] = ()) -> str:
             parts += [f"## {markdown(table.title)}", "\n".join(lines), markdown(table.note)]
         if name == "result":
             parts.append(_bullets(account.notes))
-    for path in pictures:
-        name = path.rpartition("/")[2]
-        parts.append(f"![{name}]({path})")
     parts += ["## How these numbers were computed", _bullets(account.method)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
