@@ -13,7 +13,7 @@ import numpy as np
 
 from ..engines import PHASES
 from ..runs import Run
-from ..runs.progress import Progress, progress_of
+from ..runs.progress import progress_of
 from ..runs.speed import FIELD, speed_of
 from ..text import counted
 from .analysis import Analysis, ArmResult, Pair
@@ -64,7 +64,6 @@ class Table:
     note: str = ""
     texts: Collection[str] = _TEXTS  # titles of columns that are not numbers
     terminal: Mapping[str, str] = field(default_factory=dict)  # titles in the terminal, which shows only these columns
-    shares: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by title, drawn by the page before the cells
 
     @property
     def titles(self) -> list[str]:
@@ -101,7 +100,6 @@ def _raw(value: Any) -> Any:
 def tables(analysis: Analysis) -> dict[str, Table]:
     """Return every table of a report by name, in the order in which page and Markdown show them."""
     made = (
-        progress_table(analysis),
         result_table(analysis),
         costs_table(analysis),
         arms_table(analysis),
@@ -311,70 +309,23 @@ def curves_table(analysis: Analysis) -> Table:
 # ------------------------------------------------------------------------------------- runs and settings
 
 
-def progress_table(analysis: Analysis) -> Table:
-    """Every run that still trains, before its first evaluation too: how far it is, and its last reward and score."""
-    running = [(arm, run) for arm, run in _runs(analysis) if run.state == "running"]
-    progress = [progress_of(run) for _, run in running]
-    rows = [{"score": _last_score(run, analysis.metric)} for _, run in running]
-    cells = {
-        ARM: [arm.label for arm, _ in running],
-        "run": [plain(run.path.name) for _, run in running],
-        "done": [_share_cell(at) for at in progress],
-        "step": [_step_cell(at) for at in progress],
-        "trained for": [_time_cell(at) for at in progress],
-        "last reward": [number(at.reward) for at in progress],
-        f"last {words(analysis.metric)}": _scores(analysis, rows, "score"),
-    }
-    shares = {"done": [at.share for at in progress]}
-    note = "A run that was killed on another machine may still be listed here."
-    names = [arm.name for arm, _ in running]
-    return Table("progress", "Runs in progress", cells, names, note=note, shares=shares)
-
-
-def _runs(analysis: Analysis) -> list[tuple[Arm, Run]]:
-    """Return every run with its arm, by arm and seed."""
-    return [(arm, run) for arm in analysis.arms for run in arm.runs]
-
-
-def _last_score(run: Run, metric: str) -> float:
-    return [math.nan, *finite_numbers(row.get(metric) for row in run.evals)][-1]
-
-
-def _share_cell(progress: Progress) -> str:
-    if math.isnan(progress.step):
-        return "loading"
-    if math.isnan(progress.share):
-        return "–"
-    return f"{100 * progress.share:.0f} %"
-
-
-def _step_cell(progress: Progress) -> str:
-    step = number(progress.step, 0)
-    return step if math.isnan(progress.max_steps) else f"{step} of {progress.max_steps:.0f}"
-
-
-def _time_cell(progress: Progress) -> str:
-    if math.isnan(progress.max_seconds):
-        return duration(progress.seconds)
-    unit = unit_for(progress.max_seconds)
-    return f"{duration(progress.seconds, unit)} of {duration(progress.max_seconds, unit)}"
-
-
 def runs_table(analysis: Analysis) -> Table:
-    """Every run with its state, by arm and seed."""
-    runs = _runs(analysis)
+    """Every run with its state, by arm and seed. Of a run that still trains, how far it is and its last reward."""
+    runs = [(arm, run) for arm in analysis.arms for run in arm.runs]
     rows = [_run_row(arm, run, analysis.metric) for arm, run in runs]
     unit = unit_for(max(finite_numbers(row["seconds"] for row in rows), default=0.0))
     cells = {
         ARM: [arm.label for arm, _ in runs],
         "run": [row["run"] for row in rows],
-        "state": [number(row["state"]) for row in rows],
+        "state": [_state_cell(row) for row in rows],
         "reason": [number(row["reason"]) for row in rows],
         "steps": [number(row["steps"], 0) for row in rows],
         "trained for": [duration(row["seconds"], unit) for row in rows],
-        "evaluations": [number(row["evaluations"]) for row in rows],
-        f"last {words(analysis.metric)}": _scores(analysis, rows, "last_score"),
     }
+    if analysis.states["running"]:
+        cells["last reward"] = [number(row["last_reward"]) for row in rows]
+    cells["evaluations"] = [number(row["evaluations"]) for row in rows]
+    cells[f"last {words(analysis.metric)}"] = _scores(analysis, rows, "last_score")
     if any(row[FIELD] for row in rows):
         cells["speed check"] = [number(1000 * row[FIELD], 1) + " ms" if row[FIELD] else "–" for row in rows]
     keys = f"arm run seed state reason steps seconds evaluations last_score {FIELD} device device_name processor dtype"
@@ -387,7 +338,8 @@ def runs_table(analysis: Analysis) -> Table:
 
 def _run_row(arm: Arm, run: Run, metric: str) -> Row:
     seconds = finite(run.status.get("seconds"))
-    return {
+    scores = finite_numbers(evaluation.get(metric) for evaluation in run.evals)
+    row: Row = {
         "arm": arm.name,
         "run": plain(run.path.name),
         "seed": run.seed,
@@ -395,14 +347,29 @@ def _run_row(arm: Arm, run: Run, metric: str) -> Row:
         "reason": plain(run.status.get("reason") or "", limit=200),
         "steps": finite(run.status.get("step")),
         "seconds": math.nan if seconds is None else seconds,
-        "evaluations": len(finite_numbers(row.get(metric) for row in run.evals)),
-        "last_score": _last_score(run, metric),
+        "evaluations": len(scores),
+        "last_score": scores[-1] if scores else math.nan,
+        "last_reward": None,
         FIELD: speed_of(run.evals) or None,
         "device": plain(run.environment.get("device") or ""),
         "device_name": plain(run.environment.get("device_name") or ""),
         "processor": plain(run.environment.get("processor") or ""),
         "dtype": plain(run.environment.get("precision") or ""),
     }
+    if run.state == "running":  # its status may be older than its last logged step
+        progress = progress_of(run)
+        row |= {"steps": progress.step, "seconds": progress.seconds, "last_reward": progress.reward}
+        row["share"] = progress.share
+    return row
+
+
+def _state_cell(row: Row) -> str:
+    """Return the state of a run, and of one that still trains the share of its budget that it has used."""
+    if row["state"] != "running":
+        return number(row["state"])
+    if math.isnan(row["steps"]):
+        return "loading"
+    return "running" if math.isnan(row["share"]) else f"running, {100 * row['share']:.0f} %"
 
 
 def config_table(analysis: Analysis) -> Table:
