@@ -37,7 +37,6 @@ COMMANDS = {
     "accelerator.json": (*DRY, "--accelerator_config", "accelerator.json"),
     "r.yaml": ("train", "--config", "r.yaml", "--dry_run"),
     "rows.parquet": ("select", "rows.parquet", "--keep", "2"),
-    "evaluations.csv": ("report", "--csv", "evaluations.csv"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Curves and comparisons from run directories and CSV files, and what a report may claim of them."""
+"""Curves and comparisons from run directories, and what a report may claim of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conftest import write_run
 
 from pods_rl.errors import UserError
 from pods_rl.report.analysis import Analysis, Final, analyse, cost_of
-from pods_rl.report.arms import arms_from_csv, arms_from_runs, curve_of
+from pods_rl.report.arms import arms_from_runs, curve_of
 from pods_rl.report.intervals import Difference
 from pods_rl.report.ledger import Ledger
 from pods_rl.report.notes import notes as notes_of
@@ -165,24 +165,19 @@ def test_a_run_that_ends_an_interval_before_most_is_missing_at_the_end() -> None
 
 
 def test_two_arms_with_ends_of_their_own_are_compared_with_all_runs_at_the_earliest(tmp_path: Path) -> None:
-    """In a CSV, and in run directories with an evaluation every 15 s and at the end. The table has the same time."""
+    """With an evaluation every 15 s and at the end. The table has the same time."""
     ends = {"grpo": [100.0, 100.1, 100.5, 100.3, 100.2], "pods": [99.9, 101.0, 100.4, 100.6, 100.2]}
-    lines = ["arm,run,hours,answer_accuracy"]
     for arm, of_arm in ends.items():
-        for run, rows in spread(of_arm).items():
-            lines += [f"{arm},{run},{row['due'] / 3600},{row['accuracy']}" for row in rows]
-            path = write_run(tmp_path / "runs" / arm / f"seed-{run}", arm, int(run))
-            own = spread(of_arm, [15.0 * k for k in range(6)])[run]
-            (path / "evals.jsonl").write_text("\n".join(map(json.dumps, own)))
-    (tmp_path / "runs.csv").write_text("\n".join(lines))
-    for arms in (arms_from_csv(tmp_path / "runs.csv"), arms_from_runs([tmp_path / "runs"], "accuracy")):
-        analysis = analyse(arms, baseline="grpo", metric="accuracy")
-        (pair,) = analysis.pairs
-        assert pair.due == pytest.approx(99.9)
-        assert (pair.runs, pair.rival_runs) == (5, 5)
-        assert pair.difference.mean == pytest.approx(0.0, abs=1e-9)
-        assert [final_of(analysis, arm).final_runs for arm in ends] == [5, 5]
-        assert not any("ended" in note for note in notes(analysis))
+        for run, rows in spread(of_arm, [15.0 * k for k in range(6)]).items():
+            path = write_run(tmp_path / arm / f"seed-{run}", arm, int(run))
+            (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    analysis = analysis_of(tmp_path)
+    (pair,) = analysis.pairs
+    assert pair.due == pytest.approx(99.9)
+    assert (pair.runs, pair.rival_runs) == (5, 5)
+    assert pair.difference.mean == pytest.approx(0.0, abs=1e-9)
+    assert [final_of(analysis, arm).final_runs for arm in ends] == [5, 5]
+    assert not any("ended" in note for note in notes(analysis))
 
 
 # ------------------------------------------------------------------------------------------------ arms
@@ -669,41 +664,3 @@ def test_notes_name_devices(experiment: Path) -> None:
     devices, processors = (note for note in notes(analysis_of(experiment)) if "Runs used different" in note)
     assert devices.index("GPU of a model") < devices.index("cpu")
     assert processors.index("one model") < processors.index("another model")
-
-
-# ------------------------------------------------------------------------------------------------ CSV
-
-HEAD = "arm,run,hours,answer_accuracy\n"
-
-
-def test_a_csv_gives_curves_by_arm(tmp_path: Path) -> None:
-    path = tmp_path / "runs.csv"
-    path.write_text(HEAD + "grpo,1,0.5,0.4\ngrpo,2,0.5,0.6\npods,1,0.5,0.7\npods,1,1.0,\npods,1,1.5,NaN\n")
-    grpo, pods = (arm.curve for arm in arms_from_csv(path))
-    assert grpo
-    assert pods
-    np.testing.assert_allclose(grpo.mean, [0.5])
-    np.testing.assert_allclose(pods.seconds, [[1800.0]])
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("arm,run,hours\ngrpo,1,0.5\n", "answer_accuracy"),
-        ("", "no row"),
-        (HEAD + "grpo,1,soon,0.4\n", "row 2: .*soon"),
-        (HEAD + "grpo,1\n", r"row 2: .*\b4 columns"),
-        (HEAD + "grpo,1,1,0.4\ngrpo,1,2,0.5x\n", "row 3: .*0.5x"),
-        ("arm,run,hours,answer_accuracy,answer_accuracy\ngrpo,1,1,0.4,0.5\n", "answer_acc"),
-        (HEAD + "grpo,1,1,inf\n", "row 2: .*inf"),
-        (HEAD + "grpo,1,1,0.4\ngrpo,1,1.0,0.5\n", r"row 3: .*\b1 .*grpo .*1\.0 h"),
-        ("\x89PNG\r\n\x1a\n\0", "arm|CSV|has"),
-    ],
-)
-def test_a_bad_csv_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "runs.csv"
-    path.write_text(text)
-    with pytest.raises(UserError, match=message):
-        arms_from_csv(path)
-    with pytest.raises(UserError, match=r"none\.csv"):
-        arms_from_csv(tmp_path / "none.csv")

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from pods_rl.errors import UserError
 from pods_rl.report import ReportFiles, build_report, print_summary
-from pods_rl.report.arms import arms_from_csv
 from pods_rl.report.charts import Line
 
 
@@ -139,17 +138,16 @@ def test_an_unknown_metric_is_refused_before_anything_is_written(experiment: Pat
 
 
 def test_a_summary_fits_80_columns_and_escapes(tmp_path: Path) -> None:
-    lines = ["arm,run,hours,answer_accuracy"]
-    for arm in ("grpo", "[red]pods[/red]", "[/nothing]"):
-        lines += [f"{arm},{run},{hour},0.{hour}" for run in (1, 2) for hour in (1, 2)]
-    (tmp_path / "runs.csv").write_text("\n".join(lines))
-    report = build_report(tmp_path / "runs.csv", tmp_path / "out")
+    for arm in ("grpo", "[red]pods", "[nothing]"):
+        for seed in (1, 2):
+            write_run(tmp_path / "runs" / arm / f"seed-{seed}", arm, seed, end=30)
+    report = build_report(tmp_path / "runs", tmp_path / "out")
     out = io.StringIO()
     print_summary(report, Console(file=out, width=80, force_terminal=False))
     text = out.getvalue()
     assert max(map(len, text[: text.index(str(report.folder))].splitlines())) <= 80
     assert "[red]" in text
-    assert "[/nothing]" in text
+    assert "[nothing]" in text
     assert str(report.html) in text.replace("\n", "")
 
 
@@ -288,26 +286,14 @@ FORMULAS = ["=1+1", "+cmd", "-2+3", "@SUM(A1)", " =1", "'=1", "''@x", "\uff1d1"]
 HARMLESS = ["-5", "+2.5e3", "a=b", "'t is", "grpo"]
 
 
-def test_no_text_in_a_csv_is_a_formula_and_every_name_is_read_back(tmp_path: Path) -> None:
+def test_no_text_in_a_csv_is_a_formula(tmp_path: Path) -> None:
     names = [*FORMULAS, *HARMLESS]
-    rows = [[name, "1", hours, 0.5, name] for name in names for hours in (0, 1)]
-    source = tmp_path / "runs.csv"
-    with source.open("w", newline="") as file:
-        csv.writer(file).writerows([["arm", "run", "hours", "answer_accuracy", "rule"], *rows])
-    plain_names = [arm.name for arm in arms_from_csv(source)]
-    assert plain_names == ["=1+1", "+cmd", "-2+3", "@SUM(A1)", " =1", "=1", "'@x", "\uff1d1", *HARMLESS]
-    report = build_report(source, tmp_path / "out", baseline="none")
-    written = read_csv(report.csv["final"])
-    for row, name in zip(written, plain_names, strict=True):
-        assert row["arm"] == (name if name in HARMLESS else f"'{name}")
-        assert row["rule"] == row["arm"]
-        assert float(row["final"]) == 0.5
-    # a CSV that holds the arms as the report has written them
-    again = tmp_path / "again.csv"
-    with again.open("w", newline="") as file:
-        lines = [[row["arm"], "1", 1, 0.5] for row in written]
-        csv.writer(file).writerows([["arm", "run", "hours", "answer_accuracy"], *lines])
-    assert [arm.name for arm in arms_from_csv(again)] == plain_names
+    for name in names:
+        write_run(tmp_path / "runs" / name / "seed-1", name, 1, config={"rule": name}, end=30)
+    report = build_report(tmp_path / "runs", tmp_path / "out", baseline="none")
+    written = {row["arm"] for row in read_csv(report.csv["final"])}
+    assert written == {*HARMLESS, *(f"'{name}" for name in FORMULAS)}
+    assert {row["rule"] for row in read_csv(report.csv["final"])} == written
 
 
 def test_numbers_of_a_csv_stay_numbers(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pods_rl.runs import Run
 # a run without tools, trackers or a resume writes no such values
 ELSEWHERE = {
     "metrics": {"tools/call_frequency", "tools/failure_frequency"},
-    "evals": {"answer_accuracy", "answer_accuracy_se", "mean_completion_tokens_se"},  # columns of a CSV
+    "evals": {"answer_accuracy", "answer_accuracy_se", "mean_completion_tokens_se"},  # of other tools
 }
 NOT_OF_A_RECIPE = {"label", "output_dir", "logging_dir", "resume"}  # `label`: skipped in what the page compares
 

@@ -162,10 +162,9 @@ def _print_failures(failures: Sequence[Event]) -> None:
 
 
 def report(
-    directories: Annotated[list[Path] | None, Argument(help="An experiment, a run, or several of either.")] = None,
-    csv: Annotated[Path | None, Option(help="Report on a CSV of evaluations instead.")] = None,
+    directories: Annotated[list[Path], Argument(help="An experiment, a run, or several of either.")],
     output: Annotated[
-        Path | None, Option(help="Directory of the report. [default: report/ inside, or next to the CSV]")
+        Path | None, Option(help="Directory of the report. [default: report/ inside, or next to several]")
     ] = None,
     baseline: Annotated[
         str | None,
@@ -173,40 +172,32 @@ def report(
     ] = None,
     metric: Annotated[
         str | None,
-        Option(help="The column to report. [default: accuracy of evals.jsonl, answer_accuracy of a CSV]"),
+        Option(help="The field of evals.jsonl to report. [default: accuracy, else reward]"),
     ] = None,
     force: Force = False,
 ) -> None:
     """Write report.html, report.md and a CSV of every table: final.csv, pairs.csv, curves.csv and more.
 
-    --csv reads runs of other tools: a row per run and evaluation, with the columns arm, run, hours and the metric; the
-    columns rule, n, m and advantages, if present, say what arms differ in. Of several directories, the first is the
-    baseline.
+    Of several directories, the first is the baseline. A run of another tool needs two files in ARM/seed-1/:
+    config.yaml with "seed: 1", and evals.jsonl with "seconds" and a score on each line.
 
     \b
     Examples:
       pods report runs/quickstart
       pods report runs/grpo runs/pods --output report
-      pods report --csv evaluations.csv --metric answer_accuracy
+      pods report runs/quickstart --metric format_accuracy
     """
-    if (csv is None) == (not directories):
-        raise UserError("Name the runs to report on: `pods report DIRECTORY...`, or --csv FILE.")
     from ..report import build_report, print_summary
-    from ..report.build import usual_folder
 
-    sources = directories or []
-    if csv is not None:
-        sources = [csv]
-        output = output or usual_folder(sources)
     if output is not None:
-        _check_folder(output, csv, force)
+        _check_folder(output, force)
     with working("writing the report", in_log=False):
-        files = build_report(sources, output, baseline=baseline, metric=metric)
+        files = build_report(directories, output, baseline=baseline, metric=metric)
     print_summary(files, console())
 
 
-def _check_folder(folder: Path, csv: Path | None, force: bool) -> None:
-    """Raise UserError if a report would replace its input, or files of a folder that no report was written to."""
+def _check_folder(folder: Path, force: bool) -> None:
+    """Raise UserError if a report would replace files of a folder that no report was written to."""
     from ..report.build import FILES, PAGE
 
     page = folder / PAGE
@@ -216,7 +207,7 @@ def _check_folder(folder: Path, csv: Path | None, force: bool) -> None:
             has_report = b"<title>PODS report: " in file.read(4096)
     for path in (folder / name for name in FILES):
         if path.exists():
-            check_output(path, "--output", inputs=[csv] if csv else [], ours=lambda _: has_report, force=force)
+            check_output(path, "--output", ours=lambda _: has_report, force=force)
 
 
 def watch(

@@ -128,7 +128,7 @@ class Analysis:
         for arm in self.arms:
             if metric in arm.curves:
                 highest = max(highest, float(np.nanmax(arm.curves[metric].scores)))
-        return highest <= 1  # a CSV may have percentages already
+        return highest <= 1  # runs of other tools may have percentages already
 
     @property
     def states(self) -> Counter[str]:

@@ -1,8 +1,7 @@
-"""The arms of a comparison and their curves, from run directories or a CSV, and which runs are missing or damaged."""
+"""The arms of a comparison and their curves, from run directories, and which files of runs are damaged."""
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import re
@@ -17,20 +16,17 @@ import numpy as np
 
 from ..errors import UserError
 from ..runs import Run, find_runs, is_run, undeclared_runs
-from ..runs.files import CONFIG, ENVIRONMENT, EVALS, EXPERIMENT, METRICS, STATUS, check_regular
+from ..runs.files import CONFIG, ENVIRONMENT, EVALS, EXPERIMENT, METRICS, STATUS
 from .comparable import config_of, recipe_difference
 from .intervals import Array
 from .statistics import SAME_MOMENT, Curve, on_a_line
-from .text import finite, from_csv_text, plain, tally
+from .text import finite, plain, tally
 
 ACCURACIES = ("accuracy", "answer_accuracy", "both_accuracy", "format_accuracy")
 LENGTH = "mean_completion_tokens"
 HOUR = 3600.0
 MOST_CHECKPOINTS = 1000  # of a curve; a longer one keeps this many, evenly spread
 _METRICS = (*ACCURACIES, LENGTH)
-_CSV_SETTINGS = {"rule": "rule", "num_rollouts": "n", "num_generations": "m", "advantages": "advantages"}
-# as spreadsheets and data frames write it
-_NOT_MEASURED = ("", "nan", "NaN", "na", "NA", "n/a", "N/A", "null", "none", "None", "-")
 _MOST_DAMAGED = 5  # files that are named
 
 Evals = Mapping[str, Iterable[Mapping[str, Any]]]  # by run
@@ -50,7 +46,7 @@ class Arm:
 
     @property
     def run_count(self) -> int:
-        """Number of runs: directories, or of a CSV the runs of the curve."""
+        """Number of runs: directories, or without them the runs of the curve."""
         return len(self.runs or (self.curve.runs if self.curve else ()))
 
     @property
@@ -270,72 +266,6 @@ def _arm(name: str, config: Mapping[str, Any], evals: Evals, metric: str, runs: 
         if curve is not None:
             curves[measured] = curve
     return Arm(name, label_of(name, config), curves.get(metric), config, tuple(runs), curves)
-
-
-def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm]:
-    """Return the arms of a CSV with a row per run and checkpoint, in the order in which they first appear.
-
-    Args:
-        path: columns ``arm``, ``run``, ``hours`` (nominal, also taken as the real time), and the metric; optional,
-            ``<metric>_se``, the standard error of an evaluation, or ``prompts``, how many it was over; ``rule``,
-            ``n``, ``m`` and ``advantages`` describe an arm.
-        metric: the column to read; a row with nothing there is skipped.
-
-    Raises:
-        UserError: if the file or a column is missing, if an hour or a score is not a number of at most 15 digits, or
-            if a run has two rows at the same hour (two benchmarks in one file, for instance).
-    """
-    configs: dict[str, dict[str, Any]] = {}
-    evals: dict[str, dict[str, dict[float, dict[str, Any]]]] = {}  # by arm, run and hour
-    for number, row in _rows_of_csv(path, metric):
-        name = row["arm"]
-        run = row["run"]
-        hours = finite(row["hours"])
-        if hours is None or (finite(row[metric]) is None and row[metric] not in _NOT_MEASURED):
-            raise UserError(
-                f"{path}, row {number}: hours is {row['hours']} and {metric} {row[metric]}, expected numbers."
-            )
-        points = evals.setdefault(name, {}).setdefault(run, {})
-        if hours in points:
-            raise UserError(
-                f"{path}, row {number}: run {run} of arm {name} has a second row at {hours} h. Keep one row per "
-                "run and checkpoint (one benchmark per file)."
-            )
-        points[hours] = row | {"due": hours * HOUR, "seconds": hours * HOUR}
-        config = {key: row[column] for key, column in _CSV_SETTINGS.items() if row.get(column)}
-        configs.setdefault(name, config)
-    arms = []
-    for name, runs in evals.items():
-        evals_of_runs = {run: runs[run].values() for run in sorted(runs)}
-        arms.append(_arm(name, configs[name], evals_of_runs, metric))
-    return arms
-
-
-def _rows_of_csv(path: str | Path, metric: str) -> list[tuple[int, dict[str, Any]]]:
-    """Return the rows of a CSV that has the columns of `arms_from_csv`, each with its number."""
-    check_regular(Path(path))
-    needed = ("arm", "run", "hours", metric)
-    try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)
-            columns = reader.fieldnames or ()
-            rows = [*enumerate(reader, start=2)]
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"Cannot read {path} as CSV: {error}. Expected columns {', '.join(needed)}.") from error
-    for name, count in Counter(columns).items():
-        if count > 1:
-            raise UserError(f"{path} has several columns called {plain(name)}. Remove or rename all but one.")
-    if not rows or not {*needed} <= {*columns}:
-        raise UserError(
-            f"{path} has no row with {', '.join(needed)}: its columns are {', '.join(map(plain, columns))}. "
-            "Choose a metric with --metric, or rename the columns."
-        )
-    for number, row in rows:
-        if None in row or None in row.values():  # more cells than titles, or fewer
-            raise UserError(f"{path}, row {number}: expected {len(columns)} columns.")
-        for name in ("arm", "run", "rule", "advantages"):
-            row[name] = from_csv_text(row.get(name, ""))
-    return rows
 
 
 def label_of(name: str, config: Mapping[str, Any]) -> str:

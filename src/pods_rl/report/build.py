@@ -1,4 +1,4 @@
-"""A report from run directories or a CSV: an HTML page, Markdown, CSV files, and a summary to print."""
+"""A report from run directories: an HTML page, Markdown, CSV files, and a summary to print."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..runs import Run, find_runs, not_begun, undeclared_runs, write_atomic
 from ..runs.files import EXPERIMENT, read_mapping
 from ..text import counted
 from .analysis import analyse
-from .arms import Arm, arms_from_csv, arms_from_runs
+from .arms import Arm, arms_from_runs
 from .charts import charts, styles_of
 from .ledger import ledger_of
 from .notes import method, notes
@@ -61,14 +61,13 @@ def build_report(
     """Read runs and write ``report.html``, ``report.md`` and a CSV of every table.
 
     Args:
-        sources: an experiment directory, a run directory, several of either, or a CSV of evaluations (its columns:
-            ``arms_from_csv``), whose report has neither phases nor rollouts.
-        output: folder to write to; by default ``report`` inside the one directory, or next to the CSV or several.
+        sources: an experiment directory, a run directory, or several of either.
+        output: folder to write to; by default ``report`` inside the one directory, or next to several.
         baseline: the arm that all others are compared with, instead of the pairs that the experiment declares. None:
             these pairs, and the baseline of the first experiment's file, else the first arm, which a note says. If it
             is ``none``, arms are not compared.
-        metric: the field of ``evals.jsonl`` or the column to compare by. None: ``accuracy``, of a CSV
-            ``answer_accuracy``, and ``reward`` of runs whose task grades no answer.
+        metric: the field of ``evals.jsonl`` to compare by. None: ``accuracy``, and ``reward`` of runs whose task
+            grades no answer.
 
     Raises:
         UserError: if no run is found, if runs of an arm differ in more than the seed, if runs were evaluated but
@@ -105,17 +104,11 @@ def print_summary(report: ReportFiles, console: Console) -> None:
 
 
 def usual_folder(paths: Sequence[Path]) -> Path:
-    """Return ``report`` inside the one directory, or next to a CSV or several directories."""
-    if _is_csv(paths):
-        return paths[0].parent / "report"
+    """Return ``report`` inside the one directory, or next to several directories."""
     if len(paths) == 1:
         return paths[0] / "report"
     parents = [os.path.dirname(os.path.realpath(path)) for path in paths]
     return Path(os.path.commonpath(parents), "report")
-
-
-def _is_csv(paths: Sequence[Path]) -> bool:
-    return len(paths) == 1 and (paths[0].is_file() or paths[0].suffix == ".csv")
 
 
 def _usual_baseline(settings: Mapping[str, Any], arms: Sequence[Arm]) -> tuple[str, str]:
@@ -172,18 +165,12 @@ def read_account(
 ) -> Account:
     """Return what a report says of runs, without writing it; arguments as of ``build_report``."""
     title = os.path.basename(os.path.realpath(paths[0])) if len(paths) == 1 else f"{len(paths)} directories"
-    if _is_csv(paths):
-        metric = metric or "answer_accuracy"
-        found = arms_from_csv(paths[0], metric)
-    else:
-        if not metric:  # evaluations have rewards instead of an accuracy if no grader was used
-            measured = _measured(run for path in paths for runs in find_runs(path).values() for run in runs)
-            metric = "reward" if "reward" in measured and "accuracy" not in measured else "accuracy"
-        found = arms_from_runs(paths, metric)
-    _check_metric(found, metric, is_csv=_is_csv(paths))
-    first_notes = []
-    if not _is_csv(paths):
-        first_notes += _notes_on_declared(paths, found)
+    if not metric:  # evaluations have rewards instead of an accuracy if no grader was used
+        measured = _measured(run for path in paths for runs in find_runs(path).values() for run in runs)
+        metric = "reward" if "reward" in measured and "accuracy" not in measured else "accuracy"
+    found = arms_from_runs(paths, metric)
+    _check_metric(found, metric)
+    first_notes = _notes_on_declared(paths, found)
     pairs: list[tuple[str, str, str]] = []
     if baseline is None:
         settings = read_mapping(paths[0] / EXPERIMENT)
@@ -208,13 +195,13 @@ def read_account(
     )
 
 
-def _check_metric(arms: Sequence[Arm], metric: str, *, is_csv: bool) -> None:
+def _check_metric(arms: Sequence[Arm], metric: str) -> None:
     """Raise UserError if there are evaluations, and none has the metric."""
     measured = sorted(_measured(run for arm in arms for run in arm.runs))
-    if any(arm.curve for arm in arms) or not (measured or is_csv):  # perhaps no run has been evaluated yet
+    if any(arm.curve for arm in arms) or not measured:  # perhaps no run has been evaluated yet
         return
-    names = f": {', '.join(map(plain, measured))}" if measured else ""
-    raise UserError(f"No evaluation has a number called {metric!r}. Choose another with --metric{names}.")
+    names = ", ".join(map(plain, measured))
+    raise UserError(f"No evaluation has a number called {metric!r}. Choose another with --metric: {names}.")
 
 
 def _measured(runs: Iterable[Run]) -> set[str]:

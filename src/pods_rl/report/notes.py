@@ -85,8 +85,6 @@ def _curve_notes(analysis: Analysis, result: ArmResult) -> list[str]:
     if result.final and result.final.final_runs < run_count:
         rest = ", since others still train" if arm.is_running else "; the others ended"
         lines.append(f"its final score is the mean of {result.final.final_runs} of {run_count} runs{rest}.")
-    if not arm.runs:  # a CSV has no seeds
-        return lines
     for seed, count in Counter(arm.seeds).items():
         if count > 1:
             lines.append(f"several of its runs have seed {plain(seed)}. They may not be independent.")

@@ -70,15 +70,6 @@ def csv_text(text: str) -> str:
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
-def from_csv_text(text: str) -> str:
-    """Return the text that `csv_text` has changed.
-
-    >>> from_csv_text("'=1+1"), from_csv_text("'t is")
-    ('=1+1', "'t is")
-    """
-    return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
-
-
 def as_text(value: Any) -> str:
     """Return a setting as text: any other value as JSON with sorted keys, or as Python writes it."""
     if isinstance(value, str):
