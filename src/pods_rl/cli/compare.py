@@ -178,8 +178,7 @@ def report(
 ) -> None:
     """Write report.html, report.md and a CSV of every table: final.csv, pairs.csv, curves.csv and more.
 
-    Of several directories, the first is the baseline. A run of another tool needs two files in ARM/seed-1/:
-    config.yaml with "seed: 1", and evals.jsonl with "seconds" and a score on each line.
+    Of several directories, the first is the baseline. A run of another tool needs three small files (docs/metrics.md).
 
     \b
     Examples:

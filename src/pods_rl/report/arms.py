@@ -25,7 +25,6 @@ from .text import finite, plain, tally
 ACCURACIES = ("accuracy", "answer_accuracy", "both_accuracy", "format_accuracy")
 LENGTH = "mean_completion_tokens"
 HOUR = 3600.0
-MOST_CHECKPOINTS = 1000  # of a curve; a longer one keeps this many, evenly spread
 _METRICS = (*ACCURACIES, LENGTH)
 _MOST_DAMAGED = 5  # files that are named
 
@@ -120,9 +119,7 @@ def curve_of(evals: Evals, metric: str, clock: str = "seconds", running: Collect
     pause = float(np.median(pauses)) / SAME_MOMENT if len(pauses) else 0.0  # below a full one of a shared clock
     by_run = _to_a_common_end(by_run, ended, pause)
     longest = max(by_run.values(), key=lambda points: (len(points), max(points)))
-    due = np.array(sorted(longest), dtype=np.float64)
-    kept = np.linspace(0, len(due) - 1, min(len(due), MOST_CHECKPOINTS)).round().astype(int)
-    due = due[kept]  # [C]
+    due = np.array(sorted(longest), dtype=np.float64)  # [C]
     # [R; seconds, score and error; C]
     table = np.array([_on_clock(points, due, 2 * pause) for points in by_run.values()])
     seconds_RC, scores_RC, errors_RC = table.transpose(1, 0, 2)

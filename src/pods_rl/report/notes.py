@@ -8,7 +8,7 @@ from ..runs.speed import disturbed, speed_of
 from ..text import counted
 from .analysis import Analysis, ArmResult
 from .arms import damaged_files
-from .comparable import refusal, remarks
+from .comparable import remarks
 from .intervals import FEWEST
 from .ledger import Ledger
 from .text import duration, listed, plain, tally
@@ -98,7 +98,7 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
     if len(analysis.results) < 2:
         return []
     if base is None:
-        return ["Without a baseline nothing is compared.", *_mixed(analysis)]
+        return ["Without a baseline nothing is compared."]
     if not base.has_scores:
         return [f"{base.label}, the baseline, has no evaluation that most of its runs share."]
     lines = [f"{arm.label} is not compared with {rival.label}: {reason}." for arm, rival, reason in analysis.refused]
@@ -116,16 +116,6 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
         parts = [f"{arm.label} {arm.run_count}" for arm in analysis.compared]
         lines.append(f"Arms have different numbers of runs: {', '.join(parts)}.")
     return lines
-
-
-def _mixed(analysis: Analysis) -> list[str]:
-    """Return why scores next to each other cannot be compared by eye either."""
-    scored = [result.arm for result in analysis.scored]
-    for arm in scored[1:]:
-        reason = refusal(scored[0].runs, arm.runs)
-        if reason:
-            return [f"Scores of {scored[0].label} and {arm.label} cannot be compared: {reason}."]
-    return []
 
 
 def method(analysis: Analysis) -> tuple[str, ...]:

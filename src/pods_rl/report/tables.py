@@ -25,7 +25,6 @@ from .wording import (
     LEVEL_MARGIN,
     difference_text,
     level_text,
-    pairing_text,
     result_text,
     runs_text,
     score_text,
@@ -42,9 +41,7 @@ CSV_NAMES = ("final", "pairs", "curves", "runs", "config")
 ARM = "arm"
 """The title of the column of arms, which the page marks with their colours."""
 
-_TEXTS = frozenset(
-    {ARM, "task", "verdict", "against", "shows", "differs in", "settled", "interval", "run", "state", "reason"}
-)
+_TEXTS = frozenset({ARM, "task", "verdict", "against", "shows", "differs in", "settled", "run", "state", "reason"})
 _SPEEDUP = "speedup, 95 % interval"
 _SHORT = {"both_accuracy": "both right", LENGTH: "tokens"}  # titles that a column has room for
 
@@ -252,7 +249,6 @@ def pairs_table(analysis: Analysis) -> Table:
         _SPEEDUP: [speedup_text(pair.speedup, pair.arm) for pair in pairs],
         "settled": [settled_text(pair) for pair in pairs],
         "at": [duration(pair.due, unit) for pair in pairs],
-        "interval": [pairing_text(pair) for pair in pairs],
         "differs in": [plain(", ".join(pair.differs_in), limit=200) or "–" for pair in pairs],
     }
     keys = (

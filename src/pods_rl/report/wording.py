@@ -90,13 +90,6 @@ def settled_text(pair: Pair) -> str:
     return ", ".join(settled) or "nothing"
 
 
-def pairing_text(pair: Pair) -> str:
-    """Return the kind of the interval of a difference."""
-    if math.isnan(pair.difference.low):
-        return "–"
-    return "paired by seed" if pair.difference.paired else "unpaired"
-
-
 def runs_text(arm: Arm, noun: str = "") -> str:
     """Return the number of runs, with the noun if one is given, and how many of them did not finish."""
     text = counted(arm.run_count, noun) if noun else str(arm.run_count)
