@@ -8,7 +8,7 @@ from ..runs.speed import disturbed, speed_of
 from ..text import counted
 from .analysis import Analysis, ArmResult
 from .arms import damaged_files
-from .comparable import remarks
+from .comparable import NOT_OF_THE_METHOD, machine_notes
 from .intervals import FEWEST
 from .ledger import Ledger
 from .text import duration, listed, plain, tally
@@ -34,7 +34,7 @@ def notes(analysis: Analysis, ledger: Ledger) -> tuple[str, ...]:
         names = plain(", ".join(ledger.unreadable), limit=_MOST_FILES)
         lines.append(f"{len(ledger.unreadable)} of {ledger.files} rollout files could not be read: {names}.")
     lines += _speed_notes(analysis)
-    lines += remarks({arm.label: arm.runs for arm in analysis.compared})
+    lines += machine_notes({arm.label: arm.runs for arm in analysis.compared})
     return tuple(lines)
 
 
@@ -111,6 +111,10 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
         if pair.is_early:
             ends = "have trained for different times so far" if pair.is_running else "end at different times"
             lines.append(f"{pair.arm.label} and {pair.rival.label} {ends}. They are compared at {duration(pair.due)}.")
+        other_keys = [key for key in pair.differs_in if key in NOT_OF_THE_METHOD]
+        if other_keys:
+            keys = ", ".join(other_keys)
+            lines.append(f"{pair.arm.label} and {pair.rival.label} differ in {keys} too, not in the method alone.")
     counts = {arm.run_count for arm in analysis.compared}
     if len(counts) > 1:
         parts = [f"{arm.label} {arm.run_count}" for arm in analysis.compared]
