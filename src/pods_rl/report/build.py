@@ -19,9 +19,9 @@ from .arms import Arm, arms_from_runs
 from .charts import charts, styles_of
 from .ledger import ledger_of
 from .notes import method, notes
-from .outputs import Account, print_account, print_findings, to_html, to_markdown
+from .outputs import Account, print_account, to_html, to_markdown
 from .tables import CSV_NAMES, tables
-from .text import finite, listed, plain, terminal
+from .text import finite, listed, plain
 from .wording import findings
 
 PAGE = "report.html"
@@ -97,10 +97,7 @@ def _write(report: ReportFiles) -> None:
 
 def print_summary(report: ReportFiles, console: Console) -> None:
     """Print the summary of a report, the path of its page, and last the sentences that open it."""
-    print_account(report.account, console)
-    console.print(terminal(report.html), soft_wrap=True, highlight=False)
-    console.print()
-    print_findings(report.account, console)
+    print_account(report.account, report.html, console)
 
 
 def usual_folder(paths: Sequence[Path]) -> Path:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
@@ -144,16 +145,17 @@ def _row(cells: Sequence[str]) -> str:
 # -------------------------------------------------------------------------------------------- terminal
 
 
-def print_account(account: Account, console: Console) -> None:
-    """Print the result in at most 80 columns: its table and the notes."""
+def print_account(account: Account, page: Path, console: Console) -> None:
+    """Print the result in at most 80 columns: its table, the notes, the path of the page, and last the findings.
+
+    The other outputs open with the findings; of a terminal, a reader sees the last lines.
+    """
     if account.tables["result"].cells:
         _print(_terminal_table(account.tables["result"]), console)
     for note in account.notes:
         _print(f"[yellow]Note:[/yellow] {terminal(note)}", console)
-
-
-def print_findings(account: Account, console: Console) -> None:
-    """Print what opens the report in the other outputs. A terminal shows its last lines."""
+    console.print(terminal(page), soft_wrap=True, highlight=False)
+    console.print()
     for finding in account.findings:
         _print(f"[bold]{terminal(finding.sentence)}[/bold]", console)
 

@@ -20,7 +20,7 @@ from .analysis import Analysis, ArmResult, Pair
 from .arms import HOUR, LENGTH, Arm, rollouts_of
 from .comparable import OWN_TO_A_RUN, task_of
 from .intervals import UNKNOWN
-from .text import as_text, csv_text, duration, finite, finite_numbers, number, plain, tally, unit_for, words
+from .text import as_text, csv_text, duration, finite, finite_numbers, number_text, plain, tally, unit_for, words
 from .wording import (
     LEVEL_MARGIN,
     difference_text,
@@ -119,7 +119,7 @@ def result_table(analysis: Analysis) -> Table:
     terminal = {ARM: ARM, "task": "task", score: "final [95 %]", "at": "at", "seconds per step": "per step"}
     finals = [result.final for result in analysis.scored if result.final]
     unit = unit_for(max((final.final_seconds for final in finals), default=0.0))
-    cells = _names(results)
+    cells = _first_columns(results)
     cells[score] = [result_text(analysis, result) for result in results]
     if len({final.final_due for final in finals}) > 1:
         cells["at"] = [duration(result.final.final_due if result.final else math.nan, unit) for result in results]
@@ -157,7 +157,7 @@ def arms_table(analysis: Analysis) -> Table:
     title = "All scores"
     if not analysis.scored:
         return Table("final", title, keys=keys, rows=rows)  # a file only
-    cells = _names(results)
+    cells = _first_columns(results)
     cells["start"] = _scores(analysis, rows, "start")
     cells["peak"] = _scores(analysis, rows, "peak")
     for metric in other_metrics:
@@ -173,11 +173,11 @@ def costs_table(analysis: Analysis) -> Table:
     rows = [_arm_row(analysis, result) for result in results]
     cells = {
         ARM: [result.arm.label for result in results],
-        "steps": [number(row["steps"], 0) for row in rows],
-        "s/step": [number(row["seconds_per_step"]) for row in rows],
+        "steps": [number_text(row["steps"], 0) for row in rows],
+        "s/step": [number_text(row["seconds_per_step"]) for row in rows],
     }
     for phase in (*PHASES, "other"):
-        cells[phase] = [number(row[phase], 4) for row in rows]
+        cells[phase] = [number_text(row[phase], 4) for row in rows]
     note = "Evaluation is not in the training clock; “other” is the time outside all phases."
     return Table("costs", "Seconds per step", cells, _arms(results), note=note)
 
@@ -186,12 +186,12 @@ def _arms(results: Sequence[ArmResult]) -> list[str]:
     return [result.arm.name for result in results]
 
 
-def _names(results: Sequence[ArmResult]) -> dict[str, list[str]]:
+def _first_columns(results: Sequence[ArmResult]) -> dict[str, list[str]]:
     """Return the columns with which a table of arms begins: their labels, and their tasks if there are several."""
     cells = {ARM: [result.arm.label for result in results]}
     tasks = [_task_of(result.arm) for result in results]
     if len({*tasks} - {""}) > 1:
-        cells["task"] = [number(task) for task in tasks]
+        cells["task"] = [number_text(task) for task in tasks]
     return cells
 
 
@@ -314,16 +314,16 @@ def runs_table(analysis: Analysis) -> Table:
         ARM: [arm.label for arm, _ in runs],
         "run": [row["run"] for row in rows],
         "state": [_state_cell(row) for row in rows],
-        "reason": [number(row["reason"]) for row in rows],
-        "steps": [number(row["steps"], 0) for row in rows],
+        "reason": [number_text(row["reason"]) for row in rows],
+        "steps": [number_text(row["steps"], 0) for row in rows],
         "trained for": [duration(row["seconds"], unit) for row in rows],
     }
     if analysis.states["running"]:
-        cells["last reward"] = [number(row["last_reward"]) for row in rows]
-    cells["evaluations"] = [number(row["evaluations"]) for row in rows]
+        cells["last reward"] = [number_text(row["last_reward"]) for row in rows]
+    cells["evaluations"] = [number_text(row["evaluations"]) for row in rows]
     cells[f"last {words(analysis.metric)}"] = _scores(analysis, rows, "last_score")
     if any(row[FIELD] for row in rows):
-        cells["speed check"] = [number(1000 * row[FIELD], 1) + " ms" if row[FIELD] else "–" for row in rows]
+        cells["speed check"] = [number_text(1000 * row[FIELD], 1) + " ms" if row[FIELD] else "–" for row in rows]
     keys = f"arm run seed state reason steps seconds evaluations last_score {FIELD} device device_name processor dtype"
     note = f"{counted(len(rows), 'run')}: {tally(analysis.states.most_common()) or 'none'}. "
     note += "A run that was killed on another machine may still say running."
@@ -362,7 +362,7 @@ def _run_row(arm: Arm, run: Run, metric: str) -> Row:
 def _state_cell(row: Row) -> str:
     """Return the state of a run, and of one that still trains the share of its budget that it has used."""
     if row["state"] != "running":
-        return number(row["state"])
+        return number_text(row["state"])
     if math.isnan(row["steps"]):
         return "loading"
     return "running" if math.isnan(row["share"]) else f"running, {100 * row['share']:.0f} %"
@@ -380,7 +380,7 @@ def config_table(analysis: Analysis) -> Table:
     differ = [key for key in sorted(keys) if len({row[key] for row in rows}) > 1]
     if not differ:
         return Table("config", title, keys=["arm"])
-    cells = {ARM: [arm.label for arm in arms]} | {key: [number(row[key]) for row in rows] for key in differ}
+    cells = {ARM: [arm.label for arm in arms]} | {key: [number_text(row[key]) for row in rows] for key in differ}
     note = "From the recipe of each arm’s first run. The config.yaml of any run has what all arms share."
     names = [arm.name for arm in arms]
     return Table("config", title, cells, names, ["arm", *differ], rows, note, texts={*cells})

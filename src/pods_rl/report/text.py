@@ -156,10 +156,10 @@ def significant(number: float, digits: int = 5) -> float:
     return float(f"{number:.{digits}g}")
 
 
-def number(value: object, digits: int = 3) -> str:
+def number_text(value: object, digits: int = 3) -> str:
     """Format a number, or a dash if there is none.
 
-    >>> number(0.80761, 4), number(float("nan")), number(None), number(12), number(-0.0001)
+    >>> number_text(0.80761, 4), number_text(float("nan")), number_text(None), number_text(12), number_text(-0.0001)
     ('0.8076', '–', '–', '12', '0.000')
     """
     if value is None or value == "":
@@ -176,7 +176,7 @@ def number(value: object, digits: int = 3) -> str:
 
 def percent(share: float) -> str:
     """Format a share in percent, with one decimal."""
-    return f"{number(100 * share, 1)} %"
+    return f"{number_text(100 * share, 1)} %"
 
 
 def signed(value: float, digits: int) -> str:
@@ -185,25 +185,13 @@ def signed(value: float, digits: int) -> str:
     >>> signed(5.25, 1), signed(-0.5, 1), signed(-0.01, 1)
     ('+5.2', '-0.5', '0.0')
     """
-    text = number(value, digits)
+    text = number_text(value, digits)
     return f"+{text}" if value > 0 and text.strip("0.") else text
-
-
-def two_digits(value: float) -> str:
-    """Format a positive number with two significant digits, or all digits before the point.
-
-    >>> two_digits(0.1), two_digits(0.0312), two_digits(4.56), two_digits(123.4), two_digits(0.0)
-    ('0.10', '0.031', '4.6', '123', '0')
-    """
-    if value <= 0:
-        return "0"
-    exponent = math.floor(math.log10(float(f"{value:.1e}")))  # of the rounded number: 0.0999 has that of 0.10
-    return f"{value:.{max(0, 1 - exponent)}f}"
 
 
 def interval(low: float, high: float, digits: int) -> str:
     """Format an interval, such as ``[1.00, 2.67]``."""
-    return f"[{number(float(low), digits)}, {number(float(high), digits)}]"
+    return f"[{number_text(float(low), digits)}, {number_text(float(high), digits)}]"
 
 
 def with_interval(value: str, low: float, high: float, digits: int) -> str:
