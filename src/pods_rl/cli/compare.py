@@ -213,7 +213,6 @@ def watch(
     directory: Annotated[Path, Argument(help="A run or an experiment; it may begin later.")],
     port: Annotated[int, Option(min=0, max=65535, help="Port of the page. 0 takes a free one.")] = 8760,
     no_browser: Annotated[bool, Option("--no_browser", help="Print the address, and open no browser.")] = False,
-    baseline: Annotated[str | None, Option(help="The arm to compare with. [default: as in pods report]")] = None,
 ) -> None:
     """Show the report of runs while they train, in a browser.
 
@@ -229,8 +228,7 @@ def watch(
 
     if not directory.is_dir() and (directory.exists() or not directory.absolute().parent.is_dir()):
         raise UserError(f"{directory} is not a directory, nor a place for one: name a run or an experiment.")
-    live = LivePage(directory, baseline=baseline)
-    with stop_on_signals() as stop, live as page, server(page, port) as pages:
+    with stop_on_signals() as stop, LivePage(directory) as page, server(page, port) as pages:
         address = f"http://{LOOPBACK}:{pages.server_port}/"
         console().print(f"Watching {safe_text(directory)} at {address}  (Ctrl-C ends this, not the runs)")
         _open(address, pages.server_port, wanted=not no_browser)

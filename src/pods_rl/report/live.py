@@ -47,9 +47,8 @@ class Served(NamedTuple):
 class LivePage:
     """Follow the files of a run or an experiment, which may not exist yet, in a thread, without writing there."""
 
-    def __init__(self, source: Path, *, baseline: str | None = None) -> None:
+    def __init__(self, source: Path) -> None:
         self._source = source
-        self._baseline = baseline
         self._over = threading.Event()
         self._seen: tuple[frozenset[_File], str] | None = None  # files and state of the latest report
         self._made = False  # whether a report was made
@@ -82,7 +81,7 @@ class LivePage:
         self._seen = (files, state)
         try:
             if any(os.path.basename(file.path) in (CONFIG, STATUS) for file in files):  # as `is_run` recognizes a run
-                self._show(read_account([self._source], baseline=self._baseline), state)
+                self._show(read_account([self._source]), state)
                 self._made = True
                 return
             note = f"Waiting for the first run of {self._source} ({state})"
