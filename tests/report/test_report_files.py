@@ -64,7 +64,7 @@ def test_page_markdown_and_terminal_say_the_same_in_the_same_order(report: Repor
     """Every finding, note and cell comes from the account; an output only marks it up."""
     account = report.account
     page = html.unescape(report.html.read_text()).replace("\u00a0", " ")
-    text = report.markdown.read_text().replace("\\", "")
+    text = (report.folder / "report.md").read_text().replace("\\", "")
     out = io.StringIO()
     print_summary(report, Console(file=out, width=80))
     terminal = " ".join(out.getvalue().split())

@@ -33,7 +33,6 @@ class Final:
     final_high: float
     peak: float
     peak_seconds: float
-    evaluation_se: float  # of the final score, from the evaluations' own standard errors; NaN if they are unknown
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,6 @@ class Analysis:
     results: tuple[ArmResult, ...]  # the baseline first
     baseline: Arm | None
     metric: str
-    horizon: float  # nominal second up to which the scores of the table are: the baseline's end, else the last one
     level: float | None  # score to which times and speedups are: 99 % of the baseline's peak; None if it does not rise
     pairs: tuple[Pair, ...]  # as declared
     refused: tuple[tuple[Arm, Arm, str], ...] = ()  # two arms that are not compared, and why
@@ -172,6 +170,7 @@ def analyse(
     base = _find_baseline(arms, baseline)
     ordered = sorted(arms, key=lambda arm: arm is not base)
     reference = base if base is not None and base.has_scores else None
+    # the nominal second up to which the scores of the table are
     horizon = reference.end if reference else max((arm.end for arm in arms if arm.has_scores), default=0.0)
     level = None
     if reference is not None and reference.curve is not None:
@@ -197,7 +196,6 @@ def analyse(
         results=tuple(_result_of(arm, horizon, level, alone=not compared) for arm in ordered),
         baseline=base,
         metric=metric,
-        horizon=horizon,
         level=level,
         pairs=tuple(_corrected(compared, level)),
         refused=tuple(refused),
@@ -361,7 +359,6 @@ def _final_of(curve: Curve, horizon: float) -> Final:
         final_high=float(high[0]),
         peak=float(curve.mean[peak]),
         peak_seconds=float(curve.times[peak]),
-        evaluation_se=float(error_of_mean(errors_R[has_score, None])[0]),
     )
 
 

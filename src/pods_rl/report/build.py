@@ -42,10 +42,6 @@ class ReportFiles:
         return self.folder / PAGE
 
     @property
-    def markdown(self) -> Path:
-        return self.folder / MARKDOWN
-
-    @property
     def csv(self) -> dict[str, Path]:
         """By table: final, pairs, curves, runs, config."""
         return {name: self.folder / f"{name}.csv" for name in CSV_NAMES}

@@ -151,7 +151,7 @@ def arms_table(analysis: Analysis) -> Table:
     rows = [_arm_row(analysis, result) for result in results]
     names = (
         "arm rule n m runs unfinished task start final final_hours final_runs final_low final_high peak peak_hours "
-        "threshold hours_to_p99 steps seconds_per_step evaluation_se"
+        "threshold hours_to_p99 steps seconds_per_step"
     )
     keys = [*names.split(), *PHASES, "other", *other_metrics]
     title = "All scores"
