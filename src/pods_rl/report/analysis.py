@@ -208,7 +208,7 @@ def _corrected(pairs: Sequence[Pair], level: float | None) -> list[Pair]:
     gaps = corrected([*(pair.difference for pair in pairs), *(pair.over_time or UNKNOWN for pair in pairs)])
     found = []
     for pair, at_end, over_time in zip(pairs, gaps[:count], gaps[count:], strict=True):
-        pair = replace(pair, difference=at_end, over_time=pair.over_time and over_time)
+        pair = replace(pair, difference=at_end, over_time=None if pair.over_time is None else over_time)
         if level is not None:
             speedup = speedup_between(pair.arm, pair.rival, level)
             # it follows from the scores, so it is settled only if one of the two differences is
@@ -223,6 +223,7 @@ def _result_of(arm: Arm, horizon: float, level: float | None, *, alone: bool) ->
     if arm.curve is None or not arm.has_scores:
         return ArmResult(arm, cost=cost)
     time = math.nan if level is None else time_to(arm.curve.mean, arm.curve.times, level)
+    # an arm that ended before the others might have reached the level
     if math.isinf(time) and not arm.is_running and arm.end * SAME_MOMENT < horizon:
         time = math.nan
     return ArmResult(arm, _final_of(arm.curve, arm.end if alone else horizon), cost, time)
@@ -298,7 +299,8 @@ def mean_over(curve: Curve, times: Array) -> tuple[Array, Array]:
     """
     at_times = np.array([curve.at(time) for time in times])  # [T, score and error, R]
     scores = at_times[:, 0].mean(axis=0)
-    evaluations = np.minimum(len(times), (~np.isnan(curve.scores)).sum(axis=1) - 1)  # others lie between two of them
+    # a score that lies on a line between two evaluations of a run adds no draws
+    evaluations = np.minimum(len(times), (~np.isnan(curve.scores)).sum(axis=1) - 1)
     errors = np.sqrt((at_times[:, 1] ** 2).mean(axis=0) / np.maximum(evaluations, 1))
     return scores, errors
 

@@ -114,7 +114,7 @@ def curve_of(evals: Evals, metric: str, clock: str = "seconds", running: Collect
     by_run = {run: points for run, points in by_run.items() if points}
     if not by_run:
         return None
-    ended = {run for run in by_run if run not in running} or {*by_run}
+    ended = {run for run in by_run if run not in running} or {*by_run}  # if all still train, none waits for another
     pauses = np.concatenate([np.diff(sorted(points)) for points in by_run.values()])
     pause = float(np.median(pauses)) / SAME_MOMENT if len(pauses) else 0.0  # below a full one of a shared clock
     by_run = _to_a_common_end(by_run, ended, pause)
@@ -150,7 +150,7 @@ def _on_clock(points: Points, due: Array, gap: float = math.inf) -> Array:
     """
     times = np.array(sorted(points))
     columns = np.array([points[time] for time in times.tolist()]).T
-    after = np.searchsorted(times, due).clip(1, max(len(times) - 1, 1))
+    after = np.searchsorted(times, due).clip(1, max(len(times) - 1, 1))  # of the evaluation behind each time
     values = np.array([on_a_line(due, times, column) for column in columns])
     if len(times) > 1:
         is_within = (times[after] - times[after - 1] >= gap) & ~np.isin(due, times)
