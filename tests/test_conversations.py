@@ -202,7 +202,7 @@ def test_an_environment_of_its_own_grades_each_conversation_and_is_closed(tokeni
     sampler = Script(tokenizer, turns)
     found = evaluate(sampler, task, Sampling(max_completion_length=LENGTH, batch_size=2))
     assert [answer.answer_right for answer in found.answers] == [False, True, False]
-    assert found.format_accuracy == 1
+    assert found.scores["format_accuracy"] == 1
     assert found.answers[0].prompt == "0? of ['prompt']\n<assistant>"
     said = [(message["role"], message["content"]) for message in json.loads(found.answers[1].messages)]
     assert said == [("assistant", ""), ("tool", "right"), ("assistant", "<think>.</think><answer>12</answer>")]
@@ -275,7 +275,7 @@ def test_an_environment_that_cannot_be_closed_costs_nothing(tokenizer, monkeypat
     monkeypatch.setattr(Faulty, "fails", ("close", kind))
     task = task_of(1, environment_factory=Faulty, answer="environment")
     found = evaluate(Script(tokenizer, [[f"<answer>12</answer>{EOS}"]]), task, Sampling(max_completion_length=LENGTH))
-    assert found.accuracy == 1
+    assert found.scores["accuracy"] == 1
     assert caplog.text.count("Faulty.close") == 2  # of the one that lists the tools, and of the conversation's
 
 
@@ -288,7 +288,7 @@ def test_a_reward_of_an_environment_that_is_no_number_counts_as_reward_errors_sa
         evaluate(Script(tokenizer, [[f"<answer>12</answer>{EOS}"]]), task, sampling)
     task = replace(task, reward_errors="zero")
     found = evaluate(Script(tokenizer, [[f"<answer>12</answer>{EOS}"]]), task, sampling)
-    assert found.accuracy == 0
+    assert found.scores["accuracy"] == 0
 
 
 def learned(folder, tokenizer, turns):

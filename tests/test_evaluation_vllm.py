@@ -93,7 +93,7 @@ def test_an_evaluation_by_vllm(vllm):
     assert prompts[0] == prompts[1] != prompts[2]
     assert [a.completion for a in found.answers] == [f"<answer>{p.seed}</answer>" for p in params]
     assert [a.ended for a in found.answers] == [p.seed % 2 == 0 for p in params]
-    assert found.mean_completion_tokens == 5
+    assert found.scores["mean_completion_tokens"] == 5
     config = line["config"]
     assert (config["backend"], config["versions"]["vllm"]) == ("vllm", "0.23.0+cpu")
     assert config["dtype"] == "torch.bfloat16"  # of float32 weights

@@ -55,7 +55,7 @@ class Interrupting(list):
 
 
 def evaluation(accuracy=0.5):
-    return Evaluation(accuracy, 0.1, 1.0, accuracy, 10.0, 0.0, 4, 1, 1.0, 3.0)
+    return Evaluation({"accuracy": accuracy, "format_accuracy": 1.0})
 
 
 def run_steps(tmp_path, clock, step_seconds, **settings):
