@@ -158,8 +158,8 @@ class Evaluation:
     """The result of one evaluation.
 
     `scores` has the names and numbers of a line of `evals.jsonl` (docs/metrics.md). `accuracy`, `format_accuracy` and
-    `both_accuracy` are means over prompts and repeats, `pass@2`, `pass@4` and so on are those of powers of two up to
-    the repeats (pass@1 is `accuracy`), and each `<name>_se` is a standard error over prompts.
+    `both_accuracy` are means over prompts and repeats. There is a `pass@k` for each power of two k from 2 to the number
+    of repeats (pass@1 is `accuracy`). Each `<name>_se` is a standard error over prompts.
     `mean_completion_tokens` includes end tokens. `truncated_share` is the share of completions without an end token.
     `eval_seconds` is wall time. If no reward of the task says which answers are right, `reward` and `reward/<name>`
     replace the accuracies and pass@k. `answers` has the graded completions, sorted by prompt and repeat.
