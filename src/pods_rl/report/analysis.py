@@ -17,7 +17,7 @@ from .arms import ACCURACIES, Arm, same_seeds
 from .comparable import refusal, settings_that_differ
 from .intervals import UNKNOWN, Array, Difference, corrected, difference, error_of_mean, t_band
 from .statistics import SAME_MOMENT, Curve, Speedup, level_of, mean_curve, speedup_to, time_to
-from .text import finite, finite_numbers, plain
+from .text import finite, finite_numbers, one_line
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
         return by_name[name]
     if name is None or name == "none" or len(by_name) == 1:
         return None
-    names = ", ".join(map(plain, by_name))
+    names = ", ".join(map(one_line, by_name))
     raise UserError(
         f"No arm is called {name!r}: the arms are {names}.{suggest(name, by_name)} Name one with --baseline, or 'none'."
     )

@@ -20,7 +20,7 @@ from ..runs.files import CONFIG, ENVIRONMENT, EVALS, EXPERIMENT, METRICS, STATUS
 from .comparable import config_of, recipe_difference
 from .intervals import Array
 from .statistics import SAME_MOMENT, Curve, on_a_line
-from .text import finite, plain, tally
+from .text import finite, one_line, tally
 
 ACCURACIES = ("accuracy", "answer_accuracy", "both_accuracy", "format_accuracy")
 LENGTH = "mean_completion_tokens"
@@ -220,9 +220,9 @@ def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
         for index, run in enumerate(runs):
             difference = recipe_difference(runs[:index], run)
             if difference:
-                where = plain(f"{run.path.parent.name}/{run.path.name}")
+                where = one_line(f"{run.path.parent.name}/{run.path.name}")
                 raise UserError(
-                    f"The runs of {plain(name)} are not seeds of one recipe: {difference} (the latter in {where}). "
+                    f"The runs of {one_line(name)} are not seeds of one recipe: {difference} (the latter in {where}). "
                     "Move the seeds of each recipe to a folder of their own: ARM/seed-1, ARM/seed-2."
                 )
         evals = {str(run.path): run.evals for run in runs}
@@ -274,7 +274,7 @@ def label_of(name: str, config: Mapping[str, Any]) -> str:
     'pods-n64-m16'
     """
     n, m = rollouts_of(config)
-    label = plain(name) or "(no name)"
+    label = one_line(name) or "(no name)"
     if n is None or m is None or re.search(rf"\b[a-z]?{n}\b", name):
         return label
     return f"{label} ({n})" if n == m else f"{label} ({n}→{m})"
@@ -305,7 +305,7 @@ def damaged_files(arms: Sequence[Arm]) -> str:
         }
         for name, content in contents.items():
             path = run.path / name
-            place = f"{plain(run.path.parent.name)}/{plain(run.path.name)}/{name}"
+            place = f"{one_line(run.path.parent.name)}/{one_line(run.path.name)}/{name}"
             lines = run.skipped.get(name)
             if lines:
                 damaged.append(f"{place} (line {lines[0]})")

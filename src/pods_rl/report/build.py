@@ -21,7 +21,7 @@ from .ledger import ledger_of
 from .notes import method, notes
 from .outputs import Account, print_account, to_html, to_markdown
 from .tables import CSV_NAMES, tables
-from .text import finite, listed, plain
+from .text import finite, listed, one_line
 from .wording import findings
 
 PAGE = "report.html"
@@ -111,7 +111,7 @@ def _usual_baseline(settings: Mapping[str, Any], arms: Sequence[Arm]) -> tuple[s
     if declared in names or (len(names) == 1 and declared is None):
         return names[0] if declared is None else str(declared), ""
     if declared is not None:
-        return "none", f"No run of {plain(declared)}, the baseline, has begun."
+        return "none", f"No run of {one_line(declared)}, the baseline, has begun."
     return names[0], f"The baseline is {arms[0].label}, the first arm. Choose another with --baseline."
 
 
@@ -122,7 +122,7 @@ def _declared_pairs(settings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, Mapping):
             against = entry.get("against", settings.get("baseline"))
-            pairs.append((str(entry.get("arm")), str(against), plain(entry.get("shows") or "")))
+            pairs.append((str(entry.get("arm")), str(against), one_line(entry.get("shows") or "")))
     return pairs
 
 
@@ -193,7 +193,7 @@ def _check_metric(arms: Sequence[Arm], metric: str) -> None:
     measured = sorted(_measured(run for arm in arms for run in arm.runs))
     if any(arm.curve for arm in arms) or not measured:  # perhaps no run has been evaluated yet
         return
-    names = ", ".join(map(plain, measured))
+    names = ", ".join(map(one_line, measured))
     raise UserError(f"No evaluation has a number called {metric!r}. Choose another with --metric: {names}.")
 
 

@@ -14,7 +14,7 @@ from .analysis import Analysis
 from .arms import Arm, curve_of
 from .intervals import Array
 from .statistics import Curve, mean_curve
-from .text import UNITS, finite, finite_numbers, plain, rounded, significant, unit_for, words
+from .text import UNITS, finite, finite_numbers, one_line, rounded, significant, unit_for, words
 
 _TITLES = {
     "reward": "reward, all generated rollouts",
@@ -225,7 +225,7 @@ def _metric_panels(analysis: Analysis, styles: Styles) -> list[Panel]:
             if arm.name in logged and metric in logged[arm.name].metrics:
                 lines = _metric_lines(logged[arm.name], metric, axes)
                 series.append(Series(arm.label, *styles[arm.name], lines))
-        panels.append(_panel(metric, _TITLES.get(metric) or plain(metric), axes, series))
+        panels.append(_panel(metric, _TITLES.get(metric) or one_line(metric), axes, series))
     return panels
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..runs import Run
 from ..runs.identity import MODULES
-from .text import as_text, listed, plain
+from .text import as_text, listed, one_line
 
 OWN_TO_A_RUN = frozenset({"seed", "data_seed", "output_dir", "run_name", "logging_dir", "resume"})
 """Keys of a recipe that runs of one arm differ in."""
@@ -130,17 +130,17 @@ def refusal(ours: Runs, theirs: Runs) -> str:
     if not all(versions) or versions[0] == versions[1]:
         return ""
     if graders[0] != graders[1]:
-        return f"answers were graded by versions {plain(graders[0])} and {plain(graders[1])} of the grader"
+        return f"answers were graded by versions {one_line(graders[0])} and {one_line(graders[1])} of the grader"
     if {*_PROMPTS} & {*other_keys}:
         return ""  # noted instead (`NOT_OF_THE_METHOD`)
-    return f"the versions of the task are {plain(versions[0])} and {plain(versions[1])}"
+    return f"the versions of the task are {one_line(versions[0])} and {one_line(versions[1])}"
 
 
 def _differs(key: str, ours: Config, theirs: Config) -> str:
     values = [
-        "not set" if config.get(key) is None else plain(as_text(config[key]), limit=40) for config in (ours, theirs)
+        "not set" if config.get(key) is None else one_line(as_text(config[key]), limit=40) for config in (ours, theirs)
     ]
-    return f"{plain(key)} is {values[0]} and {values[1]}"
+    return f"{one_line(key)} is {values[0]} and {values[1]}"
 
 
 def _other_contents(other_keys: Sequence[str], ours: Config, theirs: Config) -> str:
@@ -169,7 +169,7 @@ def _other_contents(other_keys: Sequence[str], ours: Config, theirs: Config) -> 
             }
         changed = sorted(str(file) for file in files if our_files.get(file) != their_files.get(file))
         if changed:
-            return f"the contents of {plain(key)} differ ({plain(', '.join(changed[:_MOST_FILES]))})"
+            return f"the contents of {one_line(key)} differ ({one_line(', '.join(changed[:_MOST_FILES]))})"
     return ""
 
 
@@ -181,10 +181,10 @@ def machine_notes(arms: Mapping[str, Runs]) -> list[str]:
         for run in runs:
             device = str(run.environment.get("device") or "")
             # a GPU by its model, since two of one machine are alike
-            model = plain(run.environment.get("device_name") or device)
+            model = one_line(run.environment.get("device_name") or device)
             if model:
                 devices.setdefault(model, {})[label] = None
-            processor = plain(run.environment.get("processor") or "")
+            processor = one_line(run.environment.get("processor") or "")
             if processor and device.startswith("cpu"):
                 processors.setdefault(processor, {})[label] = None
     lines = []

@@ -20,7 +20,7 @@ from ..runs import Run
 from ..runs.sizes import check_size
 from ..text import call_text, content_text, plain_text
 from .arms import Arm
-from .text import finite, finite_numbers, plain, rounded
+from .text import finite, finite_numbers, one_line, rounded
 
 DATA_MB = 20.0
 """Approximate megabytes of the page that rollouts may take: a larger one is slow in a browser."""
@@ -151,11 +151,11 @@ def ledger_of(arms: Sequence[Arm], colours: Mapping[str, str] | None = None) -> 
     queue.sort(key=lambda entry: entry[0])
     for _, path, run, arm in queue:
         ledger.files += 1
-        name = plain(run.path.name)
+        name = one_line(run.path.name)
         try:
             ledger.read(path, arm, name)
         except _UNREADABLE:
-            ledger.unreadable.append(plain(f"{name}/{path.name}"))
+            ledger.unreadable.append(one_line(f"{name}/{path.name}"))
     ledger.unreadable.sort()
     return ledger
 
@@ -166,7 +166,7 @@ def _run_names(arms: Sequence[Arm]) -> list[str]:
     seeds: dict[str, float] = {}
     for arm in arms:
         for run in arm.runs:
-            name = plain(run.path.name)
+            name = one_line(run.path.name)
             names.append(name)
             match = re.fullmatch(r"seed-(\d{1,15})", name)
             if match:
@@ -207,7 +207,7 @@ def _facts(row: Mapping[str, Any]) -> list[str]:
     for key, value in row.items():
         reward = finite(value)
         if key.startswith("reward/") and reward is not None:
-            facts.append(f"{plain(key.removeprefix('reward/'))} {reward:.3f}")
+            facts.append(f"{one_line(key.removeprefix('reward/'))} {reward:.3f}")
     turns = row.get("turn_rewards")
     if isinstance(turns, list):
         for turn, value in enumerate(turns, start=1):

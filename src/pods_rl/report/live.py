@@ -20,7 +20,7 @@ from ..runs import find_runs, not_begun
 from ..runs.files import CONFIG, STATUS, encoded
 from .build import read_account
 from .outputs import Account, to_html
-from .text import plain, tally
+from .text import one_line, tally
 from .wording import Finding
 
 LOOPBACK = "127.0.0.1"
@@ -90,13 +90,13 @@ class LivePage:
             reason = str(error) if isinstance(error, UserError) else repr(error)
             note = f"No report: {reason}"
         if self._made:
-            self.served = self.served._replace(note=plain(note, limit=200))
+            self.served = self.served._replace(note=one_line(note, limit=200))
         else:
             self._wait(note, state)
 
     def _wait(self, message: str, state: str) -> None:
         title = os.path.basename(os.path.realpath(self._source))
-        self._show(Account(title, (Finding("", plain(message, limit=300)),)), state)
+        self._show(Account(title, (Finding("", one_line(message, limit=300)),)), state)
 
     def _show(self, account: Account, state: str) -> None:
         self.served = Served(  # one assignment: a reader sees the old or the new

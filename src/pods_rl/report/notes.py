@@ -11,7 +11,7 @@ from .arms import damaged_files
 from .comparable import NOT_OF_THE_METHOD, machine_notes
 from .intervals import FEWEST
 from .ledger import Ledger
-from .text import duration, listed, plain, tally
+from .text import duration, listed, one_line, tally
 
 _MOST_FILES = 300  # characters that names of damaged files may take
 
@@ -31,7 +31,7 @@ def notes(analysis: Analysis, ledger: Ledger) -> tuple[str, ...]:
     if damage:
         lines.append(f"Skipped unreadable data: {damage}.")
     if ledger.unreadable:
-        names = plain(", ".join(ledger.unreadable), limit=_MOST_FILES)
+        names = one_line(", ".join(ledger.unreadable), limit=_MOST_FILES)
         lines.append(f"{len(ledger.unreadable)} of {ledger.files} rollout files could not be read: {names}.")
     lines += _speed_notes(analysis)
     lines += machine_notes({arm.label: arm.runs for arm in analysis.compared})
@@ -77,7 +77,7 @@ def _curve_notes(analysis: Analysis, result: ArmResult) -> list[str]:
     lines = []
     if run_count < arm.run_count:
         missing = arm.run_count - run_count
-        lines.append(f"{missing} of {arm.run_count} runs have no evaluation of {plain(analysis.metric)}.")
+        lines.append(f"{missing} of {arm.run_count} runs have no evaluation of {one_line(analysis.metric)}.")
     if arm.curve is None:
         return lines
     if not arm.is_trained:
@@ -87,7 +87,7 @@ def _curve_notes(analysis: Analysis, result: ArmResult) -> list[str]:
         lines.append(f"its final score is the mean of {result.final.final_runs} of {run_count} runs{rest}.")
     for seed, count in Counter(arm.seeds).items():
         if count > 1:
-            lines.append(f"several of its runs have seed {plain(seed)}. They may not be independent.")
+            lines.append(f"several of its runs have seed {one_line(seed)}. They may not be independent.")
             break
     return lines
 

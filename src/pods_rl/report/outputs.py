@@ -23,7 +23,7 @@ from .analysis import Analysis
 from .charts import Panel, Styles
 from .ledger import Ledger
 from .tables import Table
-from .text import html_text, markdown, plain, terminal
+from .text import html_text, markdown, one_line, terminal
 from .wording import Finding
 
 _SCRIPTS = (
@@ -110,7 +110,7 @@ def _template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=html_text
     )
-    environment.filters["plain"] = plain
+    environment.filters["one_line"] = one_line
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     return environment.from_string(_asset("templates/report.html.j2"))
 

@@ -20,7 +20,7 @@ from .analysis import Analysis, ArmResult, Pair
 from .arms import HOUR, LENGTH, Arm, rollouts_of
 from .comparable import OWN_TO_A_RUN, task_of
 from .intervals import UNKNOWN
-from .text import as_text, csv_text, duration, finite, finite_numbers, number_text, plain, tally, unit_for, words
+from .text import as_text, csv_text, duration, finite, finite_numbers, number_text, one_line, tally, unit_for, words
 from .wording import (
     LEVEL_MARGIN,
     difference_text,
@@ -75,7 +75,7 @@ class Table:
         """Return raw values; a missing value is an empty field, a bool is true or false, a text is not a formula."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(csv_text(plain(key)) for key in self.keys)
+        writer.writerow(csv_text(one_line(key)) for key in self.keys)
         for row in self.rows:
             writer.writerow(_raw(row.get(key)) for key in self.keys)
         return text.getvalue()
@@ -196,7 +196,7 @@ def _first_columns(results: Sequence[ArmResult]) -> dict[str, list[str]]:
 
 
 def _task_of(arm: Arm) -> str:
-    return plain(task_of(arm.runs).get("name") or arm.config.get("task") or "")
+    return one_line(task_of(arm.runs).get("name") or arm.config.get("task") or "")
 
 
 def _scores(analysis: Analysis, rows: Sequence[Row], key: str, metric: str = "") -> list[str]:
@@ -249,7 +249,7 @@ def pairs_table(analysis: Analysis) -> Table:
         _SPEEDUP: [speedup_text(pair.speedup, pair.arm) for pair in pairs],
         "settled": [settled_text(pair) for pair in pairs],
         "at": [duration(pair.due, unit) for pair in pairs],
-        "differs in": [plain(", ".join(pair.differs_in), limit=200) or "–" for pair in pairs],
+        "differs in": [one_line(", ".join(pair.differs_in), limit=200) or "–" for pair in pairs],
     }
     keys = (
         "arm other hours score other_score runs other_runs difference low high p paired settled "
@@ -337,20 +337,20 @@ def _run_row(arm: Arm, run: Run, metric: str) -> Row:
     scores = finite_numbers(evaluation.get(metric) for evaluation in run.evals)
     row: Row = {
         "arm": arm.name,
-        "run": plain(run.path.name),
+        "run": one_line(run.path.name),
         "seed": run.seed,
-        "state": plain(run.state),
-        "reason": plain(run.status.get("reason") or "", limit=200),
+        "state": one_line(run.state),
+        "reason": one_line(run.status.get("reason") or "", limit=200),
         "steps": finite(run.status.get("step")),
         "seconds": math.nan if seconds is None else seconds,
         "evaluations": len(scores),
         "last_score": scores[-1] if scores else math.nan,
         "last_reward": None,
         FIELD: speed_of(run.evals) or None,
-        "device": plain(run.environment.get("device") or ""),
-        "device_name": plain(run.environment.get("device_name") or ""),
-        "processor": plain(run.environment.get("processor") or ""),
-        "dtype": plain(run.environment.get("precision") or ""),
+        "device": one_line(run.environment.get("device") or ""),
+        "device_name": one_line(run.environment.get("device_name") or ""),
+        "processor": one_line(run.environment.get("processor") or ""),
+        "dtype": one_line(run.environment.get("precision") or ""),
     }
     if run.state == "running":  # its status may be older than its last logged step
         progress = progress_of(run)
@@ -375,7 +375,7 @@ def config_table(analysis: Analysis) -> Table:
     keys = {str(key) for arm in arms for key in arm.config} - OWN_TO_A_RUN - {"arm", "label"}
     rows = []
     for arm in arms:
-        settings = {key: plain(as_text(arm.config.get(key, "(not set)")), limit=120) for key in sorted(keys)}
+        settings = {key: one_line(as_text(arm.config.get(key, "(not set)")), limit=120) for key in sorted(keys)}
         rows.append({"arm": arm.name, **settings})
     differ = [key for key in sorted(keys) if len({row[key] for row in rows}) > 1]
     if not differ:

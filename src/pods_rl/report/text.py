@@ -27,10 +27,10 @@ _LONGEST = 2000  # characters of a line
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}  # seconds in each unit of time
 
 
-def plain(text: object, limit: int = 60) -> str:
+def one_line(text: object, limit: int = 60) -> str:
     """Return a name on one line. Control characters, marks of direction and lone surrogates become spaces.
 
-    >>> plain("grpo" + chr(10) + chr(27) + "[31m"), plain("abcdef", limit=4)
+    >>> one_line("grpo" + chr(10) + chr(27) + "[31m"), one_line("abcdef", limit=4)
     ('grpo [31m', 'abc…')
     """
     line = _CONTROL.sub(" ", str(text)).strip()
@@ -44,7 +44,7 @@ def html_text(value: Any) -> Any:
     """
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
-    return plain(value, _LONGEST).replace(" %", "\u00a0%")
+    return one_line(value, _LONGEST).replace(" %", "\u00a0%")
 
 
 def markdown(text: object) -> str:
@@ -53,12 +53,12 @@ def markdown(text: object) -> str:
     >>> markdown("a|b <i>")
     'a\\\\|b &lt;i&gt;'
     """
-    return _MARKDOWN.sub(r"\\\1", html.escape(plain(text, _LONGEST), quote=False))
+    return _MARKDOWN.sub(r"\\\1", html.escape(one_line(text, _LONGEST), quote=False))
 
 
 def terminal(text: object) -> str:
     """Return text for `console().print`, on one line."""
-    return safe_text(plain(text, _LONGEST))
+    return safe_text(one_line(text, _LONGEST))
 
 
 def csv_text(text: str) -> str:
@@ -82,7 +82,7 @@ def as_text(value: Any) -> str:
 
 def words(metric: str) -> str:
     """Return a metric's name for display."""
-    return _WORDS.get(metric) or plain(metric).replace("_", " ")
+    return _WORDS.get(metric) or one_line(metric).replace("_", " ")
 
 
 def unit_for(seconds: float) -> str:
@@ -131,13 +131,13 @@ def finite(value: object) -> float | None:
 
 def tally(counts: Iterable[tuple[str, int]]) -> str:
     """Return how many there are of each state, such as ``2 failed, 1 stopped``."""
-    return ", ".join(f"{count} {plain(state, limit=20)}" for state, count in counts)
+    return ", ".join(f"{count} {one_line(state, limit=20)}" for state, count in counts)
 
 
 def listed(names: Sequence[str]) -> str:
     """Return the first six names on one line, and how many more there are."""
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return ", ".join(map(plain, names[:6])) + more
+    return ", ".join(map(one_line, names[:6])) + more
 
 
 def finite_numbers(values: Iterable[object]) -> list[float]:
