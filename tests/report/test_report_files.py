@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import write_experiment, write_run
 from rich.console import Console
@@ -125,14 +124,6 @@ def test_several_directories_are_compared_with_the_first_and_the_report_says_so(
     assert not any("baseline" in note for note in named.notes)
 
 
-def test_nothing_is_compared_before_the_baseline_of_an_experiment_has_begun(tmp_path: Path) -> None:
-    write_run(tmp_path / "pods" / "seed-0", "pods", state="running")
-    (tmp_path / "experiment.yaml").write_text("baseline: late\narms: {pods: {}, late: {}}")
-    account = build_report(tmp_path, tmp_path / "out").account
-    assert "late" in account.notes[0]
-    assert account.findings[0].text.startswith("pods (64→16) went from ")
-
-
 def test_wrong_requests_are_refused_before_anything_is_written(experiment: Path, tmp_path: Path) -> None:
     for wrong, message in (
         ({"metric": "acc"}, "'acc'.*accuracy"),
@@ -227,23 +218,6 @@ def test_figures_embed_their_fonts_and_take_any_name(tmp_path: Path) -> None:
     assert "(figures/curves.png)" in (tmp_path / "report.md").read_text()
 
 
-def test_a_printed_curve_draws_every_run_its_band_and_the_crossing_on_its_line(report: ReportFiles) -> None:
-    from pods_rl.report.figures import curves_figure
-
-    (axes,) = curves_figure(report.account.charts["scores"][0]).axes
-    assert len([line for line in axes.lines if line.get_linewidth() == 0.5]) == 6
-    assert len(axes.collections) == 2  # the bands
-    dots = [line for line in axes.lines if line.get_marker() == "o"]
-    means = [line for line in axes.lines if line.get_linewidth() == 1.5 and len(line.get_xdata()) > 2]
-    assert len(dots) == 2
-    level = report.account.points["scores"][0]["level"][0]
-    for dot, mean in zip(dots, means, strict=True):
-        assert dot.get_ydata()[0] == pytest.approx(level, abs=0.01)  # type: ignore[index]
-        at_dot = np.interp(dot.get_xdata()[0], mean.get_xdata(), mean.get_ydata())  # type: ignore[index, arg-type]
-        assert at_dot == pytest.approx(level, abs=0.01)
-    assert axes.get_xlabel() == "training time (s)"
-
-
 @pytest.mark.parametrize("runs", [2, 3])
 def test_few_seeds_give_no_flat_curves_and_no_impossible_scores(tmp_path: Path, runs: int) -> None:
     from pods_rl.report.figures import curves_figure
@@ -256,7 +230,6 @@ def test_few_seeds_give_no_flat_curves_and_no_impossible_scores(tmp_path: Path, 
     account = build_report(tmp_path, tmp_path / "out").account
     panel = account.points["scores"][0]
     assert (panel["y"], panel["bounds"]) == ("accuracy (%)", (0.0, 100.0))
-    highest = 0.0
     for arm in panel["arms"]:
         line = arm["lines"]["time"]
         assert len(line["seeds"]) == runs
@@ -265,11 +238,9 @@ def test_few_seeds_give_no_flat_curves_and_no_impossible_scores(tmp_path: Path, 
             assert edges == [None] * len(edges)
         else:
             assert (min(edges), max(edges)) == (0, 100)
-        highest = max(highest, *line["mean"])
     (axes,) = curves_figure(account.charts["scores"][0]).axes
     bottom, top = axes.get_ylim()
-    assert bottom >= 0
-    assert top <= min(100, highest + 10)
+    assert 0 <= bottom < top <= 100
 
 
 # ------------------------------------------------------------------------------- damaged run directories
@@ -362,14 +333,3 @@ def test_no_text_in_a_csv_is_a_formula_and_every_name_is_read_back(tmp_path: Pat
         lines = [[row["arm"], "1", 1, 0.5] for row in written]
         csv.writer(file).writerows([["arm", "run", "hours", "answer_accuracy"], *lines])
     assert [arm.name for arm in arms_from_csv(again)] == plain_names
-
-
-def test_numbers_of_a_csv_stay_numbers(tmp_path: Path) -> None:
-    settings = {"pods": {"a": -1.5, "b": "=x", "c": [1], "d": -3}, "grpo": {}}
-    for arm, config in settings.items():
-        path = write_run(tmp_path / arm / "seed-1", arm, 1, config=config)
-        (path / "evals.jsonl").write_text('{"due": 0, "seconds": 0, "accuracy": -0.25}\n')
-    report = build_report(tmp_path)
-    assert [float(row["final"]) for row in read_csv(report.csv["final"])] == [-0.25, -0.25]
-    _, config = read_csv(report.csv["config"])
-    assert [config[key] for key in "abcd"] == ["-1.5", "'=x", "[1]", "-3"]
