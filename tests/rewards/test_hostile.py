@@ -70,5 +70,8 @@ def test_a_long_completion_takes_linear_time(reward):
     for unit in ANY + OWN[reward]:
         for length in (990, 19_980, 1_000_000):
             text = unit * (length // len(unit))
-            for completion in (text, f"<answer>{text}</answer>", f"<answer>2H2 + O2 = {text}</answer>"):
+            completions = [text, f"<answer>{text}</answer>"]
+            if reward in ("equation", "chemistry"):
+                completions.append(f"<answer>2H2 + O2 = {text}</answer>")
+            for completion in completions:
                 assert REWARDS[reward](completion, GOLDS[reward]) < 1.0

@@ -81,9 +81,7 @@ def module(tmp_path, monkeypatch):
     ("text", "message"),
     [
         ("import sys; sys.exit()", "SystemExit"),
-        ("def judge(", "SyntaxError"),
         ("class judge: ...", ":judge' .*class"),
-        ("async def judge(text, gold): return 1.0", ":judge' .*async"),
         ("import os; os._exit(3)", ":judge' .*process"),
         ("while True: pass", ":judge' .*3 s"),
     ],
@@ -105,7 +103,7 @@ FAILING = "import os, time\ndef judge(text, gold):\n    if text == 'raise': rais
 )
 
 
-@pytest.mark.parametrize("errors", ["raise", "zero", "drop"])
+@pytest.mark.parametrize("errors", ["raise", "zero"])
 def test_a_task_grades_with_the_users_own_reward_as_training_does(module, errors):
     path = module(f"{FAILING}# {errors}\n")  # a pool that is closed stays so
     with_time(lambda seconds: grades_as_training(path, errors, seconds), 2.0)
@@ -223,8 +221,6 @@ name, mark, limit, ending = sys.argv[1:]
 if ending == "kill while it works":
     threading.Timer(float(limit) / 2, os.kill, [os.getpid(), signal.SIGKILL]).start()
 print(score(get_reward("tests.reliability.own_rewards:" + name), ["1"] * 2, [mark] * 2, float(limit)), flush=True)
-if ending == "kill":
-    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -233,7 +229,6 @@ if ending == "kill":
     ("name", "limit", "ending"),
     [
         ("leaves_behind", 60, "return"),
-        ("leaves_behind", 60, "kill"),
         ("leaves_behind_and_spins", 2, "return"),
         ("leaves_behind_and_spins", 6, "kill while it works"),
     ],

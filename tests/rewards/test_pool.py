@@ -178,16 +178,6 @@ def test_slow_answers_get_a_second_try_with_an_equal_share_up_to_the_limit(monke
     pool.close()
 
 
-def test_a_late_reply_to_an_earlier_request_is_never_read_as_an_answer():
-    pool = VerifierPool(size=1)
-    worker = pool_module.Worker(pool)
-    worker.channel, theirs = socket.socketpair()
-    with theirs:
-        theirs.sendall(frame(1, Reply("gave", True)))
-        assert worker.exchange(2, frame(2, RIGHT), DEADLINE) == Reply("crash")
-    pool.close()
-
-
 def test_the_crash_of_a_process_that_has_just_answered_is_not_read_as_the_next_answer():
     pool = VerifierPool(size=1)
     worker = pool_module.Worker(pool)

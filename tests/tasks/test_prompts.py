@@ -66,11 +66,6 @@ def test_a_task_of_ones_own_is_named_by_its_path():
     assert load_task({"task": f"{__name__}.words", "task_train_size": None}).name == "words"
 
 
-def test_a_function_that_returns_no_task_is_refused():
-    with pytest.raises(UserError, match="dict"):
-        load_task({"task": "builtins:dict"})
-
-
 def failing_task(settings):
     raise KeyError("a setting of mine")
 
