@@ -12,14 +12,11 @@ from signal import SIGINT, SIGTERM
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
 import pods_rl.cli
-from pods_rl.cli import app, main
-from pods_rl.cli.compare import show as show_experiment
+from pods_rl.cli import main
 from pods_rl.distributed.launch import Failure
 from pods_rl.errors import UserError
-from pods_rl.experiment import load_experiment
 from pods_rl.recipe import shipped_recipes
 from pods_rl.recipe.recipe import checkpoint_keys
 from pods_rl.recipe.schema import UNSUPPORTED, fields
@@ -169,7 +166,6 @@ def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypat
     assert len(commands) == 1
 
 
-@pytest.mark.slow
 def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
     pods("train", "tiny-pods", "--output", "out", "--seed", "3")
     pods("train", "--seed", "4", "quickstart-pods")
@@ -177,8 +173,6 @@ def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
     pods("train", "--output", "mine", "mine.yaml")
     assert [recipe.values["seed"] for recipe, _, _ in trained.made] == [3, 4, 42]
     assert [recipe.name for recipe, _, _ in trained.made] == ["tiny-pods", "quickstart-pods", "mine"]
-    assert "3 arms x 2 seeds" in pods("compare", "quickstart", "--seeds", "2", "--dry_run").output
-    assert "128 rollouts" in pods("doctor", "tiny-pods", "--num_rollouts", "128").output
 
 
 @pytest.mark.parametrize(
@@ -188,7 +182,6 @@ def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
         (["train", "tiny-pods", "quickstart-pods"], "'quickstart-pods'.* tiny-pods"),
         (["train", "quickstart"], "`pods compare"),
         (["train", "tiny-pod"], r"tiny-pods\?"),
-        (["train", "~nobody-of-this-name"], "~nobody-of-this-name"),
         (["compare"], "experiment"),
         (["train"], "recipe"),
         (["train", "tiny-pods", "--resume"], "--resume "),
@@ -246,7 +239,7 @@ def finish(starters, config, output, in_progress, **_):
 Starters.train = finish
 c.main()
 """
-    words = [sys.executable, "-c", program, "compare", "--config", "quickstart", "--output", tmp_path / "out"]
+    words = [sys.executable, "-c", program, "compare", "quickstart", "--seeds", "1", "--output", tmp_path / "out"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(words, text=True, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 0, done
@@ -311,16 +304,6 @@ def test_a_task_that_exits_is_not_loaded(monkeypatch, tmp_path):
     assert "SystemExit: 0 (exiting_task.py, line 4)" in result.output
 
 
-def test_a_place_that_is_not_utf8_is_refused_at_once(trained, tmp_path):
-    with pytest.raises(UserError, match="UTF-8"):
-        pods("train", "tiny-pods", "--output", "run\udcff")
-    assert list(tmp_path.iterdir()) == []
-    Path("r\udcff.yaml").write_text("max_steps: 1\n")
-    pods("train", "r\udcff.yaml")
-    assert trained.made[0][1].parent == tmp_path / "runs"
-    assert trained.made[0][1].name.startswith("r?-")
-
-
 def test_more_processes_than_a_machine_can_hold_are_refused_but_can_be_planned(trained, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     words = ("train", "tiny-pods", "--num_processes", "64", "--num_generations", "16", "--output", "out")
@@ -342,30 +325,14 @@ def test_a_refused_resume_of_several_processes_leaves_the_run_as_it_was(trained,
     assert Path("out/status.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("words", [["--help"], ["report", "."]])
-def test_a_deleted_working_directory_is_one_line(tmp_path, words):
+def test_a_deleted_working_directory_is_one_line(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
     shell = 'cd "$1" && rmdir "$1" && shift && exec "$@"'
-    done = subprocess.run(["sh", "-c", shell, "sh", gone, *PODS, *words], capture_output=True, text=True)
+    done = subprocess.run(["sh", "-c", shell, "sh", gone, *PODS, "report", "."], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("Error: ")
     assert done.stderr.count("\n") == 1
-
-
-COMMANDS = ("train", "eval", "compare", "report", "watch", "plan", "select", "doctor", "recipes", "tasks")
-
-
-def test_what_is_printed_fits_80_columns_and_is_not_cut(capsys):
-    for command in ("", "tasks check", *COMMANDS):
-        result = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "80"})
-        lines = result.output.splitlines()
-        assert max(map(len, lines)) <= 80, command
-        assert not [line for line in lines if line.endswith("...") and not line.startswith("Usage")]
-    for words in (("train", "--explain", "loss_type"), ("doctor", "tiny-pods")):
-        assert max(map(len, pods(*words).stdout.splitlines())) <= 80, words
-    show_experiment(load_experiment("quickstart"))
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 def test_explain_alone_lists_every_key_of_a_recipe():

@@ -113,8 +113,6 @@ def test_each_parquet_file_is_a_batch(tmp_path):
         (["--selection", "all"], "prompt or batch"),
         (["--rows", 2], "--selection batch"),
         (["--selection", "batch", "--rows", 4], "--rows 4 .* 3 rollouts"),
-        (["--selection", "batch", "--rule", "percentile"], "batch rule 'percentile'"),
-        (["--selection", "batch", "--advantages", "during"], "during"),
     ],
 )
 def test_mistakes_of_a_batch_are_refused(source, words, message):
@@ -127,12 +125,9 @@ def test_mistakes_of_a_batch_are_refused(source, words, message):
 
 REWARD = '{{"prompt": 1, "reward": {}}}'
 BAD = [
-    ("x", "is not JSON"), ("[1]", "is not a JSON object"), ('{"prompt": 1}', "no key 'reward'"),
-    ('{"reward": 1}', "no key 'prompt'"), ("[" * 20_000, "is not JSON"),
-    ('{"prompt": ' + "[" * 250 + "1" + "]" * 250 + ', "reward": 1}', "at most 200 levels"),
-    (REWARD.format('"0.5"'), "'0.5'"), (REWARD.format("-Infinity"), "-inf"), (REWARD.format("1e16"), "1e+16"),
-    (REWARD.format("1" * 400), "up to 1e+15"), (REWARD.format("1" * 5000), "not JSON"),
-    (REWARD.format("[1]"), "up to 1e+15"),
+    ("x", "JSON"), ("[1]", "JSON"), ('{"prompt": 1}', "'reward'"), ('{"reward": 1}', "'prompt'"),
+    ("[" * 20_000, "JSON"), (REWARD.format("1" * 5000), "JSON"), (REWARD.format('"0.5"'), "'0.5'"),
+    (REWARD.format("-Infinity"), "-inf"), (REWARD.format("1e16"), "1e+16"),
 ]  # fmt: skip
 
 

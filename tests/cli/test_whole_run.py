@@ -61,6 +61,7 @@ def test_train_resume_and_evaluate(place):
     assert json.loads(line)["n-samples"] == {"arithmetic": {"original": 512, "effective": 4}}
 
 
+@pytest.mark.slow
 def test_a_run_does_not_resume_on_other_contents_unless_allowed(place, monkeypatch):
     """Its data, an import of its reward and its policy change; the directory stays as it was."""
     monkeypatch.syspath_prepend(str(place))
@@ -168,7 +169,6 @@ def test_a_dry_run_refuses_the_data_that_training_refuses(place):
             {"bf16": "true", "prefix_tree": "false"},
             {"precision": "bf16", "update": "row by row: prefix_tree"},
         ),
-        ({"bf16": "null", "torch_compile": "true"}, {"precision": "float32", "update": "row by row: torch_compile"}),
         (
             {"use_peft": "true", "lora_r": "8", "lora_target_modules": "[q_proj, v_proj]", "use_rslora": "true"},
             {"LoRA": "lora_r 8, lora_alpha 32"},
