@@ -87,7 +87,7 @@ def start(tmp_path) -> Iterator[Callable[..., Launched]]:
         one.process.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.reliability
 def test_a_process_that_raises_ends_all_with_its_own_message(start):
     command = start(task_rewards={"tests.rank_faults:raises_on_one": 1.0})
     assert command.end() in (1, 2)  # 2 if the error of a reward counts as a user's mistake
