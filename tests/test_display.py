@@ -53,13 +53,6 @@ def test_a_terminal_shows_how_far_a_run_is_and_cuts_nothing(width: int) -> None:
         assert len(lines) == 2
 
 
-def test_a_terminal_without_unicode_has_a_bar_too() -> None:
-    progress = RunDisplay("run", out=screen(80, legacy_windows=True), max_steps=2)
-    assert "━" in progress.bar(0.5)
-    ascii_only = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), force_terminal=True)
-    assert RunDisplay("run", out=ascii_only).bar(0.5) == "#######....... 50 %"
-
-
 @pytest.mark.parametrize(
     ("budget", "left"),
     [
@@ -129,16 +122,6 @@ def write(run: Path, state: str, *, steps: int = 3, saved: bool = True, final: b
         (prepare(run / "checkpoints" / name) / "model.bin").write_bytes(b"x")
         publish(run / "checkpoints" / name, {"step": steps})
     return run
-
-
-def test_the_last_lines_say_how_to_go_on(tmp_path: Path) -> None:
-    run = write(tmp_path / "a run", "stopped", evals=2)
-    assert last_lines(run, " --num_processes 2") == [
-        f"run         {run} (stopped at step 3)",
-        "result      accuracy 16.8 % to 28.1 % on 256 prompts, step 0 to 3",
-        f"resume      pods train --output '{run}' --num_processes 2 --resume",
-        f"report      pods report '{run}'",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -126,10 +126,8 @@ def test_a_changed_module_of_a_package_is_a_change_of_the_run(install, tmp_path)
 
 
 DAMAGE = {
-    "another group": ("entry_points.txt", "[console_scripts]\nnonsense"),
     "no value": ("entry_points.txt", "[pods_rl.rules]\nlatest\n[pods_rl.tasks]\nlatest = 3 4"),
     "bytes": ("entry_points.txt", "\udcff"),
-    "no name": ("METADATA", "Metadata-Version: 2.1\nVersion: 1.5\n"),
     "no metadata": ("METADATA", None),
 }
 

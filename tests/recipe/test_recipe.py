@@ -70,15 +70,11 @@ def test_each_part_gets_its_own_keys():
 # what no library checks: refused when a recipe is loaded, before torch is imported
 REFUSED = [
     ({"num_generations": 16}, "per_device_train_batch_size to 16 or 32"),
-    ({"num_iterations": 0}, "num_iterations"),
     ({"seed": 2**32}, "seed"),
-    ({"lr_scheduler_type": "cosine"}, "max_steps"),
     ({"save_strategy": "best"}, "no, steps, epoch"),
     ({"max_completion_length": None}, "max_completion_length"),
     ({"load_in_4bit": True, "use_peft": True, "use_vllm": True}, "bf16"),
     ({"task_rewards": {"acuracy": 1}}, "accuracy?"),
-    ({"task_rewards": {"accuracy": True}}, "accuracy: "),
-    ({"task": "arithmetic", "dataset_name": "x.jsonl"}, "dataset_name"),
     ({"dataset_name": "gone.jsonl", "model_name_or_path": "tiny"}, "no such file"),
     ({"task": "gsm8k"}, "model_name_or_path"),
     ({"trust_remote_code": True}, "repository"),
@@ -101,18 +97,17 @@ REJECTED = {
     "temperature": [0], "cache_implementation": ["fast"], "lora_task_type": ["X"], "optim": ["adam"],
     "optim_args": ["rank"], "report_to": ["tensorbord"], "attn_implementation": ["nonsense"],
     "lr_scheduler_type": ["reduce_lr_on_plateau"], "lr_scheduler_kwargs": [{"num_cycles": 2}],
-    "gradient_checkpointing_kwargs": [{"zz": 1}, {"use_reentrant": "x"}, {"every_n_layers": 0}],
-    "activation_checkpointing_kwargs": ["[1]"], "generation_kwargs": ["{a", {"eos_token_id": "x"}],
-    "model_init_kwargs": [{"zz": 1}, {"attn_implementation": "zz"}], "accelerator_config": ["gone.json"],
-    "fsdp": [True], "lora_target_modules": [["zz"], "q_proj("], "lora_dropout": [2], "log_level": ["loud"],
+    "gradient_checkpointing_kwargs": [{"zz": 1}, {"every_n_layers": 0}],
+    "activation_checkpointing_kwargs": ["[1]"], "generation_kwargs": [{"eos_token_id": "x"}],
+    "model_init_kwargs": [{"zz": 1}], "accelerator_config": ["gone.json"],
+    "fsdp": [True], "lora_target_modules": [["zz"]], "lora_dropout": [2], "log_level": ["loud"],
     "use_transformers_paged": [True], "use_transformers_continuous_batching": [True], "debug": ["zz"],
     "log_completions_hub_repo": ["a/b"], "tf32": [True], "bf16_full_eval": [3], "ignore_data_skip": [True],
     "remove_unused_columns": [True], "dataloader_multiprocessing_context": ["spawn"],
-    "vllm_importance_sampling_clip_min": [4.0], "dynamic_sampling": ["accurcy"], "advantages": ["during"],
-    "clock": ["sun"], "rule": ["nowhere_at_all:best"], "advantage_baseline": ["leave_one_out"],
-    "reward_errors": ["shrug"], "task_rewards": [{}, {"accuracy": 0}, {"accuracy": 1e300}, {"accuracy": "one"}],
+    "vllm_importance_sampling_clip_min": [4.0], "advantages": ["during"], "rule": ["nowhere_at_all:best"],
+    "advantage_baseline": ["leave_one_out"], "task_rewards": [{}, {"accuracy": 1e300}],
     # counts that would hang or exhaust the memory
-    "num_rollouts": [10**9], "gradient_accumulation_steps": [10**9], "task_train_size": [10**9], "lora_r": [10**9],
+    "num_rollouts": [10**9], "task_train_size": [10**9], "lora_r": [10**9],
 }  # fmt: skip
 
 
@@ -162,11 +157,9 @@ def test_an_experiment_that_is_its_own_base_is_refused(tmp_path):
     ("given", "seconds", "kept"),
     [
         ({}, 1800.0, 2),
-        ({"save_total_limit": 5}, 1800.0, 5),
         ({"save_seconds": 60}, 60.0, None),
         ({"save_seconds": None}, None, None),
         ({"save_steps": 10}, None, None),
-        ({"save_strategy": "no"}, None, None),
         ({"save_steps": 10, "save_seconds": 60, "save_total_limit": 1}, 60.0, 1),
     ],
 )
@@ -217,8 +210,6 @@ def test_the_prompt_of_a_shipped_policy_is_the_question_alone(gsm8k):
     ("values", "key", "accepted"),
     [
         ({"lora_r": 8}, "lora_r", {"use_peft": True}),
-        ({"bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type", {"load_in_4bit": True}),
-        ({"sync_ref_model": True}, "sync_ref_model", {"beta": 0.1}),
         ({"ref_model_sync_steps": 8, "beta": 0.1}, "ref_model_sync_steps", {"sync_ref_model": True}),
         ({"model_revision": "v2"}, "model_revision", {"model_name_or_path": "owner/model", "task": "arithmetic"}),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor", None),
@@ -244,11 +235,8 @@ def test_a_local_folder_has_no_revision(tmp_path):
     ("values", "read"),
     [
         ({"vllm_gpu_memory_utilization": 0.5}, {"use_vllm": True}),
-        ({"use_vllm": True, "vllm_server_port": 9000}, {"vllm_mode": "server"}),
         ({"use_vllm": True, "vllm_mode": "server", "vllm_max_model_length": 64}, {"vllm_mode": "colocate"}),
         ({"rule": "random"}, {"num_rollouts": 32}),
-        ({"dynamic_sampling_rounds": 5}, {"dynamic_sampling": True}),
-        ({"sapo_temperature_neg": 2.0}, {"loss_type": "sapo"}),
         ({"warmup_steps": 5}, {"lr_scheduler_type": "constant_with_warmup"}),
         ({"eval_repeats": 5, "eval_prompts": 0}, {"eval_prompts": 8}),
     ],
