@@ -80,44 +80,6 @@ def test_a_committed_experiment_is_what_its_pilot_runs_choose():
 # -- the rule that fills the arms -----------------------------------------------------------------------------------
 
 
-def pilot_rows(cell, best):
-    """Rows of pilot runs at three rates: the middle one is best, with a score by arm, and 0.3 without one."""
-    rows = []
-    for arm in [*cell.first_arms, *cell.following({"grpo": "8", "batch": "16x8"})]:
-        for rate, loss in (("0.00014", 0.1), ("0.0002", 0.0), ("0.00028", 0.05)):
-            for seed in cell.pilot_seeds:
-                score = best.get(arm, 0.3) - loss + (0.01 if seed == cell.pilot_seeds[0] else -0.01)
-                rows.append({"arm": arm, "rate": rate, "seed": str(seed), "accuracy_over_time": str(score)})
-    return rows
-
-
-def test_the_arms_are_the_best_shapes_at_their_best_rates(tmp_path):
-    cell = CELLS["words_32"]
-    rows = pilot_rows(cell, {"grpo-8": 0.5, "pods-32-4": 0.6, "batch-16x8": 0.7})
-    (tmp_path / "final.yaml").write_text(cell.final_text(rows))
-    experiment = load_experiment(tmp_path / "final.yaml")
-    rivals = ["grpo-8", "pods-32-4", "dynamic-8", "all-16x8", "random-16x8", "shuffled-16x8"]
-    assert {*experiment.arms} == {"batch-16x8", *rivals}
-    assert {keys["learning_rate"] for keys in experiment.arms.values()} == {2.0e-4}
-    assert [(pair.arm, pair.against) for pair in experiment.pairs] == [("batch-16x8", rival) for rival in rivals]
-    assert experiment.baseline == "grpo-8"
-    assert experiment.seeds == tuple(range(1101, 1113))
-    assert experiment.base["max_seconds"] == 40
-
-
-def scores(of_rates):
-    rows = []
-    for rate, of_seeds in of_rates.items():
-        for seed, score in of_seeds.items():
-            rows.append({"arm": "a", "rate": str(rate), "seed": str(seed), "accuracy_over_time": str(score)})
-    return rows
-
-
-def test_the_best_rate_has_the_highest_mean_over_seeds():
-    rows = scores({1e-4: {1: 0.9, 2: 0.1}, 2e-4: {1: 0.6, 2: 0.8}, 4e-4: {1: 0.5, 2: 0.5}})
-    assert batch_study.best_rates(rows, [1, 2])["a"] == (2e-4, pytest.approx(0.7))
-
-
 @pytest.mark.parametrize(
     "of_rates",
     [
@@ -126,8 +88,12 @@ def test_the_best_rate_has_the_highest_mean_over_seeds():
     ],
 )
 def test_a_search_that_has_not_ended_chooses_no_rate(of_rates):
+    rows = []
+    for rate, of_seeds in of_rates.items():
+        for seed, score in of_seeds.items():
+            rows.append({"arm": "a", "rate": str(rate), "seed": str(seed), "accuracy_over_time": str(score)})
     with pytest.raises(SystemExit):
-        batch_study.best_rates(scores(of_rates), [1, 2])
+        batch_study.best_rates(rows, [1, 2])
 
 
 # -- the control ----------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import statistics
 
 import pytest
@@ -57,12 +56,6 @@ def test_the_pages_have_the_numbers_of_the_csv_files():
         assert [*pages.unknown(page, known)] == [], path.name
 
 
-def test_disturbed_seeds_are_those_with_a_slow_selection():
-    noisy = comparisons.noisy_seeds("equal_rows_32")
-    assert noisy["pods-16-4"] == {508, 510, 511, 512}
-    assert comparisons.noisy_seeds("equal_rows_32/first") == {}
-
-
 def test_disturbed_seeds_are_those_with_a_slow_speed_check_if_there_was_one():
     assert comparisons.noisy_seeds("batch_words_16") == {"grpo-2": {1010}, "random-4x16": {1010}}
 
@@ -112,7 +105,6 @@ def scores_by_arm(path):
         ("many_prompts", "many_prompts/rates.csv"),
         ("many_prompts_trl", "many_prompts_trl/rates.csv"),
         ("rules", "rules/rates.csv"),
-        ("batch_words_16", "batch_words_16/rates.csv"),
     ],
 )
 def test_a_study_has_the_rates_that_its_pilots_chose(study, file):
@@ -133,16 +125,3 @@ def test_a_study_has_the_rates_that_its_pilots_chose(study, file):
 def test_the_planner_has_the_steps_that_the_studies_needed():
     committed = rows_of(planner.STUDIES_FILE)
     assert committed == [planner.rows_of(*comparison) for comparison in planner.COMPARISONS]
-
-
-def test_the_questions_of_the_chat_study():
-    rows = module("chat").questions()
-    asked = [row["prompt"][-1]["content"] for row in rows]
-    assert len({*asked}) == len(rows) == 2048 + 256
-    for text, row in zip(asked, rows, strict=True):
-        numbers = [int(number) for number in re.fullmatch(r"Which is the largest: (.+)\?", text)[1].split(", ")]
-        assert len(numbers) == 4
-        assert int(row["answer"]) == max(numbers)
-    assert [turn["content"] for turn in rows[0]["prompt"][1:4:2]] == [
-        f"<answer>{max(map(int, re.findall(r'[0-9]+', turn['content'])))}</answer>" for turn in rows[0]["prompt"][0:3:2]
-    ]
