@@ -259,16 +259,6 @@ def test_an_environment_that_fails_is_named_in_one_line(tokenizer, monkeypatch, 
     assert "test_conversations.py" in str(error.value)
 
 
-def undescribed(number: str) -> str:
-    return number
-
-
-def test_a_tool_without_a_description_is_named_in_one_line(tokenizer):
-    with pytest.raises(UserError, match="undescribed") as error:
-        tool_options(tokenizer, task_of(1, tools=(undescribed,)))
-    assert len(str(error.value).splitlines()) == 1
-
-
 def test_an_environment_that_cannot_be_closed_costs_nothing(tokenizer, monkeypatch, caplog):
     monkeypatch.setattr(Faulty, "fails", ("close", "exit"))
     task = task_of(1, environment_factory=Faulty, answer="environment")

@@ -10,10 +10,8 @@ from rich.console import Console
 
 from pods_rl.runs import RunWriter
 from pods_rl.runs.checkpoints import prepare, publish
-from pods_rl.training.display import LiveLine, RunDisplay
+from pods_rl.training.display import RunDisplay
 from pods_rl.training.resume import last_lines
-
-from . import until
 
 ROW = {
     "step": 120, "seconds": 40.0, "reward": 0.953, "pods/seconds/rollout": 0.77, "pods/seconds/reward": 0.02,
@@ -101,13 +99,6 @@ def test_a_log_has_a_line_for_each_thing_begun_and_then_for_steps() -> None:
         f"  {SECONDS}",
         "",
     ]
-
-
-def test_a_log_says_what_is_in_progress_when_it_was_silent_for_a_while() -> None:
-    out = screen(80, force_terminal=False, soft_wrap=True)
-    with LiveLine(out, silent=0.01) as line:
-        line.begin("loading the policy", in_log=False)
-        until(lambda: "loading the policy, 0 s so far" in out.file.getvalue())  # type: ignore[attr-defined]
 
 
 def write(run: Path, state: str, *, steps: int = 3, saved: bool = True, final: bool = False, evals: int = 1) -> Path:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pods_rl import experiment as experiments
 from pods_rl.errors import UserError
 from pods_rl.experiment import DeclaredPair, build_experiment, load_experiment, run_experiment, train_in_process
 from pods_rl.recipe import load_recipe
@@ -282,17 +281,6 @@ def test_only_an_error_in_the_log_of_a_run_is_its_reason(tmp_path, log, reason):
 
     run(experiment(seeds="1"), tmp_path, fails)
     assert Run.open(tmp_path / "pods/seed-1").status["reason"] == reason
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "words"), [(4, 5, "because"), (4, 4, "own"), (None, 4, "own if"), (4, None, "own if")]
-)
-def test_a_killed_run_ran_out_of_memory_only_if_the_system_killed_for_that(monkeypatch, before, after, words):
-    counts = iter([before, after])
-    monkeypatch.setattr(experiments, "oom_kills", lambda: next(counts))
-    reason = experiments.how_it_ended(-9, experiments.oom_kills())
-    assert "(SIGKILL)" in reason
-    assert [word for word in ("because", "own", "if") if f" {word} " in reason] == words.split()
 
 
 def test_a_finished_run_of_another_recipe_is_refused_by_name(tmp_path):

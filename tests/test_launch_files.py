@@ -105,14 +105,6 @@ def test_every_node_gets_its_configuration(tmp_path, layout):
         assert values == shipped | place
 
 
-@pytest.mark.parametrize("name", ["NODES", "NODE", "GPUS", "HEAD_ADDRESS"])
-def test_a_node_without_its_place_is_refused(tmp_path, name):
-    given = {"NODES": "2", "NODE": "1", "HEAD_ADDRESS": "10.0.0.1", "GPUS": "8"}
-    given.pop(name)
-    (message,), _ = of_node(tmp_path, **given)
-    assert f"set {name}, the " in message
-
-
 # -- Docker ------------------------------------------------------------------------------------------------------------
 
 INSTRUCTIONS = {"FROM", "ARG", "ENV", "RUN", "WORKDIR", "COPY", "USER", "ENTRYPOINT", "CMD"}  # those that are used

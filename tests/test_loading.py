@@ -167,12 +167,3 @@ def test_without_a_network_the_hub_is_named_and_not_the_policy(monkeypatch):
         with pytest.raises(UserError, match=r"hub .*Name or") as refused:
             call()
         assert "\n" not in str(refused.value)
-
-
-def test_a_repository_that_does_not_exist_is_not_a_missing_network(monkeypatch):
-    def missing(*_, **__):
-        raise OSError("owner/model is not a local folder and is not a valid model identifier")
-
-    monkeypatch.setattr("pods_rl.loading.policy.AutoConfig.from_pretrained", missing)
-    with pytest.raises(UserError, match="owner/model"):
-        check_policy("owner/model")

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import yaml
 
-from pods_rl.distributed.launch import LAUNCHED, first_failure, report_failure
+from pods_rl.distributed.launch import first_failure
 from pods_rl.runs import Run
 
 from . import until
@@ -173,12 +173,3 @@ def failed(
 def test_the_failure_that_caused_the_others_is_reported(tmp_path, ends, reason):
     failures = {rank: failed(tmp_path, rank, *end) for rank, end in ends.items()}
     assert reason in first_failure(SimpleNamespace(failures=failures)).reason
-
-
-def test_a_process_reports_only_to_our_launcher(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    monkeypatch.delenv(LAUNCHED, raising=False)
-    assert not report_failure("damaged", "", 2)
-    monkeypatch.setenv(LAUNCHED, "1")
-    assert report_failure("stopped", "", 2)
-    assert json.loads((tmp_path / "error.json").read_text())["message"] == "process 0: stopped"

@@ -136,13 +136,6 @@ def test_a_forked_process_does_not_keep_the_lock(tmp_path):
         os.waitpid(child, 0)
 
 
-def test_the_status_of_a_killed_run_waits_until_its_last_process_gives_the_lock_back(tmp_path, monkeypatch):
-    dying = RunWriter(tmp_path)
-    monkeypatch.setattr("time.sleep", lambda seconds: dying.close())  # replaces the wait, in which the process ends
-    assert end_run(tmp_path, "failed", "killed")
-    assert Run.open(tmp_path).state == "failed"
-
-
 def test_rewind_removes_what_came_after_the_checkpoint_and_leaves_the_users_files(tmp_path):
     mine = ["step-best-3.parquet", "step-000003.bak.parquet", "step-x.parquet"]
     with RunWriter(tmp_path) as writer:
@@ -165,19 +158,6 @@ def test_rewind_removes_what_came_after_the_checkpoint_and_leaves_the_users_file
 
 
 # --------------------------------------------------------------------------------------- one file in another's place
-
-
-@pytest.mark.parametrize("name", ["/proc/self/fd/1", "link"])
-def test_our_own_output_is_written_where_it_stands(tmp_path, name):
-    """Standard output may be a file: to replace it would take it from whoever goes on printing there."""
-    (tmp_path / "link").symlink_to("/dev/stdout")  # not itself: a fault would replace it
-    code = (
-        "from pathlib import Path; from pods_rl.runs.files import write_output; print('before', flush=True)\n"
-        f"write_output(Path({str(tmp_path / name)!r}), '-o', 'text\\n'); print('after')"
-    )
-    with (tmp_path / "out").open("w") as out:
-        subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
-    assert (tmp_path / "out").read_text() == "before\ntext\nafter\n"
 
 
 def test_a_link_is_followed_where_the_user_names_it_and_else_replaced(tmp_path):

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from pods_rl.experiment import load_experiment
-from pods_rl.report.intervals import difference
 from pods_rl.report.statistics import Curve
 from pods_rl.selection import select_batch
 from pods_rl.selection.batch import best_sizes
@@ -164,14 +163,6 @@ def test_the_mean_speedup_over_cells_is_covered_as_often_as_stated():
         _, low, high = pooled.mean_estimate(estimates)
         covered += low <= np.mean(np.log(ratios)) <= high
     assert covered / draws == pytest.approx(0.95, abs=0.05)
-
-
-def test_the_jackknife_of_a_difference_is_the_paired_interval():
-    rng = np.random.default_rng(3)
-    arm, rival = simulated(rng, 0.014), simulated(rng, 0.012)
-    found = pooled.mean_estimate([pooled.jackknife(pooled.over_time, arm, rival)])
-    gap = difference(arm.scores[:, 1:].mean(axis=1), rival.scores[:, 1:].mean(axis=1), paired=True)
-    assert found == pytest.approx((gap.mean, gap.low, gap.high))
 
 
 def test_the_estimates_of_a_cell_are_those_of_the_tables():

@@ -19,7 +19,6 @@ from pods_rl.distributed.launch import Failure
 from pods_rl.errors import UserError
 from pods_rl.recipe import shipped_recipes
 from pods_rl.recipe.recipe import checkpoint_keys
-from pods_rl.recipe.schema import UNSUPPORTED, fields
 from pods_rl.runs import Run, RunWriter
 from pods_rl.runs.checkpoints import publish, staging
 
@@ -333,10 +332,3 @@ def test_a_deleted_working_directory_is_one_line(tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith("Error: ")
     assert done.stderr.count("\n") == 1
-
-
-def test_explain_alone_lists_every_key_of_a_recipe():
-    lines = pods("train", "--explain").output.splitlines()
-    assert max(map(len, lines)) <= 80
-    listed = [name for line in lines if line.startswith("  ") for name in line.split()]
-    assert sorted(listed) == sorted(set(fields()) - set(UNSUPPORTED))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from pods_rl.cli import main
 from pods_rl.errors import UserError
 from pods_rl.evaluation import checkpoint
 from pods_rl.loading.folders import weights_hash
@@ -175,21 +173,6 @@ def test_results_are_added_in_lm_evals_format_with_what_repeats_them(tmp_path, m
     tables = [pq.read_table(Path("results") / row["completions"]) for row in (line, again)]
     assert len(list(Path("results").glob("completions-arithmetic-*.parquet"))) == 2
     assert tables[0].equals(tables[1])
-
-
-def test_an_evaluation_that_cannot_be_written_is_printed(tmp_path, capsys, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checkpoint, "write_parquet", full)
-    monkeypatch.setattr(sys, "argv", ["pods", "eval", "--model", "tiny", "--output", "results", *SHORT])
-    with pytest.raises(SystemExit) as exit:
-        main()
-    printed = capsys.readouterr()
-    assert exit.value.code == 1
-    assert "accuracy" in printed.out
-    assert "space" in printed.err.splitlines()[-1]
 
 
 def test_the_template_and_the_system_prompt_are_in_the_result_even_if_the_policy_is_gone_by_then(place, monkeypatch):  # noqa: F811

@@ -141,17 +141,6 @@ def test_a_bad_line_is_named_and_nothing_is_written(tmp_path, line, message):
     assert not (tmp_path / "k.jsonl").exists()
 
 
-def test_bytes_that_are_not_utf8_are_named_and_a_bom_and_line_separators_are_read(tmp_path):
-    source, line = tmp_path / "r.jsonl", '{"prompt": "é\u2028", "reward": 1}'
-    good = b"\xef\xbb\xbf" + line.encode() + b"\r\n"
-    source.write_bytes(good + line.encode("latin-1", "replace") + b"\r\n")
-    with pytest.raises(UserError, match=r"line 2 .*0xe9 .*\b12"):
-        select(source)
-    source.write_bytes(good)
-    select(source, "--output", tmp_path / "k.jsonl")
-    assert rows_of(tmp_path / "k.jsonl")[0]["prompt"] == "é\u2028"
-
-
 def test_mistakes_are_refused(tmp_path, source):
     for words, message in {
         (source, "--rule", "max_varience"): "[Dd]id you mean .?max_variance",

@@ -224,13 +224,6 @@ def test_a_key_that_would_change_nothing_is_refused(values, key, accepted):
     build(**{key: fields()[key].default})  # as in the config.yaml of a run
 
 
-def test_a_local_folder_has_no_revision(tmp_path):
-    with pytest.raises(UserError, match="model_revision"):
-        build(model_name_or_path=str(tmp_path), model_revision="v2")
-    values = {**MINIMAL, "model_name_or_path": str(tmp_path), "model_revision": "v2", "task": "arithmetic"}
-    build_recipe(values, Origin("r.yaml"), trains=False)  # the policy of a run whose base is on the hub
-
-
 @pytest.mark.parametrize(
     ("values", "read"),
     [

@@ -138,15 +138,6 @@ def spread(ends: list[float], times: list[float] | None = None) -> dict[str, lis
     return evals
 
 
-def test_a_run_that_ends_an_interval_before_most_is_missing_at_the_end() -> None:
-    for times in (None, [10.0 * k for k in range(9)]):
-        curve = curve_of(spread([100.0, 100.5, 100.2, 85.0, 100.1], times), "accuracy")
-        assert curve is not None
-        assert curve.end == 100.0
-        scores, _ = curve.at(100.0)
-        assert np.isnan(scores).tolist() == [False, False, False, True, False]
-
-
 def test_two_arms_with_ends_of_their_own_are_compared_with_all_runs_at_the_earliest(tmp_path: Path) -> None:
     """In a CSV, and in run directories with an evaluation every 15 s and at the end. The table has the same time."""
     ends = {"grpo": [100.0, 100.1, 100.5, 100.3, 100.2], "pods": [99.9, 101.0, 100.4, 100.6, 100.2]}
@@ -222,17 +213,6 @@ def test_a_run_that_is_called_no_seed_is_an_arm_of_its_own(tmp_path: Path) -> No
     write_run(folder / "failed", "c", 3, state="failed", config={"model_name_or_path": "other"})
     assert names_of(tmp_path / "work") == {"failed": 1, "small": 1, "words": 1}
     assert names_of(folder) == {"failed": 1, "small": 1, "words": 1}
-
-
-def test_loose_runs_are_the_arms_that_the_caller_names(tmp_path: Path) -> None:
-    """A named run is in no other arm, and a named arm without runs is refused."""
-    for seed in (1, 2, 3):
-        write_run(tmp_path / f"run-{seed}", "pods", seed, rollouts=1)
-    experiment = write_run(tmp_path / "pods" / "seed-4", "pods", 4).parents[1] / "pods"
-    arms = arms_from_runs([experiment], "accuracy", {"x": [tmp_path / "run-1", tmp_path / "run-2"], "y": [experiment]})
-    assert {arm.name: arm.seeds for arm in arms} == {"x": ("1", "2"), "y": ("4",)}
-    with pytest.raises(UserError, match="--arm x"):
-        arms_from_runs([experiment], "accuracy", {"x": [tmp_path / "run-1" / "rollouts"]})
 
 
 def test_only_the_seeds_of_one_recipe_are_one_arm(tmp_path: Path) -> None:
@@ -381,16 +361,6 @@ def test_other_differences_are_noted(tmp_path: Path, config: dict[str, Any], wor
     assert any(words in note for note in notes(analysis))
 
 
-def test_evaluations_of_different_size_and_temperature_are_noted(tmp_path: Path) -> None:
-    for arm, about in (("grpo", {"prompts": 32, "temperature": 1.0}), ("pods", {"prompts": 256, "temperature": 0.0})):
-        path = write_run(tmp_path / arm / "seed-1", arm, 1)
-        rows = [json.loads(line) | about for line in (path / "evals.jsonl").read_text().splitlines()]
-        (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    text = " ".join(notes(analysis_of(tmp_path)))
-    assert "32 prompts (grpo (16)); 256 prompts (pods (64→16))" in text
-    assert "temperatures: 1 (grpo (16)); 0 (pods (64→16))" in text
-
-
 def test_without_a_baseline_every_run_is_shown_to_its_own_end(tmp_path: Path) -> None:
     for name, end in (("long", 150), ("short", 30)):
         write_run(tmp_path / name, name, end=end)
@@ -398,17 +368,6 @@ def test_without_a_baseline_every_run_is_shown_to_its_own_end(tmp_path: Path) ->
     assert [final_of(analysis, name).final_due for name in ("long", "short")] == [150, 30]
     (highest,) = findings(analysis)
     assert highest.text.startswith("Highest: long")
-
-
-def test_a_time_at_which_few_runs_were_evaluated_lies_between_two_others() -> None:
-    times = {"a": (0, 2, 4, 6), "b": (0, 4, 6), "c": (0, 4, 6)}
-    evals = {run: [{"seconds": t, "accuracy": 0.1 * t} for t in own] for run, own in times.items()}
-    curve = curve_of(evals, "accuracy")
-    assert curve is not None
-    assert math.isnan(curve.mean[1])
-    np.testing.assert_allclose(curve.at(2)[0], [0.2, 0.2, 0.2])
-    np.testing.assert_allclose(curve.at(5)[0], [0.5, 0.5, 0.5])
-    assert np.isnan(curve.at(7)[0]).all()
 
 
 def test_clocks_that_share_no_checkpoint_are_compared_at_one_time_or_not_at_all(tmp_path: Path) -> None:
@@ -539,14 +498,6 @@ def test_the_difference_over_time_is_of_the_mean_scores_after_the_start(tmp_path
     assert (pair.over_time.low, pair.over_time.high) == pytest.approx((0.175 - half, 0.175 + half), abs=1e-3)
 
 
-def test_an_arm_that_has_only_begun_starts_and_is_compared_with_nothing(tmp_path: Path) -> None:
-    analysis = analysis_of(written(tmp_path, {"grpo": [(0.1, 0.15)], "broken": [(0.172,)]}))
-    assert analysis.pairs == ()
-    (found,) = findings(analysis)
-    assert "broken" in found.text
-    assert "starts at 17.2 %" in found.text
-
-
 def test_a_baseline_that_peaks_at_its_start_has_no_level_and_no_speedup(tmp_path: Path) -> None:
     scores = {"grpo": (0.5, 0.4, 0.4), "pods": (0.4, 0.5, 0.6)}
     analysis = analysis_of(written(tmp_path, {arm: [row] * 3 for arm, row in scores.items()}))
@@ -568,21 +519,6 @@ def test_runs_on_a_slower_machine_are_named(tmp_path: Path) -> None:
     assert "pods/seed-2 1.40" in line
     assert "seed-1" not in line
     assert "seed-3" not in line
-
-
-def test_notes_name_devices(experiment: Path) -> None:
-    """By their model: the second GPU of a machine is like the first, and one CPU is not like another."""
-    about = {"device": "cuda:1", "device_name": "GPU of a model"}
-    for run, changed in {
-        "grpo/seed-0": about,
-        "grpo/seed-1": about | {"device": "cuda:0"},
-        "grpo/seed-2": {"device": "cpu", "processor": "one model"},
-        "pods/seed-0": {"device": "cpu", "processor": "another model"},
-    }.items():
-        (experiment / run / "environment.json").write_text(json.dumps(changed))
-    devices, processors = (note for note in notes(analysis_of(experiment)) if "Runs used different" in note)
-    assert devices.index("GPU of a model") < devices.index("cpu")
-    assert processors.index("one model") < processors.index("another model")
 
 
 # ------------------------------------------------------------------------------------------------ CSV

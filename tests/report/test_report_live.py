@@ -109,11 +109,6 @@ def test_a_page_waits_for_runs_and_outlives_damage(tmp_path: Path) -> None:
     assert page.served.note
 
 
-def test_a_thread_makes_the_pages(tmp_path: Path) -> None:
-    with LivePage(write_run(tmp_path / "run", end=30)) as page:
-        until(lambda: b"went from" in page.served.page)
-
-
 @pytest.mark.parametrize("link", ["arm", "experiment"])
 def test_runs_behind_a_link_are_watched_as_a_report_shows_them(tmp_path: Path, link: str) -> None:
     here = tmp_path / "here"
