@@ -69,18 +69,6 @@ def test_the_time_left_is_of_the_budget_that_ends_first(budget: dict, left: str)
     assert left in second
 
 
-def test_epochs_become_a_number_of_steps() -> None:
-    out = screen(80, force_terminal=False)
-    progress = RunDisplay("run", out=out, max_steps=-1)
-    progress.expect_steps(240)
-    progress.step(ROW)
-    assert "run: 50 %, step 120 of 240" in out.file.getvalue()  # type: ignore[attr-defined]
-    by_clock = RunDisplay("run", out=out, max_seconds=60.0)
-    by_clock.expect_steps(10**9)  # the trainer's number if only the clock ends the run
-    by_clock.step(ROW)
-    assert "run: 66 %, step 120, reward" in out.file.getvalue()  # type: ignore[attr-defined]
-
-
 def test_a_log_has_a_line_for_each_thing_begun_and_then_for_steps() -> None:
     out = screen(80, force_terminal=False, soft_wrap=True)
     with RunDisplay("run", out=out, max_steps=500, every=1e9) as progress:

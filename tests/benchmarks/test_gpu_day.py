@@ -1,4 +1,4 @@
-"""The GPU benchmark in miniature, on a CPU and on a stand-in for a GPU."""
+"""The GPU benchmark's plan, and all of it in miniature on a CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from pods_rl.recipe import Origin, build_recipe
-from tests.prefix_tree.gpu import put_gpu
 
 from .. import DEADLINE
 from . import BENCHMARKS, module
@@ -19,28 +18,11 @@ from . import BENCHMARKS, module
 gpu_day = module("gpu_day")
 gpu_runs = sys.modules["gpu_runs"]
 NO_LIMIT = str(10 * DEADLINE)
-PEAK = {"allocated": 3 * 2**30, "reserved": 4 * 2**30}  # of the stand-in for a GPU
 
 
 @pytest.fixture(autouse=True)
 def _beside_the_benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-
-@pytest.fixture
-def stand_in(monkeypatch):
-    """A CPU that stands in for a GPU, with torch 2.11's variable-length call."""
-    from gpu_device import Device
-
-    put_gpu(monkeypatch, "2.11")
-    answers = {
-        "memory_allocated": 1, "memory_reserved": 2, "max_memory_allocated": PEAK["allocated"],
-        "max_memory_reserved": PEAK["reserved"], "get_device_name": "a stand-in", "mem_get_info": (5, 6),
-        "empty_cache": None, "reset_peak_memory_stats": None, "synchronize": None,
-    }  # fmt: skip
-    for name, answer in answers.items():
-        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
-    return Device("cuda", torch.device("cpu"))
 
 
 # ------------------------------------------------------------------------------------------- the plan
@@ -107,28 +89,3 @@ def test_the_complete_plan_on_a_cpu(tmp_path):
     resumed = lines[-1]
     assert resumed["resumed"]
     assert resumed["killed_after_step"] < resumed["steps"] == 6
-
-
-@pytest.mark.reliability  # every night: a minute
-def test_the_cells_on_a_stand_in_for_a_gpu(tmp_path, stand_in):
-    """Every line that only a GPU takes: precisions, torch's variable-length call, the memory of the device."""
-    results = gpu_day.Results(tmp_path)
-    results.add(0, "machine", stand_in.describe())
-    assert results.machine["device"] == "a stand-in"
-    assert "window_size" in results.machine["varlen_arguments"]
-    cells = [
-        cell for cell in gpu_day.plan(gpu_day.MINIATURE) if cell.name in ("attention", "tree") or cell.part in (2, 4)
-    ]
-    for cell in cells:
-        result = gpu_day.measure(cell, stand_in)
-        assert "failed" not in result, result["log"]
-        results.add(cell.part, cell.name, result | {"settings": cell.settings, "cell_seconds": 0.0})
-        if cell.kind == "checks":
-            assert result["ok"], gpu_day.wrong(result)
-        elif cell.kind == "generation":
-            assert result["peaks"] == {"rollout": PEAK}
-        else:
-            assert result["peaks"]["update"] == PEAK
-            assert result["held"] == {"allocated": 1, "reserved": 2}
-            assert result["trees"] is (cell.settings["arm"] == "tree")
-            assert ("torch.nn.attention.varlen" in result["attention"]) is result["trees"]
