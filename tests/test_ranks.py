@@ -30,10 +30,11 @@ RANK_RECIPE = RECIPE | {"num_generations": 4, "num_rollouts": 8, "eval_prompts":
 class Launched:
     """A `pods train` with two processes of its own."""
 
-    def __init__(self, folder: Path, **keys: object) -> None:
+    def __init__(self, folder: Path, max_steps: int = 2, **keys: object) -> None:
         self.out, self.err, self.run = folder / "stdout.txt", folder / "stderr.txt", folder / "run"
         (folder / "r.yaml").write_text(yaml.safe_dump(RANK_RECIPE | keys))
         words = ["--config", str(folder / "r.yaml"), "--output", str(self.run), "--num_processes", "2"]
+        words += ["--max_steps", str(max_steps)]  # a key of the command line reaches the processes
         with self.out.open("w") as out, self.err.open("w") as err:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "pods_rl", "train", *words],
