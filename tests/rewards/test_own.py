@@ -103,6 +103,7 @@ FAILING = "import os, time\ndef judge(text, gold):\n    if text == 'raise': rais
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("errors", ["raise", "zero"])
 def test_a_task_grades_with_the_users_own_reward_as_training_does(module, errors):
     path = module(f"{FAILING}# {errors}\n")  # a pool that is closed stays so
@@ -150,6 +151,7 @@ def under_signals(work):
         return result.result()
 
 
+@pytest.mark.slow
 @needs_linux
 def test_signals_that_ask_a_run_to_end_cost_no_answer_when_all_its_processes_get_them(module):
     """From the first moment of a worker on; a program that the function starts is not made deaf by it."""
@@ -191,6 +193,7 @@ def test_a_copy_of_this_process_ends_where_the_reward_that_forked_it_returns():
     os.close(read)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [how for how in MEDDLERS if how not in ("print scores", "write everywhere")])
 def test_whatever_a_reward_does_to_its_process_no_other_score_is_taken_for_its_own(how):
     texts = ["1", "2", ODD, *map(str, range(3, 9))]
@@ -224,6 +227,7 @@ print(score(get_reward("tests.reliability.own_rewards:" + name), ["1"] * 2, [mar
 """
 
 
+@pytest.mark.slow
 @needs_linux
 @pytest.mark.parametrize(
     ("name", "limit", "ending"),

@@ -96,6 +96,7 @@ def test_what_hangs_is_killed_counted_and_replaced():
     until(lambda: not group(leader))
 
 
+@pytest.mark.slow
 @needs_proc
 def test_a_process_that_dies_idle_costs_nothing_and_shifts_no_verdict():
     pool = VerifierPool(size=1)
@@ -114,6 +115,7 @@ def test_a_process_that_dies_idle_costs_nothing_and_shifts_no_verdict():
     pool.close()
 
 
+@pytest.mark.slow
 @needs_proc
 def test_a_process_that_does_not_even_give_up_is_killed_with_its_child(monkeypatch):
     monkeypatch.setattr(verifier, "PATIENCE", 4.0)
@@ -189,6 +191,7 @@ def test_a_verifier_that_cannot_start_makes_up_no_score(monkeypatch):
     pool.close()
 
 
+@pytest.mark.slow
 def test_a_forked_child_makes_its_own_pool_and_has_no_way_to_its_parents():
     program = textwrap.dedent(
         """
