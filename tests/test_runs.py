@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 
@@ -114,26 +113,6 @@ def test_a_second_process_is_refused_and_a_dead_one_leaves_no_lock(tmp_path):
     killed = code + "; import os; os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", killed], capture_output=True).returncode == -9
     RunWriter(tmp_path, resume=True).close()
-
-
-def test_a_forked_process_does_not_keep_the_lock(tmp_path):
-    """As the process of a reward does, which may outlive a killed run for a moment."""
-    writer = RunWriter(tmp_path)
-    ours, theirs = socket.socketpair()
-    child = os.fork()
-    if child == 0:
-        ours.close()
-        theirs.send(b"forked")
-        theirs.recv(1)  # until the test is over
-        os._exit(0)
-    theirs.close()
-    ours.recv(len(b"forked"))
-    writer.close()
-    try:
-        RunWriter(tmp_path, resume=True).close()
-    finally:
-        ours.close()
-        os.waitpid(child, 0)
 
 
 def test_rewind_removes_what_came_after_the_checkpoint_and_leaves_the_users_files(tmp_path):

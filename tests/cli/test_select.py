@@ -67,16 +67,6 @@ def test_groups_may_be_small_and_of_any_value_and_rewards_true_or_null(tmp_path)
     assert "fewer" in result.output
 
 
-def test_a_random_rule_is_seeded(tmp_path):
-    source = write(tmp_path / "r.jsonl", rollouts("a", range(50)))
-
-    def ids(seed):
-        select(source, "-m", 5, "--rule", "random", "--seed", seed, "--output", tmp_path / "k.jsonl")
-        return [row["id"] for row in rows_of(tmp_path / "k.jsonl")]
-
-    assert ids(1) == ids(1) != ids(2)
-
-
 def test_a_batch_keeps_different_numbers_of_its_groups(tmp_path):
     """1 and 0 of b are worth more than a second pair of c; a has equal rewards, d a single row."""
     rows = rollouts("a", [1, 1, 1, 1]) + rollouts("b", [0, 2, 0, 2]) + rollouts("c", [1, 0, 1, 0]) + rollouts("d", [5])
@@ -198,13 +188,10 @@ def test_a_file_of_somebody_else_is_replaced_only_with_force_and_its_own_always(
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_reading(tmp_path, source):
-    for output in ("", ".", tmp_path):
-        with pytest.raises(UserError, match="directory"):
-            select(tmp_path / "gone", "--output", output)
+    with pytest.raises(UserError, match="directory"):
+        select(tmp_path / "gone", "--output", tmp_path)
     with pytest.raises(UserError, match=r"no.k\.jsonl"):
         select(tmp_path / "gone", "--output", tmp_path / "no" / "k.jsonl")
-    with pytest.raises(UserError, match=r"\.jsonl"):
-        select(source, "--output", tmp_path / "k.parquet")
     with pytest.raises(UserError, match="/dev/full"):
         select(source, "-m", 2, "--output", "/dev/full")
     select(source, "-m", 2)
