@@ -17,7 +17,6 @@ ROW = {
     "step": 120, "seconds": 40.0, "reward": 0.953, "pods/seconds/rollout": 0.77, "pods/seconds/reward": 0.02,
     "pods/seconds/selection": 0.004, "pods/seconds/update": 0.2,
 }  # fmt: skip
-EVALUATION = {"step": 100, "seconds": 30.0, "accuracy": 0.25, "format_accuracy": 0.5}
 
 
 def screen(width: int, **options: object) -> Console:
@@ -67,26 +66,6 @@ def test_the_time_left_is_of_the_budget_that_ends_first(budget: dict, left: str)
     first, _, second, _ = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert "left" not in first
     assert left in second
-
-
-def test_a_log_has_a_line_for_each_thing_begun_and_then_for_steps() -> None:
-    out = screen(80, force_terminal=False, soft_wrap=True)
-    with RunDisplay("run", out=out, max_steps=500, every=1e9) as progress:
-        for what in ("importing torch", "loading the task gsm8k", "evaluating before training"):
-            progress.begin(what)
-        progress.evaluation(EVALUATION)
-        progress.step(ROW)
-        progress.begin("evaluating")
-        progress.step(ROW)
-    assert out.file.getvalue().split("\n") == [  # type: ignore[attr-defined]
-        "run: importing torch",
-        "run: loading the task gsm8k",
-        "run: evaluating before training",
-        "run                    30 s  step   100 of 500  accuracy 25.0 %  format 50.0 %",
-        "run: 24 %, step 120 of 500, reward 0.953",
-        f"  {SECONDS}",
-        "",
-    ]
 
 
 def write(run: Path, state: str, *, steps: int = 3, saved: bool = True, final: bool = False, evals: int = 1) -> Path:

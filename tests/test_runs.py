@@ -176,16 +176,6 @@ def test_a_place_that_cannot_be_written_is_a_users_mistake(tmp_path):
         RunWriter(tmp_path / "file")
 
 
-def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
-    target = tmp_path / "status.json"
-    write_atomic(target, "old")
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("full")))
-    with pytest.raises(OSError, match="full"):
-        write_atomic(target, "new")
-    assert target.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [target]
-
-
 def test_find_runs_orders_arms_as_declared_and_runs_by_seed(tmp_path):
     for arm in ("a", "b"):
         for seed in (10, 2):

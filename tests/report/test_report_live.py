@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import psutil
-import pytest
 from conftest import grow, serving, write_run
 from tests import DEADLINE, until
 
@@ -107,27 +106,6 @@ def test_a_page_waits_for_runs_and_outlives_damage(tmp_path: Path) -> None:
     page.look()
     assert page.served.page == made.page
     assert page.served.note
-
-
-@pytest.mark.parametrize("link", ["arm", "experiment"])
-def test_runs_behind_a_link_are_watched_as_a_report_shows_them(tmp_path: Path, link: str) -> None:
-    here = tmp_path / "here"
-    write_run(here / "pods" / "seed-0", end=30)
-    elsewhere = tmp_path / "elsewhere"
-    linked = here / "pods" if link == "arm" else here
-    linked.rename(elsewhere)
-    linked.symlink_to(elsewhere)
-    (elsewhere / "loop").symlink_to(elsewhere)
-    page = LivePage(here)
-    page.look()
-    assert page.served.state == "1 finished"
-    version = page.served.version
-    page.look()
-    assert page.served.version == version
-    with (here / "pods" / "seed-0" / "evals.jsonl").open("ab") as file:
-        file.write(b"\n")
-    page.look()
-    assert page.served.version == version + 1
 
 
 def test_only_a_reader_on_this_machine_is_answered(tmp_path: Path) -> None:
