@@ -94,3 +94,26 @@ def test_compressed_text_is_measured_before_it_is_decoded(tmp_path: Path, monkey
     monkeypatch.setattr(sources, "get_dataset_split_names", None)
     with pytest.raises(UserError, match=r"train\.jsonl\.\w+ .* MB"):
         load_task({"dataset_name": str(tmp_path)})
+
+
+def test_a_file_that_changed_is_measured_again(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.parquet", question=repeated(100))
+    check_size(path)
+    write(path, question=repeated())
+    with pytest.raises(UserError):
+        check_size(path)
+
+
+@pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), pa.ArrowMemoryError("malloc of size 9 failed")])
+def test_out_of_memory_is_not_a_damaged_file(tmp_path: Path, monkeypatch, error: Exception) -> None:
+    path = write(tmp_path / "rows.parquet", question=repeated(100, "1+1?"))
+
+    def no_memory(*_, **__):
+        raise error
+
+    monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", no_memory)
+    with pytest.raises(UserError, match="memory"):
+        load_task({"dataset_name": str(path)})
+    monkeypatch.setattr("pods_rl.cli.select.parquet_rows", no_memory)
+    with pytest.raises(UserError, match="memory"):
+        read_rollouts(str(path), "question", "reward")
