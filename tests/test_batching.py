@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import product
 
@@ -62,16 +63,21 @@ def test_what_does_not_fit_is_refused_with_its_unit(settings, message):
         ("skip_zero_advantage_steps", "no", "True, False or None"),
         ("dynamic_sampling", 5, r"True \(.*\), False"),
         ("dynamic_sampling_rounds", 0, "1 .*dynamic_sampling: false"),
+        ("dynamic_sampling_rounds", 2.0, "whole"),
+        ("max_tokens_per_microbatch", 0, "whole"),
         ("max_tokens_per_microbatch", "all", "whole .*auto"),
+        ("rollout_batch_size", "4", "whole"),
         ("num_rollouts", True, "whole"),
         ("clock", None, "wall or cpu"),
         ("advantages", ["after"], "after or before"),
         ("reward_errors", False, "raise, zero or drop"),
         ("rule", None, "^rule .*None"),
+        ("rule", "pods_rl.selection:RULES", "dict"),
         # of TRL: with these it trains nothing, without an error
         ("max_steps", 0, "max_steps = 0: .*-1"),
         ("num_train_epochs", 0, "max_steps"),
         ("reward_weights", [0.0, 0], "not 0"),
+        ("reward_weights", [1.0, math.nan], "finite"),
     ],
 )
 def test_values_of_the_configuration_are_checked(key, value, message):

@@ -75,6 +75,7 @@ REFUSED = [
     ({"max_completion_length": None}, "max_completion_length"),
     ({"load_in_4bit": True, "use_peft": True, "use_vllm": True}, "bf16"),
     ({"task_rewards": {"acuracy": 1}}, "accuracy?"),
+    ({"task_rewards": {"accuracy": True}}, "accuracy: "),
     ({"dataset_name": "gone.jsonl", "model_name_or_path": "tiny"}, "no such file"),
     ({"task": "gsm8k"}, "model_name_or_path"),
     ({"trust_remote_code": True}, "repository"),
@@ -97,17 +98,18 @@ REJECTED = {
     "temperature": [0], "cache_implementation": ["fast"], "lora_task_type": ["X"], "optim": ["adam"],
     "optim_args": ["rank"], "report_to": ["tensorbord"], "attn_implementation": ["nonsense"],
     "lr_scheduler_type": ["reduce_lr_on_plateau"], "lr_scheduler_kwargs": [{"num_cycles": 2}],
-    "gradient_checkpointing_kwargs": [{"zz": 1}, {"every_n_layers": 0}],
-    "activation_checkpointing_kwargs": ["[1]"], "generation_kwargs": [{"eos_token_id": "x"}],
-    "model_init_kwargs": [{"zz": 1}], "accelerator_config": ["gone.json"],
-    "fsdp": [True], "lora_target_modules": [["zz"]], "lora_dropout": [2], "log_level": ["loud"],
+    "gradient_checkpointing_kwargs": [{"zz": 1}, {"use_reentrant": "x"}, {"every_n_layers": 0}],
+    "activation_checkpointing_kwargs": ["[1]"], "generation_kwargs": ["{a", {"eos_token_id": "x"}],
+    "model_init_kwargs": [{"zz": 1}, {"attn_implementation": "zz"}], "accelerator_config": ["gone.json"],
+    "fsdp": [True], "lora_target_modules": [["zz"], "q_proj("], "lora_dropout": [2], "log_level": ["loud"],
     "use_transformers_paged": [True], "use_transformers_continuous_batching": [True], "debug": ["zz"],
     "log_completions_hub_repo": ["a/b"], "tf32": [True], "bf16_full_eval": [3], "ignore_data_skip": [True],
     "remove_unused_columns": [True], "dataloader_multiprocessing_context": ["spawn"],
-    "vllm_importance_sampling_clip_min": [4.0], "advantages": ["during"], "rule": ["nowhere_at_all:best"],
-    "advantage_baseline": ["leave_one_out"], "task_rewards": [{}, {"accuracy": 1e300}],
+    "vllm_importance_sampling_clip_min": [4.0], "dynamic_sampling": ["accurcy"], "advantages": ["during"],
+    "clock": ["sun"], "rule": ["nowhere_at_all:best"], "advantage_baseline": ["leave_one_out"],
+    "reward_errors": ["shrug"], "task_rewards": [{}, {"accuracy": 0}, {"accuracy": 1e300}, {"accuracy": "one"}],
     # counts that would hang or exhaust the memory
-    "num_rollouts": [10**9], "task_train_size": [10**9], "lora_r": [10**9],
+    "num_rollouts": [10**9], "gradient_accumulation_steps": [10**9], "task_train_size": [10**9], "lora_r": [10**9],
 }  # fmt: skip
 
 
@@ -224,12 +226,22 @@ def test_a_key_that_would_change_nothing_is_refused(values, key, accepted):
     build(**{key: fields()[key].default})  # as in the config.yaml of a run
 
 
+def test_a_local_folder_has_no_revision(tmp_path):
+    with pytest.raises(UserError, match="model_revision"):
+        build(model_name_or_path=str(tmp_path), model_revision="v2")
+    values = {**MINIMAL, "model_name_or_path": str(tmp_path), "model_revision": "v2", "task": "arithmetic"}
+    build_recipe(values, Origin("r.yaml"), trains=False)  # the policy of a run whose base is on the hub
+
+
 @pytest.mark.parametrize(
     ("values", "read"),
     [
         ({"vllm_gpu_memory_utilization": 0.5}, {"use_vllm": True}),
+        ({"use_vllm": True, "vllm_server_port": 9000}, {"vllm_mode": "server"}),
         ({"use_vllm": True, "vllm_mode": "server", "vllm_max_model_length": 64}, {"vllm_mode": "colocate"}),
         ({"rule": "random"}, {"num_rollouts": 32}),
+        ({"dynamic_sampling_rounds": 5}, {"dynamic_sampling": True}),
+        ({"sapo_temperature_neg": 2.0}, {"loss_type": "sapo"}),
         ({"warmup_steps": 5}, {"lr_scheduler_type": "constant_with_warmup"}),
         ({"eval_repeats": 5, "eval_prompts": 0}, {"eval_prompts": 8}),
     ],

@@ -280,6 +280,8 @@ def test_other_bad_arguments_are_named() -> None:
     rewards_PN = torch.zeros(2, 4)
     with pytest.raises(TypeError, match=r"^generator "):
         select_batch(rewards_PN, 2, generator=3)
+    with pytest.raises(TypeError, match=r"^completion_tokens "):
+        select_batch(rewards_PN, 2, completion_tokens=[[1] * 4] * 2)
     with pytest.raises(ValueError, match=r"^completion_tokens .*\[2, 4\]"):
         select_batch(rewards_PN, 2, completion_tokens=torch.ones(4, 2))
 
