@@ -17,7 +17,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 REAL_VENV  ?= .venv-real
 REAL_STAMP := $(REAL_VENV)/.installed
 
-.PHONY: quickstart test tests test-slow test-numeric step test-all test-verl test-skyrl test-vllm verl-demo test-real-model test-oldest test-newest test-main upstream \
+.PHONY: quickstart test tests test-slow test-numeric step test-all test-verl test-skyrl test-vllm verl-demo test-real-model test-trl test-oldest test-newest test-main upstream \
   test-reliability coverage packages dist docs lint types lock clean help
 
 help:
@@ -35,6 +35,7 @@ help:
 	@echo "make dist        build the wheel and the source distribution, check them, install the wheel and train with it"
 	@echo "make verl-demo   train the shipped policy with verl's own trainer on the CPU, then write a report"
 	@echo "make test-real-model   a pretrained chat model of 135 million parameters through the commands"
+	@echo "make test-trl TRL=path/to/a/clone   TRL's own tests of its trainer, with ours at n = m and at n = 2m"
 	@echo "make test-oldest   the oldest version of each library that pyproject.toml allows, in an environment of its own"
 	@echo "make test-newest   the newest TRL, transformers, torch, vLLM and verl, each in an environment of its own"
 	@echo "make test-main VERL_MAIN=path SKYRL_MAIN=path   checkouts of the main branches of verl and SkyRL"
@@ -158,6 +159,14 @@ $(REAL_STAMP): pyproject.toml constraints.txt
 
 test-real-model: $(REAL_STAMP)
 	OMP_NUM_THREADS=1 $(REAL_VENV)/bin/python -m pytest -q tests/real_model
+
+# TRL's own tests of its GRPO trainer with ours, from a clone of TRL (docs/trl.md); minutes for each of the three runs.
+build/trl-own/site/.installed: | $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) dashscope==2.0.2 jmespath==1.1.0 tiktoken==0.14.0
+	@touch $@
+
+test-trl: $(STAMP) build/trl-own/site/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.trl_own "$(TRL)" $(if $(ONLY),"$(ONLY)")
 
 # Exactly the lower bounds of pyproject.toml: two steps with all weights and with LoRA, then tests. torch's default build of
 # that age is several GB. pip fails if the bounds contradict each other.
