@@ -79,12 +79,19 @@ def flip(folder):
 
 
 SPOILED = {
-    "missing file": (lambda f: (f / "optimizer.pt").unlink(), "optimizer.pt"),
-    "wrong size": (cut, "optimizer.pt"),
-    "wrong hash": (flip, "optimizer.pt"),
-    "no manifest": (lambda f: (f / "manifest.json").unlink(), "manifest.json"),
-    "torn manifest": (lambda f: (f / "manifest.json").write_text('{"format": 1, "fil'), "manifest.json"),
-    "manifest of later": (lambda f: (f / "manifest.json").write_text('{"format": 2, "files": {"a": {}}}'), "format 1"),
+    "missing file": (lambda f: (f / "optimizer.pt").unlink(), "optimizer.pt is missing"),
+    "wrong size": (cut, "optimizer.pt has 5 bytes, expected 8"),
+    "wrong hash": (flip, "optimizer.pt has changed: its hash is not the manifest's"),
+    "no manifest": (lambda f: (f / "manifest.json").unlink(), "no manifest.json: killed while it was saved"),
+    "torn manifest": (lambda f: (f / "manifest.json").write_text('{"format": 1, "fil'), "manifest.json cannot be read"),
+    "manifest of later": (
+        lambda f: (f / "manifest.json").write_text('{"format": 2, "files": {"a": {}}}'),
+        "expected format 1, got 2",
+    ),
+    "manifest of another kind": (
+        lambda f: (f / "manifest.json").write_text('{"format": 1, "step": 10, "files": {"optimizer.pt": 3}}'),
+        "optimizer.pt has 8 bytes, expected None",
+    ),
 }
 
 
@@ -158,6 +165,37 @@ def test_a_kill_between_any_two_moves_leaves_old_or_new(tmp_path, monkeypatch, m
     assert names(tmp_path) == ["checkpoint-3"]
 
 
+def test_what_cannot_be_written_leaves_the_older_ones(tmp_path, monkeypatch):
+    good = save(tmp_path, 1)
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module.os, "fsync", full)
+    with pytest.raises(OSError, match="Errno 28"):
+        save(tmp_path, 2)
+    clean(tmp_path)
+    assert last_good(tmp_path) == (good, [])
+    assert names(tmp_path) == ["checkpoint-1"]
+
+
+def test_everything_is_flushed_before_the_move(tmp_path, monkeypatch):
+    events = []
+    fsync, replace = os.fsync, os.replace
+
+    def flush(handle):
+        events.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    monkeypatch.setattr(module.os, "fsync", flush)
+    monkeypatch.setattr(module.os, "replace", lambda *where: (events.append("move"), replace(*where)))
+    target = save(tmp_path, 2)
+    before, after = events[: events.index("move")], events[events.index("move") + 1 :]
+    staged = str(staging(target))
+    assert {f"{staged}/{name}" for name in (*FILES, "manifest.json", "shards")} | {staged} == set(before)
+    assert after == [str(tmp_path)]
+
+
 def test_pruning_keeps_the_newest_whole_ones(tmp_path):
     for step in (2, 4, 6, 10):
         save(tmp_path, step)
@@ -201,14 +239,16 @@ def test_only_ours_are_pruned_replaced_and_resumed_from(tmp_path):
     assert last_good(tmp_path / "elsewhere")[0] == whole
 
 
-@pytest.mark.parametrize("kind", ["link", "folder"])
+@pytest.mark.parametrize("kind", ["dangling link", "link", "file", "folder"])
 def test_what_has_the_name_of_a_new_checkpoint_is_kept_beside_it(tmp_path, kind):
     mine = tmp_path / "checkpoint-8"
-    if kind == "folder":
+    if kind == "file":
+        mine.write_text("mine")
+    elif kind == "folder":
         mine.mkdir()
         (mine / "notes").write_text("mine")
     else:
-        mine.symlink_to(save(tmp_path / "elsewhere", 8))
+        mine.symlink_to(save(tmp_path / "elsewhere", 8) if kind == "link" else "nowhere")
     save(tmp_path, 8)
     assert verify(mine) == []
     assert not mine.is_symlink()
@@ -221,9 +261,11 @@ def test_what_has_the_name_of_a_new_checkpoint_is_kept_beside_it(tmp_path, kind)
 @pytest.mark.parametrize(
     ("error", "told"),
     [
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "quota"),
         (OSError(errno.EACCES, "Permission denied"), None),
         (RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0"), "written"),
         (Exception("Error while serializing: I/O error: No space left on device (os error 28)"), "space"),
+        (Exception("I/O error: No such file or directory (os error 2)"), None),
         (RuntimeError("CUDA error: out of memory"), None),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 
@@ -229,3 +230,33 @@ def test_how_far_a_run_is_is_its_share_of_the_budget_that_ends_first(tmp_path):
     ahead = progress({"max_steps": 40}, row, '{"step": 36, "seconds": 1}')
     assert (ahead.step, ahead.seconds, ahead.share) == (36, 150.0, 0.9)
     assert math.isnan(progress({"max_steps": "many"}, '{"step": "soon"}').share)
+
+
+def test_a_forked_process_does_not_keep_the_lock(tmp_path):
+    """As the process of a reward does, which may outlive a killed run for a moment."""
+    writer = RunWriter(tmp_path)
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        theirs.send(b"forked")
+        theirs.recv(1)  # until the test is over
+        os._exit(0)
+    theirs.close()
+    ours.recv(len(b"forked"))
+    writer.close()
+    try:
+        RunWriter(tmp_path, resume=True).close()
+    finally:
+        ours.close()
+        os.waitpid(child, 0)
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
+    target = tmp_path / "status.json"
+    write_atomic(target, "old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        write_atomic(target, "new")
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
