@@ -110,45 +110,10 @@ def test_an_experiment_declares_its_baseline_and_its_pairs(experiment: Path, tmp
         assert name == (baseline or "pods")
 
 
-def test_several_directories_are_compared_with_the_first_and_the_report_says_so(tmp_path: Path) -> None:
-    for arm in ("grpo", "pods", "other"):
-        write_run(tmp_path / arm / "seed-0", arm)
-    for first, second in (("pods", "grpo"), ("other", "pods")):
-        account = build_report([tmp_path / first, tmp_path / second], tmp_path / "out").account
-        assert account.analysis is not None
-        assert account.analysis.baseline is not None
-        assert account.analysis.baseline.name == first
-        assert first in account.notes[0]
-    named = build_report([tmp_path / "pods", tmp_path / "grpo"], tmp_path / "out", baseline="grpo").account
-    assert not any("baseline" in note for note in named.notes)
-
-
-def test_nothing_is_compared_before_the_baseline_of_an_experiment_has_begun(tmp_path: Path) -> None:
-    write_run(tmp_path / "pods" / "seed-0", "pods", state="running")
-    (tmp_path / "experiment.yaml").write_text("baseline: late\narms: {pods: {}, late: {}}")
-    account = build_report(tmp_path, tmp_path / "out").account
-    assert "late" in account.notes[0]
-    assert account.findings[0].text.startswith("pods (64→16) went from ")
-
-
 def test_an_unknown_metric_is_refused_before_anything_is_written(experiment: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'acc'.*accuracy"):
         build_report(experiment, tmp_path / "out", metric="acc")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_summary_fits_80_columns_and_escapes(tmp_path: Path) -> None:
-    for arm in ("grpo", "[red]pods", "[nothing]"):
-        for seed in (1, 2):
-            write_run(tmp_path / "runs" / arm / f"seed-{seed}", arm, seed, end=30)
-    report = build_report(tmp_path / "runs", tmp_path / "out")
-    out = io.StringIO()
-    print_summary(report, Console(file=out, width=80, force_terminal=False))
-    text = out.getvalue()
-    assert max(map(len, text[: text.index(str(report.folder))].splitlines())) <= 80
-    assert "[red]" in text
-    assert "[nothing]" in text
-    assert str(report.html) in text.replace("\n", "")
 
 
 # ------------------------------------------------------------------------------------------ logged metrics

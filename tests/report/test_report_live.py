@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import psutil
-import pytest
 from conftest import grow, serving, write_run
 from tests import DEADLINE, until
 
@@ -105,36 +104,6 @@ def test_a_page_waits_for_runs_and_outlives_damage(tmp_path: Path) -> None:
     page.look()
     assert page.served.page == made.page
     assert page.served.note
-
-
-def test_a_thread_makes_the_pages(tmp_path: Path) -> None:
-    with LivePage(write_run(tmp_path / "run", end=30)) as page:
-        until(lambda: b"went from" in page.served.page)
-
-
-@pytest.mark.parametrize("link", ["arm", "run", "rollouts", "experiment"])
-def test_runs_behind_a_link_are_watched_as_a_report_shows_them(tmp_path: Path, link: str) -> None:
-    here = tmp_path / "here"
-    run = here / "pods" / "seed-0"
-    write_run(run, end=30)
-    (run / "rollouts").mkdir(exist_ok=True)
-    linked = {"arm": here / "pods", "run": run, "rollouts": run / "rollouts", "experiment": here}[link]
-    linked.rename(tmp_path / "elsewhere")
-    linked.symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere" / "loop").symlink_to(tmp_path / "elsewhere")
-    page = LivePage(here)
-    page.look()
-    assert page.served.state == "1 finished"
-    assert b"went from" in page.served.page
-    version = page.served.version
-    page.look()
-    assert page.served.version == version
-    added = {"arm": "seed-0/evals.jsonl", "run": "evals.jsonl", "rollouts": "step-000099.parquet"}
-    changed = tmp_path / "elsewhere" / added.get(link, "pods/seed-0/evals.jsonl")
-    with changed.open("ab") as file:
-        file.write(b"\n")
-    page.look()
-    assert page.served.version == version + 1
 
 
 def test_only_a_reader_on_this_machine_is_answered(tmp_path: Path) -> None:
