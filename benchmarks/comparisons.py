@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from measuring import command_line
+from measuring import command_line, read_csv
 from pods_rl.experiment import DeclaredPair, load_experiment
 from pods_rl.report.analysis import compare, cost_of, mean_over, speedup_between, times_after_start
 from pods_rl.report.arms import Arm, arms_from_runs, curve_of
@@ -77,10 +77,9 @@ Evaluated = dict[int, list[dict[str, float]]]  # evaluations by seed
 def read_evaluations(path: Path) -> dict[str, Evaluated]:
     """Return the evaluations of each arm."""
     arms: dict[str, Evaluated] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            point = {key: float(row[key]) for key in ("due", "accuracy", "seconds", "step", "prompts")}
-            arms.setdefault(row["arm"], {}).setdefault(int(row["seed"]), []).append(point)
+    for row in read_csv(path):
+        point = {key: float(row[key]) for key in ("due", "accuracy", "seconds", "step", "prompts")}
+        arms.setdefault(row["arm"], {}).setdefault(int(row["seed"]), []).append(point)
     return arms
 
 
@@ -131,8 +130,7 @@ def step_seconds(over_seconds: Curve, over_steps: Curve) -> Array:
 
 def noisy_seeds(name: str) -> dict[str, set[int]]:
     """Return by arm the seeds of the runs on a slower machine, by the speed check or by what a selection took."""
-    with (RESULTS / name / "runs.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(RESULTS / name / "runs.csv")
     fastest: dict[str, float] = {}  # selection of each arm
     for row in rows:
         selection = float(row["selection"])

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import csv
 
+import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from comparisons import RESULTS, curve, read_evaluations
 from measuring import command_line
 from pods_rl.report.arms import Curve
-from pods_rl.report.figures import styled
 
 STUDY = "batch_words_16"
 # Name, label, colour as in a report, and where the label stands at the end of the line: two of them end close together
@@ -24,9 +24,18 @@ ARMS = (
     ("trl-16", "TRL's GRPO", "#0072B2", "center"),
 )
 LABEL = 1  # seconds between the end of a line and its label
+STYLE = {
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e8ea",
+    "axes.edgecolor": "#8a9099",
+}
 
 
-@styled
+@mpl.rc_context(STYLE)
 def draw(curves: dict[str, Curve], megabytes: dict[str, float]) -> Figure:
     """Return the figure."""
     figure = Figure(figsize=(8.3, 4.1), dpi=200, layout="constrained")

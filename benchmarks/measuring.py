@@ -1,4 +1,4 @@
-"""What the timings share: a quiet trainer, arms that take turns, a ratio with its spread, and memory."""
+"""What the benchmarks share: tables, a quiet trainer, arms that take turns, a ratio with its spread, and memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ Arm = TypeVar("Arm")
 Result = TypeVar("Result")
 
 
-# ------------------------------------------------------------------------------------------- the command line
+# ------------------------------------------------------------------------------------------- commands and tables
 
 
 def command_line(doc: str | None) -> argparse.ArgumentParser:
     """Return a parser that shows a benchmark's docstring as its help, line by line."""
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def write_csv(path: Path | None, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -91,7 +96,7 @@ def spread(values: Sequence[float], digits: str = ".2f") -> str:
     return f"{statistics.median(values):{digits}} ({min(values):{digits}}-{max(values):{digits}})"
 
 
-# ------------------------------------------------------------------------------------------- memory and files
+# ------------------------------------------------------------------------------------------- memory
 
 
 def tensor_peak(work: Callable[[], Any]) -> int:

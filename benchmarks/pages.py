@@ -19,13 +19,12 @@ change is an error too.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from comparisons import RESULTS
-from measuring import command_line
+from measuring import command_line, read_csv
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("results", "how-it-works", "how-do-i"))]
@@ -38,11 +37,6 @@ SPREAD = re.compile(rf"({NUMBER})[^\d\[()]*[\[(]({NUMBER})(?:, |-)({NUMBER})[\])
 SPREADS = (("value", "low", "high"), ("median", "least", "greatest"))
 
 Line = dict[str, str]
-
-
-def lines_of(path: Path) -> list[Line]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 # ------------------------------------------------------------------------------------------- tables
@@ -62,7 +56,7 @@ def with_numbers(table: re.Match[str]) -> str:
         if not path.exists():
             study, _, row = row.partition(" ")
             path = RESULTS / study / file
-        lines = lines_of(path)
+        lines = read_csv(path)
         cell = cell_of_arm if "measure" in lines[0] else cell_of_line
         cells = [cell.strip() for cell in text.split("|")[1:-1]]
         for place, name in enumerate(names):
@@ -129,7 +123,7 @@ def spreads() -> list[tuple[float, float, float]]:
     """Return every value with its interval or range in the files, also with the two arms of a pair swapped."""
     found = []
     for path in sorted(RESULTS.rglob("*.csv")):
-        for line in lines_of(path):
+        for line in read_csv(path):
             for names in SPREADS:
                 if not all(map(line.get, names)):
                     continue

@@ -6,11 +6,11 @@ For each number of rows a step, the comparisons of the studies below, by the ste
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 
-from comparisons import RESULTS
+from comparisons import RESULTS, write_csv
+from measuring import read_csv
 from pods_rl.experiment import load_experiment
 from pods_rl.planning.measure import own_setting
 
@@ -38,8 +38,8 @@ def rows_of(study: str, arm: str, rival: str) -> dict[str, str]:
     for name in (arm, rival):
         setting = own_setting(runs[name])
         described.append(f"{setting.selection}, {setting.prompts} x {setting.n}")
-    with (RESULTS / study / "comparisons.csv").open(encoding="utf-8", newline="") as file:
-        measured = {row["measure"]: row for row in csv.DictReader(file) if (row["arm"], row["rival"]) == (arm, rival)}
+    lines = read_csv(RESULTS / study / "comparisons.csv")
+    measured = {row["measure"]: row for row in lines if (row["arm"], row["rival"]) == (arm, rival)}
     reached = [measured[f"steps to {target}"] for target in TARGETS if f"steps to {target}" in measured]
     row = next(row for row in reached if math.isfinite(float(row["value"])))  # both reach it
     return {
@@ -49,11 +49,7 @@ def rows_of(study: str, arm: str, rival: str) -> dict[str, str]:
 
 
 def main() -> None:
-    rows = [rows_of(*comparison) for comparison in COMPARISONS]
-    with STUDIES_FILE.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(STUDIES_FILE, [rows_of(*comparison) for comparison in COMPARISONS])
 
 
 if __name__ == "__main__":

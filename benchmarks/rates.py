@@ -13,15 +13,13 @@ of the quickstart have eight rows a step, or the number that a name begins with,
 
 from __future__ import annotations
 
-import csv
-import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from measuring import command_line
+from measuring import command_line, write_csv
 from pods_rl.errors import UserError
 from pods_rl.experiment import (
     Event,
@@ -119,16 +117,15 @@ class Rates:
         return build_experiment(values, Origin(self.experiment.source), overrides)
 
     def write_csv(self) -> None:
-        with (self.output / "rates.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            for trial in sorted(self.trials):
-                for run in self.runs(trial):
-                    cost = cost_of([run])
-                    final_accuracy = float(curve(run).scores[0, -1])
-                    values = [accuracy_over_time(run), final_accuracy, cost.steps, cost.seconds_per_step]
-                    words = [f"{value:.6g}" for value in values]
-                    writer.writerow([trial.arm, f"{self.rate(trial):g}", run.config["seed"], *words])
+        rows = []
+        for trial in sorted(self.trials):
+            for run in self.runs(trial):
+                cost = cost_of([run])
+                final_accuracy = float(curve(run).scores[0, -1])
+                values = [accuracy_over_time(run), final_accuracy, cost.steps, cost.seconds_per_step]
+                words = [f"{value:.6g}" for value in values]
+                rows.append([trial.arm, f"{self.rate(trial):g}", run.config["seed"], *words])
+        write_csv(self.output / "rates.csv", COLUMNS, rows)
 
 
 def make_runs(rates: Rates, overrides: Mapping[str, Any], parallel: int) -> None:
@@ -167,27 +164,12 @@ def whole_numbers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
 
-def only(experiment: Experiment, arms: Sequence[str]) -> Experiment:
-    """Return an experiment with some of its arms.
-
-    Raises:
-        UserError: the experiment has no arm of that name.
-    """
-    chosen = {}
-    for arm in arms:
-        if arm not in experiment.arms:
-            raise UserError(f"--arms {arm}: {experiment.source} has the arms {', '.join(experiment.arms)}.")
-        chosen[arm] = experiment.arms[arm]
-    return dataclasses.replace(experiment, arms=chosen)
-
-
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("experiment", type=Path)
     parser.add_argument(
         "--seeds", type=whole_numbers, required=True, help="for example 201,202: none of the experiment's own"
     )
-    parser.add_argument("--arms", help="for example grpo-4,pods-16-4; default: all of the experiment")
     parser.add_argument("--max-seconds", type=float, help="of training; default: as in the file")
     parser.add_argument("--output", type=Path, help="default: runs/NAME-rates")
     parser.add_argument("--parallel", type=int, default=1, help="runs at the same time, one core each")
@@ -195,8 +177,6 @@ def main() -> None:
     options = parser.parse_args()
     try:
         experiment = load_experiment(options.experiment)
-        if options.arms:
-            experiment = only(experiment, options.arms.split(","))
     except UserError as error:
         raise SystemExit(str(error)) from error
     shared = sorted(set(options.seeds) & set(experiment.seeds))

@@ -98,7 +98,7 @@ def qwen3_5() -> PreTrainedModel:
 
 
 POLICIES: dict[str, Callable[[], PreTrainedModel]] = {"embedded": embedded, "qwen3.5": qwen3_5}
-TEXTS = (("embedded", 12), ("embedded", 60), ("embedded", 200), ("qwen3.5", 60), ("qwen3.5", 200))  # tokens of a prompt
+TEXTS = (("embedded", 12), ("embedded", 200), ("qwen3.5", 60), ("qwen3.5", 200))  # tokens of a prompt
 
 
 def reward(completions: list[str], **_: Any) -> list[float]:

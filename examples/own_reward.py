@@ -15,6 +15,3 @@ def brevity(text: str, gold: str) -> float:
     0.3666666666666667
     """
     return max(0.0, 1.0 - len(text) / 60)
-
-
-brevity.range = (0.0, 1.0)  # optional: the least and the greatest score

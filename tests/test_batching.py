@@ -59,11 +59,9 @@ def test_what_does_not_fit_is_refused_with_its_unit(settings, message):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("exact_trl", "false", "True or False"),
         ("prefix_tree", "no", "True or False"),
         ("skip_zero_advantage_steps", "no", "True, False or None"),
         ("dynamic_sampling", 5, r"True \(.*\), False"),
-        ("dynamic_sampling", "false", "dynamic_sampling = 'false': "),
         ("dynamic_sampling_rounds", 0, "1 .*dynamic_sampling: false"),
         ("dynamic_sampling_rounds", 2.0, "whole"),
         ("max_tokens_per_microbatch", 0, "whole"),

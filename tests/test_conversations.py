@@ -202,7 +202,7 @@ def test_an_environment_of_its_own_grades_each_conversation_and_is_closed(tokeni
     sampler = Script(tokenizer, turns)
     found = evaluate(sampler, task, Sampling(max_completion_length=LENGTH, batch_size=2))
     assert [answer.answer_right for answer in found.answers] == [False, True, False]
-    assert found.format_accuracy == 1
+    assert found.scores["format_accuracy"] == 1
     assert found.answers[0].prompt == "0? of ['prompt']\n<assistant>"
     said = [(message["role"], message["content"]) for message in json.loads(found.answers[1].messages)]
     assert said == [("assistant", ""), ("tool", "right"), ("assistant", "<think>.</think><answer>12</answer>")]
@@ -246,49 +246,36 @@ class Faulty(Guessing):
         fail_if_asked(self, "close")
 
 
-@pytest.mark.parametrize("kind", ["error", "exit"])
 @pytest.mark.parametrize(
-    ("method", "named"), [("__init__", "Faulty"), ("reset", "Faulty.reset"), ("get_reward", "Faulty.get_reward")]
+    ("method", "kind"), [("__init__", "error"), ("reset", "exit"), ("get_reward", "error"), ("get_reward", "exit")]
 )
-def test_an_environment_that_fails_is_named_in_one_line(tokenizer, monkeypatch, method, named, kind):
+def test_an_environment_that_fails_is_named_in_one_line(tokenizer, monkeypatch, method, kind):
     monkeypatch.setattr(Faulty, "fails", (method, kind))
     task = task_of(1, environment_factory=Faulty, answer="environment")
-    with pytest.raises(UserError, match=named) as error:
+    with pytest.raises(UserError, match="Faulty" if method == "__init__" else f"Faulty.{method}") as error:
         evaluate(Script(tokenizer, [[f"<answer>12</answer>{EOS}"]]), task, Sampling(max_completion_length=LENGTH))
     assert len(str(error.value).splitlines()) == 1
     assert task.name in str(error.value)
     assert "test_conversations.py" in str(error.value)
 
 
-def undescribed(number: str) -> str:
-    return number
-
-
-def test_a_tool_without_a_description_is_named_in_one_line(tokenizer):
-    with pytest.raises(UserError, match="undescribed") as error:
-        tool_options(tokenizer, task_of(1, tools=(undescribed,)))
-    assert len(str(error.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("kind", ["error", "exit"])
-def test_an_environment_that_cannot_be_closed_costs_nothing(tokenizer, monkeypatch, caplog, kind):
-    monkeypatch.setattr(Faulty, "fails", ("close", kind))
+def test_an_environment_that_cannot_be_closed_costs_nothing(tokenizer, monkeypatch, caplog):
+    monkeypatch.setattr(Faulty, "fails", ("close", "exit"))
     task = task_of(1, environment_factory=Faulty, answer="environment")
     found = evaluate(Script(tokenizer, [[f"<answer>12</answer>{EOS}"]]), task, Sampling(max_completion_length=LENGTH))
-    assert found.accuracy == 1
+    assert found.scores["accuracy"] == 1
     assert caplog.text.count("Faulty.close") == 2  # of the one that lists the tools, and of the conversation's
 
 
-@pytest.mark.parametrize("reward", ["much", [1.0]])
-def test_a_reward_of_an_environment_that_is_no_number_counts_as_reward_errors_says(tokenizer, monkeypatch, reward):
-    monkeypatch.setattr(Faulty, "reward", reward)
+def test_a_reward_of_an_environment_that_is_no_number_counts_as_reward_errors_says(tokenizer, monkeypatch):
+    monkeypatch.setattr(Faulty, "reward", [1.0])
     task = task_of(1, environment_factory=Faulty, answer="environment")
     sampling = Sampling(max_completion_length=LENGTH)
     with pytest.raises(UserError, match=r"Faulty\.get_reward .* reward_errors"):
         evaluate(Script(tokenizer, [[f"<answer>12</answer>{EOS}"]]), task, sampling)
     task = replace(task, reward_errors="zero")
     found = evaluate(Script(tokenizer, [[f"<answer>12</answer>{EOS}"]]), task, sampling)
-    assert found.accuracy == 0
+    assert found.scores["accuracy"] == 0
 
 
 def learned(folder, tokenizer, turns):

@@ -10,16 +10,13 @@ from rich.console import Console
 
 from pods_rl.runs import RunWriter
 from pods_rl.runs.checkpoints import prepare, publish
-from pods_rl.training.display import LiveLine, RunDisplay
+from pods_rl.training.display import RunDisplay
 from pods_rl.training.resume import last_lines
-
-from . import until
 
 ROW = {
     "step": 120, "seconds": 40.0, "reward": 0.953, "pods/seconds/rollout": 0.77, "pods/seconds/reward": 0.02,
     "pods/seconds/selection": 0.004, "pods/seconds/update": 0.2,
 }  # fmt: skip
-EVALUATION = {"step": 100, "seconds": 30.0, "accuracy": 0.25, "format_accuracy": 0.5}
 
 
 def screen(width: int, **options: object) -> Console:
@@ -53,13 +50,6 @@ def test_a_terminal_shows_how_far_a_run_is_and_cuts_nothing(width: int) -> None:
         assert len(lines) == 2
 
 
-def test_a_terminal_without_unicode_has_a_bar_too() -> None:
-    progress = RunDisplay("run", out=screen(80, legacy_windows=True), max_steps=2)
-    assert "━" in progress.bar(0.5)
-    ascii_only = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), force_terminal=True)
-    assert RunDisplay("run", out=ascii_only).bar(0.5) == "#######....... 50 %"
-
-
 @pytest.mark.parametrize(
     ("budget", "left"),
     [
@@ -78,45 +68,6 @@ def test_the_time_left_is_of_the_budget_that_ends_first(budget: dict, left: str)
     assert left in second
 
 
-def test_epochs_become_a_number_of_steps() -> None:
-    out = screen(80, force_terminal=False)
-    progress = RunDisplay("run", out=out, max_steps=-1)
-    progress.expect_steps(240)
-    progress.step(ROW)
-    assert "run: 50 %, step 120 of 240" in out.file.getvalue()  # type: ignore[attr-defined]
-    by_clock = RunDisplay("run", out=out, max_seconds=60.0)
-    by_clock.expect_steps(10**9)  # the trainer's number if only the clock ends the run
-    by_clock.step(ROW)
-    assert "run: 66 %, step 120, reward" in out.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_a_log_has_a_line_for_each_thing_begun_and_then_for_steps() -> None:
-    out = screen(80, force_terminal=False, soft_wrap=True)
-    with RunDisplay("run", out=out, max_steps=500, every=1e9) as progress:
-        for what in ("importing torch", "loading the task gsm8k", "evaluating before training"):
-            progress.begin(what)
-        progress.evaluation(EVALUATION)
-        progress.step(ROW)
-        progress.begin("evaluating")
-        progress.step(ROW)
-    assert out.file.getvalue().split("\n") == [  # type: ignore[attr-defined]
-        "run: importing torch",
-        "run: loading the task gsm8k",
-        "run: evaluating before training",
-        "run                    30 s  step   100 of 500  accuracy 25.0 %  format 50.0 %",
-        "run: 24 %, step 120 of 500, reward 0.953",
-        f"  {SECONDS}",
-        "",
-    ]
-
-
-def test_a_log_says_what_is_in_progress_when_it_was_silent_for_a_while() -> None:
-    out = screen(80, force_terminal=False, soft_wrap=True)
-    with LiveLine(out, silent=0.01) as line:
-        line.begin("loading the policy", in_log=False)
-        until(lambda: "loading the policy, 0 s so far" in out.file.getvalue())  # type: ignore[attr-defined]
-
-
 def write(run: Path, state: str, *, steps: int = 3, saved: bool = True, final: bool = False, evals: int = 1) -> Path:
     with RunWriter(run) as writer:
         writer.write_config("max_seconds: 60\n")
@@ -129,16 +80,6 @@ def write(run: Path, state: str, *, steps: int = 3, saved: bool = True, final: b
         (prepare(run / "checkpoints" / name) / "model.bin").write_bytes(b"x")
         publish(run / "checkpoints" / name, {"step": steps})
     return run
-
-
-def test_the_last_lines_say_how_to_go_on(tmp_path: Path) -> None:
-    run = write(tmp_path / "a run", "stopped", evals=2)
-    assert last_lines(run, " --num_processes 2") == [
-        f"run         {run} (stopped at step 3)",
-        "result      accuracy 16.8 % to 28.1 % on 256 prompts, step 0 to 3",
-        f"resume      pods train --output '{run}' --num_processes 2 --resume",
-        f"report      pods report '{run}'",
-    ]
 
 
 @pytest.mark.parametrize(

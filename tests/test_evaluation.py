@@ -48,15 +48,16 @@ def answers(right, formed=None, repeats=2):
 def test_an_evaluation_of_worked_values():
     # prompts right in 2, 1, 0 and 0 of 2 repeats; in form in 1, 2, 0 and 1
     given = answers([1, 1, 1, 0, 0, 0, 0, 0], [1, 0, 1, 1, 0, 0, 0, 1])
-    found = summarise(given, repeats=2, temperature=0.5, seconds=3.0)
-    assert (found.accuracy, found.format_accuracy, found.both_accuracy) == (3 / 8, 4 / 8, 2 / 8)
-    assert found.accuracy_se == pytest.approx(np.std([1, 0.5, 0, 0], ddof=1) / 2)
-    assert found.format_accuracy_se == pytest.approx(np.std([0.5, 1, 0, 0.5], ddof=1) / 2)
-    assert found.both_accuracy_se == pytest.approx(np.std([0.5, 0.5, 0, 0], ddof=1) / 2)
-    assert found.pass_at == {2: (0.5, pytest.approx(np.std([1, 1, 0, 0], ddof=1) / 2))}
-    assert (found.mean_completion_tokens, found.truncated_share) == (13.5, 3 / 8)
-    assert (found.prompts, found.repeats, found.temperature, found.eval_seconds) == (4, 2, 0.5, 3.0)
-    row = summarise(answers([1, 0, 0, 0, 1], repeats=5), repeats=5, temperature=1.0, seconds=1.0).row()
+    found = summarise(given, repeats=2, temperature=0.5, seconds=3.0).scores
+    assert (found["accuracy"], found["format_accuracy"], found["both_accuracy"]) == (3 / 8, 4 / 8, 2 / 8)
+    assert found["accuracy_se"] == pytest.approx(np.std([1, 0.5, 0, 0], ddof=1) / 2)
+    assert found["format_accuracy_se"] == pytest.approx(np.std([0.5, 1, 0, 0.5], ddof=1) / 2)
+    assert found["both_accuracy_se"] == pytest.approx(np.std([0.5, 0.5, 0, 0], ddof=1) / 2)
+    assert found["pass@2"] == 0.5
+    assert found["pass@2_se"] == pytest.approx(np.std([1, 1, 0, 0], ddof=1) / 2)
+    assert (found["mean_completion_tokens"], found["truncated_share"]) == (13.5, 3 / 8)
+    assert (found["prompts"], found["repeats"], found["temperature"], found["eval_seconds"]) == (4, 2, 0.5, 3.0)
+    row = summarise(answers([1, 0, 0, 0, 1], repeats=5), repeats=5, temperature=1.0, seconds=1.0).scores
     assert all(isinstance(value, (int, float)) for value in row.values())
     assert {name for name in row if "pass" in name} == {"pass@2", "pass@2_se", "pass@4", "pass@4_se"}
     assert math.isnan(row["accuracy_se"])  # of one prompt
@@ -87,7 +88,7 @@ def task():
 
 def told(found):
     """What an evaluation says, without its clock."""
-    return {name: value for name, value in found.row().items() if name != "eval_seconds"}, found.answers
+    return {name: value for name, value in found.scores.items() if name != "eval_seconds"}, found.answers
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -164,9 +165,10 @@ def test_grades_are_the_tasks(tokenizer, task):
     seen = []
     parrot = Parrot(tokenizer, task.test["answer"])
     found = evaluate(parrot, task, GREEDY, repeats=4, done=lambda rows, of: seen.append((rows, of)))
-    assert (found.accuracy, found.format_accuracy, found.both_accuracy) == (0.5, 0.0, 0.0)
-    assert found.pass_at[2][0] == pytest.approx(5 / 6)  # of the 6 pairs of 4 repeats, one has no right one
-    assert found.pass_at[4] == (1.0, 0.0)
+    scores = found.scores
+    assert (scores["accuracy"], scores["format_accuracy"], scores["both_accuracy"]) == (0.5, 0.0, 0.0)
+    assert scores["pass@2"] == pytest.approx(5 / 6)  # of the 6 pairs of 4 repeats, one has no right one
+    assert (scores["pass@4"], scores["pass@4_se"]) == (1.0, 0.0)
     assert seen == [(48, 48)]
     columns = found.columns()
     assert (columns["index"], columns["repeat"]) == ([i for i in range(12) for _ in range(4)], [0, 1, 2, 3] * 12)
@@ -185,7 +187,7 @@ def test_a_task_that_trains_on_no_grader_is_evaluated_by_its_rewards(tokenizer):
     task = load_task({**settings, "task_rewards": {name: 1.0, "overlong": 0.5}})
     assert task.answer is None
     found = evaluate(Parrot(tokenizer, task.test["answer"]), task, Sampling(max_completion_length=3), repeats=2)
-    row, columns = found.row(), found.columns()
+    row, columns = found.scores, found.columns()
     scores = [1.0 - len(text) / 100 for text in columns["completion"]]
     assert columns[f"reward/{name}"] == scores
     assert columns["reward"] == [score - 0.5 for score in scores]  # each of 3 tokens, which is the limit
@@ -195,7 +197,7 @@ def test_a_task_that_trains_on_no_grader_is_evaluated_by_its_rewards(tokenizer):
     assert not [key for key in row if "accuracy" in key or "pass@" in key]
     assert not {"answer_right", "format_kept", "rewards"} & set(columns)
     graded = load_task({**settings, "task_rewards": {name: 1.0, "accuracy": 0.0}})  # weight 0: shown, not trained
-    row = evaluate(Parrot(tokenizer, graded.test["answer"]), graded, GREEDY, repeats=2).row()
+    row = evaluate(Parrot(tokenizer, graded.test["answer"]), graded, GREEDY, repeats=2).scores
     assert row["accuracy"] == 0.5
     assert not [key for key in row if key.startswith("reward")]
 

@@ -43,4 +43,4 @@ def test_two_processes_give_the_result_of_one(tmp_path):
         assert json.loads(line)[name] == expected[name]
     (table,) = (tmp_path / "o").glob("*.parquet")
     assert pq.read_table(table).to_pydict() == one.columns()
-    assert one.accuracy > 0  # the policy is able: the equality is of something
+    assert one.scores["accuracy"] > 0  # the policy is able: the equality is of something

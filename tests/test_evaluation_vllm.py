@@ -1,9 +1,8 @@
-"""The vLLM backend against a stand-in: what it is sent, and how its outputs are read."""
+"""The vLLM backend against a stand-in: what it is made with, and when it is chosen. A real one: tests/real_vllm."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
@@ -21,38 +20,17 @@ from pods_rl.recipe import build_recipe
 from pods_rl.yaml_files import Origin
 
 
-@dataclass
 class Engine:
-    """Stands in for vllm.LLM: writes each request's seed, ended where that is even; keeps what it was sent."""
+    """Stands in for vllm.LLM: keeps what it was made with, and the adapter of its last request."""
 
-    model: str
-    tokenizer: str | None = None
-    trust_remote_code: bool = False
-    tensor_parallel_size: int = 1
-    dtype: str = "auto"
-    quantization: str | None = None
-    seed: int = 0
-    gpu_memory_utilization: float = 0.9
-    max_model_len: int | None = None
-    load_format: str = "auto"
-    enable_lora: bool = False
-    max_lora_rank: int = 16
-    sent: list = field(default_factory=list, init=False)
-
-    def __post_init__(self):
+    def __init__(self, **settings):
+        self.settings = settings
+        self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.bfloat16))
         ENGINES.append(self)
-        computes = torch.bfloat16 if self.dtype == "auto" else getattr(torch, self.dtype)
-        self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(dtype=computes))
 
-    def generate(self, prompts, sampling_params=None, *, use_tqdm=True, lora_request=None):
-        self.sent.append((prompts, sampling_params, lora_request))
-        outputs = []
-        for params in sampling_params:
-            text = f"<answer>{params.seed}</answer>"
-            reason = "stop" if params.seed % 2 == 0 else "length"
-            completion = SimpleNamespace(text=text, token_ids=[7] * 5, finish_reason=reason)
-            outputs.append(SimpleNamespace(outputs=[completion]))
-        return outputs
+    def generate(self, requests, *, lora_request, **_):
+        self.lora_request = lora_request
+        return []
 
 
 ENGINES: list[Engine] = []
@@ -63,7 +41,7 @@ def vllm(monkeypatch):
     """Makes the stand-in importable as vllm."""
     ENGINES.clear()
     for name, members in {
-        "vllm": {"LLM": Engine, "SamplingParams": SimpleNamespace, "__version__": "0.23.0+cpu"},
+        "vllm": {"LLM": Engine, "SamplingParams": SimpleNamespace},
         "vllm.lora": {},
         "vllm.lora.request": {"LoRARequest": lambda *words: words},
     }.items():
@@ -78,40 +56,21 @@ def recipe(**values):
     return build_recipe(given, Origin("test"))
 
 
-def test_an_evaluation_by_vllm(vllm):
-    given = recipe(eval_prompts=3, eval_repeats=2, max_completion_length=9, eval_temperature=0.5, seed=4)
-    seen = []
-    found, line = evaluate_checkpoint(given, "tiny", backend="vllm", done=lambda rows, of: seen.append((rows, of)))
-    (engine,) = ENGINES
-    ((prompts, params, lora),) = engine.sent
-    assert (engine.model, engine.trust_remote_code) == (str(tiny_policy_path()), False)
-    assert (engine.load_format, engine.seed, lora) == ("safetensors", 4, None)
-    assert len({p.seed for p in params}) == 6  # each row has its own
-    shared = {"n": 1, "temperature": 0.5, "top_p": 1.0, "top_k": 0, "max_tokens": 9}
-    assert [vars(p) for p in params] == [shared | {"seed": p.seed} for p in params]
-    assert all(list(prompt) == ["prompt_token_ids"] for prompt in prompts)
-    assert prompts[0] == prompts[1] != prompts[2]
-    assert [a.completion for a in found.answers] == [f"<answer>{p.seed}</answer>" for p in params]
-    assert [a.ended for a in found.answers] == [p.seed % 2 == 0 for p in params]
-    assert found.mean_completion_tokens == 5
-    config = line["config"]
-    assert (config["backend"], config["versions"]["vllm"]) == ("vllm", "0.23.0+cpu")
-    assert config["dtype"] == "torch.bfloat16"  # of float32 weights
-    assert seen == [(6, 6)]
-
-
 def test_the_recipes_keys_and_the_adapter_reach_the_engine(vllm, tmp_path):
     keys = {"vllm_tensor_parallel_size": 2, "vllm_gpu_memory_utilization": 0.5, "vllm_max_model_length": 700}
     policy = Policy("tiny", tiny_policy_path(), "lora", tmp_path)
     for ranks, room in (({"r": 1}, 8), ({"r": 64}, 64), ({"r": 16, "rank_pattern": {"q_proj": 65}}, 128)):
         LoraConfig(**ranks).save_pretrained(tmp_path)
         sampler = sampling.VLLMSampler(policy, recipe(dtype="float32", **keys), None)
-        sampler.sample([[1]], [0], Sampling(), lambda rows, of: None)
+        sampler.sample([], [], Sampling(), lambda rows, of: None)
         engine = ENGINES.pop()
-        assert (engine.enable_lora, engine.max_lora_rank) == (True, room)
-        assert engine.sent[0][2] == ("adapter", 1, str(tmp_path))
-        assert (engine.tensor_parallel_size, engine.gpu_memory_utilization, engine.max_model_len) == (2, 0.5, 700)
-        assert sampler.dtype == torch.float32
+        assert engine.lora_request == ("adapter", 1, str(tmp_path))
+        wanted = {
+            "enable_lora": True, "max_lora_rank": room, "dtype": "float32", "tensor_parallel_size": 2,
+            "gpu_memory_utilization": 0.5, "max_model_len": 700,
+            "trust_remote_code": False, "load_format": "safetensors",  # neither code nor pickles
+        }  # fmt: skip
+        assert {key: engine.settings[key] for key in wanted} == wanted
     IA3Config().save_pretrained(tmp_path)
     with pytest.raises(UserError, match="IA3"):
         sampling.VLLMSampler(policy, recipe(), None)

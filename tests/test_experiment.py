@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -14,12 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pods_rl import experiment as experiments
 from pods_rl.errors import UserError
 from pods_rl.experiment import DeclaredPair, build_experiment, load_experiment, run_experiment, train_in_process
 from pods_rl.recipe import load_recipe
 from pods_rl.recipe.contents import contents_of
-from pods_rl.runs import Run, RunWriter, find_runs, undeclared_runs
+from pods_rl.runs import Run, RunWriter, find_runs
 from pods_rl.runs.checkpoints import prepare, publish
 from pods_rl.yaml_files import Origin, parse_yaml
 
@@ -84,15 +82,7 @@ def test_pairs_are_declared_against_the_baseline_if_no_other_arm_is_named():
     assert load_text(planned.to_yaml()).pairs == planned.pairs
     assert experiment().pairs == ()
     same = {"arm": "grpo", "against": "pods"}
-    for wrong in (
-        "pods",
-        [3],
-        [{}],
-        [{"arm": "dpo"}],
-        [{"arm": "grpo"}],
-        [same, *entries],
-        [{"arm": "pods", "shows": 3}],
-    ):
+    for wrong in ([3], [{"arm": "dpo"}], [{"arm": "grpo"}], [same, *entries]):
         with pytest.raises(UserError, match="pairs"):
             experiment(f"{TEXT}\npairs: {json.dumps(wrong)}\n")
 
@@ -101,9 +91,8 @@ def test_what_it_is_about_is_a_text_that_its_file_keeps():
     planned = experiment(f"{TEXT}\nabout: |\n  Two arms.\n  Look at the end.\n")
     assert planned.about == "Two arms.\nLook at the end."
     assert load_text(planned.to_yaml()).about == planned.about
-    for wrong in ("3", "[a]", '"\\e[2J"'):
-        with pytest.raises(UserError, match="about"):
-            experiment(f"{TEXT}\nabout: {wrong}\n")
+    with pytest.raises(UserError, match="about"):
+        experiment(f"{TEXT}\nabout: 3\n")
 
 
 def test_the_base_may_be_a_recipe(tmp_path):
@@ -121,13 +110,9 @@ def test_the_base_may_be_a_recipe(tmp_path):
     [
         ("arms: {}\n", "arms: "),
         ("arms: {../x: {}}\n", r"'\.\./x'"),
-        ("arms: {report: {}}\n", "'report'"),
-        ("arms: {a: 3}\n", "arms: "),
         ("arms: {a: {seed: 1}}\n", r"\bseed: "),
         ("arms: {a: {}}\nbaseline: b\n", "mine.yaml:2: baseline: .*'b'"),
         ("arms: {a: {}}\nseeds: 0\n", "seeds: .*0,"),
-        ("arms: {a: {}}\nseeds: [1, 1]\n", r"seeds: .*\[1, 1\]"),
-        ("arms: {a: {}}\nseed: 1\n", r"\bseed: "),
         ("arms: {a: {}}\nbase: 3\n", "base: .*3,"),
         ("arms: {a: {rul: random}}\n", r"\brul: .*rule\?"),
     ],
@@ -276,20 +261,15 @@ TRACE = """Traceback (most recent call last):
     return state["a"]
 KeyError: 'a'
 """
-AT_EXIT = f"Exception ignored in atexit callback:\n{TRACE.replace('KeyError', 'OSError')}"
 
 
 @pytest.mark.parametrize(
     ("log", "reason"),
     [
         (PROGRESS, "exit code 3"),
-        ("", "exit code 3"),
         (f"{PROGRESS}Error: no such model\n", "exit code 3: Error: no such model"),
-        (f"{PROGRESS}Error: two lines\n  and another\n", "exit code 3: Error: two lines"),
         (f"Error: printed by a reward\n{PROGRESS * 12}", "exit code 3"),
         (f"{PROGRESS}{TRACE}", "exit code 3: KeyError: 'a'"),
-        (f"{TRACE}{PROGRESS * 12}", "exit code 3"),
-        (f"{TRACE}{AT_EXIT}", "exit code 3: KeyError: 'a'"),
         (f"{PROGRESS}Fatal Python error: Aborted\n\nThread 1:\n", "exit code 3: Fatal Python error: Aborted"),
     ],
 )
@@ -301,37 +281,6 @@ def test_only_an_error_in_the_log_of_a_run_is_its_reason(tmp_path, log, reason):
 
     run(experiment(seeds="1"), tmp_path, fails)
     assert Run.open(tmp_path / "pods/seed-1").status["reason"] == reason
-
-
-def test_the_error_of_an_earlier_attempt_is_not_the_reason_of_a_later_one(tmp_path):
-    def fails(config, output, *_, resume=False, **__):
-        if not resume:
-            with RunWriter(output) as writer:
-                writer.write_config(config.read_text())
-                writer.write_status("running")
-            save(output, 1)
-        with (output / "log.txt").open("a") as log:
-            log.write(PROGRESS if resume else "Error: no such model\n")
-        return 3
-
-    run(experiment(seeds="1"), tmp_path, fails)
-    assert Run.open(tmp_path / "pods/seed-1").status["reason"].endswith(": no such model")
-    events = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pods_rl.experiment.train_in_process", fails)
-        run_experiment(experiment(seeds="1"), tmp_path, events.append)
-    assert [event.reason.split()[-1] for event in events if event.kind == "failed"] == ["3"] * 2
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "words"), [(4, 5, "because"), (4, 4, "own"), (None, 4, "own if"), (4, None, "own if")]
-)
-def test_a_killed_run_ran_out_of_memory_only_if_the_system_killed_for_that(monkeypatch, before, after, words):
-    counts = iter([before, after])
-    monkeypatch.setattr(experiments, "oom_kills", lambda: next(counts))
-    reason = experiments.how_it_ended(-9, experiments.oom_kills())
-    assert "(SIGKILL)" in reason
-    assert [word for word in ("because", "own", "if") if f" {word} " in reason] == words.split()
 
 
 def test_a_finished_run_of_another_recipe_is_refused_by_name(tmp_path):
@@ -357,6 +306,10 @@ def record(path: Path, recipe: Path) -> None:
         writer.write_environment({"contents": contents_of(load_recipe(recipe))})
 
 
+def files_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
 def recording(launch):
     """A run that also records what its recipe names."""
 
@@ -374,60 +327,14 @@ def test_a_run_whose_data_have_changed_is_neither_skipped_nor_resumed(tmp_path, 
     one = experiment(text, seeds="1")
     output = tmp_path / "out"
     notes(one, output, recording(launch))
-    known = sorted(path for path in output.rglob("*") if path.is_file())
+    known = files_below(output)
     data.write_text('{"question": "1+1?", "answer": "3"}\n')
     with pytest.raises(UserError, match=r"pods/seed-1 .*dataset_name \(train\.jsonl\).*--output.*--force"):
         notes(one, output)
-    assert sorted(path for path in output.rglob("*") if path.is_file()) == known
+    assert files_below(output) == known
     changed = "starts again: what its recipe names has changed: dataset_name (train.jsonl)"
     assert notes(one, output, recording(finish), force=True) == [changed] * 2
     assert run(one, output)[0] == {"skipped": 2}
-
-
-def test_a_run_without_a_checkpoint_starts_again_on_what_its_recipe_names_now(tmp_path):
-    data, text = with_data(tmp_path)
-    one = experiment(text, seeds="1")
-
-    def killed(config, output, *rest, **options):
-        interrupted(config, output, *rest, **options)
-        shutil.rmtree(output / "checkpoints")
-        return -9
-
-    notes(one, tmp_path / "out", recording(killed))
-    data.write_text("{}\n")
-    assert run(one, tmp_path / "out")[0] == {"finished": 2}
-
-
-def test_runs_of_another_recipe_are_moved_before_the_first_run_starts(tmp_path):
-    """So the report that is made meanwhile, or after a signal, has no arm of two recipes."""
-    run(experiment(), tmp_path)
-    seen = []
-
-    def look(config, output, *rest, **options):
-        seen.append(sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/seed-*")))
-        return finish(config, output, *rest, **options)
-
-    changed = experiment(learning_rate="0.5")
-    assert ["recipe" in note for note in notes(changed, tmp_path, look, force=True)] == [True] * 4
-    assert seen[0] in ([], ["pods/seed-1"])  # its own directory, which may be made before it starts
-    assert {path.name for path in (tmp_path / ".attempts").iterdir()} == {
-        "grpo-seed-1-1", "grpo-seed-2-1", "pods-seed-1-1", "pods-seed-2-1"
-    }  # fmt: skip
-
-
-def test_only_the_declared_arms_and_seeds_are_runs_of_an_experiment(tmp_path):
-    """After an arm was renamed and a seed dropped."""
-    run(experiment(), tmp_path)
-    renamed = experiment(TEXT.replace("grpo:", "plain:").replace("baseline: grpo", "baseline: plain"), seeds="1")
-    assert run(renamed, tmp_path)[0] == {"skipped": 1, "finished": 1}
-
-    def names(found):
-        return {arm: [run.path.name for run in runs] for arm, runs in found.items()}
-
-    assert names(find_runs(tmp_path)) == {"pods": ["seed-1"], "plain": ["seed-1"]}
-    assert names(undeclared_runs(tmp_path)) == {"grpo": ["seed-1", "seed-2"], "pods": ["seed-2"]}
-    assert run(experiment(), tmp_path)[0] == {"skipped": 4}  # nothing was lost
-    assert names(undeclared_runs(tmp_path)) == {"plain": ["seed-1"]}
 
 
 def test_a_run_that_another_process_makes_is_neither_made_twice_nor_lost(tmp_path):
@@ -476,7 +383,7 @@ def test_a_full_disk_costs_the_runs_it_hits_and_is_reported(tmp_path, monkeypatc
 
 @pytest.mark.parametrize(
     ("chosen", "parallel", "places"),
-    [(None, 2, {None}), ("", 2, {None}), ("4,7", 1, {"4"}), ("4,7", 2, {"4", "7"}), ("4,7", 3, {"4", "7"})],
+    [(None, 2, {None}), ("4,7", 1, {"4"}), ("4,7", 3, {"4", "7"})],
 )
 def test_each_place_has_a_gpu_of_its_own(tmp_path, monkeypatch, chosen, parallel, places):
     """`nvidia-smi` is taken away: what is visible is what CUDA_VISIBLE_DEVICES says."""
@@ -517,7 +424,7 @@ def test_several_processes_a_run_are_launched_by_accelerate(tmp_path, monkeypatc
         experiment(TEXT + "accelerate: zero22\n")
 
 
-@pytest.mark.parametrize(("sent", "parallel"), [("SIGTERM", 1), ("SIGINT", 2), ("SIGHUP", 1)])
+@pytest.mark.parametrize(("sent", "parallel"), [("SIGTERM", 1), ("SIGINT", 2)])
 def test_a_signal_reaches_the_runs_and_waits_until_they_have_saved_themselves(tmp_path, sent, parallel):
     """Replaces `pods train` by a program that signals its parent in the arm pods, once all have started."""
     stand_in = tmp_path / "stand-in" / "pods_rl" / "__main__.py"
@@ -543,7 +450,6 @@ def test_a_signal_reaches_the_runs_and_waits_until_they_have_saved_themselves(tm
         import os, pathlib, signal, sys
         from pods_rl.experiment import load_experiment, run_experiment
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background ignores it
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and one of nohup this one
         os.environ["PYTHONPATH"] = {str(tmp_path / "stand-in")!r}
         try:
             run_experiment(load_experiment("mine.yaml"), "out", parallel={parallel})

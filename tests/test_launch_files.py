@@ -1,13 +1,10 @@
-"""Files that start jobs elsewhere are read by what will read them there: Slurm, accelerate and bash; a Dockerfile."""
+"""Files that start jobs elsewhere are read by what will read them there: accelerate and bash; and a Dockerfile."""
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import re
-import shutil
-import socket
 import subprocess
 from pathlib import Path
 
@@ -17,8 +14,6 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 
 import pods_rl
-
-from . import DEADLINE, until
 
 ROOT = Path(__file__).parents[1]
 RECIPES = Path(pods_rl.__file__).parent / "recipes"
@@ -44,91 +39,18 @@ def directives(text: str) -> dict[str, str]:
     return dict(found)
 
 
-def commands_of_headers() -> list[str]:
-    """The options of each `sbatch` command that a header of an example shows."""
-    found = []
-    for script in SCRIPTS:
-        lines = re.sub(r"\\\n# *", "", script.read_text("utf-8"))
-        found += re.findall(r"sbatch (--[^'\n]*--wrap)", lines)
-    return found
+SBATCH = {"array", "gpus-per-task", "job-name", "ntasks", "requeue", "signal", "time"}  # options of sbatch that we use
 
 
 def test_what_sbatch_refuses_or_does_not_do_is_not_in_a_script():
     """As far as it can be said without Slurm."""
     scripts = {script.name: directives(script.read_text("utf-8")) for script in SCRIPTS}
     (job,) = [found for found in scripts.values() if found]
-    assert {"array", "time", "requeue"} <= set(job)
+    assert {"array", "time", "requeue"} <= set(job) <= SBATCH
     # `--gpus-per-task` needs a number of tasks or of GPUs.
     assert "gpus-per-task" not in job or {"ntasks", "gpus"} & set(job)
     # A signal without `B:` goes to the steps of srun alone, and this script has none.
     assert re.fullmatch(r"B:TERM@\d+", job["signal"])
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    """A controller and a node of a cluster of this machine, without authentication, on free ports."""
-    if not shutil.which("slurmctld") or not shutil.which("slurmd"):
-        pytest.skip("Slurm is not installed: apt-get install slurmctld slurmd slurm-client")
-    folder = tmp_path_factory.mktemp("slurm")
-    host = socket.gethostname().split(".")[0]
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        ports = one.getsockname()[1], other.getsockname()[1]
-    values = {
-        "ClusterName": "test", "SlurmctldHost": f"{host}(127.0.0.1)", "SlurmUser": getpass.getuser(),
-        "SlurmdUser": getpass.getuser(),
-        "AuthType": "auth/none", "CredType": "cred/none", "SlurmctldPort": ports[0], "SlurmdPort": ports[1],
-        "StateSaveLocation": folder, "SlurmdSpoolDir": folder / "spool", "SlurmctldPidFile": folder / "one",
-        "SlurmdPidFile": folder / "other", "ProctrackType": "proctrack/pgid", "TaskPlugin": "task/none",
-        "SelectType": "select/cons_tres", "SwitchType": "switch/none", "MpiDefault": "none", "GresTypes": "gpu",
-        "JobAcctGatherType": "jobacct_gather/none",
-    }  # fmt: skip
-    lines = [f"{name}={value}" for name, value in values.items()]
-    lines += [f"NodeName={host} NodeAddr=127.0.0.1 CPUs=1 Gres=gpu:1", "PartitionName=all Nodes=ALL Default=YES"]
-    (folder / "slurm.conf").write_text("\n".join(lines) + "\n", "utf-8")
-    (folder / "gres.conf").write_text("Name=gpu Count=1 File=/dev/null\n", "utf-8")
-    environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
-    with (folder / "log").open("w") as log:
-        daemons = [
-            subprocess.Popen([name, "-D"], env=environment, stdout=log, stderr=log) for name in ("slurmctld", "slurmd")
-        ]
-    try:
-
-        def is_idle() -> bool:
-            if any(daemon.poll() is not None for daemon in daemons):
-                pytest.skip(f"Slurm does not start here: {(folder / 'log').read_text('utf-8')[-500:]}")
-            done = subprocess.run(["sinfo", "-h", "-o", "%t"], env=environment, capture_output=True, text=True)
-            return done.stdout.strip() == "idle"
-
-        until(is_idle)
-        yield environment
-    finally:
-        for daemon in daemons:
-            daemon.terminate()
-        for daemon in daemons:
-            daemon.wait(timeout=DEADLINE)
-
-
-def test_sbatch_accepts_the_scripts(slurm):
-    """`--test-only` checks a job as it would be submitted, and says when it would start."""
-    script = ROOT / "examples" / "slurm.sh"
-    done = subprocess.run(["sbatch", "--test-only", str(script)], env=slurm, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert " to start at " in done.stderr
-
-
-def test_sbatch_accepts_the_commands_of_the_headers(slurm):
-    """On a cluster of one node with one GPU, a job of two nodes with eight is valid but cannot be placed."""
-    commands = commands_of_headers()
-    assert len(commands) == 2
-    for options in commands:
-        small = re.sub(r"--nodes=\d+", "--nodes=1", re.sub(r"--gpus-per-node=\d+", "--gpus-per-node=1", options))
-        small = small.replace("--dependency=afterany:$job ", "")
-        done = subprocess.run(
-            ["sbatch", "--test-only", *small.split(), "true"], env=slurm, capture_output=True, text=True
-        )
-        assert done.returncode == 0, (options, done.stderr)
 
 
 # -- accelerate -------------------------------------------------------------------------------------------------------
@@ -181,14 +103,6 @@ def test_every_node_gets_its_configuration(tmp_path, layout):
         shipped = yaml.safe_load((RECIPES / "accelerate" / f"{layout}.yaml").read_text("utf-8"))
         place = {"num_machines": 2, "machine_rank": rank, "main_process_ip": address, "main_process_port": 29500}
         assert values == shipped | place
-
-
-@pytest.mark.parametrize("name", ["NODES", "NODE", "GPUS", "HEAD_ADDRESS"])
-def test_a_node_without_its_place_is_refused(tmp_path, name):
-    given = {"NODES": "2", "NODE": "1", "HEAD_ADDRESS": "10.0.0.1", "GPUS": "8"}
-    given.pop(name)
-    (message,), _ = of_node(tmp_path, **given)
-    assert f"set {name}, the " in message
 
 
 # -- Docker ------------------------------------------------------------------------------------------------------------

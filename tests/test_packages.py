@@ -123,32 +123,3 @@ def test_a_changed_module_of_a_package_is_a_change_of_the_run(install, tmp_path)
     entries = tmp_path / "users_rules-1.5.dist-info" / "entry_points.txt"
     entries.write_text(entries.read_text().replace("last", "first"))
     assert changed_contents(before, contents_of(named)) == ["rule (entry point)"]
-
-
-DAMAGE = {
-    "another group": ("entry_points.txt", "[console_scripts]\nnonsense"),
-    "no value": ("entry_points.txt", "[pods_rl.rules]\nlatest\n[pods_rl.tasks]\nlatest = 3 4"),
-    "bytes": ("entry_points.txt", "\udcff"),
-    "no name": ("METADATA", "Metadata-Version: 2.1\nVersion: 1.5\n"),
-    "no metadata": ("METADATA", None),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_package_is_noted_and_hides_no_other(install, tmp_path, damage):
-    install("users_rules", rules={"latest": "last"}, tasks={"twice": "doubles"})
-    install("users_damaged", rules={"best": "last"}, tasks={"thrice": "doubles"})
-    name, text = DAMAGE[damage]
-    file = tmp_path / "users_damaged-1.5.dist-info" / name
-    if text is None:
-        file.unlink()
-    else:
-        file.write_bytes(text.encode("utf-8", "surrogateescape"))
-    importlib.invalidate_caches()
-    output = " ".join(pods("tasks").output.split())
-    assert "users_rules 1.5" in output
-    assert output.count("users_damaged-1.5.dist-info cannot be read") == 1
-    check_rule("latest")
-    for find in (lambda: get_rule("lates"), lambda: recipe(task="twise")):
-        with pytest.raises(UserError, match=r"users_damaged-1\.5.*cannot be read"):
-            find()

@@ -28,16 +28,12 @@ def place(tmp_path):
 DRY = ("train", "tiny-pods", "--dry_run", "--eval_prompts", "0")
 DATA = (*DRY, "--task", "dataset")
 COMMANDS = {
-    "data.parquet": (*DATA, "--dataset_name", "data.parquet"),
     "data.jsonl": (*DATA, "--dataset_name", "data.jsonl"),
     "data/train.parquet": (*DATA, "--dataset_name", "data"),
-    "data/train.jsonl.gz": (*DATA, "--dataset_name", "data"),
     "policy/config.json": (*DRY, "--model_name_or_path", "./policy"),
-    "policy/model.safetensors": (*DRY, "--model_name_or_path", "./policy"),
     "accelerator.json": (*DRY, "--accelerator_config", "accelerator.json"),
     "r.yaml": ("train", "--config", "r.yaml", "--dry_run"),
     "rows.parquet": ("select", "rows.parquet", "--keep", "2"),
-    "evaluations.csv": ("report", "--csv", "evaluations.csv"),
 }
 
 

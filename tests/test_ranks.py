@@ -17,7 +17,7 @@ import psutil
 import pytest
 import yaml
 
-from pods_rl.distributed.launch import LAUNCHED, first_failure, report_failure
+from pods_rl.distributed.launch import first_failure
 from pods_rl.runs import Run
 
 from . import until
@@ -30,10 +30,11 @@ RANK_RECIPE = RECIPE | {"num_generations": 4, "num_rollouts": 8, "eval_prompts":
 class Launched:
     """A `pods train` with two processes of its own."""
 
-    def __init__(self, folder: Path, **keys: object) -> None:
+    def __init__(self, folder: Path, max_steps: int = 2, **keys: object) -> None:
         self.out, self.err, self.run = folder / "stdout.txt", folder / "stderr.txt", folder / "run"
         (folder / "r.yaml").write_text(yaml.safe_dump(RANK_RECIPE | keys))
         words = ["--config", str(folder / "r.yaml"), "--output", str(self.run), "--num_processes", "2"]
+        words += ["--max_steps", str(max_steps)]  # a key of the command line reaches the processes
         with self.out.open("w") as out, self.err.open("w") as err:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "pods_rl", "train", *words],
@@ -87,7 +88,7 @@ def start(tmp_path) -> Iterator[Callable[..., Launched]]:
         one.process.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.reliability
 def test_a_process_that_raises_ends_all_with_its_own_message(start):
     command = start(task_rewards={"tests.rank_faults:raises_on_one": 1.0})
     assert command.end() in (1, 2)  # 2 if the error of a reward counts as a user's mistake
@@ -173,12 +174,3 @@ def failed(
 def test_the_failure_that_caused_the_others_is_reported(tmp_path, ends, reason):
     failures = {rank: failed(tmp_path, rank, *end) for rank, end in ends.items()}
     assert reason in first_failure(SimpleNamespace(failures=failures)).reason
-
-
-def test_a_process_reports_only_to_our_launcher(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    monkeypatch.delenv(LAUNCHED, raising=False)
-    assert not report_failure("damaged", "", 2)
-    monkeypatch.setenv(LAUNCHED, "1")
-    assert report_failure("stopped", "", 2)
-    assert json.loads((tmp_path / "error.json").read_text())["message"] == "process 0: stopped"

@@ -207,17 +207,12 @@ def policies(tmp_path_factory) -> dict[str, Path]:
     return made
 
 
-# Arms of the ablations with another rule or another way (`test_ablations_change_one_thing_of_setting_a`).
-ABLATED = ("m-m2", "rules-max-reward", "rules-random", "rules-percentile", "advantages-before")
-
-
 def trained_arms() -> list[str]:
-    """The names of PODS in each of the paper's settings, of the baselines in one, and of ablations."""
+    """The names of PODS in each of the paper's settings, and of the baselines in one."""
     names = [name for name, (path, _) in shipped_arms().items() if path.stem in PAPER]
     pods = [name for name in names if name.endswith("-pods")]
     baselines = [name for name in names if name.startswith("gsm8k-qwen2.5-3b-grpo")]
-    ablated = [name for name in names if "-ablation-" in name and name.endswith(ABLATED)]
-    return [*pods, *baselines, *ablated]
+    return [*pods, *baselines]
 
 
 @pytest.mark.slow

@@ -40,22 +40,8 @@ def clock(monkeypatch):
     return fake
 
 
-class Interrupting(list):
-    """Steps' seconds; a SIGINT comes during one of them."""
-
-    def __init__(self, seconds, stop, *, at):
-        super().__init__(seconds)
-        self.stop, self.at = stop, at
-
-    def __iter__(self):
-        for step, seconds in enumerate(super().__iter__(), start=1):
-            if step == self.at:
-                self.stop.ask(signal.SIGINT)
-            yield seconds
-
-
 def evaluation(accuracy=0.5):
-    return Evaluation(accuracy, 0.1, 1.0, accuracy, 10.0, 0.0, 4, 1, 1.0, 3.0)
+    return Evaluation({"accuracy": accuracy, "format_accuracy": 1.0})
 
 
 def run_steps(tmp_path, clock, step_seconds, **settings):
@@ -66,15 +52,13 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
     seen, saved = [], settings.pop("saved", [])
     checkpoints, resumed = settings.pop("checkpoints", []), settings.pop("resumed", None)
     shuffling = settings.pop("shuffling", 0.0)
-    during = settings.pop("during", lambda index: None)
 
     def evaluate(index):
-        during(index)
         clock.now += 100.0
         seen.append(index)
         return evaluation()
 
-    stop = settings.pop("stop", Stop())
+    stop = Stop()
     args = SimpleNamespace(clock=settings.pop("counts", "wall"))
     trainer = SimpleNamespace(
         args=args, attention=None, generation="prefix trees", token_budget=None, log_evaluation=lambda row: None
@@ -144,38 +128,10 @@ def test_the_clock_may_count_processor_time(tmp_path, clock):
     assert run.status["reason"] == "max_seconds 12 reached"
 
 
-def test_a_request_to_stop_ends_after_the_step_with_a_checkpoint_and_no_evaluation(tmp_path, clock):
-    stop, saved = Stop(), []
-    steps = Interrupting([1.0] * 9, stop, at=2)
-    run, recorder, seen = run_steps(tmp_path, clock, steps, stop=stop, saved=saved)
-    assert len(run.metrics) == 2
-    assert recorder.stop_reason == recorder.stopped_by == str(Interrupted(signal.SIGINT))
-    assert (saved, recorder.saved_step, seen) == ([2], 2, [0])
-
-
 def test_a_signal_that_one_process_of_several_gets_ends_all(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(recorder_module, "gather", lambda items: [*items, (77.0, str(Interrupted(signal.SIGTERM)))])
     _, recorder, _ = run_steps(tmp_path, clock, [1.0] * 9)
     assert (recorder.step, recorder.seconds, recorder.stopped_by) == (1, 1.0, str(Interrupted(signal.SIGTERM)))
-
-
-def test_an_evaluation_that_a_signal_interrupts_leaves_no_trace(tmp_path, clock):
-    stop, saved = Stop(), []
-
-    def during(index):
-        if index == 1:
-            stop.ask(signal.SIGTERM)
-
-    run, recorder, _ = run_steps(tmp_path, clock, [4.0] * 9, stop=stop, during=during, eval_seconds=10.0, saved=saved)
-    assert [row["due"] for row in run.evals] == [0.0]
-    assert recorder.stopped_by == str(Interrupted(signal.SIGTERM))
-    assert saved == [3]
-
-
-def test_a_run_stopped_before_its_first_step_says_so_at_once(tmp_path, clock):
-    stop = Stop()
-    with pytest.raises(Interrupted, match=str(Interrupted(signal.SIGTERM))):
-        run_steps(tmp_path, clock, [1.0], stop=stop, during=lambda index: stop.ask(signal.SIGTERM))
 
 
 def test_checkpoints_are_saved_by_the_clock_and_off_it(tmp_path, clock):

@@ -54,9 +54,7 @@ def test_what_is_written_is_read(tmp_path):
     assert table.to_pydict() == {"step": [1, 1], "reward/accuracy": [1.0, None], "completion": ["a", "ü"]}
 
 
-@pytest.mark.parametrize(
-    "text", ['{"step": [1], "seconds": {}, "elapsed": "x"}', '{"step": "9", "seconds": NaN}', "[]"]
-)
+@pytest.mark.parametrize("text", ['{"step": [1], "seconds": NaN, "elapsed": "x"}', "[]"])
 def test_a_damaged_status_does_not_keep_a_run_from_its_end(tmp_path, text):
     run = make_run(tmp_path / "run", state="running")
     (run.path / "status.json").write_text(text)
@@ -79,7 +77,7 @@ def test_a_run_that_is_ended_from_outside_keeps_its_last_step(tmp_path):
 
 
 def test_torn_and_missing_files_read_as_what_is_left(tmp_path):
-    (tmp_path / "config.yaml").write_text("seed: [1")
+    (tmp_path / "config.yaml").write_text("a: " + "[" * 3_000)  # too deep for the stack
     (tmp_path / "status.json").write_text('{"state": "runn')
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n[1]\n{"step": 2, "rew\xff')
     run = Run.open(tmp_path)
@@ -118,33 +116,6 @@ def test_a_second_process_is_refused_and_a_dead_one_leaves_no_lock(tmp_path):
     RunWriter(tmp_path, resume=True).close()
 
 
-def test_a_forked_process_does_not_keep_the_lock(tmp_path):
-    """As the process of a reward does, which may outlive a killed run for a moment."""
-    writer = RunWriter(tmp_path)
-    ours, theirs = socket.socketpair()
-    child = os.fork()
-    if child == 0:
-        ours.close()
-        theirs.send(b"forked")
-        theirs.recv(1)  # until the test is over
-        os._exit(0)
-    theirs.close()
-    ours.recv(len(b"forked"))
-    writer.close()
-    try:
-        RunWriter(tmp_path, resume=True).close()
-    finally:
-        ours.close()
-        os.waitpid(child, 0)
-
-
-def test_the_status_of_a_killed_run_waits_until_its_last_process_gives_the_lock_back(tmp_path, monkeypatch):
-    dying = RunWriter(tmp_path)
-    monkeypatch.setattr("time.sleep", lambda seconds: dying.close())  # replaces the wait, in which the process ends
-    assert end_run(tmp_path, "failed", "killed")
-    assert Run.open(tmp_path).state == "failed"
-
-
 def test_rewind_removes_what_came_after_the_checkpoint_and_leaves_the_users_files(tmp_path):
     mine = ["step-best-3.parquet", "step-000003.bak.parquet", "step-x.parquet"]
     with RunWriter(tmp_path) as writer:
@@ -167,19 +138,6 @@ def test_rewind_removes_what_came_after_the_checkpoint_and_leaves_the_users_file
 
 
 # --------------------------------------------------------------------------------------- one file in another's place
-
-
-@pytest.mark.parametrize("name", ["/proc/self/fd/1", "link"])
-def test_our_own_output_is_written_where_it_stands(tmp_path, name):
-    """Standard output may be a file: to replace it would take it from whoever goes on printing there."""
-    (tmp_path / "link").symlink_to("/dev/stdout")  # not itself: a fault would replace it
-    code = (
-        "from pathlib import Path; from pods_rl.runs.files import write_output; print('before', flush=True)\n"
-        f"write_output(Path({str(tmp_path / name)!r}), '-o', 'text\\n'); print('after')"
-    )
-    with (tmp_path / "out").open("w") as out:
-        subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
-    assert (tmp_path / "out").read_text() == "before\ntext\nafter\n"
 
 
 def test_a_link_is_followed_where_the_user_names_it_and_else_replaced(tmp_path):
@@ -219,16 +177,6 @@ def test_a_place_that_cannot_be_written_is_a_users_mistake(tmp_path):
         RunWriter(tmp_path / "file")
 
 
-def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
-    target = tmp_path / "status.json"
-    write_atomic(target, "old")
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("full")))
-    with pytest.raises(OSError, match="full"):
-        write_atomic(target, "new")
-    assert target.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [target]
-
-
 def test_find_runs_orders_arms_as_declared_and_runs_by_seed(tmp_path):
     for arm in ("a", "b"):
         for seed in (10, 2):
@@ -247,15 +195,6 @@ def test_a_directory_without_a_run_is_refused(tmp_path):
         Run.open(tmp_path / "nowhere")
     with pytest.raises(UserError, match="nowhere"):
         find_runs(tmp_path / "nowhere")
-
-
-def test_deep_files_and_pipes_read_as_nothing(tmp_path):
-    """A pipe would block, and deep YAML would overflow the stack."""
-    (tmp_path / "config.yaml").write_text("a: " + "[" * 3_000)
-    for name in ("status.json", "environment.json", "metrics.jsonl", "evals.jsonl"):
-        os.mkfifo(tmp_path / name)
-    run = Run.open(tmp_path)
-    assert (run.config, run.status, run.environment, run.metrics, run.evals) == ({}, {}, {}, [], [])
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(30, "Read-only file system", "x")])
@@ -291,3 +230,33 @@ def test_how_far_a_run_is_is_its_share_of_the_budget_that_ends_first(tmp_path):
     ahead = progress({"max_steps": 40}, row, '{"step": 36, "seconds": 1}')
     assert (ahead.step, ahead.seconds, ahead.share) == (36, 150.0, 0.9)
     assert math.isnan(progress({"max_steps": "many"}, '{"step": "soon"}').share)
+
+
+def test_a_forked_process_does_not_keep_the_lock(tmp_path):
+    """As the process of a reward does, which may outlive a killed run for a moment."""
+    writer = RunWriter(tmp_path)
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        theirs.send(b"forked")
+        theirs.recv(1)  # until the test is over
+        os._exit(0)
+    theirs.close()
+    ours.recv(len(b"forked"))
+    writer.close()
+    try:
+        RunWriter(tmp_path, resume=True).close()
+    finally:
+        ours.close()
+        os.waitpid(child, 0)
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
+    target = tmp_path / "status.json"
+    write_atomic(target, "old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        write_atomic(target, "new")
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]

@@ -24,18 +24,10 @@ FILES = {
     "own/late.py": "nothing = 1",
     "own/deep/__init__.py": "from pods_rl.errors import UserError\nscale = 1",
     "own/unused.py": "",
-    "lazy.py": "import importlib\ndef judge(text, gold): return importlib.import_module('style').style\n",
     "inserted.py": "import sys\nsys.path.insert(0, 'lib')\nimport hidden\ndef judge(text, gold): ...\n",
     "lib/hidden.py": "import deeper\n",
     "lib/deeper.py": "",
-    "table.py": (
-        "import importlib\nTABLE = {n: importlib.import_module(f'plug_{n}').f for n in 'ab'}\n"
-        "def judge(text, gold): ...\n"
-    ),
-    "plug_a.py": "def f(): ...\n",
-    "plug_b.py": "def f(): ...\n",
     "space/inner.py": "def judge(text, gold): ...\n",
-    "style.py": "style = 1\n",
     "env/lib/site-packages/bought/__init__.py": "from .rules import best\n",
     "env/lib/site-packages/bought/rules.py": "from .help import scale\ndef best(rewards, m, *, generator=None): ...\n",
     "env/lib/site-packages/bought/help.py": "scale = 1\n",
@@ -43,9 +35,7 @@ FILES = {
 OWN = ["own/__init__.py", "own/deep/__init__.py", "own/names.py", "own/rules.py"]  # `late` was not imported
 IMPORTED = {
     "judge": ["helper.py", "judge.py", *OWN],
-    "lazy": ["lazy.py"],
     "inserted": ["deeper.py", "hidden.py", "inserted.py"],
-    "table": ["plug_a.py", "plug_b.py", "table.py"],
     "space.inner": ["space/inner.py"],
     "json.decoder": [],
     "bought.rules": [],

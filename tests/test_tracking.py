@@ -23,20 +23,6 @@ def fails(*_: object, **__: object) -> None:
     raise RuntimeError("the server is gone")
 
 
-def test_a_watcher_is_dropped_after_its_first_exception(capsys):
-    calls: list[int] = []
-
-    def show(number: int) -> None:
-        calls.append(number)
-        fails()
-
-    shown = Watcher("the display", SimpleNamespace(show=show))
-    shown.show(1)
-    shown.show(2)
-    assert calls == [1]
-    assert capsys.readouterr().err.count("RuntimeError: ") == 1
-
-
 def test_a_watcher_passes_on_what_must_end_the_run():
     with pytest.raises(OSError, match="disk"):
         Watcher("a file", raises=(OSError,)).attempt(lambda: (_ for _ in ()).throw(OSError("the disk is full")))

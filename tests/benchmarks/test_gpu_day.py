@@ -1,4 +1,4 @@
-"""The GPU benchmark in miniature, on a CPU and on a stand-in for a GPU; and what it does with cells that go wrong."""
+"""The GPU benchmark's plan, and all of it in miniature on a CPU."""
 
 from __future__ import annotations
 
@@ -10,38 +10,19 @@ import sys
 import pytest
 import torch
 
-from pods_rl.errors import UserError
 from pods_rl.recipe import Origin, build_recipe
-from tests.prefix_tree.gpu import put_gpu
 
 from .. import DEADLINE
-from . import BENCHMARKS, dying, module
+from . import BENCHMARKS, module
 
 gpu_day = module("gpu_day")
 gpu_runs = sys.modules["gpu_runs"]
 NO_LIMIT = str(10 * DEADLINE)
-PEAK = {"allocated": 3 * 2**30, "reserved": 4 * 2**30}  # of the stand-in for a GPU
 
 
 @pytest.fixture(autouse=True)
 def _beside_the_benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-
-@pytest.fixture
-def stand_in(monkeypatch):
-    """A CPU that stands in for a GPU, with torch 2.11's variable-length call."""
-    from gpu_device import Device
-
-    put_gpu(monkeypatch, "2.11")
-    answers = {
-        "memory_allocated": 1, "memory_reserved": 2, "max_memory_allocated": PEAK["allocated"],
-        "max_memory_reserved": PEAK["reserved"], "get_device_name": "a stand-in", "mem_get_info": (5, 6),
-        "empty_cache": None, "reset_peak_memory_stats": None, "synchronize": None,
-    }  # fmt: skip
-    for name, answer in answers.items():
-        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
-    return Device("cuda", torch.device("cpu"))
 
 
 # ------------------------------------------------------------------------------------------- the plan
@@ -108,141 +89,3 @@ def test_the_complete_plan_on_a_cpu(tmp_path):
     resumed = lines[-1]
     assert resumed["resumed"]
     assert resumed["killed_after_step"] < resumed["steps"] == 6
-
-
-@pytest.mark.reliability  # every night: a minute
-def test_the_cells_on_a_stand_in_for_a_gpu(tmp_path, stand_in):
-    """Every line that only a GPU takes: precisions, torch's variable-length call, the memory of the device."""
-    results = gpu_day.Results(tmp_path)
-    results.add(0, "machine", stand_in.describe())
-    assert results.machine["device"] == "a stand-in"
-    assert "window_size" in results.machine["varlen_arguments"]
-    cells = [
-        cell for cell in gpu_day.plan(gpu_day.MINIATURE) if cell.name in ("attention", "tree") or cell.part in (2, 4)
-    ]
-    for cell in cells:
-        result = gpu_day.measure(cell, stand_in)
-        assert "failed" not in result, result["log"]
-        results.add(cell.part, cell.name, result | {"settings": cell.settings, "cell_seconds": 0.0})
-        if cell.kind == "checks":
-            assert result["ok"], gpu_day.wrong(result)
-        elif cell.kind == "generation":
-            assert result["peaks"] == {"rollout": PEAK}
-        else:
-            assert result["peaks"]["update"] == PEAK
-            assert result["held"] == {"allocated": 1, "reserved": 2}
-            assert result["trees"] is (cell.settings["arm"] == "tree")
-            assert ("torch.nn.attention.varlen" in result["attention"]) is result["trees"]
-
-
-# ------------------------------------------------------------------------------------------- what goes wrong
-
-
-def step(arm="tree", **settings):
-    cell = next(cell for cell in gpu_day.plan(gpu_day.MINIATURE) if cell.settings.get("arm") == arm)
-    return cell.settings | settings
-
-
-@pytest.mark.parametrize("told", [False, True])
-def test_out_of_memory_is_a_result(monkeypatch, told):
-    """As torch raises it, and as PODSTrainer raises it again."""
-    import gpu_step
-    from gpu_device import Device
-
-    def build(*_):
-        error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore")
-        if told:
-            raise UserError("Out of memory in update: lower this") from error
-        raise error
-
-    monkeypatch.setattr(gpu_step, "build", build)
-    result = gpu_step.run_cell(gpu_step.StepCell(**step()), Device.of("cpu"))
-    assert result["out_of_memory"] == "loading"
-    assert "2.00 GiB" in result["message"]
-
-
-def test_a_check_outside_its_limit_is_wrong():
-    from gpu_checks import check, distance
-
-    assert check("fine", 0.01, 0.01)["ok"]
-    assert not check("far", 0.011, 0.01)["ok"]
-    assert not check("not a number", float("nan"), 0.01)["ok"]
-    ones = torch.ones(4)
-    assert distance(ones * 1.5, ones) == pytest.approx(0.5)
-    result = {"checks": [check("fine", 0.0, 0.1), check("far", 0.2, 0.1)]}
-    assert [line.partition(":")[0] for line in gpu_day.wrong(result)] == ["far"]
-
-
-def test_a_process_that_dies_or_hangs_costs_one_cell(monkeypatch):
-    monkeypatch.setattr(gpu_day, "work", dying.work)
-    worker = gpu_day.Worker("cpu", start=int(DEADLINE))
-    first = worker.start()["pid"]
-    assert worker.measure(gpu_day.Cell(3, "fine", "step", int(DEADLINE))) == {"pid": first}
-    assert [*worker.measure(gpu_day.Cell(3, "dies", "step", int(DEADLINE)))] == ["failed"]
-    assert not worker.is_running
-    second = worker.start()["pid"]
-    assert second != first
-    assert [*worker.measure(gpu_day.Cell(3, "hangs", "step", 1))] == ["failed"]
-    assert not worker.is_running
-    worker.start()
-    assert worker.measure(gpu_day.Cell(3, "is too large", "step", int(DEADLINE))) == {"out_of_memory": "update"}
-    assert not worker.is_running  # the next cell has all of the memory
-    worker.stop()
-
-
-RIGHT = {"ok": True, "checks": [{"check": "dq", "error": 0.0, "limit": 0.02, "ok": True}]}
-
-
-class Answers:
-    """Stands in for the process of the cells."""
-
-    is_running = True
-
-    def __init__(self, **answers):
-        self.answers = answers
-        self.asked = []
-
-    def measure(self, cell):
-        self.asked.append(cell.name)
-        return dict(self.answers.get(cell.name, RIGHT))
-
-    def stop(self):
-        pass
-
-
-def day(folder, worker, seconds="1e6"):
-    options = gpu_day.parse(["--output", str(folder), "--device", "cpu", "--seconds", seconds])
-    started = gpu_day.Day(options, gpu_day.DAY)
-    started._worker = worker
-    return started
-
-
-CHECKS = gpu_day.plan(gpu_day.DAY)[:3]
-
-
-def test_the_plan_ends_where_something_is_wrong_and_looks_again(tmp_path, capsys):
-    far = {"ok": False, "checks": [{"check": "dq", "error": 0.5, "limit": 0.02, "ok": False}]}
-    worker = Answers(tree=far)
-    assert day(tmp_path, worker).run(CHECKS) == 1
-    assert worker.asked == ["attention", "tree"]
-    assert "dq: " in capsys.readouterr().out
-    raised = Answers(tree={"failed": "RuntimeError: no kernel", "log": "line 3"})
-    assert day(tmp_path, raised).run(CHECKS) == 1
-    assert "line 3" in capsys.readouterr().out
-    worker = Answers()
-    assert day(tmp_path, worker).run(CHECKS) == 0
-    assert worker.asked == ["tree", "generation"]
-
-
-def test_a_command_ends_before_a_cell_that_does_not_fit_and_the_next_continues(tmp_path):
-    worker = Answers()
-    assert day(tmp_path, worker, seconds="29").run(CHECKS) == gpu_day.UNFINISHED
-    assert worker.asked == []
-    assert day(tmp_path, worker).run(CHECKS) == 0
-    # The machine went while the last line was written.
-    file = tmp_path / "results.jsonl"
-    file.write_bytes(file.read_bytes()[:-20])
-    again = Answers()
-    assert day(tmp_path, again).run(CHECKS) == 0
-    assert again.asked == ["generation"]
-    assert day(tmp_path, Answers()).results.is_done(CHECKS[2])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
-import re
 import statistics
 
 import pytest
@@ -57,27 +55,8 @@ def test_the_pages_have_the_numbers_of_the_csv_files():
         assert [*pages.unknown(page, known)] == [], path.name
 
 
-def test_disturbed_seeds_are_those_with_a_slow_selection():
-    noisy = comparisons.noisy_seeds("equal_rows_32")
-    assert noisy["pods-16-4"] == {508, 510, 511, 512}
-    assert comparisons.noisy_seeds("equal_rows_32/first") == {}
-
-
 def test_disturbed_seeds_are_those_with_a_slow_speed_check_if_there_was_one():
     assert comparisons.noisy_seeds("batch_words_16") == {"grpo-2": {1010}, "random-4x16": {1010}}
-
-
-def test_a_study_with_a_slower_run_is_not_collected(tmp_path):
-    for seed in (1, 2, 3):
-        run = tmp_path / "runs" / "a" / f"seed-{seed}"
-        run.mkdir(parents=True)
-        (run / "config.yaml").write_text(f"seed: {seed}")
-        (run / "status.json").write_text('{"state": "finished"}')
-        check = {"due": 0, "seconds": 0, "step": 0, "accuracy": 0.1, "speed_check": 0.008 if seed == 2 else 0.005}
-        (run / "evals.jsonl").write_text(json.dumps(check))
-    with pytest.raises(SystemExit, match="seed-2"):
-        comparisons.collect(tmp_path / "runs", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def rows_of(path):
@@ -112,7 +91,6 @@ def scores_by_arm(path):
         ("many_prompts", "many_prompts/rates.csv"),
         ("many_prompts_trl", "many_prompts_trl/rates.csv"),
         ("rules", "rules/rates.csv"),
-        ("batch_words_16", "batch_words_16/rates.csv"),
     ],
 )
 def test_a_study_has_the_rates_that_its_pilots_chose(study, file):
@@ -133,16 +111,3 @@ def test_a_study_has_the_rates_that_its_pilots_chose(study, file):
 def test_the_planner_has_the_steps_that_the_studies_needed():
     committed = rows_of(planner.STUDIES_FILE)
     assert committed == [planner.rows_of(*comparison) for comparison in planner.COMPARISONS]
-
-
-def test_the_questions_of_the_chat_study():
-    rows = module("chat").questions()
-    asked = [row["prompt"][-1]["content"] for row in rows]
-    assert len({*asked}) == len(rows) == 2048 + 256
-    for text, row in zip(asked, rows, strict=True):
-        numbers = [int(number) for number in re.fullmatch(r"Which is the largest: (.+)\?", text)[1].split(", ")]
-        assert len(numbers) == 4
-        assert int(row["answer"]) == max(numbers)
-    assert [turn["content"] for turn in rows[0]["prompt"][1:4:2]] == [
-        f"<answer>{max(map(int, re.findall(r'[0-9]+', turn['content'])))}</answer>" for turn in rows[0]["prompt"][0:3:2]
-    ]

@@ -12,17 +12,13 @@ from signal import SIGINT, SIGTERM
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
 import pods_rl.cli
-from pods_rl.cli import app, main
-from pods_rl.cli.compare import show as show_experiment
+from pods_rl.cli import main
 from pods_rl.distributed.launch import Failure
 from pods_rl.errors import UserError
-from pods_rl.experiment import load_experiment
 from pods_rl.recipe import shipped_recipes
 from pods_rl.recipe.recipe import checkpoint_keys
-from pods_rl.recipe.schema import UNSUPPORTED, fields
 from pods_rl.runs import Run, RunWriter
 from pods_rl.runs.checkpoints import publish, staging
 
@@ -139,37 +135,24 @@ def test_the_exit_code_of_several_processes_agrees_with_the_status(
     assert Run.open("out").status["state"] == ends
 
 
-def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypatch):
-    """What is started is replaced; a real launch is in tests/test_ranks.py."""
-    commands = []
-
-    def launch(words, config, processes, stop):
-        commands.append((words, config.name, processes))
-        Path("out/status.json").write_text('{"state": "finished"}')
-
-    monkeypatch.setattr("pods_rl.distributed.launch.launch", launch)
-    words = ("train", "--config", "tiny-pods", "--output", "out", "--num_processes", "8", "--num_generations", "16")
-    Path("out").mkdir()
-    pods(*words, "--per_device_train_batch_size", "2")
-    (command,) = commands
-    assert command[1:] == ("ddp.yaml", 8)
-    assert command[0][:5] == ["train", "--config", "tiny-pods", "--output", "out"]
-    assert command[0][5:] == ["--num_generations=16", "--per_device_train_batch_size=2"]
-    assert trained.made == []
+def test_processes_that_do_not_fit_are_refused_before_they_start(trained, monkeypatch):
+    """A real launch is in tests/test_ranks.py."""
+    monkeypatch.setattr("pods_rl.distributed.launch.launch", lambda *_: pytest.fail("started"))
+    words = ("train", "--config", "tiny-pods", "--output", "out", "--num_generations", "16")
+    eight = (*words, "--num_processes", "8")
     with pytest.raises(UserError, match=r"num_generations = 16 .*\b24 rows"):
-        pods(*words, "--per_device_train_batch_size", "3")
-    monkeypatch.setattr("pods_rl.recipe.catalog.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"zero2 .*deepspeed"):
-        pods(*words, "--per_device_train_batch_size", "2", "--accelerate_config", "zero2")
+        pods(*eight, "--per_device_train_batch_size", "3")
     with pytest.raises(UserError, match="zero9"):
-        pods(*words, "--accelerate_config", "zero9")
+        pods(*eight, "--accelerate_config", "zero9")
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    with pytest.raises(UserError, match=r"num_processes: .*64"):
+        pods(*words, "--num_processes", "64")
+    assert pods(*words, "--num_processes", "64", "--dry_run").exit_code == 0
     monkeypatch.setenv("WORLD_SIZE", "8")
-    with pytest.raises(UserError, match=r"process \(WORLD_SIZE = 8\): remove --num_processes"):
-        pods(*words)
-    assert len(commands) == 1
+    with pytest.raises(UserError, match=r"WORLD_SIZE = 8.*--num_processes"):
+        pods(*eight)
 
 
-@pytest.mark.slow
 def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
     pods("train", "tiny-pods", "--output", "out", "--seed", "3")
     pods("train", "--seed", "4", "quickstart-pods")
@@ -177,8 +160,6 @@ def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
     pods("train", "--output", "mine", "mine.yaml")
     assert [recipe.values["seed"] for recipe, _, _ in trained.made] == [3, 4, 42]
     assert [recipe.name for recipe, _, _ in trained.made] == ["tiny-pods", "quickstart-pods", "mine"]
-    assert "3 arms x 2 seeds" in pods("compare", "quickstart", "--seeds", "2", "--dry_run").output
-    assert "128 rollouts" in pods("doctor", "tiny-pods", "--num_rollouts", "128").output
 
 
 @pytest.mark.parametrize(
@@ -188,7 +169,6 @@ def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
         (["train", "tiny-pods", "quickstart-pods"], "'quickstart-pods'.* tiny-pods"),
         (["train", "quickstart"], "`pods compare"),
         (["train", "tiny-pod"], r"tiny-pods\?"),
-        (["train", "~nobody-of-this-name"], "~nobody-of-this-name"),
         (["compare"], "experiment"),
         (["train"], "recipe"),
         (["train", "tiny-pods", "--resume"], "--resume "),
@@ -246,7 +226,7 @@ def finish(starters, config, output, in_progress, **_):
 Starters.train = finish
 c.main()
 """
-    words = [sys.executable, "-c", program, "compare", "--config", "quickstart", "--output", tmp_path / "out"]
+    words = [sys.executable, "-c", program, "compare", "quickstart", "--seeds", "1", "--output", tmp_path / "out"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(words, text=True, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 0, done
@@ -311,24 +291,6 @@ def test_a_task_that_exits_is_not_loaded(monkeypatch, tmp_path):
     assert "SystemExit: 0 (exiting_task.py, line 4)" in result.output
 
 
-def test_a_place_that_is_not_utf8_is_refused_at_once(trained, tmp_path):
-    with pytest.raises(UserError, match="UTF-8"):
-        pods("train", "tiny-pods", "--output", "run\udcff")
-    assert list(tmp_path.iterdir()) == []
-    Path("r\udcff.yaml").write_text("max_steps: 1\n")
-    pods("train", "r\udcff.yaml")
-    assert trained.made[0][1].parent == tmp_path / "runs"
-    assert trained.made[0][1].name.startswith("r?-")
-
-
-def test_more_processes_than_a_machine_can_hold_are_refused_but_can_be_planned(trained, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    words = ("train", "tiny-pods", "--num_processes", "64", "--num_generations", "16", "--output", "out")
-    with pytest.raises(UserError, match=r"num_processes: .*64.*\b8\b"):
-        pods(*words)
-    assert pods(*words, "--dry_run").exit_code == 0
-
-
 def test_a_refused_resume_of_several_processes_leaves_the_run_as_it_was(trained, monkeypatch):
     pods("train", "tiny-pods", "--output", "out", "--num_generations", "16", "--per_device_train_batch_size", "16")
     save_checkpoint("out", processes=2)
@@ -342,34 +304,11 @@ def test_a_refused_resume_of_several_processes_leaves_the_run_as_it_was(trained,
     assert Path("out/status.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("words", [["--help"], ["report", "."]])
-def test_a_deleted_working_directory_is_one_line(tmp_path, words):
+def test_a_deleted_working_directory_is_one_line(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
     shell = 'cd "$1" && rmdir "$1" && shift && exec "$@"'
-    done = subprocess.run(["sh", "-c", shell, "sh", gone, *PODS, *words], capture_output=True, text=True)
+    done = subprocess.run(["sh", "-c", shell, "sh", gone, *PODS, "report", "."], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("Error: ")
     assert done.stderr.count("\n") == 1
-
-
-COMMANDS = ("train", "eval", "compare", "report", "watch", "plan", "select", "doctor", "recipes", "tasks")
-
-
-def test_what_is_printed_fits_80_columns_and_is_not_cut(capsys):
-    for command in ("", "tasks check", *COMMANDS):
-        result = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "80"})
-        lines = result.output.splitlines()
-        assert max(map(len, lines)) <= 80, command
-        assert not [line for line in lines if line.endswith("...") and not line.startswith("Usage")]
-    for words in (("train", "--explain", "loss_type"), ("doctor", "tiny-pods")):
-        assert max(map(len, pods(*words).stdout.splitlines())) <= 80, words
-    show_experiment(load_experiment("quickstart"))
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
-
-
-def test_explain_alone_lists_every_key_of_a_recipe():
-    lines = pods("train", "--explain").output.splitlines()
-    assert max(map(len, lines)) <= 80
-    listed = [name for line in lines if line.startswith("  ") for name in line.split()]
-    assert sorted(listed) == sorted(set(fields()) - set(UNSUPPORTED))

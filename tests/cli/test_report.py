@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
 
 from pods_rl.errors import UserError
-from pods_rl.report.arms import arms_from_csv
+from pods_rl.report.arms import arms_from_runs
 from pods_rl.report.statistics import level_of
 
 from . import pods
 
 PAPER_RUNS = Path(__file__).parents[3] / "shared" / "data" / "paper_runs" / "gsm8k_qwen2.5-3b_l40s.csv"
 
+METRICS = ("answer_accuracy", "format_accuracy", "both_accuracy", "mean_completion_tokens")
 PUBLISHED = {  # arm: (speedup, 95 % interval or None where none is published, accuracy at 6 h in percent)
     "grpo": (1.0, None, 80.76),
     "pods-n32-m16": (1.20, (0.80, 1.67), 82.43),
@@ -38,15 +40,24 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not PAPER_RUNS.exists():
         pytest.skip("the authors' published runs are not next to this checkout")
-    folder = tmp_path_factory.mktemp("published")
-    pods("report", "--csv", PAPER_RUNS, "--output", folder, "--figures", "svg", "--baseline", "grpo")
-    return folder
+    root = tmp_path_factory.mktemp("published")
+    for row in rows_of(PAPER_RUNS):
+        run = root / row["arm"] / f"seed-{row['run']}"
+        run.mkdir(parents=True, exist_ok=True)
+        config = {"seed": int(row["run"]), "num_rollouts": int(row["n"]), "num_generations": int(row["m"])}
+        (run / "config.yaml").write_text(json.dumps(config))
+        (run / "status.json").write_text('{"state": "finished"}')
+        evaluation = {"seconds": 3600 * float(row["hours"]), **{name: row[name] for name in METRICS}}
+        with (run / "evals.jsonl").open("a") as file:
+            file.write(json.dumps(evaluation) + "\n")
+    pods("report", root, "--baseline", "grpo", "--metric", "answer_accuracy")
+    return root / "report"
 
 
 @pytest.mark.parametrize("arm", PUBLISHED)
 def test_published_runs_give_the_published_table(published: Path, arm: str) -> None:
     speedup, interval, accuracy = PUBLISHED[arm]
-    arms = {found.name: found.curve for found in arms_from_csv(PAPER_RUNS)}
+    arms = {found.name: found.curve for found in arms_from_runs([published.parent], "answer_accuracy")}
     base, curve = arms["grpo"], arms[arm]
     assert base is not None
     assert curve is not None
@@ -75,9 +86,8 @@ def test_published_runs_give_the_published_table(published: Path, arm: str) -> N
     assert final["final_runs"] == "10"
 
 
-def test_published_runs_give_every_figure(published: Path) -> None:
-    figures = {path.stem for path in (published / "figures").iterdir()}
-    assert figures == {"curves", "format_accuracy", "both_accuracy", "mean_completion_tokens"}
+def test_published_runs_give_every_curve(published: Path) -> None:
+    assert {row["metric"] for row in rows_of(published / "curves.csv")} == {*METRICS}
 
 
 def test_published_runs_are_compared_with_the_baseline(published: Path) -> None:
@@ -89,28 +99,6 @@ def test_published_runs_are_compared_with_the_baseline(published: Path) -> None:
     assert rows["pods-n64-m16"]["over_time_settled"] == rows["random-n64-m16"]["settled"] == "false"
     assert rows["max-reward-n64-m16"]["settled"] == "true"
     assert float(rows["max-reward-n64-m16"]["high"]) < 0
-
-
-def test_a_wrong_command_is_refused() -> None:
-    for words, message in (
-        ((), "Name the runs"),
-        (("--csv", "gone.csv"), "Cannot read gone.csv as CSV"),
-        (("--arm", "runs/first"), "--arm runs/first"),
-    ):
-        with pytest.raises(UserError, match=message):
-            pods("report", *words)
-
-
-def test_arms_can_be_named(tmp_path: Path) -> None:
-    for seed in (1, 2, 3):
-        folder = tmp_path / f"run-{seed}"
-        folder.mkdir()
-        (folder / "config.yaml").write_text(f"{{seed: {seed}, num_generations: 4}}")
-        (folder / "evals.jsonl").write_text(f'{{"due": 0, "seconds": 0, "accuracy": 0.{seed}}}\n')
-    words = ["--arm", f"b={tmp_path}/run-1", "--arm", f"a={tmp_path}/run-2", "--arm", f"a={tmp_path}/run-3"]
-    pods("report", *words, "--output", tmp_path / "out")
-    rows = rows_of(tmp_path / "out" / "runs.csv")
-    assert [(row["arm"], row["run"]) for row in rows] == [("b", "run-1"), ("a", "run-2"), ("a", "run-3")]
 
 
 def test_the_file_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:

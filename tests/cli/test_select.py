@@ -67,16 +67,6 @@ def test_groups_may_be_small_and_of_any_value_and_rewards_true_or_null(tmp_path)
     assert "fewer" in result.output
 
 
-def test_a_random_rule_is_seeded(tmp_path):
-    source = write(tmp_path / "r.jsonl", rollouts("a", range(50)))
-
-    def ids(seed):
-        select(source, "-m", 5, "--rule", "random", "--seed", seed, "--output", tmp_path / "k.jsonl")
-        return [row["id"] for row in rows_of(tmp_path / "k.jsonl")]
-
-    assert ids(1) == ids(1) != ids(2)
-
-
 def test_a_batch_keeps_different_numbers_of_its_groups(tmp_path):
     """1 and 0 of b are worth more than a second pair of c; a has equal rewards, d a single row."""
     rows = rollouts("a", [1, 1, 1, 1]) + rollouts("b", [0, 2, 0, 2]) + rollouts("c", [1, 0, 1, 0]) + rollouts("d", [5])
@@ -113,8 +103,6 @@ def test_each_parquet_file_is_a_batch(tmp_path):
         (["--selection", "all"], "prompt or batch"),
         (["--rows", 2], "--selection batch"),
         (["--selection", "batch", "--rows", 4], "--rows 4 .* 3 rollouts"),
-        (["--selection", "batch", "--rule", "percentile"], "batch rule 'percentile'"),
-        (["--selection", "batch", "--advantages", "during"], "during"),
     ],
 )
 def test_mistakes_of_a_batch_are_refused(source, words, message):
@@ -127,12 +115,9 @@ def test_mistakes_of_a_batch_are_refused(source, words, message):
 
 REWARD = '{{"prompt": 1, "reward": {}}}'
 BAD = [
-    ("x", "is not JSON"), ("[1]", "is not a JSON object"), ('{"prompt": 1}', "no key 'reward'"),
-    ('{"reward": 1}', "no key 'prompt'"), ("[" * 20_000, "is not JSON"),
-    ('{"prompt": ' + "[" * 250 + "1" + "]" * 250 + ', "reward": 1}', "at most 200 levels"),
-    (REWARD.format('"0.5"'), "'0.5'"), (REWARD.format("-Infinity"), "-inf"), (REWARD.format("1e16"), "1e+16"),
-    (REWARD.format("1" * 400), "up to 1e+15"), (REWARD.format("1" * 5000), "not JSON"),
-    (REWARD.format("[1]"), "up to 1e+15"),
+    ("x", "JSON"), ("[1]", "JSON"), ('{"prompt": 1}', "'reward'"), ('{"reward": 1}', "'prompt'"),
+    ("[" * 20_000, "JSON"), (REWARD.format("1" * 5000), "JSON"), (REWARD.format('"0.5"'), "'0.5'"),
+    (REWARD.format("-Infinity"), "-inf"), (REWARD.format("1e16"), "1e+16"),
 ]  # fmt: skip
 
 
@@ -144,17 +129,6 @@ def test_a_bad_line_is_named_and_nothing_is_written(tmp_path, line, message):
     assert message in str(refusal.value)
     assert len(str(refusal.value)) < 700
     assert not (tmp_path / "k.jsonl").exists()
-
-
-def test_bytes_that_are_not_utf8_are_named_and_a_bom_and_line_separators_are_read(tmp_path):
-    source, line = tmp_path / "r.jsonl", '{"prompt": "é\u2028", "reward": 1}'
-    good = b"\xef\xbb\xbf" + line.encode() + b"\r\n"
-    source.write_bytes(good + line.encode("latin-1", "replace") + b"\r\n")
-    with pytest.raises(UserError, match=r"line 2 .*0xe9 .*\b12"):
-        select(source)
-    source.write_bytes(good)
-    select(source, "--output", tmp_path / "k.jsonl")
-    assert rows_of(tmp_path / "k.jsonl")[0]["prompt"] == "é\u2028"
 
 
 def test_mistakes_are_refused(tmp_path, source):
@@ -214,13 +188,10 @@ def test_a_file_of_somebody_else_is_replaced_only_with_force_and_its_own_always(
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_reading(tmp_path, source):
-    for output in ("", ".", tmp_path):
-        with pytest.raises(UserError, match="directory"):
-            select(tmp_path / "gone", "--output", output)
+    with pytest.raises(UserError, match="directory"):
+        select(tmp_path / "gone", "--output", tmp_path)
     with pytest.raises(UserError, match=r"no.k\.jsonl"):
         select(tmp_path / "gone", "--output", tmp_path / "no" / "k.jsonl")
-    with pytest.raises(UserError, match=r"\.jsonl"):
-        select(source, "--output", tmp_path / "k.parquet")
     with pytest.raises(UserError, match="/dev/full"):
         select(source, "-m", 2, "--output", "/dev/full")
     select(source, "-m", 2)

@@ -153,9 +153,6 @@ def graded(text: str, gold: str) -> float:
     return float(text)
 
 
-graded.range = (-2.0, 2.0)
-
-
 def call(function, completions, lengths=None, **more):
     ids = [[0] * length for length in lengths or [1] * len(completions)]
     return function(prompts=completions, completions=completions, completion_ids=ids, answer=["3"] * len(ids), **more)

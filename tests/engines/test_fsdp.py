@@ -138,7 +138,7 @@ def test_the_run_says_how_it_was_laid_out_and_evaluates_as_one_process(runs):
     assert [row["step"] for row in whole.evals] == [0, 4]
     one, _ = of_one_process(recipe | {"per_device_train_batch_size": 4}, seed=42)
     assert pq.read_table(whole.evaluation_files()[0]).to_pydict() == one.columns()
-    assert one.accuracy > 0
+    assert one.scores["accuracy"] > 0
     for row in whole.metrics:  # a group over both processes
         ledger = pq.read_table(whole.path / "rollouts" / f"step-{row['step']:06d}.parquet").to_pydict()
         assert ledger["rollout"][:8] == list(range(8))

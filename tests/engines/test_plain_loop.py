@@ -1,4 +1,4 @@
-"""The plain PyTorch loop in examples/ runs, and docs/trl.md quotes it."""
+"""The plain PyTorch loop in examples/ runs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,8 @@ def loop() -> str:
     return EXAMPLE.read_text("utf-8")
 
 
-def test_the_page_quotes_it_and_it_fits_on_two_screens(loop):
+def test_it_fits_on_two_screens(loop):
     assert len(loop.splitlines()) <= 60
-    page = (ROOT / "docs" / "trl.md").read_text("utf-8")
-    core = page.split("Its core:")[1].split("```python\n")[1].split("```")[0]
-    lines = [line.split("  #")[0].strip() for line in loop.splitlines()]
-    assert [line for line in core.splitlines() if line.split("  #")[0] not in lines] == []
 
 
 def test_it_trains_on_the_kept_rows_alone(loop, capsys):

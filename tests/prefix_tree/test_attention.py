@@ -56,7 +56,7 @@ def states_of(tree, sharing, value_size, dtype=torch.float64):
     return [made[0][None], made[1][None], made[2][None], made[3]]
 
 
-def dense(tree, states, window=0, chunk=0, softcap=0.0, sinks=False):
+def dense(tree, states, window=0, softcap=0.0, sinks=False):
     """Attention under the mask of all pairs of nodes, with the sink as one more column."""
     query, key, value, scores_of_sinks = states
     length = query.size(2)
@@ -64,8 +64,6 @@ def dense(tree, states, window=0, chunk=0, softcap=0.0, sinks=False):
     for path in paths(tree):
         for end, node in enumerate(path):
             start = max(0, end + 1 - window) if window else 0
-            if chunk:
-                start = end // chunk * chunk
             seen[node, path[start : end + 1]] = True
     key, value = (x.repeat_interleave(HEADS // x.size(1), 1) for x in (key, value))
     scores = query @ key.transpose(2, 3) * 0.7
@@ -89,11 +87,9 @@ def values_and_gradients(attend, states):
 RULES = {
     "full": {},
     "window": {"window": 3},
-    "chunks": {"chunk": 4},
     "softcap": {"softcap": 1.5},
     "sinks": {"sinks": True},
     "sinks and a window": {"sinks": True, "window": 3},
-    "sinks, chunks": {"sinks": True, "chunk": 4},
     "sinks, a softcap and a window": {"sinks": True, "softcap": 1.5, "window": 5},
 }
 LAYOUTS = {"one mask": (512, 256, 32), "a trunk": (0, 256, 32), "parts": (0, 4, 2), "long rows": (0, 4, 10**6)}
@@ -169,7 +165,7 @@ def test_dropout_drops_weights_and_keeps_their_mean(sinks, softcap):
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("rule", [{}, {"chunk": 4}, {"sinks": True, "window": 3}])
+@pytest.mark.parametrize("rule", [{}, {"window": 3}, {"sinks": True, "window": 3}])
 @pytest.mark.parametrize(("version", "sharing"), [("2.9", 2), ("2.10", 1), ("2.11", 2), ("2.13", 4)])
 def test_values_and_gradients_by_the_call_of_a_gpu(monkeypatch, version, sharing, rule):
     """The call returns sums without a gradient, so that of the sink's share is computed."""
@@ -193,14 +189,6 @@ LAYERS = {"num_hidden_layers": 4}
 MODELS = {
     "gpt-oss, sinks": ("gpt_oss", EXPERTS | LAYERS | {"head_dim": 8, "sliding_window": 4}),
     "Gemma 2, softcap": ("gemma2", {"head_dim": 8, "sliding_window": 4, "attn_logit_softcapping": 0.5}),
-    "Llama 4, chunks": (
-        "llama4_text",
-        EXPERTS | LAYERS | {
-            "head_dim": 8, "attention_chunk_size": 4, "floor_scale": 3, "attn_scale": 0.7,
-            "no_rope_layers": [1, 1, 1, 0], "layer_types": ["chunked_attention"] * 3 + ["full_attention"],
-            "moe_layers": [1], "intermediate_size_mlp": 64,
-        },
-    ),
     "DiffLlama": ("diffllama", {}),
 }  # fmt: skip
 
@@ -216,8 +204,6 @@ def build(name):
                 parameter.copy_(torch.randn(parameter.shape) * 0.3)
             elif "sinks" in architecture or parameter.shape == (4,):
                 parameter.normal_()
-    if architecture == "llama4_text":
-        model.base_model_prefix = "model"  # transformers names one that does not exist
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     return model
 

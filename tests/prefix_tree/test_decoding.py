@@ -21,14 +21,12 @@ from transformers import (
     TemperatureLogitsWarper,
 )
 from transformers.cache_utils import DynamicCache, DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from pods_rl.prefix_tree import decoding as generating
-from pods_rl.prefix_tree.cache import NodeLayer, attend, decoding, move_nodes
+from pods_rl.prefix_tree.cache import NodeLayer, move_nodes
 from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, decode
+from pods_rl.prefix_tree.grouping import distinct_share
 from pods_rl.prefix_tree.images import Images
-from pods_rl.prefix_tree.tree import distinct_share
-from tests.numeric import FLOAT32, assert_near
 
 from .newer import needs_newer_transformers
 
@@ -63,7 +61,6 @@ HYBRID = {  # with states of a layer that reads tokens one after another, or wit
     | {"mamba_d_state": 4, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1},
     "mamba": {"state_size": 4},
     "deepseek_v3": LATENT,
-    "deepseek_v32": LATENT | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 4},
     "gpt_oss": SLIDING | EXPERTS,
     "llama4_text": EXPERTS
     | {"attention_chunk_size": 8, "num_experts_per_tok": 1, "intermediate_size_mlp": 16, "head_dim": 4}
@@ -338,15 +335,6 @@ def test_text_alone_on_a_model_that_takes_images(family, calls):
         assert max(rows for rows, columns in seen if columns > 1) == len({*map(tuple, prompts)})
 
 
-def test_a_model_that_attends_to_other_values_than_its_cache_s_keeps_copies_of_the_prompts(monkeypatch):
-    """DiffLlama attends twice, each time to half of the values."""
-    monkeypatch.setattr("pods_rl.prefix_tree.cache._SHARED_FROM", 0)
-    model = build("diffllama", num_key_value_heads=4)
-    inputs = batch(MIXED, do_sample=True, temperature=1.0)
-    expected = by_rows(model, inputs, RowDraws(keys(len(MIXED)), 24))
-    assert torch.equal(once(model, inputs, RowDraws(keys(len(MIXED)), 24)), expected)
-
-
 SHARED = [*range(5, 25)]  # as a system prompt
 SERVED = ("qwen2", "llama", "gpt2")
 LONG = [[*SHARED, 30]] * 3 + [[*SHARED, 31, 32, 33]] * 2 + [[*SHARED, *SHARED, 6]] * 2 + [[*SHARED, 5, 6, 7, 8]] * 3
@@ -396,26 +384,6 @@ def test_the_distinct_share_counts_prefixes_of_each_prompt(trial):
     assert distinct_share([[3], [3]], [0, 0]) == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_of_one_query_is_transformers_own(dtype):
-    """With and without a mask, for heads that share keys, and in a model that decodes with it."""
-    torch.manual_seed(1)
-    module = torch.nn.Module()
-    module.num_key_value_groups, module.is_causal = 3, True
-    query, key, value = (torch.randn(4, heads, n, 8).to(dtype) for heads, n in ((6, 1), (2, 7), (2, 7)))
-    mask = torch.rand(4, 1, 1, 7) > 0.4
-    mask[..., -1] = True
-    for allowed in (None, mask):
-        for scaling in (None, 0.2):
-            theirs, _ = sdpa_attention_forward(module, query, key, value, allowed, scaling=scaling)
-            ours, _ = attend(module, query, key, value, allowed, scaling=scaling)
-            assert_near(ours, theirs, FLOAT32 if dtype == torch.float32 else 0.02)
-    model = build("llama")
-    with decoding(model):
-        assert model.config._attn_implementation == "pods_single_query"
-    assert model.config._attn_implementation == "sdpa"
-
-
 @pytest.mark.parametrize("placeholders", [[5, 7], [6, 9], [6, 3]])
 def test_features_of_images_that_do_not_follow_the_rows_go_to_generate(placeholders):
     with pytest.raises(CannotServeError, match="images"):
@@ -437,17 +405,6 @@ def test_a_model_that_keeps_states_outside_of_its_cache_goes_to_generate():
     inputs = batch(MIXED, max_new_tokens=4)
     with pytest.raises(CannotServeError, match="cache"):
         once(model, inputs)
-
-
-def test_a_model_that_changes_the_keys_goes_to_generate(qwen2, monkeypatch):
-    monkeypatch.setattr("pods_rl.prefix_tree.cache._SHARED_FROM", 0)
-    monkeypatch.setattr(generating, "plain_decoder", lambda model, length: None)  # the model itself attends
-    update = NodeLayer.update
-    monkeypatch.setattr(NodeLayer, "update", lambda *args, **how: tuple(x.clone() for x in update(*args, **how)))
-    inputs = batch(MIXED, eos_token_id=[END, 3, 22])  # prompts are shared when a row ends
-    with pytest.raises(CannotServeError, match="keys"):
-        once(qwen2, inputs)
-    assert torch.equal(complete(qwen2.generate, inputs), qwen2.generate(**inputs))
 
 
 # -- what a device does: the host reads few tokens
@@ -570,6 +527,6 @@ def test_nodes_move_in_the_layers_of_a_model_over_several_devices():
         prompts = DynamicLayer()
         states = torch.zeros(2, 1, 3, 4, device=device)
         prompts.update(states, states)
-        cache.layers.append(NodeLayer(prompts, rollouts=8, most=9))
+        cache.layers.append(prompts)
     move_nodes(cache, np.array([0, 1, 0]), np.array([0, 1]), torch.device("cpu"))
     assert [(len(layer.keys), layer.keys.device.type) for layer in cache.layers] == [(3, "cpu"), (3, "meta")]

@@ -191,7 +191,6 @@ def test_the_auxiliary_loss_of_experts_counts_each_token_of_each_row(name):
 NOISY = {  # noise: architecture, configuration
     "dropout of hidden states": ("gpt2", {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.0}),
     "dropout of attention": ("llama", {"attention_dropout": 0.2}),
-    "noise of embeddings": ("llama", {}),
     "noise of a router": ("mixtral", EXPERTS | {"router_jitter_noise": 0.1}),
 }
 
@@ -202,8 +201,6 @@ NOISY = {  # noise: architecture, configuration
 def test_the_mean_gradient_of_a_tree_with_noise_is_that_of_its_rows(name):
     """Each node draws once for all its rows, so single draws differ, and their mean does not."""
     model = build(*NOISY[name])
-    if name == "noise of embeddings":
-        model.neftune_hook_handle = activate_neftune(model, 5.0)
     assert probe_trees(model, model).why_rows is None
     ids, mask, labels, keep = batch([4, 4, 4], [3, 3, 5], tokens=4)
     weights = [weight for weight in model.parameters() if weight.ndim == 2]
@@ -227,32 +224,10 @@ def test_the_mean_gradient_of_a_tree_with_noise_is_that_of_its_rows(name):
     assert (distance < 4 * standard_error).all()
 
 
-@pytest.mark.numeric
-@pytest.mark.parametrize(("rows", "length"), [(4, 20), (16, 60)])
-def test_the_noise_of_embeddings_over_a_tree_has_the_variance_of_rows(rows, length):
+def test_noise_that_depends_on_the_length_of_rows_computes_rows():
     model = build("llama")
-    model.neftune_hook_handle = activate_neftune(model, 5.0)
-    embeddings = model.get_input_embeddings()
-    noise = []
-    embeddings.register_forward_hook(
-        lambda module, given, out: noise.append((out - module.weight[given[0]]).detach().flatten())
-    )
-    ids, mask, labels, keep = batch([6] * rows, [length] * rows)
-
-    def variance(tree):
-        noise.clear()
-        for _ in range(20):
-            TreePass(model, keep, tree=tree)(ids, mask, labels, fused_lm_head=True)
-        return torch.cat(noise).var().item()
-
-    assert probe_trees(model, model).why_rows is None
-    bound = 5.0 / (ids.size(1) * 32) ** 0.5
-    expected = bound**2 / 3  # of a uniform draw
-    torch.manual_seed(0)
-    for tree in (False, True):
-        assert variance(tree) == pytest.approx(expected, rel=0.05)
-        assert torch.cat(noise).abs().max() <= bound * 1.0001
-    assert embeddings.neftune_noise_alpha == 5.0
+    activate_neftune(model, 5.0)
+    assert "NEFTune" in probe_trees(model, model).why_rows
 
 
 def test_an_adapter_that_begins_after_some_tokens_computes_rows():
@@ -301,6 +276,18 @@ def test_a_model_that_cannot_compute_trees_is_recognized_whatever_its_precision(
         assert not reason or any(words in found for words in reason)
 
 
+def test_layers_that_attend_in_chunks_or_scale_queries_by_position_compute_rows():
+    """As Llama 4's."""
+    model = build("qwen2")
+    model.config.layer_types = ["chunked_attention"] * model.config.num_hidden_layers
+    assert "chunked_attention" in probe_trees(model, model).why_rows
+    register_tree_attention(model)
+    layer = torch.nn.Module()
+    layer.attn_temperature_tuning, layer.use_rope = True, False
+    with pytest.raises(UnsupportedAttentionError, match="position"):
+        AttentionInterface()["sdpa"](layer, "q", "k", "v", None, **{KEYWORD: object()})
+
+
 def test_bounded_scores_stay_with_eager_attention_where_sdpa_ignores_the_bound(monkeypatch):
     """As in transformers up to 5.17, where Gemma 2 takes sdpa and its rows lose their softcap."""
     model = build("gemma2", {"attn_implementation": "eager", "query_pre_attn_scalar": 8})
@@ -337,7 +324,7 @@ def test_every_attention_of_transformers_hands_a_tree_its_arguments(name):
     how = {"dropout": 0.1, "scaling": 0.5, "sliding_window": 4, "softcap": 30.0, "s_aux": "sinks", "position_ids": None}
     how[KEYWORD] = tree
     assert AttentionInterface()[name](torch.nn.Module(), "q", "k", "v", None, **how) == ("q", None)
-    rule = {"scale": 0.5, "window": 4, "chunk": 0, "softcap": 30.0, "dropout": 0.1, "sinks": "sinks"}
+    rule = {"scale": 0.5, "window": 4, "softcap": 30.0, "dropout": 0.1, "sinks": "sinks"}
     assert given == [rule]
     for wrong in ({"position_bias": torch.ones(1)}, {"indices": torch.ones(1)}, {"is_causal": False}):
         with pytest.raises(UnsupportedAttentionError):

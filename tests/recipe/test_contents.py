@@ -94,7 +94,6 @@ def test_a_recipe_that_names_no_files_has_no_contents(place, values):
 CHANGED = {
     "a row of the data": ("train.jsonl", {"dataset_name": "train.jsonl"}, "dataset_name"),
     "weights": ("policy/model.safetensors", {"model_name_or_path": "./policy"}, "model_name_or_path"),
-    "a template": ("policy/chat_template.jinja", {"model_name_or_path": "./policy"}, "model_name_or_path"),
 }
 
 

@@ -70,15 +70,12 @@ def test_each_part_gets_its_own_keys():
 # what no library checks: refused when a recipe is loaded, before torch is imported
 REFUSED = [
     ({"num_generations": 16}, "per_device_train_batch_size to 16 or 32"),
-    ({"num_iterations": 0}, "num_iterations"),
     ({"seed": 2**32}, "seed"),
-    ({"lr_scheduler_type": "cosine"}, "max_steps"),
     ({"save_strategy": "best"}, "no, steps, epoch"),
     ({"max_completion_length": None}, "max_completion_length"),
     ({"load_in_4bit": True, "use_peft": True, "use_vllm": True}, "bf16"),
     ({"task_rewards": {"acuracy": 1}}, "accuracy?"),
     ({"task_rewards": {"accuracy": True}}, "accuracy: "),
-    ({"task": "arithmetic", "dataset_name": "x.jsonl"}, "dataset_name"),
     ({"dataset_name": "gone.jsonl", "model_name_or_path": "tiny"}, "no such file"),
     ({"task": "gsm8k"}, "model_name_or_path"),
     ({"trust_remote_code": True}, "repository"),
@@ -162,11 +159,9 @@ def test_an_experiment_that_is_its_own_base_is_refused(tmp_path):
     ("given", "seconds", "kept"),
     [
         ({}, 1800.0, 2),
-        ({"save_total_limit": 5}, 1800.0, 5),
         ({"save_seconds": 60}, 60.0, None),
         ({"save_seconds": None}, None, None),
         ({"save_steps": 10}, None, None),
-        ({"save_strategy": "no"}, None, None),
         ({"save_steps": 10, "save_seconds": 60, "save_total_limit": 1}, 60.0, 1),
     ],
 )
@@ -217,8 +212,6 @@ def test_the_prompt_of_a_shipped_policy_is_the_question_alone(gsm8k):
     ("values", "key", "accepted"),
     [
         ({"lora_r": 8}, "lora_r", {"use_peft": True}),
-        ({"bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type", {"load_in_4bit": True}),
-        ({"sync_ref_model": True}, "sync_ref_model", {"beta": 0.1}),
         ({"ref_model_sync_steps": 8, "beta": 0.1}, "ref_model_sync_steps", {"sync_ref_model": True}),
         ({"model_revision": "v2"}, "model_revision", {"model_name_or_path": "owner/model", "task": "arithmetic"}),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor", None),

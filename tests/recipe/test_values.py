@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import date
-
 import pytest
 
 from pods_rl.errors import UserError
@@ -23,7 +21,6 @@ def bomb(form: str) -> str:
 @pytest.mark.parametrize(
     ("key", "value", "converted"),
     [
-        ("learning_rate", 1, 1.0),
         ("max_steps", 1e3, 1000),
         ("bf16", None, None),
         ("skip_zero_advantage_steps", None, None),  # PODSConfig then decides
@@ -42,13 +39,10 @@ def test_values_of_yaml(key, value, converted):
     [
         ("learning_rate", "fast", "'fast'"),
         ("max_steps", 1.5, r"1\.5"),
-        ("max_steps", None, "null"),
         ("prefix_tree", 1, "got 1,"),
-        ("task_rewards", [1], r"\[1\]"),
         ("loss_type", "gropo", r"grpo\?"),
         ("num_rollouts", 1e30, r"1e\+30"),
         ("generation_kwargs", {"a": [float("nan")]}, "finite"),
-        ("generation_kwargs", {"a": date(2020, 1, 1)}, "finite"),
         ("generation_kwargs", LOOP, "finite"),
     ],
 )
@@ -64,7 +58,6 @@ def test_values_of_another_type_are_refused(key, value, message):
         ("learning_rate", "1e-6", 1e-6),
         ("prefix_tree", "false", False),
         ("run_name", "12", "12"),
-        ("run_name", "a: [", "a: ["),
         ("system_prompt", "Add: up", "Add: up"),
         ("lora_target_modules", "[q, v]", ["q", "v"]),
         ("pad_to_multiple_of", "auto", "auto"),
@@ -88,17 +81,13 @@ def test_overrides():
     ("text", "message"),
     [
         ("seed: 1\nbeta: 0\nseed: 2\n", r"r\.yaml:3: seed .*line 1\b"),
-        ("seed: [1\n", r"r\.yaml:2: "),
         ("seed: 1\n\tbeta: 0\n", r"r\.yaml:2: .*'\\t'"),
         ("", "nothing"),
-        ("- seed\n", "list"),
         ("1: 2\n", "key 1 "),
-        ("seed: 2020-99-99\n", "YAML"),
         ("seed: 1\n---\nseed: 2\n", r"r\.yaml:2: "),
         ("a: !!bool maybe\n", "YAML"),
         ("a: &a [*a]\n", r"r\.yaml:1: .*alias"),
         pytest.param(bomb("[%s]"), "10,000", id="lists"),
-        pytest.param(bomb("{<<: [%s]}"), "10,000", id="merges"),
         pytest.param("a: [" + "1," * 30_000 + "]\n", "10,000", id="a long list"),
     ],
 )

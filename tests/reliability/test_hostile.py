@@ -169,7 +169,6 @@ def by_words(texts: Sequence[str]) -> str:
     commands = (
         lambda text: [text],
         lambda text: ["report", text],
-        lambda text: ["report", "--csv", text, "--output", "out"],
         lambda text: ["train", "--config", text],
         lambda text: ["train", f"--{text}", text],
         lambda text: ["train", "--recipe", text],

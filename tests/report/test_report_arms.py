@@ -1,4 +1,4 @@
-"""Curves and comparisons from run directories and CSV files, and what a report may claim of them."""
+"""Curves and comparisons from run directories, and what a report may claim of them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from conftest import write_run
 
 from pods_rl.errors import UserError
 from pods_rl.report.analysis import Analysis, Final, analyse, cost_of
-from pods_rl.report.arms import arms_from_csv, arms_from_runs, curve_of
+from pods_rl.report.arms import arms_from_runs, curve_of
 from pods_rl.report.intervals import Difference
 from pods_rl.report.ledger import Ledger
 from pods_rl.report.notes import notes as notes_of
-from pods_rl.report.statistics import SHORT
-from pods_rl.report.tables import result_table, tables
+from pods_rl.report.tables import result_table
 from pods_rl.report.wording import findings
 
 CLOCK = [6.0 * k for k in range(11)]
@@ -139,69 +138,29 @@ def spread(ends: list[float], times: list[float] | None = None) -> dict[str, lis
     return evals
 
 
-@pytest.mark.parametrize("times", [None, [10.0 * k for k in range(10)]])
-@pytest.mark.parametrize("runs", [2, 12])
-def test_runs_whose_ends_differ_by_less_than_an_interval_all_count_at_the_earliest(
-    runs: int, times: list[float] | None
-) -> None:
-    """With evaluations at times of their own, and with shared ones, as of run directories."""
-    ends = np.linspace(100.0, 100.5, runs).tolist()
-    for order in (ends, ends[::-1]):
-        curve = curve_of(spread(order, times), "accuracy")
-        assert curve is not None
-        assert curve.end == 100.0
-        last = curve.last()
-        assert last is not None
-        np.testing.assert_allclose(curve.scores[:, last], [0.01 * run + 0.1 for run in range(runs)])
-
-
-def test_a_run_that_ends_an_interval_before_most_is_missing_at_the_end() -> None:
-    for times in (None, [10.0 * k for k in range(9)]):
-        curve = curve_of(spread([100.0, 100.5, 100.2, 85.0, 100.1], times), "accuracy")
-        assert curve is not None
-        assert curve.end == 100.0
-        scores, _ = curve.at(100.0)
-        assert np.isnan(scores).tolist() == [False, False, False, True, False]
-
-
 def test_two_arms_with_ends_of_their_own_are_compared_with_all_runs_at_the_earliest(tmp_path: Path) -> None:
-    """In a CSV, and in run directories with an evaluation every 15 s and at the end. The table has the same time."""
+    """With an evaluation every 15 s and at the end. The table has the same time."""
     ends = {"grpo": [100.0, 100.1, 100.5, 100.3, 100.2], "pods": [99.9, 101.0, 100.4, 100.6, 100.2]}
-    lines = ["arm,run,hours,answer_accuracy"]
     for arm, of_arm in ends.items():
-        for run, rows in spread(of_arm).items():
-            lines += [f"{arm},{run},{row['due'] / 3600},{row['accuracy']}" for row in rows]
-            path = write_run(tmp_path / "runs" / arm / f"seed-{run}", arm, int(run))
-            own = spread(of_arm, [15.0 * k for k in range(6)])[run]
-            (path / "evals.jsonl").write_text("\n".join(map(json.dumps, own)))
-    (tmp_path / "runs.csv").write_text("\n".join(lines))
-    for arms in (arms_from_csv(tmp_path / "runs.csv"), arms_from_runs([tmp_path / "runs"], "accuracy")):
-        analysis = analyse(arms, baseline="grpo", metric="accuracy")
-        (pair,) = analysis.pairs
-        assert pair.due == pytest.approx(99.9)
-        assert (pair.runs, pair.rival_runs) == (5, 5)
-        assert pair.difference.mean == pytest.approx(0.0, abs=1e-9)
-        assert [final_of(analysis, arm).final_runs for arm in ends] == [5, 5]
-        assert not any("ended" in note for note in notes(analysis))
+        for run, rows in spread(of_arm, [15.0 * k for k in range(6)]).items():
+            path = write_run(tmp_path / arm / f"seed-{run}", arm, int(run))
+            (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    analysis = analysis_of(tmp_path)
+    (pair,) = analysis.pairs
+    assert pair.due == pytest.approx(99.9)
+    assert (pair.runs, pair.rival_runs) == (5, 5)
+    assert pair.difference.mean == pytest.approx(0.0, abs=1e-9)
+    assert [final_of(analysis, arm).final_runs for arm in ends] == [5, 5]
+    assert not any("ended" in note for note in notes(analysis))
 
 
 # ------------------------------------------------------------------------------------------------ arms
-
-
-def test_a_failed_run_counts_as_far_as_it_got(experiment: Path) -> None:
-    analysis = analysis_of(experiment)
-    assert [arm.name for arm in analysis.arms] == ["grpo", "pods"]
-    assert final_of(analysis, "pods").final_runs == 2
-    text = " ".join(notes(analysis))
-    assert "1 of 6 " in text
-    assert "2 of 3 runs" in text
 
 
 def test_final_scores_are_compared_where_the_baseline_ends(tmp_path: Path) -> None:
     for arm, end in (("grpo", 60), ("pods", 150), ("short", 30)):
         write_run(tmp_path / arm / "seed-0", arm, end=end)
     analysis = analysis_of(tmp_path, pairs=[("pods", "grpo", ""), ("pods", "short", "")])
-    assert analysis.horizon == 60
     assert final_of(analysis, "pods").final_seconds == pytest.approx(60, abs=1)
     assert [pair.due for pair in analysis.pairs] == [60, 30]
     assert any("short" in note and " 30.0 s" in note for note in notes(analysis))
@@ -250,19 +209,8 @@ def test_a_run_that_is_called_no_seed_is_an_arm_of_its_own(tmp_path: Path) -> No
     assert names_of(folder) == {"failed": 1, "small": 1, "words": 1}
 
 
-def test_loose_runs_are_the_arms_that_the_caller_names(tmp_path: Path) -> None:
-    """A named run is in no other arm, and a named arm without runs is refused."""
-    for seed in (1, 2, 3):
-        write_run(tmp_path / f"run-{seed}", "pods", seed, rollouts=1)
-    experiment = write_run(tmp_path / "pods" / "seed-4", "pods", 4).parents[1] / "pods"
-    arms = arms_from_runs([experiment], "accuracy", {"x": [tmp_path / "run-1", tmp_path / "run-2"], "y": [experiment]})
-    assert {arm.name: arm.seeds for arm in arms} == {"x": ("1", "2"), "y": ("4",)}
-    with pytest.raises(UserError, match="--arm x"):
-        arms_from_runs([experiment], "accuracy", {"x": [tmp_path / "run-1" / "rollouts"]})
-
-
 def test_only_the_seeds_of_one_recipe_are_one_arm(tmp_path: Path) -> None:
-    """What is saved and where does not matter. Other recipes are refused, until the caller names their arms."""
+    """What is saved and where does not matter. Other recipes are refused."""
     folder = tmp_path / "work" / "pods"
     for seed in (1, 2):
         write_run(folder / f"seed-{seed}", "pods", seed, config={"output_dir": f"{seed}"})
@@ -271,20 +219,8 @@ def test_only_the_seeds_of_one_recipe_are_one_arm(tmp_path: Path) -> None:
     assert names_of(tmp_path / "work") == {"pods": 3}
     for seed in (4, 5):
         write_run(folder / f"seed-{seed}", "pods", seed, config={"beta": 0.1})
-    with pytest.raises(UserError, match=r"pods.*beta is not set and 0\.1 .*pods/seed-4.*--arm"):
+    with pytest.raises(UserError, match=r"pods.*beta is not set and 0\.1 .*pods/seed-4"):
         names_of(tmp_path / "work")
-    named = {"beta": [folder / "seed-4", folder / "seed-5"]}
-    arms = arms_from_runs([tmp_path / "work"], "accuracy", named)
-    assert {arm.name: arm.run_count for arm in arms} == {"beta": 2, "pods": 3}
-
-
-def test_a_run_without_a_readable_recipe_is_of_the_arm_of_its_folder(tmp_path: Path) -> None:
-    """Its recipe may not be written yet, and else a note names the file."""
-    for seed in (1, 2, 3):
-        path = write_run(tmp_path / "pods" / f"seed-{seed}", "pods", seed)
-    (path / "config.yaml").write_text("[")
-    assert names_of(tmp_path) == {"pods": 3}
-    assert any("pods/seed-3/config.yaml (all of it)" in note for note in notes(analysis_of(tmp_path)))
 
 
 def test_a_run_counts_once_and_equal_names_are_one_arm(tmp_path: Path) -> None:
@@ -313,7 +249,6 @@ def differing(root: Path, config: dict[str, Any], task: dict[str, str] | None = 
         ({"task": "words"}, None, "task"),
         ({"dataset_name": "a/b"}, None, "dataset_name"),
         ({}, {"version": "8-1-mark-plain"}, "7 and 8 "),
-        ({}, {"version": "7-2-mark-plain"}, "7-1-mark-plain and 7-2-mark-plain"),
     ],
 )
 def test_scores_of_different_questions_are_not_compared(
@@ -328,7 +263,7 @@ def test_scores_of_different_questions_are_not_compared(
     assert reason in why
     assert any(why in note for note in notes(analysis))
     assert verdicts(analysis)["pods"] == "not compared"
-    assert not any(finding.verdict for finding in findings(analysis))
+    assert not any(finding.number for finding in findings(analysis))
 
 
 SAME = {"task": "sums", "dataset_name": "rows.jsonl", "task_rewards": {"mine:judge": 1.0}, "data_dir": "one"}
@@ -352,7 +287,6 @@ def on_contents(root: Path, ours: dict[str, Any], theirs: dict[str, Any], **conf
 @pytest.mark.parametrize(
     ("contents", "config", "reason"),
     [
-        ({"dataset_name": {"rows.jsonl": "b"}}, {}, "(rows.jsonl)"),
         ({"task_rewards": {"mine.py": "a", "helper.py": "b"}}, {}, "(helper.py)"),
         ({"data_dir": {"gsm8k/test.jsonl": "b"}}, {"data_dir": "two"}, "(gsm8k/test.jsonl)"),
         ({"prompts": {"train": "a", "test": "b"}}, {}, "(test)"),
@@ -380,8 +314,6 @@ def test_arms_with_another_reward_function_of_the_same_name_are_not_compared(tmp
         ({}, {"data_dir": "moved"}),
         ({"task_rewards": {"other.py": "b"}}, {"task_rewards": {"other:judge": 1.0}}),  # the arms' own difference
         ({"prompts": {"train": "b", "test": "b"}}, {"system_prompt": "Think."}),  # noted
-        ({"prompts": {"train": "b", "test": "a"}}, {"task_train_size": 5}),
-        ({}, {}),
     ],
 )
 def test_arms_on_the_same_contents_or_of_other_recipes_are_compared(
@@ -403,40 +335,24 @@ def test_seeds_on_different_contents_are_not_pooled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    "config",
     [
-        ({"model_name_or_path": "other"}, "different policies: one (grpo (16)); other (pods (64→16))"),
-        ({"prompt_style": "chat"}, "Prompts are written differently: plain"),
-        ({"clock": "cpu"}, "different clocks: wall (grpo (16)); cpu (pods (64→16)). Their times cannot be compared"),
+        {"model_name_or_path": "other"},
+        {"prompt_style": "chat"},
+        {"clock": "cpu"},
+        {"eval_prompts": 32},
+        {"eval_temperature": 0.0},
     ],
 )
-def test_other_differences_are_noted(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+def test_other_differences_are_noted(tmp_path: Path, config: dict[str, Any]) -> None:
     usual = {"model_name_or_path": "one", "prompt_style": "plain", "clock": "wall", "task": "sums"}
     for arm in ("grpo", "pods"):
         for seed in (1, 2):
             write_run(tmp_path / arm / f"seed-{seed}", arm, seed, config=usual | (config if arm == "pods" else {}))
     analysis = analysis_of(tmp_path)
     assert len(analysis.pairs) == 1
-    assert any(words in note for note in notes(analysis))
-
-
-def test_evaluations_of_different_size_and_temperature_are_noted(tmp_path: Path) -> None:
-    for arm, about in (("grpo", {"prompts": 32, "temperature": 1.0}), ("pods", {"prompts": 256, "temperature": 0.0})):
-        path = write_run(tmp_path / arm / "seed-1", arm, 1)
-        rows = [json.loads(line) | about for line in (path / "evals.jsonl").read_text().splitlines()]
-        (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    text = " ".join(notes(analysis_of(tmp_path)))
-    assert "32 prompts (grpo (16)); 256 prompts (pods (64→16))" in text
-    assert "temperatures: 1 (grpo (16)); 0 (pods (64→16))" in text
-
-
-def test_different_numbers_of_runs_are_noted(tmp_path: Path) -> None:
-    for arm, seeds in (("grpo", 3), ("pods", 2)):
-        for seed in range(seeds):
-            write_run(tmp_path / arm / f"seed-{seed}", arm, seed)
-    analysis = analysis_of(tmp_path)
-    assert any("grpo (16) 3" in note for note in notes(analysis))
-    assert not analysis.pairs[0].difference.paired
+    (key,) = config
+    assert any(f"pods (64→16) and grpo (16) differ in {key} too" in note for note in notes(analysis))
 
 
 def test_without_a_baseline_every_run_is_shown_to_its_own_end(tmp_path: Path) -> None:
@@ -446,48 +362,6 @@ def test_without_a_baseline_every_run_is_shown_to_its_own_end(tmp_path: Path) ->
     assert [final_of(analysis, name).final_due for name in ("long", "short")] == [150, 30]
     (highest,) = findings(analysis)
     assert highest.text.startswith("Highest: long")
-
-
-def test_an_arm_that_ends_early_is_compared_where_both_have_data(tmp_path: Path) -> None:
-    """It is ahead there, though below the other's later score."""
-    for seed in range(5):
-        write_run(tmp_path / "grpo" / f"seed-{seed}", "grpo", seed, rate=0.6, end=150, noise=0.001)
-        write_run(tmp_path / "pods" / f"seed-{seed}", "pods", seed, rate=1.2, end=30, noise=0.001)
-    analysis = analysis_of(tmp_path)
-    (pair,) = analysis.pairs
-    assert (pair.due, pair.difference.paired) == (30, True)
-    assert pair.difference.low > 0
-    assert final_of(analysis, "pods").final < final_of(analysis, "grpo").final
-    assert pair.speedup is not None
-    assert pair.speedup.problem == SHORT
-    (found,) = findings(analysis)
-    assert "pods (64→16) ends" in found.text
-    assert "times as fast" not in found.text
-
-
-def test_an_arm_that_still_trains_is_not_called_ended(tmp_path: Path) -> None:
-    for seed in range(5):
-        write_run(tmp_path / "grpo" / f"seed-{seed}", "grpo", seed, rate=0.6)
-        write_run(tmp_path / "pods" / f"seed-{seed}", "pods", seed, rate=1.2, end=30, state="running")
-        # as long as the other arm needs to the level, and below it
-        write_run(tmp_path / "later" / f"seed-{seed}", "later", seed, rate=0.05, end=300, state="running")
-    analysis = analysis_of(tmp_path)
-    cells = [cell for table in tables(analysis).values() for row in table.cells for cell in row]
-    assert any(cell.startswith("not yet") for cell in cells)
-    for line in (*cells, *notes(analysis), *(finding.text for finding in findings(analysis))):
-        assert " ends" not in line
-        assert "never" not in line
-
-
-def test_a_time_at_which_few_runs_were_evaluated_lies_between_two_others() -> None:
-    times = {"a": (0, 2, 4, 6), "b": (0, 4, 6), "c": (0, 4, 6)}
-    evals = {run: [{"seconds": t, "accuracy": 0.1 * t} for t in own] for run, own in times.items()}
-    curve = curve_of(evals, "accuracy")
-    assert curve is not None
-    assert math.isnan(curve.mean[1])
-    np.testing.assert_allclose(curve.at(2)[0], [0.2, 0.2, 0.2])
-    np.testing.assert_allclose(curve.at(5)[0], [0.5, 0.5, 0.5])
-    assert np.isnan(curve.at(7)[0]).all()
 
 
 def test_clocks_that_share_no_checkpoint_are_compared_at_one_time_or_not_at_all(tmp_path: Path) -> None:
@@ -510,7 +384,7 @@ def test_clocks_that_share_no_checkpoint_are_compared_at_one_time_or_not_at_all(
 
 
 def test_the_largest_settled_difference_comes_first_and_what_is_not_settled_last(tmp_path: Path) -> None:
-    """Each with its number, what it shows and its verdict; a losing arm too."""
+    """Each settled one with its number and what it shows; a losing arm too."""
     for arm, rate in {"grpo": 0.6, "pods": 1.5, "same": 0.6, "worse": 0.45}.items():
         for seed in range(5):
             write_run(tmp_path / arm / f"seed-{seed}", arm, seed, rate=rate)
@@ -519,7 +393,7 @@ def test_the_largest_settled_difference_comes_first_and_what_is_not_settled_last
     gaps = {pair.arm.name: pair for pair in analysis.pairs}
     first, second, last = findings(analysis)
     gap = gaps["pods"].difference
-    assert (first.number, first.verdict) == (f"+{100 * gap.mean:.1f} points", "settled")
+    assert first.number == f"+{100 * gap.mean:.1f} points"
     assert first.text.startswith("from selection (")
     assert f"(95 % interval +{100 * gap.low:.1f} to +{100 * gap.high:.1f}, 5 runs each)" in first.text
     fast = gaps["pods"].speedup
@@ -528,7 +402,7 @@ def test_the_largest_settled_difference_comes_first_and_what_is_not_settled_last
     assert f"{fast.speedup:.2f} times as fast ({fast.ci_low:.2f} to {fast.ci_high:.2f})" in first.text
     assert second.number.startswith("-")
     assert second.text.startswith("for worse")
-    assert (last.number, last.verdict) == ("", "")
+    assert last.number == ""
     assert "same (64→16) against grpo (16) (nothing)" in last.text
 
 
@@ -556,7 +430,7 @@ def test_what_is_not_settled_is_said_once_with_the_highest_score(tmp_path: Path,
     (found,) = findings(analysis)
     best = max(analysis.scored, key=lambda result: result.final.final if result.final else 0)
     assert best.arm.label in found.text
-    assert (found.number, found.verdict) == ("", "")
+    assert found.number == ""
     assert {*verdicts(analysis).values()} == {"baseline", "few runs" if runs < 3 else "not settled"}
     has_interval = runs >= 3
     for pair in analysis.pairs:
@@ -618,41 +492,12 @@ def test_the_difference_over_time_is_of_the_mean_scores_after_the_start(tmp_path
     assert (pair.over_time.low, pair.over_time.high) == pytest.approx((0.175 - half, 0.175 + half), abs=1e-3)
 
 
-@pytest.mark.parametrize("row", [(0.1,), (0.1, 0.2)])
-def test_a_single_score_after_the_start_has_no_difference_over_time(tmp_path: Path, row: tuple[float, ...]) -> None:
-    analysis = analysis_of(written(tmp_path, {"grpo": [row], "pods": [row]}))
-    assert [pair.over_time for pair in analysis.pairs] in ([], [None])
-
-
-@pytest.mark.parametrize(("rate", "words"), [(0.05, "never reaches"), (0.45, "times as fast")])
-def test_an_arm_that_is_slower_or_never_there(tmp_path: Path, rate: float, words: str) -> None:
-    for seed in range(5):
-        write_run(tmp_path / "grpo" / f"seed-{seed}", "grpo", seed)
-        write_run(tmp_path / "other" / f"seed-{seed}", "other", seed + 10, rate=rate, end=300)
-    analysis = analysis_of(tmp_path)
-    speedup = analysis.pairs[0].speedup
-    assert speedup is not None
-    assert speedup.settled
-    assert speedup.speedup < 1
-    (found,) = findings(analysis)
-    assert words in found.text
-
-
-def test_an_arm_that_has_only_begun_starts_and_is_compared_with_nothing(tmp_path: Path) -> None:
-    analysis = analysis_of(written(tmp_path, {"grpo": [(0.1, 0.15)], "broken": [(0.172,)]}))
-    assert analysis.pairs == ()
-    (found,) = findings(analysis)
-    assert "broken" in found.text
-    assert "starts at 17.2 %" in found.text
-
-
-def test_a_baseline_that_peaks_at_its_start_is_noted(tmp_path: Path) -> None:
+def test_a_baseline_that_peaks_at_its_start_has_no_level_and_no_speedup(tmp_path: Path) -> None:
     scores = {"grpo": (0.5, 0.4, 0.4), "pods": (0.4, 0.5, 0.6)}
     analysis = analysis_of(written(tmp_path, {arm: [row] * 3 for arm, row in scores.items()}))
     assert analysis.level is None
     assert analysis.pairs[0].speedup is None
     assert any("speedup" in note for note in notes(analysis))
-    assert math.isnan(analysis.result_of("pods").time_to_level)
 
 
 def test_runs_on_a_slower_machine_are_named(tmp_path: Path) -> None:
@@ -668,56 +513,3 @@ def test_runs_on_a_slower_machine_are_named(tmp_path: Path) -> None:
     assert "pods/seed-2 1.40" in line
     assert "seed-1" not in line
     assert "seed-3" not in line
-
-
-def test_notes_name_devices(experiment: Path) -> None:
-    """By their model: the second GPU of a machine is like the first, and one CPU is not like another."""
-    about = {"device": "cuda:1", "device_name": "GPU of a model"}
-    for run, changed in {
-        "grpo/seed-0": about,
-        "grpo/seed-1": about | {"device": "cuda:0"},
-        "grpo/seed-2": {"device": "cpu", "processor": "one model"},
-        "pods/seed-0": {"device": "cpu", "processor": "another model"},
-    }.items():
-        (experiment / run / "environment.json").write_text(json.dumps(changed))
-    devices, processors = (note for note in notes(analysis_of(experiment)) if "Runs used different" in note)
-    assert devices.index("GPU of a model") < devices.index("cpu")
-    assert processors.index("one model") < processors.index("another model")
-
-
-# ------------------------------------------------------------------------------------------------ CSV
-
-HEAD = "arm,run,hours,answer_accuracy\n"
-
-
-def test_a_csv_gives_curves_by_arm(tmp_path: Path) -> None:
-    path = tmp_path / "runs.csv"
-    path.write_text(HEAD + "grpo,1,0.5,0.4\ngrpo,2,0.5,0.6\npods,1,0.5,0.7\npods,1,1.0,\npods,1,1.5,NaN\n")
-    grpo, pods = (arm.curve for arm in arms_from_csv(path))
-    assert grpo
-    assert pods
-    np.testing.assert_allclose(grpo.mean, [0.5])
-    np.testing.assert_allclose(pods.seconds, [[1800.0]])
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("arm,run,hours\ngrpo,1,0.5\n", "answer_accuracy"),
-        ("", "no row"),
-        (HEAD + "grpo,1,soon,0.4\n", "row 2: .*soon"),
-        (HEAD + "grpo,1\n", r"row 2: .*\b4 columns"),
-        (HEAD + "grpo,1,1,0.4\ngrpo,1,2,0.5x\n", "row 3: .*0.5x"),
-        ("arm,run,hours,answer_accuracy,answer_accuracy\ngrpo,1,1,0.4,0.5\n", "answer_acc"),
-        (HEAD + "grpo,1,1,inf\n", "row 2: .*inf"),
-        (HEAD + "grpo,1,1,0.4\ngrpo,1,1.0,0.5\n", r"row 3: .*\b1 .*grpo .*1\.0 h"),
-        ("\x89PNG\r\n\x1a\n\0", "arm|CSV|has"),
-    ],
-)
-def test_a_bad_csv_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "runs.csv"
-    path.write_text(text)
-    with pytest.raises(UserError, match=message):
-        arms_from_csv(path)
-    with pytest.raises(UserError, match=r"none\.csv"):
-        arms_from_csv(tmp_path / "none.csv")

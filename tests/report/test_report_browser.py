@@ -97,36 +97,7 @@ def test_the_cursor_shows_values_and_saved_files_hold_them(page: Browser) -> Non
     assert picture.startswith("data:image/png")
 
 
-def test_every_logged_metric_can_be_drawn_over_steps_time_and_tokens(page: Browser, explored: ReportFiles) -> None:
-    panels = {panel["metric"]: panel for panel in explored.account.points["steps"]}
-    values = "[...document.querySelectorAll('#steps select')].map((s) => [...s.options].map((o) => o.value))"
-    assert page.run(values) == [[*panels], ["step", "time", "tokens"]]
-    assert page.run("document.querySelector('#steps input[type=range]').value") == "0.6"
-    page.run("""(() => {for (const [at, value] of [[0, 'loss'], [1, 'time']]) {
-        const pick = document.querySelectorAll('#steps select')[at];
-        pick.value = value; pick.dispatchEvent(new Event('change'));
-    }})()""")
-    page.run("""(() => {const range = document.querySelector('#steps input[type=range]');
-        range.value = 0; range.dispatchEvent(new Event('input'))})()""")
-    for arm, line in zip(panels["loss"]["arms"], page.run("texts('#steps .read div')"), strict=True):
-        value = arm["lines"]["step"]["mean"][-1]
-        seconds = arm["lines"]["time"]["x"][-1]
-        assert line == f"{arm['label']} {float(f'{value:.3g}'):g} at {float(f'{seconds:.4g}'):g}"
-
-
 # --------------------------------------------------------------------------------------- rollouts
-
-
-def test_equal_rollouts_are_one_line_with_their_facts(page: Browser) -> None:
-    page.run("type('f-text', 'pods says')")
-    page.run("document.querySelectorAll('#ledger-groups .r').forEach((r) => { r.open = true; })")
-    page.until("document.querySelectorAll('#ledger-groups .g:first-child .r > p').length === 2")
-    rows = page.run("texts('#ledger-groups .g:first-child .r summary')")
-    assert rows == ["◐1.000+0.502 ×pods says <b>Pear</b>", "◐0.000-0.502 ×pods says <b>Pear</b>"]
-    facts = page.run("texts('#ledger-groups .g:first-child .r > p')")
-    assert facts[0].startswith("2 equal rollouts (0, 1), 1 kept · accuracy 1.000")
-    assert page.run("texts('#ledger-groups .g:first-child mark')") == ["pods says"] * 2
-    assert page.run("texts('#ledger-groups .g:first-child .stat')")[0].startswith("2 of 4 right · kept 2 of 4")
 
 
 def test_filters_narrow_the_groups_and_clear_shows_all(page: Browser) -> None:
@@ -140,14 +111,6 @@ def test_filters_narrow_the_groups_and_clear_shows_all(page: Browser) -> None:
     assert page.run("texts('#f-count')") == ["No rollout matches."]
     page.run("document.getElementById('f-clear').click()")
     page.until("texts('#f-count')[0].startsWith('124 of 124')")
-
-
-def test_one_prompt_is_shown_in_every_arm(page: Browser) -> None:
-    page.run("type('f-text', 'Question 1 of pods')")
-    page.run("document.querySelector('#ledger-groups .prompt button').click()")
-    page.run("type('f-text', '')")
-    assert page.run("texts('#f-count')") == ["2 of 124 groups of one prompt, 8 rollouts"]
-    assert page.run("texts('#ledger-groups .where b')") == ["pods (4→2)", "grpo (4→2)"]
 
 
 def test_thousands_of_rollouts_stay_few_elements(page: Browser) -> None:

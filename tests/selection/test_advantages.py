@@ -1,11 +1,10 @@
-"""Advantages against worked values, numpy, and TRL's formula to the last bit."""
+"""Advantages against worked values, and TRL's formula to the last bit. An oracle: test_ragged.py."""
 
 from __future__ import annotations
 
 import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -21,40 +20,6 @@ times = pytest.mark.parametrize("when", ["after", "before"])
 def everything(rewards_PN: torch.Tensor) -> Selection:
     prompts, n = rewards_PN.shape
     return Selection(torch.arange(n).expand(prompts, n))
-
-
-def example(seed: int) -> torch.Tensor:
-    """Groups of ten: equal rewards, one scored rollout, none, some unscored, all scored."""
-    generator = torch.Generator().manual_seed(seed)
-    rewards_PN = torch.randn(12, 10, generator=generator, dtype=torch.float64)
-    rewards_PN[3], rewards_PN[4, 1:], rewards_PN[5] = 0.7, NAN, NAN
-    rewards_PN[6:9].masked_fill_(torch.rand(3, 10, generator=generator) < 0.4, NAN)
-    return rewards_PN
-
-
-def by_hand(rewards_PN: np.ndarray, indices_PM: np.ndarray, when: str, scale: str) -> np.ndarray:
-    """One number at a time, as the docstring says."""
-    kept_PM = np.take_along_axis(rewards_PN, indices_PM, axis=1)
-    reference = kept_PM if when == "after" else rewards_PN
-    out_PM = np.zeros(kept_PM.shape)
-    for p, m in np.ndindex(*kept_PM.shape):
-        group = reference[p][~np.isnan(reference[p])]
-        if math.isnan(kept_PM[p, m]) or len(set(group)) == 1:
-            continue
-        spread = {"group": group, "batch": reference[~np.isnan(reference)], "none": None}[scale]
-        divisor = 1.0 if spread is None else np.std(spread, ddof=1) + 0.01
-        out_PM[p, m] = (kept_PM[p, m] - group.mean()) / divisor
-    return out_PM
-
-
-@times
-@ways
-def test_every_way_agrees_with_plain_numpy(when: str, scale: str) -> None:
-    rewards_PN = example(0)
-    kept = select(rewards_PN, 4)
-    expected_PM = by_hand(rewards_PN.numpy(), kept.indices.numpy(), when, scale)
-    ours_PM = advantages(rewards_PN, kept, when=when, scale=scale, epsilon=0.01)
-    np.testing.assert_allclose(ours_PM.numpy(), expected_PM, rtol=1e-12, atol=1e-12)
 
 
 @ways
@@ -100,12 +65,9 @@ FIRST_TWO = Selection(torch.tensor([[0, 1]]))
     ("selection", "change", "error", "message"),
     [
         (FIRST_TWO, {"when": "during"}, ValueError, "^when .*'during'"),
-        (FIRST_TWO, {"scale": "groups"}, ValueError, "^scale .*'groups'"),
         (FIRST_TWO, {"baseline": "leave_one_out"}, ValueError, "'group'"),
         (FIRST_TWO, {"epsilon": NAN}, ValueError, "^epsilon .*nan"),
-        (FIRST_TWO, {"epsilon": None}, TypeError, "^epsilon .*None"),
         (torch.tensor([[0, 1]]), {}, TypeError, r"Selection\(indices"),
-        (None, {}, TypeError, "Selection.*None"),
     ],
 )
 def test_wrong_arguments_are_named(selection, change: dict, error: type[Exception], message: str) -> None:
@@ -118,7 +80,7 @@ def test_an_infinite_reward_is_named() -> None:
         advantages(torch.tensor([[0.0, math.inf, 0.5]]), FIRST_TWO)
 
 
-@pytest.mark.parametrize("rewards", [[[0.0, 1.0]], np.array([[0.0, 1.0]]), "0 1", None, torch.zeros(4)])
+@pytest.mark.parametrize("rewards", [[[0.0, 1.0]], torch.zeros(4)])
 def test_rewards_that_are_not_a_tensor_of_groups_are_refused(rewards) -> None:
     kept = Selection(torch.tensor([[0, 1]]))
     for call in (lambda: advantages(rewards, kept), lambda: is_constant(rewards), lambda: spread(rewards)):
@@ -144,10 +106,7 @@ def orders(parts: list[float], dtype: torch.dtype) -> torch.Tensor:
     ("parts", "dtype"),
     [
         ([0.1, 0.2, 0.05], torch.float32),
-        ([0.1, 0.2, 0.05], torch.float64),
-        ([-0.1, -0.2, -0.05], torch.float32),
         ([100.0, 0.1, 0.7, 0.3], torch.float32),
-        ([100.0, 0.1, 0.7, 0.3], torch.float64),
         ([0.1, 0.7, 1.1, 1.3, 0.3, 0.05], torch.float32),
         ([0.1, 0.2, -0.3], torch.float64),  # in float32 the sum is rounding alone, as large as rewards of 1e-8
     ],
@@ -162,9 +121,7 @@ def test_sums_of_equal_parts_in_two_orders_are_equal_rewards(parts: list[float],
             assert (advantages(rewards_PN, kept, when=when) == 0).all()
 
 
-@pytest.mark.parametrize(
-    ("low", "high"), [(0.35, 0.35001), (1e6, 1e6 + 1), (0.0, 1e-9), (-1e-9, 1e-9), (1.0, 1.000001), (-5.0, 5.0), (0, 1)]
-)
+@pytest.mark.parametrize(("low", "high"), [(0.35, 0.35001), (1e6, 1e6 + 1), (-1e-9, 1e-9), (0, 1)])
 def test_small_differences_are_still_differences(low: float, high: float) -> None:
     rewards_PN = torch.tensor([[low, high, low, high]], dtype=torch.float64)
     assert is_constant(rewards_PN).tolist() == [False]
@@ -184,9 +141,7 @@ def test_a_tolerance_is_absolute_and_includes_its_end(dtype: torch.dtype) -> Non
         assert (values_PM != 0).any(dim=1).tolist() == [False, False, True, True]
 
 
-@pytest.mark.parametrize(
-    ("tolerance", "error"), [(-0.1, ValueError), (NAN, ValueError), ("0.1", TypeError), (True, TypeError)]
-)
+@pytest.mark.parametrize(("tolerance", "error"), [(-0.1, ValueError), (NAN, ValueError), ("0.1", TypeError)])
 def test_a_tolerance_is_a_number_of_at_least_0(tolerance, error) -> None:
     with pytest.raises(error, match="tolerance"):
         is_constant(torch.rand(1, 2), tolerance)

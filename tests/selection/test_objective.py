@@ -81,18 +81,11 @@ def test_values_outside_the_mask_are_ignored(junk: float) -> None:
         ({"advantages_PM": torch.zeros(6)}, ValueError, r"^advantages .*\[2, 3\].*\[6\]"),
         ({"ref_logps": None, "beta": 0.04}, ValueError, "^beta .*ref_logps"),
         ({"advantages_PM": torch.tensor([[0, 1, 0], [0, math.nan, 1]])}, ValueError, "advantages .*prompt 1, row 1"),
-        ({"epsilon_low": -1}, ValueError, "^epsilon_low .*-1"),
         ({"beta": math.nan}, ValueError, "^beta .*nan"),
         ({"mask_PMT": torch.full((2, 3, 5), 0.5)}, ValueError, "^mask "),
-        ({"logps_PMT": [[[0.0]]]}, TypeError, "^logps .*list"),
-        ({"old_logps_PMT": None}, TypeError, "^old_logps .*None"),
-        ({"ref_logps": 0.0}, TypeError, "^ref_logps .*float"),
         ({"epsilon_low": "0.2"}, TypeError, "^epsilon_low .*'0.2'"),
         ({"logps_PMT": torch.zeros(2, 3, 5).to_sparse()}, TypeError, "^logps .*sparse_coo"),
-        ({"advantages_PM": torch.zeros(2, 3, device="meta")}, TypeError, "^advantages .*meta"),
         ({"logps_PMT": torch.zeros(2, 3, 5, dtype=torch.int64)}, TypeError, "^logps .*int64"),
-        ({"old_logps_PMT": torch.zeros(2, 3, 5, dtype=torch.complex64)}, TypeError, "^old_logps .*complex64"),
-        ({"advantages_PM": torch.zeros(2, 3, dtype=torch.bool)}, TypeError, "^advantages .*bool"),
     ],
 )
 def test_wrong_arguments_are_named(change: dict, error: type[Exception], message: str) -> None:

@@ -65,11 +65,9 @@ def test_every_real_dtype_gives_the_same_indices(rule, dtype: torch.dtype) -> No
     ("rewards", "m", "error", "message"),
     [
         ([[0.0, 1.0]], 1, TypeError, "list"),
-        (torch.zeros(2, 2, dtype=torch.complex64), 1, TypeError, r"complex64.*\[2, 2\]"),
         (torch.zeros(6), 1, ValueError, r"float32.*\[6\].*rewards\[None\]"),
         (torch.zeros(2, 0), 1, ValueError, r"shape \[2, 0\]"),
         (torch.zeros(2, 4), 5, ValueError, "m = 5"),
-        (torch.zeros(2, 4), 2.0, TypeError, "2.0"),
         (torch.zeros(2, 4), True, TypeError, "True"),
         (torch.tensor([[NAN], [-math.inf]]), 1, ValueError, "1 of 2 .*group 1.*rollout 0"),
     ],

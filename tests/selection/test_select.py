@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-import numpy as np
 import pytest
 import torch
 
@@ -43,11 +42,9 @@ def test_a_users_rule_comes_by_its_import_path(my_module: str, separator: str) -
 @pytest.mark.parametrize(
     ("returned", "error", "message"),
     [
-        ([[0, 1]], TypeError, r"\[2, 2\].*list"),
         (torch.zeros(2, 2), TypeError, "float32"),
         (torch.tensor([[0, 1]]), ValueError, r"int64.*\[1, 2\]"),
         (torch.tensor([[0, 1], [2, 4]]), ValueError, r"group 1 .*\[2, 4\]"),
-        (torch.tensor([[-1, 1], [2, 3]]), ValueError, r"group 0 .*\[-1, 1\]"),
         (torch.tensor([[0, 1], [3, 3]]), ValueError, r"group 1 .*\[3, 3\]"),
     ],
 )
@@ -101,16 +98,11 @@ class Callable:
     ("rule", "message"),
     [
         (None, "^rule .*None.*max_variance"),
-        (5, "^rule .*int"),
-        (["max_variance"], "^rule .*list"),
         (Callable, "test_select:Callable' .*class"),
-        ("pods_rl.selection:Selection", "'pods_rl.selection:Selection' .*class"),
         ("pods_rl.selection:RULES", "dict"),
-        ("pods_rl.selection:rules", "module"),
         ("pods_rl.selektion:max_reward", "ModuleNotFoundError"),
         ("pods_rl.selection.rules:max_rewards", "AttributeError"),
         ("", "rule ''"),
-        (":", "rule ':'"),
     ],
 )
 def test_a_value_that_is_not_a_rule_is_refused(rule, message: str) -> None:
@@ -139,12 +131,10 @@ def test_a_selection_marks_and_takes_its_rows() -> None:
     for rows in ([[1, 1]], [[0, 2], [3, 3]], [[0, -1]]):
         with pytest.raises(ValueError, match=f"group {len(rows) - 1}"):
             Selection(torch.tensor(rows))
-    for n in (True, 4.0, "4", None):
-        with pytest.raises(TypeError, match=r"^n, "):
-            kept.mask(n)
-    for values in ([[1.0, 2.0]], np.zeros((2, 4)), None):
-        with pytest.raises(TypeError, match=r"^values .*torch.tensor\(values\)"):
-            kept.take(values)
+    with pytest.raises(TypeError, match=r"^n, "):
+        kept.mask(4.0)
+    with pytest.raises(TypeError, match=r"^values .*torch.tensor\(values\)"):
+        kept.take([[1.0, 2.0]])
     for indices, error in (([[0]], TypeError), (torch.zeros(1, 2), TypeError), (torch.tensor([0, 1]), ValueError)):
         with pytest.raises(error, match="indices"):
             Selection(indices)
@@ -154,20 +144,11 @@ def sparse(values: torch.Tensor) -> torch.Tensor:
     return values.to_sparse()
 
 
-def compressed(values: torch.Tensor) -> torch.Tensor:
-    return values.to_sparse_csr()
-
-
 def without_values(values: torch.Tensor) -> torch.Tensor:
     return values.to("meta")
 
 
-def nested(values: torch.Tensor) -> torch.Tensor:
-    return torch.nested.nested_tensor(list(values))
-
-
-@pytest.mark.filterwarnings("ignore")  # prototypes of torch
-@pytest.mark.parametrize("change", [sparse, compressed, without_values, nested])
+@pytest.mark.parametrize("change", [sparse, without_values])
 def test_tensors_without_dense_values_are_refused_by_name(change) -> None:
     rewards_PN = torch.tensor([[1.0, 0.0, 1.0, 0.0]])
     indices_PM = torch.tensor([[0, 1]])
@@ -186,15 +167,7 @@ def test_tensors_without_dense_values_are_refused_by_name(change) -> None:
             assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("change", [sparse, without_values])
-def test_a_rule_that_returns_a_tensor_without_dense_values_is_named(change) -> None:
-    with pytest.raises(UserError, match="'<lambda>'"):
-        select(torch.zeros(1, 4), 2, lambda rewards_PN, m, *, generator: change(torch.tensor([[0, 1]])))
-
-
-@pytest.mark.parametrize(
-    ("m", "error"), [(0, ValueError), (5, ValueError), (True, TypeError), (2.0, TypeError), (None, TypeError)]
-)
+@pytest.mark.parametrize(("m", "error"), [(0, ValueError), (5, ValueError), (True, TypeError), (2.0, TypeError)])
 def test_m_is_an_int_from_1_to_n(m, error: type[Exception]) -> None:
     for rule in (*RULES, Callable()):
         with pytest.raises(error, match=r"\bm\b"):

@@ -263,13 +263,10 @@ def test_random_keeps_the_same_sizes_and_is_repeatable() -> None:
     ("rewards", "rows", "error", "message"),
     [
         ([[0.0, 1.0]], 2, TypeError, "^rewards "),
-        (torch.zeros(2, 2, dtype=torch.complex64), 2, TypeError, "^rewards "),
         (torch.zeros(6), 2, ValueError, "^rewards "),
-        (torch.zeros(2, 0), 2, ValueError, "^rewards "),
         (torch.zeros(0, 4), 2, ValueError, "^rows .*0 prompts"),
         (torch.zeros(2, 4), 9, ValueError, "^rows .*rows = 9"),
         (torch.zeros(2, 4), 1, ValueError, "^rows .*rows = 1"),
-        (torch.zeros(2, 4), 2.0, TypeError, "^rows, "),
         (torch.zeros(2, 4), True, TypeError, "^rows, "),
         (torch.tensor([[NAN, 1.0], [-math.inf, 0.0]]), 2, ValueError, "^1 of 4 .*group 1.*rollout 0"),
     ],
@@ -279,23 +276,19 @@ def test_bad_input_is_refused(rule: str, rewards, rows, error: type[Exception], 
         select_batch(rewards, rows, rule)
 
 
-def test_other_bad_arguments_are_named() -> None:
-    rewards_PN = torch.zeros(2, 4)
+def test_a_bad_generator_is_named() -> None:
     with pytest.raises(TypeError, match=r"^generator "):
-        select_batch(rewards_PN, 2, generator=3)
-    with pytest.raises(TypeError, match=r"^completion_tokens "):
-        select_batch(rewards_PN, 2, completion_tokens=[[1] * 4] * 2)
-    with pytest.raises(ValueError, match=r"^completion_tokens .*\[2, 4\]"):
-        select_batch(rewards_PN, 2, completion_tokens=torch.ones(4, 2))
+        select_batch(torch.zeros(2, 4), 2, generator=3)
 
 
 # -- rules of a user's ------------------------------------------------------------------------------------------------
 
 
-def shortest(batch: RolloutBatch) -> Tensor:
-    """Keep the rows with the fewest tokens, as flat numbers in any order; it may change what it receives."""
+def lowest(batch: RolloutBatch) -> Tensor:
+    """Keep the rows with the lowest rewards, as flat numbers in any order; it may change what it receives."""
+    numbers = batch.rewards.view(-1).argsort()[: batch.rows]
     batch.rewards.fill_(7.0)
-    return batch.completion_tokens.view(-1).argsort()[: batch.rows]
+    return numbers
 
 
 def weighted(batch: RolloutBatch) -> BatchSelection:
@@ -303,11 +296,10 @@ def weighted(batch: RolloutBatch) -> BatchSelection:
     return BatchSelection(torch.tensor([0, 1]), prompts, n, weights=torch.tensor([0.5, 2.0]))
 
 
-def test_a_users_rule_reads_other_values_of_a_row() -> None:
-    rewards_PN = torch.rand(2, 3)
+def test_a_users_rule_returns_flat_numbers_or_a_selection() -> None:
+    rewards_PN = torch.tensor([[0.5, 0.9, 0.4], [0.9, 0.3, 0.2]])
     before_PN = rewards_PN.clone()
-    tokens_PN = torch.tensor([[5, 9, 4], [9, 3, 2]])
-    kept = select_batch(rewards_PN, 4, shortest, completion_tokens=tokens_PN)
+    kept = select_batch(rewards_PN, 4, lowest)
     assert kept.indices.tolist() == [0, 2, 4, 5]
     assert torch.equal(rewards_PN, before_PN)
     assert select_batch(rewards_PN, 4, weighted).weights.tolist() == [0.5, 2.0]
@@ -318,12 +310,10 @@ def test_a_users_rule_reads_other_values_of_a_row() -> None:
     [
         [[0, 1]],
         None,
-        torch.tensor([0.0, 1.0]),
         torch.tensor([[0, 1], [4, 5]]),
         torch.tensor([0, 1, 2, 3, 4]),  # five of four
         torch.tensor([0, 1, 1, 2]),
         torch.tensor([0, 8]),
-        torch.tensor([-1, 0]),
         torch.tensor([0, 1, 4]),  # a single rollout of the second prompt
         BatchSelection(torch.tensor([0, 1]), 1, 4),
     ],
@@ -356,13 +346,10 @@ def test_a_rule_that_raises_is_named_in_one_line(rule, said: str) -> None:
     ("rule", "message"),
     [
         (None, "None"),
-        (5, "an int"),
         (RolloutBatch, "class"),
         (lambda rewards_PN, m, *, generator=None: rewards_PN, r"takes \(rewards_PN, m"),
         ("percentile", "unknown batch rule 'percentile'"),
         ("max_varience", "max_variance[?]"),
-        ("pods_rl.selection:RolloutBatch", "class"),
-        ("pods_rl.selection.rules:max_reward", r"takes \(rewards_PN"),
     ],
 )
 def test_a_value_that_is_not_a_batch_rule_is_refused(rule, message: str) -> None:
@@ -396,15 +383,11 @@ def test_a_batch_selection_marks_counts_and_takes_its_rows() -> None:
     ("arguments", "error", "message"),
     [
         (([0, 1], 1, 4), TypeError, "indices"),
-        ((torch.tensor([0.0, 1.0]), 1, 4), TypeError, "indices"),
-        ((torch.tensor([[0, 1]]), 1, 4), ValueError, "indices"),
         ((torch.tensor([1, 0]), 1, 4), ValueError, "indices.*ascending"),
         ((torch.tensor([-1, 0]), 1, 4), ValueError, "0 to 3"),
         ((torch.tensor([0, 1, 4]), 2, 4), ValueError, "prompt 1"),
         ((torch.tensor([0, 1]), 1.0, 4), TypeError, "num_prompts"),
-        ((torch.tensor([0, 1]), 1, True), TypeError, "num_rollouts"),
         ((torch.tensor([0, 1]), 1, -4), ValueError, "num_rollouts"),
-        ((torch.tensor([0, 1]), 1, 4, torch.ones(2, dtype=torch.bool)), TypeError, "weights"),
         ((torch.tensor([0, 1]), 1, 4, torch.ones(3)), ValueError, "weights"),
         ((torch.tensor([0, 1]), 1, 4, torch.tensor([1.0, NAN])), ValueError, "weights"),
     ],
@@ -418,8 +401,6 @@ def test_a_batch_selection_needs_values_of_its_batch() -> None:
     kept = BatchSelection(torch.tensor([0, 1]), 2, 4)
     with pytest.raises(ValueError, match=r"\[2, 4\].*\[4, 2\]"):
         kept.take(torch.zeros(4, 2))
-    with pytest.raises(TypeError, match=r"^values"):
-        kept.take([[1.0]])
 
 
 @pytest.mark.parametrize(

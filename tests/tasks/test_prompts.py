@@ -32,12 +32,6 @@ def test_a_policy_without_a_template_reads_what_plain_prompts_are():
     assert fit_prompts(plain, chat=False)[0] is plain
 
 
-def test_other_columns_stay(tmp_path):
-    split = Dataset.from_dict({"prompt": [[{"role": "user", "content": "a?"}]], "answer": ["1"], "kind": ["x"]})
-    fitted, _ = fit_prompts(Task("words", "1-chat", split, split, {"accuracy": 1.0}), chat=False)
-    assert fitted.train.to_list() == [{"prompt": "a?\n", "answer": "1", "kind": "x"}]
-
-
 def test_what_cannot_be_trained_on_is_refused():
     with pytest.raises(UserError, match=r"max_prompt_length = 2: .*3 tokens"):
         fit_prompts(task_of(["aaa", "aaaa"]), chat=True, limit=2, count_tokens=characters)
@@ -64,11 +58,6 @@ def test_a_task_of_ones_own_is_named_by_its_path():
     task = load_task({"task": f"{__name__}:words", "task_train_size": 3, "task_rewards": {"format": 1}})
     assert (task.name, len(task.train), dict(task.rewards)) == ("words", 3, {"format": 1.0})
     assert load_task({"task": f"{__name__}.words", "task_train_size": None}).name == "words"
-
-
-def test_a_function_that_returns_no_task_is_refused():
-    with pytest.raises(UserError, match="dict"):
-        load_task({"task": "builtins:dict"})
 
 
 def failing_task(settings):

@@ -1,4 +1,4 @@
-"""Word problems: seeded, disjoint by template and numbers, right by a reader of their English, and good English."""
+"""Word problems: seeded, disjoint by template and numbers, and right by a reader of their English."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pods_rl.tasks.words import LEVELS, TIMES, draw_problem, read_stories
 
 STORIES = read_stories()
 SCENES, ENDS, DISTRACTORS = STORIES["scenes"], STORIES["ends"], STORIES["distractors"]
-GROWTHS, HALVINGS, HE, SHE = STORIES["growths"], STORIES["halvings"], STORIES["he"], STORIES["she"]
+GROWTHS, HALVINGS = STORIES["growths"], STORIES["halvings"]
 
 FIELDS = {"n": r"(?P<n>\d+)", "k": r"(?P<k>\d+)", "times": f"(?P<times>{'|'.join(TIMES.values())})"}
 NUMBERS = {word: number for number, word in TIMES.items()}
@@ -110,16 +110,3 @@ def test_difficulty_bounds_steps_and_sentences_that_do_not_matter(name):
     assert counts == set(range(distractors[0], distractors[1] + 1))
     for problem in problems:
         assert all(2 <= number <= 99 for number in (problem.start, *(n for _, n in problem.steps), *problem.totals))
-
-
-def test_the_english_is_whole():
-    for problem in drawn(300):
-        text = problem.text
-        assert not re.search(r"[{}]|  |\b1 |None", text)
-        assert text.endswith("?")
-        assert all(re.match(r"[A-Z0-9]", sentence) for sentence in re.split(r"(?<=[.?]) ", text))
-        (name,) = re.findall(rf"\b({'|'.join(SHE + HE)})\b", text)[:1]
-        wrong, others = ("she|her", SHE) if name in HE else ("he|his|him", HE)
-        assert not re.search(rf"\b({wrong})\b", text, re.IGNORECASE)
-        assert set(re.findall(r"\b[A-Z]\w+\b", text)) & {*SHE, *HE} <= {name, *others}
-        assert len({things for scene in SCENES for things in scene["things"] if things in text}) == 1

@@ -162,18 +162,9 @@ def _print_failures(failures: Sequence[Event]) -> None:
 
 
 def report(
-    directories: Annotated[list[Path] | None, Argument(help="An experiment, a run, or several of either.")] = None,
-    arm: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME=FOLDER",
-            help="Runs that no experiment declares: a run, or a folder of runs, is the arm NAME. Repeat it for further "
-            "arms, and with the same NAME for further runs.",
-        ),
-    ] = None,
-    csv: Annotated[Path | None, Option(help="Report on a CSV of evaluations instead.")] = None,
+    directories: Annotated[list[Path], Argument(help="An experiment, a run, or several of either.")],
     output: Annotated[
-        Path | None, Option(help="Directory of the report. [default: report/ inside, or next to the CSV]")
+        Path | None, Option(help="Directory of the report. [default: report/ inside, or next to several]")
     ] = None,
     baseline: Annotated[
         str | None,
@@ -181,69 +172,31 @@ def report(
     ] = None,
     metric: Annotated[
         str | None,
-        Option(help="The column to report. [default: accuracy of evals.jsonl, answer_accuracy of a CSV]"),
+        Option(help="The field of evals.jsonl to report. [default: accuracy, else reward]"),
     ] = None,
-    figures: Annotated[
-        str | None, Option(help="Figures for a paper, one column wide, in figures/: pdf, svg, png, or pdf,svg.")
-    ] = None,
-    rollouts_mb: Annotated[
-        float, Option("--rollouts_mb", min=0, help="Megabytes of rollouts that the page may hold.")
-    ] = 20.0,
     force: Force = False,
 ) -> None:
     """Write report.html, report.md and a CSV of every table: final.csv, pairs.csv, curves.csv and more.
 
-    --csv reads runs of other tools: a row per run and evaluation, with the columns arm, run, hours and the metric; the
-    columns rule, n, m and advantages, if present, say what arms differ in. Of several directories, the first is the
-    baseline.
+    Of several directories, the first is the baseline. A run of another tool needs three small files (docs/metrics.md).
 
     \b
     Examples:
       pods report runs/quickstart
       pods report runs/grpo runs/pods --output report
-      pods report runs/quickstart --figures pdf
-      pods report --arm grpo=runs/plain --arm pods=runs/first
-      pods report --csv evaluations.csv --metric answer_accuracy
+      pods report runs/quickstart --metric format_accuracy
     """
-    arms = _named_arms(arm or [])
-    if (csv is None) == (not directories and not arms):
-        raise UserError("Name the runs to report on: `pods report DIRECTORY...`, --arm NAME=FOLDER, or --csv FILE.")
     from ..report import build_report, print_summary
-    from ..report.build import usual_folder
 
-    sources = directories or []
-    if csv is not None:
-        sources = [csv]
-        output = output or usual_folder(sources)
     if output is not None:
-        _check_folder(output, csv, force)
-    kinds = [kind.strip().lower() for kind in (figures or "").split(",") if kind.strip()]
+        _check_folder(output, force)
     with working("writing the report", in_log=False):
-        files = build_report(
-            sources,
-            output,
-            arms=arms,
-            baseline=baseline,
-            metric=metric,
-            figures=kinds,
-            rollouts_mb=rollouts_mb,
-        )
+        files = build_report(directories, output, baseline=baseline, metric=metric)
     print_summary(files, console())
 
 
-def _named_arms(words: Sequence[str]) -> dict[str, list[Path]]:
-    """Return the folders by the name of their arm, from NAME=FOLDER; raise UserError if a word is another."""
-    arms: dict[str, list[Path]] = {}
-    for word in words:
-        name, _, folder = word.partition("=")
-        if not name or not folder:
-            raise UserError(f"--arm {word}: expected NAME=FOLDER, such as pods=runs/first.")
-        arms.setdefault(name, []).append(Path(folder))
-    return arms
-
-
-def _check_folder(folder: Path, csv: Path | None, force: bool) -> None:
-    """Raise UserError if a report would replace its input, or files of a folder that no report was written to."""
+def _check_folder(folder: Path, force: bool) -> None:
+    """Raise UserError if a report would replace files of a folder that no report was written to."""
     from ..report.build import FILES, PAGE
 
     page = folder / PAGE
@@ -253,14 +206,13 @@ def _check_folder(folder: Path, csv: Path | None, force: bool) -> None:
             has_report = b"<title>PODS report: " in file.read(4096)
     for path in (folder / name for name in FILES):
         if path.exists():
-            check_output(path, "--output", inputs=[csv] if csv else [], ours=lambda _: has_report, force=force)
+            check_output(path, "--output", ours=lambda _: has_report, force=force)
 
 
 def watch(
     directory: Annotated[Path, Argument(help="A run or an experiment; it may begin later.")],
     port: Annotated[int, Option(min=0, max=65535, help="Port of the page. 0 takes a free one.")] = 8760,
     no_browser: Annotated[bool, Option("--no_browser", help="Print the address, and open no browser.")] = False,
-    baseline: Annotated[str | None, Option(help="The arm to compare with. [default: as in pods report]")] = None,
 ) -> None:
     """Show the report of runs while they train, in a browser.
 
@@ -276,8 +228,7 @@ def watch(
 
     if not directory.is_dir() and (directory.exists() or not directory.absolute().parent.is_dir()):
         raise UserError(f"{directory} is not a directory, nor a place for one: name a run or an experiment.")
-    live = LivePage(directory, baseline=baseline)
-    with stop_on_signals() as stop, live as page, server(page, port) as pages:
+    with stop_on_signals() as stop, LivePage(directory) as page, server(page, port) as pages:
         address = f"http://{LOOPBACK}:{pages.server_port}/"
         console().print(f"Watching {safe_text(directory)} at {address}  (Ctrl-C ends this, not the runs)")
         _open(address, pages.server_port, wanted=not no_browser)

@@ -23,11 +23,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-_ACCURACIES = {
-    "accuracy", "accuracy_se", "format_accuracy", "format_accuracy_se", "both_accuracy", "both_accuracy_se",
-}  # fmt: skip
-
-
 def evaluate(
     sampler: Sampler,
     task: Task,
@@ -162,64 +157,28 @@ class Answer:
 class Evaluation:
     """The result of one evaluation.
 
-    `accuracy`, `format_accuracy` and `both_accuracy` are means over prompts and repeats, and each `_se` is a standard
-    error over prompts. `mean_completion_tokens` includes end tokens. `truncated_share` is the share of completions
-    without an end token. `eval_seconds` is wall time. `pass_at` maps k > 1 to pass@k and its standard error (pass@1 is
-    `accuracy`). `answers` has the graded completions, sorted by prompt and repeat. If no reward of the task says which
-    answers are right, `rewards` maps `reward` and `reward/<name>` to means and standard errors over prompts, and the
-    accuracies and pass@k are NaN.
+    `scores` has the names and numbers of a line of `evals.jsonl` (docs/metrics.md). `accuracy`, `format_accuracy` and
+    `both_accuracy` are means over prompts and repeats. There is a `pass@k` for each power of two k from 2 to the number
+    of repeats (pass@1 is `accuracy`). Each `<name>_se` is a standard error over prompts.
+    `mean_completion_tokens` includes end tokens. `truncated_share` is the share of completions without an end token.
+    `eval_seconds` is wall time. If no reward of the task says which answers are right, `reward` and `reward/<name>`
+    replace the accuracies and pass@k. `answers` has the graded completions, sorted by prompt and repeat.
     """
 
-    accuracy: float
-    accuracy_se: float
-    format_accuracy: float
-    both_accuracy: float
-    mean_completion_tokens: float
-    truncated_share: float
-    prompts: int
-    repeats: int
-    temperature: float
-    eval_seconds: float
-    format_accuracy_se: float = math.nan
-    both_accuracy_se: float = math.nan
-    pass_at: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    scores: Mapping[str, float]
     answers: Sequence[Answer] = field(default=(), repr=False)
-    rewards: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-
-    @property
-    def score(self) -> tuple[str, float]:
-        """The name and the value of what to show: `accuracy`, or `reward` if no answer is graded."""
-        if self.rewards:
-            return "reward", self.rewards["reward"][0]
-        return "accuracy", self.accuracy
-
-    def row(self) -> dict[str, float]:
-        """Return a line of `evals.jsonl`: pass@k as `pass@2` and `pass@2_se`, without the completions."""
-        dropped = {"pass_at", "answers", "rewards"}
-        if self.rewards:
-            dropped |= _ACCURACIES
-        row: dict[str, float] = {}
-        for name, (mean, error) in self.rewards.items():
-            row[name] = mean
-            row[f"{name}_se"] = error
-        for column in fields(self):
-            if column.name not in dropped:
-                row[column.name] = getattr(self, column.name)
-        for k, (estimate, error) in self.pass_at.items():
-            row[f"pass@{k}"] = estimate
-            row[f"pass@{k}_se"] = error
-        return row
 
     def columns(self) -> dict[str, list[object]]:
         """Return the graded completions as columns of a table, named as the fields of `Answer`."""
         dropped = {"rewards"}
-        if self.rewards:
+        rewards = list(self.answers[0].rewards)
+        if rewards:
             dropped |= {"answer_right", "format_kept"}
         if not any(answer.messages for answer in self.answers):
             dropped.add("messages")
         names = [column.name for column in fields(Answer) if column.name not in dropped]
         columns: dict[str, list[object]] = {name: [getattr(answer, name) for answer in self.answers] for name in names}
-        for name in self.rewards:
+        for name in rewards:
             columns[name] = [answer.rewards[name] for answer in self.answers]
         return columns
 
@@ -245,41 +204,38 @@ def pass_at_k(repeats: int, right: int, k: int) -> float:
 def summarise(answers: Sequence[Answer], *, repeats: int, temperature: float, seconds: float) -> Evaluation:
     """Return the means and standard errors of graded completions, `repeats` per prompt, sorted by prompt."""
     groups = [answers[start : start + repeats] for start in range(0, len(answers), repeats)]
-    rewards = {}
-    for name in answers[0].rewards:
-        rewards[name] = mean_and_error([statistics.fmean(row.rewards[name] for row in group) for group in groups])
-    pass_at = {}
-    if rewards:  # nothing says which answers are right
-        accuracy = format_accuracy = both_accuracy = (math.nan, math.nan)
+    values: dict[str, list[float]] = {}  # of each prompt, by the name of a score
+    passes: dict[str, list[float]] = {}
+    if answers[0].rewards:  # nothing says which answers are right
+        for name in answers[0].rewards:
+            values[name] = [statistics.fmean(answer.rewards[name] for answer in group) for group in groups]
     else:
         right_counts = [sum(answer.answer_right for answer in group) for group in groups]
-        right_shares = [right / repeats for right in right_counts]
-        format_shares = [sum(answer.format_kept for answer in group) / repeats for group in groups]
-        both_shares = [
+        values["accuracy"] = [right / repeats for right in right_counts]
+        values["format_accuracy"] = [sum(answer.format_kept for answer in group) / repeats for group in groups]
+        values["both_accuracy"] = [
             sum(answer.answer_right and answer.format_kept for answer in group) / repeats for group in groups
         ]
-        accuracy = mean_and_error(right_shares)
-        format_accuracy = mean_and_error(format_shares)
-        both_accuracy = mean_and_error(both_shares)
         for k in (2**power for power in range(1, repeats.bit_length())):  # 2, 4, 8 and so on, up to `repeats`
-            pass_at[k] = mean_and_error([pass_at_k(repeats, right, k) for right in right_counts])
-    return Evaluation(
-        accuracy=accuracy[0],
-        accuracy_se=accuracy[1],
-        format_accuracy=format_accuracy[0],
-        both_accuracy=both_accuracy[0],
-        mean_completion_tokens=statistics.fmean(answer.completion_tokens for answer in answers),
-        truncated_share=statistics.fmean(not answer.ended for answer in answers),
-        prompts=len(groups),
-        repeats=repeats,
-        temperature=temperature,
-        eval_seconds=seconds,
-        format_accuracy_se=format_accuracy[1],
-        both_accuracy_se=both_accuracy[1],
-        pass_at=pass_at,
-        answers=answers,
-        rewards=rewards,
-    )
+            passes[f"pass@{k}"] = [pass_at_k(repeats, right, k) for right in right_counts]
+    scores = _means_and_errors(values)
+    scores |= {
+        "mean_completion_tokens": statistics.fmean(answer.completion_tokens for answer in answers),
+        "truncated_share": statistics.fmean(not answer.ended for answer in answers),
+        "prompts": len(groups),
+        "repeats": repeats,
+        "temperature": temperature,
+        "eval_seconds": seconds,
+    }
+    return Evaluation(scores | _means_and_errors(passes), answers)
+
+
+def _means_and_errors(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return the mean of each score over prompts, and its standard error as `<name>_se`."""
+    scores: dict[str, float] = {}
+    for name, of_prompts in values.items():
+        scores[name], scores[f"{name}_se"] = mean_and_error(of_prompts)
+    return scores
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:

@@ -140,12 +140,12 @@ def write_results(evaluation: Evaluation, line: dict[str, Any], folder: Path) ->
 
 def _scores(task: Task, evaluation: Evaluation) -> dict[str, Any]:
     """Return the scores of a line in lm-eval's names, each with `_stderr` if it has a standard error."""
-    scores = evaluation.row()
+    scores = dict(evaluation.scores)
     for setting in ("prompts", "repeats", "temperature", "eval_seconds"):
         del scores[setting]
-    if not evaluation.rewards:
-        scores["pass@1"] = evaluation.accuracy
-        scores["pass@1_se"] = evaluation.accuracy_se
+    if "accuracy" in scores:
+        scores["pass@1"] = scores["accuracy"]
+        scores["pass@1_se"] = scores["accuracy_se"]
     results = {}
     higher_is_better: dict[str, bool | None] = {}
     for name, score in scores.items():
@@ -155,8 +155,8 @@ def _scores(task: Task, evaluation: Evaluation) -> dict[str, Any]:
     return {
         "results": {task.name: results},
         "higher_is_better": {task.name: higher_is_better},
-        "n-samples": {task.name: {"original": len(task.test), "effective": evaluation.prompts}},
-        "total_evaluation_time_seconds": evaluation.eval_seconds,
+        "n-samples": {task.name: {"original": len(task.test), "effective": evaluation.scores["prompts"]}},
+        "total_evaluation_time_seconds": evaluation.scores["eval_seconds"],
     }
 
 

@@ -28,7 +28,9 @@ def describe_trees(recipe: Recipe) -> list[tuple[str, str]]:
     model = _load(recipe)
     generation = try_generation(model)
     add_fused_lm_head(model.train())
-    update = probe_trees(model, model, tolerance=_tolerance(model))
+    # how far a tree may be from its rows by rounding, as in training
+    tolerance = 1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1
+    update = probe_trees(model, model, tolerance=tolerance)
     return [("generation", generation), ("update", str(update))]
 
 
@@ -42,8 +44,3 @@ def _load(recipe: Recipe) -> Any:
     model = model_class.from_pretrained(policy.model, use_safetensors=True, **options)
     device = "cuda" if torch.cuda.is_available() and not recipe.values.get("use_cpu") else "cpu"
     return model.to(device) if options.get("quantization_config") is None else model
-
-
-def _tolerance(model: Any) -> float:
-    """Return how far a tree may be from its rows by rounding, as in training."""
-    return 1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
-from .blocks import DENSE, LONG, Block, Layout, for_each_head, lay_out, of_chunks, take, take_shared
+from .blocks import DENSE, LONG, Block, Layout, for_each_head, lay_out, take, take_shared
 from .merged import attend_merged
 from .tree import Branch
 
@@ -201,14 +201,12 @@ class Scoring:
 class TreeAttention:
     """The attention of one tree."""
 
-    def __init__(self, branches: list[Branch], device: torch.device, columns: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, branches: list[Branch], device: torch.device) -> None:
         self._branches = branches
-        self._columns = columns  # [L], where the nodes stand in the batch of rows, for `with_temperature`
         self._device = device
         self._longest = max(len(branch.path) for branch in branches)
         self._masks: dict[Any, Tensor] = {}
         self._layouts: dict[bool, Layout] = {}
-        self._of_chunks: dict[int, TreeAttention] = {}
         self.windows: set[int] = set()  # the sliding windows that the layers requested, 0 for none
         # What computed the layers, by data type, size of a head and of its values, and `Special`.
         self.kernels: dict[tuple[torch.dtype, int, int, Special], Kernel] = {}
@@ -221,7 +219,6 @@ class TreeAttention:
         value: Tensor,
         scale: float | None,
         window: int = 0,
-        chunk: int = 0,
         softcap: float = 0.0,
         dropout: float = 0.0,
         sinks: Tensor | None = None,
@@ -232,7 +229,6 @@ class TreeAttention:
             query: `[1, H, L, D]`.
             key, value: `[1, K, L, D]`, where K divides H.
             scale: see `Scoring`, as for `window`, `softcap` and `dropout`. If None, one over the root of D.
-            chunk: a path is cut after every `chunk` nodes, and a node sees its own part only; 0: paths are not cut.
             sinks: `[H]`, the score of one more key, whose value is 0. If None, there is none.
         """
         self.windows.add(window)
@@ -247,28 +243,7 @@ class TreeAttention:
         if scale is None:
             scale = q.size(2) ** -0.5
         scoring = Scoring(scale, window if window < self._longest else 0, softcap, dropout)
-        return self._of_chunk(chunk).attend(q, k, v, sinks, scoring).unsqueeze(0)
-
-    def with_temperature(self, query: Tensor, floor_scale: float, attn_scale: float) -> Tensor:
-        """Return queries `[1, H, L, D]` with the temperatures of their columns, as Llama 4 scales them."""
-        assert self._columns is not None
-        # The model has scaled the queries by the numbers of the nodes in the tree.
-        numbers = np.arange(self.nodes)
-        if max(self.nodes, self._columns.max() + 1) < floor_scale:
-            return query  # all temperatures are 1
-        meant, found = (np.log1p((x + 1) // floor_scale) * attn_scale + 1 for x in (self._columns, numbers))
-        factors = torch.from_numpy(meant / found).to(query)
-        return query * factors.unsqueeze(1)
-
-    def _of_chunk(self, chunk: int) -> TreeAttention:
-        """Return the attention of the parts of the paths; if the paths are not cut, of this tree."""
-        if not 0 < chunk < self._longest:
-            return self
-        if chunk not in self._of_chunks:
-            tree = TreeAttention(of_chunks(self._branches, chunk), self._device)
-            tree.kernels = self.kernels
-            self._of_chunks[chunk] = tree
-        return self._of_chunks[chunk]
+        return self.attend(q, k, v, sinks, scoring).unsqueeze(0)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scoring: Scoring) -> Tensor:
         """Return `[L, H, D]`; q is `[L, H, D]`, k and v `[L, K, D]`, sinks `[H]`."""
@@ -351,10 +326,8 @@ class TreeAttention:
     @cached_property
     def _paths(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
         """Return the paths end to end, where each branch's queries and keys end, and the longest of both."""
-        # The order of the queries, which that of parts of paths need not be.
-        branches = sorted(self._branches, key=lambda branch: int(branch.path[-1]))
-        paths = [branch.path for branch in branches]
-        query_counts = [branch.new for branch in branches]
+        paths = [branch.path for branch in self._branches]
+        query_counts = [branch.new for branch in self._branches]
         key_counts = [len(path) for path in paths]
         all_nodes, query_ends, key_ends = move_together(
             [np.concatenate(paths), np.cumsum([0, *query_counts]), np.cumsum([0, *key_counts])], self._device
@@ -488,7 +461,6 @@ def _taking_trees(function: Callable[..., Any]) -> Callable[..., Any]:
         arguments = {
             "scale": options.pop("scaling", None),
             "window": options.pop("sliding_window", None) or 0,
-            "chunk": _chunk(module),
             "softcap": options.pop("softcap", None) or 0.0,
             "dropout": options.pop("dropout", None) or 0.0,
             "sinks": options.pop("s_aux", None),
@@ -502,20 +474,9 @@ def _taking_trees(function: Callable[..., Any]) -> Callable[..., Any]:
         if mask is not None and not (isinstance(mask, Tensor) and mask.numel() == 1):
             raise UnsupportedAttentionError("its layers change the attention mask, which a tree does not have")
         if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
-            query = tree.with_temperature(query, module.floor_scale, module.attn_scale)
+            # By the number of a node in the tree, which is not its column.
+            raise UnsupportedAttentionError("its layers scale queries by their position")
         return tree(query, key, value, **arguments), None
 
     attention.takes_trees = True  # type: ignore[attr-defined]
     return attention
-
-
-def _chunk(module: nn.Module) -> int:
-    """Return the size of the chunks in which a layer attends; 0 if it has none."""
-    # A layer does not state it: transformers puts the chunks into the mask of the layer's type.
-    config = getattr(module, "config", None)
-    layer_types = getattr(config, "layer_types", None) or []
-    number = getattr(module, "layer_idx", None)
-    if number is None or number >= len(layer_types) or layer_types[number] != "chunked_attention":
-        return 0
-    assert config is not None
-    return int(config.attention_chunk_size)

@@ -186,29 +186,6 @@ def _as_blocks(parts: list[Part], shared: list[tuple[Numbers, Numbers]], nodes: 
     )
 
 
-def of_chunks(branches: list[Branch], chunk: int) -> list[Branch]:
-    """Return a tree for each chunk: paths are cut after every `chunk` nodes, and no node sees beyond the cuts.
-
-    >>> path = np.arange(5)
-    >>> [branch.path.tolist() for branch in of_chunks([Branch(path, 5, same_prompt=False)], 2)]
-    [[0, 1], [2, 3], [4]]
-    """
-    pieces: list[tuple[Numbers, int]] = []
-    for branch in branches:
-        length = len(branch.path)
-        for start in range(_fork(branch) // chunk * chunk, length, chunk):
-            end = min(start + chunk, length)
-            pieces.append((branch.path[start:end], end - max(start, _fork(branch))))
-    # The pieces of one tree begin with the same node.
-    pieces.sort(key=lambda piece: int(piece[0][0]))
-    trees: list[Branch] = []
-    before = -1
-    for path, new in pieces:
-        trees.append(Branch(path, new, same_prompt=int(path[0]) == before))
-        before = int(path[0])
-    return trees
-
-
 def _fork(branch: Branch) -> int:
     """Return how many nodes of a branch's path are of earlier branches."""
     return len(branch.path) - branch.new

@@ -1,37 +1,23 @@
-"""The cache of the prefix tree: layers with a row for each node, and attention of a single query on a CPU.
-
-The results are those of transformers' own cache and attention, up to rounding.
-"""
+"""The cache of the prefix tree: layers with a row for each node, and what a decoder's single queries read of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any
-from weakref import ref
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
-SINGLE_QUERY = "pods_single_query"  # the name of `attend` in transformers' tables
 _SPARE = 16  # columns that a layer grows by at least
 _GROWTH = 4  # it grows by a fourth, so that columns are copied a few times at most, however long the rows are
 _LONG = 256  # columns from which these are neighbours in memory: measured, attention takes 0.75 to 0.93 of the time
-_CHANGED = "the model changes the cache's keys before it attends to them"
 # Layers of transformers' caches whose `reorder_cache` copies all that a row has; those of other kinds may hold more.
 _ATTENTION = frozenset({"DummyLayer", "DynamicLayer", "DynamicSlidingWindowLayer"})
 _RECURRENT = frozenset({
     "LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer", "LinearAttentionLayer",
-})  # fmt: skip
-_SPARSE = frozenset({
-    "DeepseekV4CSACache", "DeepseekV4HCACache", "DynamicIndexedLayer", "MiniMaxM3VLSparseCacheLayer",
 })  # fmt: skip
 _SHARED_FROM = 2**19  # bytes of a layer's keys, copied for each node of a prompt, from which one copy is faster
 
@@ -40,120 +26,68 @@ class CannotServeError(Exception):
     """Raised before a completion is returned; the message says which part of the model or setting needs `generate`."""
 
 
-class NodeLayer(DynamicLayer):
-    """A cache layer with a row for each node of the tree, and spare rows and columns, so that few steps copy it.
+class NodeLayer:
+    """The keys and values of a layer, with a row for each node of the tree, which a decoder appends to and reads.
 
-    While nodes are few each has a copy of its prompt. After `share` there is one copy of each prompt for all its nodes.
-    The keys that `update` returns lack the prompt; `attend` follows `keys.layer`, whose method `read` adds it.
+    Spare rows and columns let few steps copy them. While nodes are few each has a copy of its prompt. After `share`
+    there is one copy of each prompt for all its nodes.
 
     Args:
-        layer: holds the prompts, a row each: the first nodes.
+        layer: holds the prompts, a row each: the first nodes. Keys and values have one size.
         rollouts: the most nodes that there can be.
         most: the most columns that there can be.
     """
 
     def __init__(self, layer: DynamicLayer, rollouts: int, most: int) -> None:
-        super().__init__()
-        self.dtype = layer.keys.dtype
-        self.device = layer.keys.device
-        self.is_initialized = True
-        self.keys = layer.keys  # [nodes, K, columns, D]
-        self.values = layer.values
+        self.keys: Tensor = layer.keys  # [nodes, K, columns, D]
+        self.values: Tensor = layer.values
         self._rollouts = rollouts
         self._most_columns = most
-        self.width = layer.keys.shape[2]  # of the prompts
-        # Whether `attend` read the prompts from the keys and values as they are, so that it finds the layer.
-        self.can_share = all(getattr(states, "reached_attention", False) for states in (layer.keys, layer.values))
-        self.attended = True  # whether the keys of the latest update have been read
+        self.width = self.keys.shape[2]  # of the prompts
         self.slots: PromptSlots | None = None  # of the nodes, once their prompts are shared
-        self._make_room(len(layer.keys))
-
-    def get_seq_length(self) -> int:
-        """Return the number of columns, the prompts' and the nodes' own."""
-        columns: int = self.keys.shape[2]
-        if self.slots is not None:
-            columns += self.width
-        return columns
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append the new tokens' states, one for each node; return those of the nodes."""
-        start, _ = self._extend(len(key_states), key_states.shape[2])
-        self.keys[:, :, start:].copy_(key_states)
-        self.values[:, :, start:].copy_(value_states)
-        if self.slots is not None:
-            # A weak reference, since a cycle would keep the cache in memory.
-            self.keys.layer = ref(self)
-            self.values.layer = ref(self)
-            self.attended = False
-        return self.keys, self.values
+        self._make_room(len(self.keys))
 
     def append(self, states: Tensor) -> None:
         """Append a key and a value for each node, `[nodes, K, 2, D]`."""
-        start, rooms = self._extend(len(states), 1)
-        if len(rooms) == 1:
-            self._by_column(rooms[0])[:, : len(states), :, start].copy_(states.movedim(2, 0))
-        else:
-            self.keys[:, :, start].copy_(states[:, :, 0])
-            self.values[:, :, start].copy_(states[:, :, 1])
+        start = self.keys.shape[2]
+        if start == self._by_column.shape[3]:
+            self._make_room(self._room.shape[1])
+        self._by_column[:, : len(states), :, start].copy_(states.movedim(2, 0))
+        self._look(len(states), start + 1)
 
-    def _extend(self, rows: int, count: int) -> tuple[int, list[Tensor]]:
-        """Let keys and values have more columns; return the first of these, and where the states are."""
-        start: int = self.keys.shape[2]
-        if start == self._by_column(self._rooms[0]).shape[3]:
-            self._make_room(self._rooms[0].shape[1])
-        self._look(rows, start + count)
-        return start, self._rooms
+    @property
+    def _by_column(self) -> Tensor:
+        """A view `[2, rows, K, columns, D]` of the room."""
+        return self._room.transpose(3, 4) if self._columns_last else self._room
 
     def _look(self, rows: int, columns: int) -> None:
-        """Let keys and values be these rows and columns of the rooms."""
-        self.keys = self._by_column(self._rooms[0])[0, :rows, :, :columns]
-        self.values = self._by_column(self._rooms[-1])[-1, :rows, :, :columns]
-
-    def _by_column(self, room: Tensor) -> Tensor:
-        """Return a view `[1 or 2, rows, K, columns, D]` of a room."""
-        return room.transpose(3, 4) if self._columns_last else room
+        """Let keys and values be these rows and columns of the room."""
+        self.keys, self.values = self._by_column[:, :rows, :, :columns]
 
     def reorder(self, count: int, moved: Tensor, sources: Tensor) -> None:
         """Let `count` nodes be in the first rows, where row `moved[i]` is a copy of row `sources[i]` for every i."""
         columns = self.keys.shape[2]
-        if count > self._rooms[0].shape[1]:
+        if count > self._room.shape[1]:
             # Twice as many, so that a tree that grows copies its cache few times.
             self._make_room(min(2 * count, self._rollouts))
         if len(moved) and columns:
-            # Of a model over several devices, which TRL makes where one process sees several GPUs.
-            moved = moved.to(self._rooms[0].device)
-            sources = sources.to(self._rooms[0].device)
-            for room in self._rooms:
-                # Apart, because on a CPU torch selects in the first dimension four times as fast as in the second.
-                for states in room.narrow(4 if self._columns_last else 3, 0, columns).unbind():
-                    states.index_copy_(0, moved, states.index_select(0, sources))
+            # Apart, because on a CPU torch selects in the first dimension four times as fast as in the second.
+            for states in self._room.narrow(4 if self._columns_last else 3, 0, columns).unbind():
+                states.index_copy_(0, moved, states.index_select(0, sources))
         self._look(count, columns)
 
     def _make_room(self, rows: int) -> None:
-        """Copy the states to rooms with this many rows and spare columns."""
+        """Copy the states to a room with this many rows and spare columns."""
         count, heads, columns, size = self.keys.shape
         # A CPU reads many keys faster if columns are neighbours in memory. torch's kernels for GPUs would copy them.
-        self._columns_last = self.device.type == "cpu" and columns >= _LONG
+        self._columns_last = self.keys.device.type == "cpu" and columns >= _LONG
         spare = max(1, min(max(_SPARE, columns // _GROWTH), self._most_columns - columns))
-        # Keys and values of one size share a room, `[2, rows, K, columns, D]`, so that one operation moves both.
-        is_one_room = self.values.shape == self.keys.shape
-        parts = [(self.keys, self.values)] if is_one_room else [(self.keys,), (self.values,)]
-        self._rooms: list[Tensor] = []
-        for states in parts:
-            size = states[0].shape[-1]
-            sizes = (size, columns + spare) if self._columns_last else (columns + spare, size)
-            room = states[0].new_empty(len(states), rows, heads, *sizes, dtype=self.dtype)
-            for place, part in zip(self._by_column(room), states, strict=True):
-                place[:count, :, :columns] = part
-            self._rooms.append(room)
+        sizes = (size, columns + spare) if self._columns_last else (columns + spare, size)
+        # Keys and values share a room, so that one operation appends both.
+        self._room = self.keys.new_empty(2, rows, heads, *sizes)
+        for place, states in zip(self._by_column, (self.keys, self.values), strict=True):
+            place[:count, :, :columns] = states
         self._look(count, columns)
-
-    def be_read_by_decoder(self, dtype: torch.dtype) -> None:
-        """Prepare for `append` and `read` instead of the model's own attention, with keys and values of this type."""
-        self.can_share = True
-        if dtype != self.dtype:
-            self.dtype = dtype
-            self._make_room(len(self.keys))
 
     def share(self, nodes: Tensor, prompts: Tensor, slots: PromptSlots) -> None:
         """Keep one copy of each of these prompts, which `nodes` have; `slots` are of the nodes that there will be."""
@@ -169,16 +103,15 @@ class NodeLayer(DynamicLayer):
             self._prompt_values = self._prompt_values[prompts]
         self.slots = slots
 
-    def read(self, queries: Tensor, hidden: Tensor | None, softcap: float | None = None) -> Tensor:
+    def read(self, queries: Tensor, hidden: Tensor | None, softcap: float | None) -> Tensor:
         """Return what single queries read: see the function `read`; with prompts that are shared, also of these."""
-        self.attended = True
         if self.slots is None:
             return read(queries, self.keys, self.values, hidden, softcap)
         prompts = (self._prompt_keys, self._prompt_values)
         return read_with_prompts(queries, (self.keys, self.values), prompts, self.slots, hidden, softcap)
 
 
-def read(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, softcap: float | None = None) -> Tensor:
+def read(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, softcap: float | None) -> Tensor:
     """Return what single queries read, `[rows * K, queries that share a key, size of values]`.
 
     Args:
@@ -197,7 +130,7 @@ def read_with_prompts(
     prompt_states: tuple[Tensor, Tensor],
     slots: PromptSlots,
     hidden: Tensor | None,
-    softcap: float | None = None,
+    softcap: float | None,
 ) -> Tensor:
     """Return what single queries read of their prompt and of their own keys and values: see `read`."""
     keys, values = states  # [rows, K, columns, D]; [prompts, K, columns, D] of prompts
@@ -297,12 +230,11 @@ def move_nodes(
     shared: tuple[Tensor, Tensor, PromptSlots] | None = None  # the arguments of `NodeLayer.share`
     for layer in cache.layers:
         if not isinstance(layer, NodeLayer):
-            # States of a sliding window or of a recurrent layer do not grow, so they are simply copied.
-            layer.reorder_cache(origin)
+            layer.reorder_cache(origin)  # copies the states of all nodes
             continue
         # Once copies of the prompts would be large there is one copy for all nodes.
         copied_bytes = layer.keys[0, :, :1].nbytes * layer.width * copies
-        if layer.can_share and (layer.slots is not None or copied_bytes >= _SHARED_FROM):
+        if layer.slots is not None or copied_bytes >= _SHARED_FROM:
             if shared is None:
                 node_of_prompt = (prompt_of == prompts[:, None]).argmax(1)
                 slots = PromptSlots(prompt_of_node, device)
@@ -321,7 +253,7 @@ def why_not_copied(model: PreTrainedModel, cache: Any, implementation: str | Non
         return f"{kind}; leave cache_implementation out, which is {implementation}" if implementation else kind
     kinds = {type(layer) for layer in cache.layers}
     names = {kind.__name__ for kind in kinds}
-    unknown = names - _ATTENTION - _RECURRENT - _SPARSE
+    unknown = names - _ATTENTION - _RECURRENT
     unknown |= {kind.__name__ for kind in kinds if not kind.__module__.startswith("transformers.")}
     if unknown:
         return f"its cache has layers of the kind {', '.join(sorted(unknown))}"
@@ -341,112 +273,8 @@ def check_filled(cache: Cache, columns: int) -> None:
         raise CannotServeError("the model keeps no cache of the prompts")
 
 
-def check_attended(cache: Cache) -> None:
-    """Raise CannotServeError if keys of shared prompts did not reach `attend`: then the prompts were not read."""
-    for layer in cache.layers:
-        if isinstance(layer, NodeLayer) and not layer.attended:
-            raise CannotServeError(_CHANGED)
-
-
 def rope_types(config: Any) -> set[str | None]:
     """Return the kinds of rotary positions of a text model's configuration; some have one for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     parts = [rope] if "rope_type" in rope else rope.values()
     return {part.get("rope_type") for part in parts if part}
-
-
-def attend(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **other: Any,
-) -> tuple[Tensor, None]:
-    """Attend with one query a row: transformers' `sdpa_attention_forward`, written for that case on a CPU.
-
-    Args:
-        query: `[rows, heads, 1, size]`.
-        key: `[rows, key heads, columns, size]`, like `value`; consecutive heads share a key head.
-        attention_mask: `[rows or 1, 1, 1, columns]`, True where a row sees the column. If None, everywhere.
-
-    Returns:
-        `[rows, 1, heads, size]`, and None for the attention weights.
-    """
-    # For one query torch's kernel on a CPU splits the work into single heads, and with a mask it first copies every key
-    # for each head that shares it.
-    rows, heads, queries, size = query.shape
-    key_heads = key.shape[1]
-    layer = _layer_of(key)
-    if layer is not _layer_of(value):
-        raise CannotServeError(_CHANGED)
-    if layer is None:
-        states: Any
-        for states in (key, value):
-            # A mask for each head is none that the layer's `attend` takes.
-            states.reached_attention = attention_mask is None or attention_mask.shape[1] == 1
-    is_plain_mask = attention_mask is None or (
-        attention_mask.dtype == torch.bool and attention_mask.shape[1:3] == (1, 1)
-    )
-    if queries != 1 or dropout or not is_plain_mask:
-        if layer is not None:
-            raise CannotServeError("its attention takes a mask of its own")
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **other
-        )
-    if scaling is None:
-        scaling = size**-0.5
-    # The heads that share a key head are queries of one product.
-    grouped = (query * scaling).reshape(rows * key_heads, -1, size)
-    hidden = None if attention_mask is None else ~attention_mask
-    if layer is not None:
-        states_read = layer.read(grouped, hidden)
-    elif hidden is not None and hidden.shape[-1] != key.shape[-2]:
-        raise CannotServeError(_CHANGED)
-    else:
-        states_read = read(grouped, key, value, hidden)
-    return states_read.view(rows, 1, heads, -1), None
-
-
-def _layer_of(states: Tensor) -> NodeLayer | None:
-    """Return the layer that shares its prompts, if these are its keys or values: see `NodeLayer.update`."""
-    reference = getattr(states, "layer", None)
-    return None if reference is None else reference()
-
-
-AttentionInterface.register(SINGLE_QUERY, attend)
-AttentionMaskInterface.register(SINGLE_QUERY, sdpa_mask)
-
-
-@contextmanager
-def decoding(model: PreTrainedModel, cache: Cache | None = None) -> Iterator[None]:
-    """Prepare a model to decode: without dropout, which rollouts of a prompt would share; on a CPU with `attend`.
-
-    Args:
-        model: without PEFT's wrapper.
-        cache: the empty one, which shows the kinds of its layers. If None, of keys and values.
-    """
-    in_training = [module for module in model.modules() if module.training]
-    config = model.config.get_text_config(decoder=True)
-    attention_before = config._attn_implementation
-    known_on_cpu = model.device.type == "cpu" and model._supports_attention_backend and not model.is_remote_code()
-    # Where attention is sparse the model chooses keys by code that asks for the attention's name.
-    is_sparse = cache is not None and any(type(layer).__name__ in _SPARSE for layer in cache.layers)
-    takes_single_query = known_on_cpu and attention_before == "sdpa" and not is_sparse
-    # In inference mode each of many small operations costs less. It is off with several processes (shared weights) and
-    # for remote code, which may keep tensors of a pass for the next: tensors made in it cannot be trained.
-    takes_inference_mode = known_on_cpu and not dist.is_initialized()
-    for module in in_training:
-        module.training = False
-    if takes_single_query:
-        config._attn_implementation = SINGLE_QUERY
-    try:
-        with torch.inference_mode() if takes_inference_mode else nullcontext():
-            yield
-    finally:
-        for module in in_training:
-            module.training = True
-        if takes_single_query:
-            config._attn_implementation = attention_before

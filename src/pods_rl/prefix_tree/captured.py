@@ -26,7 +26,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from .cache import NodeLayer, PromptSlots, on_device, read_with_prompts
 from .draws import RowDraws, draw_tokens
 from .nodes import EVERY, Nodes
-from .plain_decoder import PlainDecoder, is_plain, plain_decoder, product_type
+from .plain_decoder import PlainDecoder, plain_decoder, plain_type, product_type
 
 logger = logging.getLogger(__name__)
 
@@ -275,7 +275,7 @@ def decoder_to_keep(model: PreTrainedModel, length: int) -> PlainDecoder | None:
     """Return `plain_decoder`'s, if possible that of the generation before, with the weights as they are now."""
     weights = (product_type(model), *(weight.data_ptr() for weight in model.parameters()))
     kept = _kept.get(model)
-    if kept is not None and kept.weights == weights and kept.length >= length and is_plain(model):
+    if kept is not None and kept.weights == weights and kept.length >= length and plain_type(model) is not None:
         with torch.no_grad():
             kept.decoder.refill()
         return kept.decoder

@@ -15,7 +15,8 @@ that are this close to equal in greedy decoding, can then go either way, and the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, TemperatureLogitsWarper
 from transformers.generation import GenerationMode
 
-from .cache import CannotServeError, decoding, rope_types, why_not_copied
+from .cache import CannotServeError, rope_types, why_not_copied
 from .captured import SCORES_ALONE, complete_rows, decoder_to_keep
 from .draws import RowDraws
 from .images import ENCODED
@@ -177,7 +178,7 @@ def decode(
         reason = refusal(model, generation_config, logits_processor, inputs)
         if reason is not None:
             raise CannotServeError(reason)
-        with decoding(model, inputs[cache_argument(inputs)]):
+        with _evaluation(model):
             output = _complete(draws, model, input_ids, logits_processor, stopping_criteria, generation_config, inputs)
     except CannotServeError as error:
         _note_path(model, f"rows, each with its prompt, and not as prefix trees: {error}", logging.WARNING)
@@ -185,6 +186,24 @@ def decode(
     if draws is not None:
         draws.check()
     return output.clone()  # made outside of inference mode, so that it may be changed
+
+
+@contextmanager
+def _evaluation(model: PreTrainedModel) -> Iterator[None]:
+    """Set a model to evaluation: without dropout, which rollouts of a prompt would share."""
+    in_training = [module for module in model.modules() if module.training]
+    # In inference mode each of many small operations costs less. It is off with several processes (shared weights), and
+    # for remote or old code, which may keep tensors of a pass for the next: tensors made in it cannot be trained.
+    is_known = model._supports_attention_backend and not model.is_remote_code()
+    takes_inference_mode = model.device.type == "cpu" and is_known and not dist.is_initialized()
+    for module in in_training:
+        module.training = False
+    try:
+        with torch.inference_mode() if takes_inference_mode else nullcontext():
+            yield
+    finally:
+        for module in in_training:
+            module.training = True
 
 
 def _complete(

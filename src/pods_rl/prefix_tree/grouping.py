@@ -1,6 +1,8 @@
-"""Which rows share a pass: as few passes as a budget of tokens allows, each with the rows of a prompt together."""
+"""The nodes of a tree of rows, and which rows share a pass: as few passes as a budget of tokens allows."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +54,25 @@ def count_nodes(rows: NDArray[np.int64]) -> int:
     """
     lengths, added = _nodes_of_neighbours(rows[in_order_of_tokens(rows)])
     return int(lengths[0] + added[1:].sum())
+
+
+def distinct_share(completions_ids: Sequence[Sequence[int]], groups: Sequence[int]) -> float:
+    """Return how many of the tokens that rows feed to the model are distinct prefixes: the work left in a tree.
+
+    A completion's last token is not fed. Without any fed token the share is 1.
+
+    >>> distinct_share([[5, 6, 7], [5, 6, 8], [5, 9, 9]], [0, 0, 0])  # 5, 5 6 and 5 9 of six
+    0.5
+    """
+    fed = [max(0, len(ids) - 1) for ids in completions_ids]
+    if sum(fed) == 0:
+        return 1.0
+    # After its group each fed token has a node, and rows of different groups share none.
+    rows = np.full((len(fed), 1 + max(fed)), -1)
+    for row, (group, ids) in enumerate(zip(groups, completions_ids, strict=True)):
+        rows[row, 0] = group
+        rows[row, 1 : 1 + fed[row]] = ids[: fed[row]]
+    return count_nodes(rows) / sum(fed)
 
 
 def _nodes_of_neighbours(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -94,8 +94,8 @@ class _Merged(torch.autograd.Function):
             before = take(log_sum, span.rows)
             both = torch.logaddexp(before, more_sum)
             joined = take(output, span.rows).mul_((before - both).exp()).add_(more_output * (more_sum - both).exp())
-            _set(output, span.rows, joined)
-            _set(log_sum, span.rows, both)
+            output[span.rows] = joined  # of a slice `joined` is a view, and this copies nothing
+            log_sum[span.rows] = both
         if sinks is not None:
             both = torch.logaddexp(log_sum, sinks.to(log_sum.dtype).view(-1, 1))
             output = output * (log_sum - both).exp()
@@ -139,12 +139,6 @@ class _Merged(torch.autograd.Function):
             of_sinks = -(weights * read).sum((0, 2)).to(sinks.dtype)
         of_k, of_v = of_k_v.to(q.dtype).unbind(2)
         return of_q.to(q.dtype), of_k, of_v, of_sinks, None, None, None
-
-
-def _set(states: Tensor, nodes: NodeIndex, values: Tensor) -> None:
-    """Replace what nodes have; `values` may be what `take` returned, changed in place."""
-    if not (isinstance(nodes, slice) and values.data_ptr() == states[nodes].data_ptr()):
-        states[nodes] = values
 
 
 def _add(states: Tensor, nodes: NodeIndex, values: Tensor) -> None:

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList,
 from transformers.cache_utils import DynamicLayer
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from .cache import CannotServeError, NodeLayer, check_attended, check_filled, move_nodes, on_device
+from .cache import CannotServeError, NodeLayer, check_filled, move_nodes, on_device
 from .images import ENCODED, Images, images_of
 from .plain_decoder import CacheMemory, PlainDecoder, take_over
 
@@ -28,7 +28,7 @@ _PREPARE = GenerationMixin.prepare_inputs_for_generation
 TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")  # arguments with the kind of each token
 PER_TOKEN = ("attention_mask", *TYPES)  # arguments of the form [rows, columns]
 # Layers of a cache that a decoder without modules continues.
-_READ_BY_DECODER = {"NodeLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer"}
+_READ_BY_DECODER = {"DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer"}
 # Families whose preparation only handles frequencies that change with the length, which generation over trees refuses.
 _PREPARES_NOTHING = {"phi3"}
 # Arguments for the cache: from transformers 5.24 on, of Mamba before, and of the others before.
@@ -128,9 +128,6 @@ class Nodes:
         self._keep(inputs)
         logits = self._model(**prepared, return_dict=True).logits[:, -1].float()
         check_filled(self.cache, self.columns)
-        for i, layer in enumerate(self.cache.layers):
-            if type(layer) is DynamicLayer and layer.get_seq_length():
-                self.cache.layers[i] = NodeLayer(layer, *self.table.shape)
         _select_rows(processors, first_rows)
         self.decoder = self._choose_decoder(decoder_of)
         return logits
@@ -145,6 +142,9 @@ class Nodes:
         decoder = decoder_of(self._model, self.table.shape[1])
         if decoder is not None:
             take_over(decoder, self.cache)
+            for i, layer in enumerate(self.cache.layers):
+                if type(layer) is DynamicLayer:
+                    self.cache.layers[i] = NodeLayer(layer, *self.table.shape)
         return decoder
 
     def _common_beginning(self, inputs: dict[str, Any]) -> tuple[NDArray[np.int64], int]:
@@ -193,10 +193,7 @@ class Nodes:
     @property
     def have_fixed_shapes(self) -> bool:
         """Whether prompts are in layers whose keys and values `captured` can hold."""
-        layers = self.cache.layers
-        return self.decoder is not None and all(
-            isinstance(layer, NodeLayer) and layer.keys.shape == layer.values.shape for layer in layers
-        )
+        return self.decoder is not None and all(isinstance(layer, NodeLayer) for layer in self.cache.layers)
 
     def next_logits(self) -> Tensor:
         """Return the logits `[nodes, V]` after the latest tokens."""
@@ -216,7 +213,6 @@ class Nodes:
         else:
             inputs["input_ids"] = latest.unsqueeze(1)
         logits: Tensor = self._model(**inputs, return_dict=True).logits[:, -1].float()
-        check_attended(self.cache)
         return logits
 
     def extend(self, tokens: Tensor, processors: LogitsProcessorList) -> bool:

@@ -36,7 +36,7 @@ from .recurrence import TreeRecurrence, recurrence_modules, register_tree_recurr
 from .tree import prefix_tree
 
 # Names that configurations give to layers.
-ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+ATTENTION_TYPES = {"full_attention", "sliding_attention"}
 TOKEN_TYPES = {"mlp", "moe"}  # of layers that compute each token by itself
 
 IGNORED = -100  # the label of a token that is not scored
@@ -136,7 +136,6 @@ class TreeInputs:
     score_of_column: NDArray[np.int64]  # [B, T - 1], the number of each column's score; -1 where there is none
     attention: TreeAttention
     recurrence: TreeRecurrence
-    width: int  # the columns of the batch of rows, T
     rows_of_node: Tensor | None = None  # [1, L], how many rows contain each node, where every token has one
 
 
@@ -175,9 +174,8 @@ def lay_out_tree(
         labels=labels.unsqueeze(0),
         scored=scored_nodes,
         score_of_column=score_of_node[tree.nodes[:, : columns - 1]],
-        attention=TreeAttention(tree.branches, device, tree.columns),
+        attention=TreeAttention(tree.branches, device),
         recurrence=TreeRecurrence(tree.branches, device, call_tokens),
-        width=columns,
         rows_of_node=rows_of_node,
     )
 
@@ -212,7 +210,6 @@ def call_on_tree(model: nn.Module, inputs: TreeInputs, **options: Any) -> Any:
     # The loss of experts weighs tokens by the mask: here a node counts as often as rows contain it.
     weights = mask if inputs.rows_of_node is None else inputs.rows_of_node
     with (
-        noise_of_rows(model, inputs),
         backbone.register_forward_pre_hook(hide_counts, with_kwargs=True),
         backbone.register_forward_hook(leave_scored),
     ):
@@ -223,17 +220,6 @@ def call_on_tree(model: nn.Module, inputs: TreeInputs, **options: Any) -> Any:
             attention_mask=weights,
             **options,
         )
-
-
-_NOISE = "neftune_noise_alpha"  # the attribute of embeddings from which NEFTune's hook computes its noise
-
-
-def noise_of_rows(model: nn.Module, inputs: TreeInputs) -> AbstractContextManager[None]:
-    """Give the embeddings of a tree the noise of its rows."""
-    # NEFTune divides by the root of its input's length: that of the tree here, and of the padded rows otherwise.
-    factor = (inputs.ids.size(1) / inputs.width) ** 0.5
-    parts = [part for part in model.modules() if getattr(part, _NOISE, None)]
-    return temporarily([(part, _NOISE, getattr(part, _NOISE) * factor) for part in parts])
 
 
 @contextmanager
@@ -346,6 +332,8 @@ def _why_not_probed(model: Any) -> str | None:
             return "its adapter adds tokens to the prompt"
         if getattr(adapter, "alora_invocation_tokens", None):
             return "its adapter begins after the invocation tokens of each row (alora_invocation_tokens)"
+    if any(getattr(part, "neftune_noise_alpha", None) for part in model.modules()):
+        return "the noise of its embeddings (NEFTune) depends on the length of the rows"
     if rope_types(config) & {"dynamic", "longrope"}:
         return "its rotary frequencies depend on the length of the batch"
     if unsupported:

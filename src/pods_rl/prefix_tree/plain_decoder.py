@@ -134,9 +134,7 @@ class CacheMemory:
 def take_over(decoder: PlainDecoder, cache: Cache) -> None:
     """Prepare a cache that the model has filled with the prompts for a decoder that continues them."""
     for layer in cache.layers:
-        if isinstance(layer, NodeLayer):
-            layer.be_read_by_decoder(decoder.dtype)
-        elif isinstance(layer, DynamicLayer):
+        if isinstance(layer, DynamicLayer):
             layer.keys = layer.keys.to(decoder.dtype)
             layer.values = layer.values.to(decoder.dtype)
 
@@ -149,20 +147,15 @@ def product_type(model: PreTrainedModel) -> torch.dtype:
 
 def plain_decoder(model: PreTrainedModel, length: int) -> PlainDecoder | None:
     """Return what computes single tokens of a model, of at most `length` with the prompt; None if the model must."""
-    dtype = _plain_type(model)
+    dtype = plain_type(model)
     if dtype is None or not _has_room(model):
         return None
     with torch.no_grad():
         return PlainDecoder(model, torch.arange(length, device=model.device), dtype)
 
 
-def is_plain(model: PreTrainedModel) -> bool:
-    """Return whether a decoder computes a model's single tokens."""
-    return _plain_type(model) is not None
-
-
 @torch.no_grad()
-def _plain_type(model: PreTrainedModel) -> torch.dtype | None:
+def plain_type(model: PreTrainedModel) -> torch.dtype | None:
     """Return the type of a decoder's products; None if the model computes its tokens itself."""
     # One with hooks, quantized weights, adapters other than LoRA or another arrangement does.
     if model.device.type not in ("cpu", "cuda") or not _is_arranged(model):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,32 +93,3 @@ def in_order_of_tokens(rows: NDArray[np.int64], chosen: list[int] | None = None)
     sortable = (rows + 1).astype(">u4")
     numbers = range(len(rows)) if chosen is None else chosen
     return sorted(numbers, key=lambda row: sortable[row].tobytes())
-
-
-def distinct_share(completions_ids: Sequence[Sequence[int]], groups: Sequence[int]) -> float:
-    """Return how many of the tokens that rows feed to the model are distinct prefixes: the work left in a tree.
-
-    A completion's last token is not fed. Without any fed token the share is 1.
-
-    >>> distinct_share([[5, 6, 7], [5, 6, 8], [5, 9, 9]], [0, 0, 0])  # 5, 5 6 and 5 9 of six
-    0.5
-    """
-    completions_of_group: dict[int, list[Sequence[int]]] = {}
-    for group, ids in zip(groups, completions_ids, strict=True):
-        completions_of_group.setdefault(group, []).append(ids)
-    fed = 0
-    distinct = 0
-    for completions in completions_of_group.values():
-        lengths = np.array([max(0, len(ids) - 1) for ids in completions])
-        rows = np.full((len(completions), max(1, lengths.max())), -1)
-        for row, ids in enumerate(completions):
-            rows[row, : lengths[row]] = ids[: lengths[row]]
-        fed += int(lengths.sum())
-        order = in_order_of_tokens(rows)
-        ordered = rows[order]
-        differ = ordered[1:] != ordered[:-1]  # [B - 1, T]
-        parting = np.where(differ.any(1), differ.argmax(1), rows.shape[1])
-        # Of neighbours that have their padding in common too, only the tokens of the later one count.
-        shared = np.minimum(parting, lengths[order][1:])
-        distinct += int(lengths.sum() - shared.sum())
-    return distinct / fed if fed else 1.0

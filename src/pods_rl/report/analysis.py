@@ -17,7 +17,7 @@ from .arms import ACCURACIES, Arm, same_seeds
 from .comparable import refusal, settings_that_differ
 from .intervals import UNKNOWN, Array, Difference, corrected, difference, error_of_mean, t_band
 from .statistics import SAME_MOMENT, Curve, Speedup, level_of, mean_curve, speedup_to, time_to
-from .text import finite, finite_numbers, plain
+from .text import finite, finite_numbers, one_line
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,6 @@ class Final:
     final_high: float
     peak: float
     peak_seconds: float
-    evaluation_se: float  # of the final score, from the evaluations' own standard errors; NaN if they are unknown
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,6 @@ class Analysis:
     results: tuple[ArmResult, ...]  # the baseline first
     baseline: Arm | None
     metric: str
-    horizon: float  # nominal second up to which the scores of the table are: the baseline's end, else the last one
     level: float | None  # score to which times and speedups are: 99 % of the baseline's peak; None if it does not rise
     pairs: tuple[Pair, ...]  # as declared
     refused: tuple[tuple[Arm, Arm, str], ...] = ()  # two arms that are not compared, and why
@@ -128,7 +126,7 @@ class Analysis:
         for arm in self.arms:
             if metric in arm.curves:
                 highest = max(highest, float(np.nanmax(arm.curves[metric].scores)))
-        return highest <= 1  # a CSV may have percentages already
+        return highest <= 1  # runs of other tools may have percentages already
 
     @property
     def states(self) -> Counter[str]:
@@ -172,6 +170,7 @@ def analyse(
     base = _find_baseline(arms, baseline)
     ordered = sorted(arms, key=lambda arm: arm is not base)
     reference = base if base is not None and base.has_scores else None
+    # the nominal second up to which the scores of the table are
     horizon = reference.end if reference else max((arm.end for arm in arms if arm.has_scores), default=0.0)
     level = None
     if reference is not None and reference.curve is not None:
@@ -197,7 +196,6 @@ def analyse(
         results=tuple(_result_of(arm, horizon, level, alone=not compared) for arm in ordered),
         baseline=base,
         metric=metric,
-        horizon=horizon,
         level=level,
         pairs=tuple(_corrected(compared, level)),
         refused=tuple(refused),
@@ -210,7 +208,7 @@ def _corrected(pairs: Sequence[Pair], level: float | None) -> list[Pair]:
     gaps = corrected([*(pair.difference for pair in pairs), *(pair.over_time or UNKNOWN for pair in pairs)])
     found = []
     for pair, at_end, over_time in zip(pairs, gaps[:count], gaps[count:], strict=True):
-        pair = replace(pair, difference=at_end, over_time=pair.over_time and over_time)
+        pair = replace(pair, difference=at_end, over_time=None if pair.over_time is None else over_time)
         if level is not None:
             speedup = speedup_between(pair.arm, pair.rival, level)
             # it follows from the scores, so it is settled only if one of the two differences is
@@ -225,6 +223,7 @@ def _result_of(arm: Arm, horizon: float, level: float | None, *, alone: bool) ->
     if arm.curve is None or not arm.has_scores:
         return ArmResult(arm, cost=cost)
     time = math.nan if level is None else time_to(arm.curve.mean, arm.curve.times, level)
+    # an arm that ended before the others might have reached the level
     if math.isinf(time) and not arm.is_running and arm.end * SAME_MOMENT < horizon:
         time = math.nan
     return ArmResult(arm, _final_of(arm.curve, arm.end if alone else horizon), cost, time)
@@ -300,7 +299,8 @@ def mean_over(curve: Curve, times: Array) -> tuple[Array, Array]:
     """
     at_times = np.array([curve.at(time) for time in times])  # [T, score and error, R]
     scores = at_times[:, 0].mean(axis=0)
-    evaluations = np.minimum(len(times), (~np.isnan(curve.scores)).sum(axis=1) - 1)  # others lie between two of them
+    # a score that lies on a line between two evaluations of a run adds no draws
+    evaluations = np.minimum(len(times), (~np.isnan(curve.scores)).sum(axis=1) - 1)
     errors = np.sqrt((at_times[:, 1] ** 2).mean(axis=0) / np.maximum(evaluations, 1))
     return scores, errors
 
@@ -332,7 +332,7 @@ def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
         return by_name[name]
     if name is None or name == "none" or len(by_name) == 1:
         return None
-    names = ", ".join(map(plain, by_name))
+    names = ", ".join(map(one_line, by_name))
     raise UserError(
         f"No arm is called {name!r}: the arms are {names}.{suggest(name, by_name)} Name one with --baseline, or 'none'."
     )
@@ -361,7 +361,6 @@ def _final_of(curve: Curve, horizon: float) -> Final:
         final_high=float(high[0]),
         peak=float(curve.mean[peak]),
         peak_seconds=float(curve.times[peak]),
-        evaluation_se=float(error_of_mean(errors_R[has_score, None])[0]),
     )
 
 

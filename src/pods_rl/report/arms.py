@@ -1,8 +1,7 @@
-"""The arms of a comparison and their curves, from run directories or a CSV, and which runs are missing or damaged."""
+"""The arms of a comparison and their curves, from run directories, and which files of runs are damaged."""
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import re
@@ -17,20 +16,16 @@ import numpy as np
 
 from ..errors import UserError
 from ..runs import Run, find_runs, is_run, undeclared_runs
-from ..runs.files import CONFIG, ENVIRONMENT, EVALS, EXPERIMENT, METRICS, STATUS, check_regular
+from ..runs.files import CONFIG, ENVIRONMENT, EVALS, EXPERIMENT, METRICS, STATUS
 from .comparable import config_of, recipe_difference
 from .intervals import Array
 from .statistics import SAME_MOMENT, Curve, on_a_line
-from .text import finite, from_csv_text, plain, tally
+from .text import finite, one_line, tally
 
 ACCURACIES = ("accuracy", "answer_accuracy", "both_accuracy", "format_accuracy")
 LENGTH = "mean_completion_tokens"
 HOUR = 3600.0
-MOST_CHECKPOINTS = 1000  # of a curve; a longer one keeps this many, evenly spread
 _METRICS = (*ACCURACIES, LENGTH)
-_CSV_SETTINGS = {"rule": "rule", "num_rollouts": "n", "num_generations": "m", "advantages": "advantages"}
-# as spreadsheets and data frames write it
-_NOT_MEASURED = ("", "nan", "NaN", "na", "NA", "n/a", "N/A", "null", "none", "None", "-")
 _MOST_DAMAGED = 5  # files that are named
 
 Evals = Mapping[str, Iterable[Mapping[str, Any]]]  # by run
@@ -50,7 +45,7 @@ class Arm:
 
     @property
     def run_count(self) -> int:
-        """Number of runs: directories, or of a CSV the runs of the curve."""
+        """Number of runs: directories, or without them the runs of the curve."""
         return len(self.runs or (self.curve.runs if self.curve else ()))
 
     @property
@@ -119,14 +114,12 @@ def curve_of(evals: Evals, metric: str, clock: str = "seconds", running: Collect
     by_run = {run: points for run, points in by_run.items() if points}
     if not by_run:
         return None
-    ended = {run for run in by_run if run not in running} or {*by_run}
+    ended = {run for run in by_run if run not in running} or {*by_run}  # if all still train, none waits for another
     pauses = np.concatenate([np.diff(sorted(points)) for points in by_run.values()])
     pause = float(np.median(pauses)) / SAME_MOMENT if len(pauses) else 0.0  # below a full one of a shared clock
     by_run = _to_a_common_end(by_run, ended, pause)
     longest = max(by_run.values(), key=lambda points: (len(points), max(points)))
-    due = np.array(sorted(longest), dtype=np.float64)
-    kept = np.linspace(0, len(due) - 1, min(len(due), MOST_CHECKPOINTS)).round().astype(int)
-    due = due[kept]  # [C]
+    due = np.array(sorted(longest), dtype=np.float64)  # [C]
     # [R; seconds, score and error; C]
     table = np.array([_on_clock(points, due, 2 * pause) for points in by_run.values()])
     seconds_RC, scores_RC, errors_RC = table.transpose(1, 0, 2)
@@ -157,7 +150,7 @@ def _on_clock(points: Points, due: Array, gap: float = math.inf) -> Array:
     """
     times = np.array(sorted(points))
     columns = np.array([points[time] for time in times.tolist()]).T
-    after = np.searchsorted(times, due).clip(1, max(len(times) - 1, 1))
+    after = np.searchsorted(times, due).clip(1, max(len(times) - 1, 1))  # of the evaluation behind each time
     values = np.array([on_a_line(due, times, column) for column in columns])
     if len(times) > 1:
         is_within = (times[after] - times[after - 1] >= gap) & ~np.isin(due, times)
@@ -208,20 +201,14 @@ def standard_error(row: Mapping[str, Any], metric: str) -> float:
 # ----------------------------------------------------------------------------------------------- arms
 
 
-def arms_from_runs(
-    sources: Sequence[str | Path], metric: str, named: Mapping[str, Sequence[str | Path]] | None = None
-) -> list[Arm]:
-    """Return the arms of experiments, folders of an arm, and runs, in the order given; those that are named come first.
+def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
+    """Return the arms of experiments, folders of an arm, and runs, in the order given.
 
     A run called ``seed-<k>`` belongs to the arm that its parent is named after, as in an experiment, whether the
     experiment, the arm or the run was given. A run of any other name is an arm of its own. A run that is given twice
     counts once. Raises UserError if no run is found, or if runs of an arm differ in more than the seed.
     """
-    named = named or {}
-    folders = _runs_by_arm(sources, named)
-    for name, paths in named.items():
-        if name not in folders:
-            raise UserError(f"--arm {plain(name)}: no run found in {', '.join(map(str, paths))}.")
+    folders = _runs_by_arm(sources)
     if not folders:
         where = ", ".join(str(source) for source in sources) or "an empty list"
         hint = "expected run directories, or a directory of them, as `pods compare` writes it"
@@ -233,23 +220,19 @@ def arms_from_runs(
         for index, run in enumerate(runs):
             difference = recipe_difference(runs[:index], run)
             if difference:
-                where = plain(f"{run.path.parent.name}/{run.path.name}")
+                where = one_line(f"{run.path.parent.name}/{run.path.name}")
                 raise UserError(
-                    f"The runs of {plain(name)} are not seeds of one recipe: {difference} (the latter in {where}). "
-                    "Name the runs of each arm with --arm NAME=FOLDER."
+                    f"The runs of {one_line(name)} are not seeds of one recipe: {difference} (the latter in {where}). "
+                    "Move the seeds of each recipe to a folder of their own: ARM/seed-1, ARM/seed-2."
                 )
         evals = {str(run.path): run.evals for run in runs}
         arms.append(_arm(name, config_of(runs), evals, metric, runs))
     return arms
 
 
-def _runs_by_arm(sources: Sequence[str | Path], named: Mapping[str, Sequence[str | Path]]) -> dict[str, list[Run]]:
+def _runs_by_arm(sources: Sequence[str | Path]) -> dict[str, list[Run]]:
     """Return the runs by the name of their arm, each once."""
     found: list[tuple[str, Run]] = []
-    for name, paths in named.items():
-        for path in paths:
-            for runs in find_runs(path).values():
-                found += [(name, run) for run in runs]
     for source in map(Path, sources):
         for folder, runs in find_runs(source).items():
             found += [(_name_of(run, folder, source), run) for run in runs]
@@ -282,72 +265,6 @@ def _arm(name: str, config: Mapping[str, Any], evals: Evals, metric: str, runs: 
     return Arm(name, label_of(name, config), curves.get(metric), config, tuple(runs), curves)
 
 
-def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm]:
-    """Return the arms of a CSV with a row per run and checkpoint, in the order in which they first appear.
-
-    Args:
-        path: columns ``arm``, ``run``, ``hours`` (nominal, also taken as the real time), and the metric; optional,
-            ``<metric>_se``, the standard error of an evaluation, or ``prompts``, how many it was over; ``rule``,
-            ``n``, ``m`` and ``advantages`` describe an arm.
-        metric: the column to read; a row with nothing there is skipped.
-
-    Raises:
-        UserError: if the file or a column is missing, if an hour or a score is not a number of at most 15 digits, or
-            if a run has two rows at the same hour (two benchmarks in one file, for instance).
-    """
-    configs: dict[str, dict[str, Any]] = {}
-    evals: dict[str, dict[str, dict[float, dict[str, Any]]]] = {}  # by arm, run and hour
-    for number, row in _rows_of_csv(path, metric):
-        name = row["arm"]
-        run = row["run"]
-        hours = finite(row["hours"])
-        if hours is None or (finite(row[metric]) is None and row[metric] not in _NOT_MEASURED):
-            raise UserError(
-                f"{path}, row {number}: hours is {row['hours']} and {metric} {row[metric]}, expected numbers."
-            )
-        points = evals.setdefault(name, {}).setdefault(run, {})
-        if hours in points:
-            raise UserError(
-                f"{path}, row {number}: run {run} of arm {name} has a second row at {hours} h. Keep one row per "
-                "run and checkpoint (one benchmark per file)."
-            )
-        points[hours] = row | {"due": hours * HOUR, "seconds": hours * HOUR}
-        config = {key: row[column] for key, column in _CSV_SETTINGS.items() if row.get(column)}
-        configs.setdefault(name, config)
-    arms = []
-    for name, runs in evals.items():
-        evals_of_runs = {run: runs[run].values() for run in sorted(runs)}
-        arms.append(_arm(name, configs[name], evals_of_runs, metric))
-    return arms
-
-
-def _rows_of_csv(path: str | Path, metric: str) -> list[tuple[int, dict[str, Any]]]:
-    """Return the rows of a CSV that has the columns of `arms_from_csv`, each with its number."""
-    check_regular(Path(path))
-    needed = ("arm", "run", "hours", metric)
-    try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)
-            columns = reader.fieldnames or ()
-            rows = [*enumerate(reader, start=2)]
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"Cannot read {path} as CSV: {error}. Expected columns {', '.join(needed)}.") from error
-    for name, count in Counter(columns).items():
-        if count > 1:
-            raise UserError(f"{path} has several columns called {plain(name)}. Remove or rename all but one.")
-    if not rows or not {*needed} <= {*columns}:
-        raise UserError(
-            f"{path} has no row with {', '.join(needed)}: its columns are {', '.join(map(plain, columns))}. "
-            "Choose a metric with --metric, or rename the columns."
-        )
-    for number, row in rows:
-        if None in row or None in row.values():  # more cells than titles, or fewer
-            raise UserError(f"{path}, row {number}: expected {len(columns)} columns.")
-        for name in ("arm", "run", "rule", "advantages"):
-            row[name] = from_csv_text(row.get(name, ""))
-    return rows
-
-
 def label_of(name: str, config: Mapping[str, Any]) -> str:
     """Return the arm's name with n and m, unless the name has n already.
 
@@ -357,7 +274,7 @@ def label_of(name: str, config: Mapping[str, Any]) -> str:
     'pods-n64-m16'
     """
     n, m = rollouts_of(config)
-    label = plain(name) or "(no name)"
+    label = one_line(name) or "(no name)"
     if n is None or m is None or re.search(rf"\b[a-z]?{n}\b", name):
         return label
     return f"{label} ({n})" if n == m else f"{label} ({n}→{m})"
@@ -388,7 +305,7 @@ def damaged_files(arms: Sequence[Arm]) -> str:
         }
         for name, content in contents.items():
             path = run.path / name
-            place = f"{plain(run.path.parent.name)}/{plain(run.path.name)}/{name}"
+            place = f"{one_line(run.path.parent.name)}/{one_line(run.path.name)}/{name}"
             lines = run.skipped.get(name)
             if lines:
                 damaged.append(f"{place} (line {lines[0]})")

@@ -1,4 +1,4 @@
-"""A report from run directories or a CSV: an HTML page, Markdown, CSV files, figures, and a summary to print."""
+"""A report from run directories: an HTML page, Markdown, CSV files, and a summary to print."""
 
 from __future__ import annotations
 
@@ -15,22 +15,19 @@ from ..runs import Run, find_runs, not_begun, undeclared_runs, write_atomic
 from ..runs.files import EXPERIMENT, read_mapping
 from ..text import counted
 from .analysis import analyse
-from .arms import Arm, arms_from_csv, arms_from_runs
+from .arms import Arm, arms_from_runs
 from .charts import charts, styles_of
-from .ledger import DATA_MB, ledger_of
+from .ledger import ledger_of
 from .notes import method, notes
-from .outputs import Account, print_account, print_findings, to_html, to_markdown
+from .outputs import Account, print_account, to_html, to_markdown
 from .tables import CSV_NAMES, tables
-from .text import finite, listed, plain, terminal
+from .text import finite, listed, one_line
 from .wording import findings
 
 PAGE = "report.html"
 MARKDOWN = "report.md"
 FILES = (PAGE, MARKDOWN, *(f"{name}.csv" for name in CSV_NAMES))
-"""The files that a report writes into its folder, next to ``figures/``."""
-
-_KINDS = ("pdf", "svg", "png")
-_MOST_MB = 2000.0  # a browser holds no larger page
+"""The files that a report writes into its folder."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +42,6 @@ class ReportFiles:
         return self.folder / PAGE
 
     @property
-    def markdown(self) -> Path:
-        return self.folder / MARKDOWN
-
-    @property
     def csv(self) -> dict[str, Path]:
         """By table: final, pairs, curves, runs, config."""
         return {name: self.folder / f"{name}.csv" for name in CSV_NAMES}
@@ -58,94 +51,57 @@ def build_report(
     sources: str | Path | Sequence[str | Path],
     output: str | Path | None = None,
     *,
-    arms: Mapping[str, Sequence[str | Path]] | None = None,
     baseline: str | None = None,
     metric: str | None = None,
-    figures: Sequence[str] = (),
-    rollouts_mb: float = DATA_MB,
 ) -> ReportFiles:
     """Read runs and write ``report.html``, ``report.md`` and a CSV of every table.
 
     Args:
-        sources: an experiment directory, a run directory, several of either, or a CSV of evaluations (its columns:
-            ``arms_from_csv``), whose report has neither phases nor rollouts.
-        output: folder to write to; by default ``report`` inside the one directory, or next to the CSV or several.
-        arms: arms of runs that no experiment declares: folders by the name of the arm.
+        sources: an experiment directory, a run directory, or several of either.
+        output: folder to write to; by default ``report`` inside the one directory, or next to several.
         baseline: the arm that all others are compared with, instead of the pairs that the experiment declares. None:
             these pairs, and the baseline of the first experiment's file, else the first arm, which a note says. If it
             is ``none``, arms are not compared.
-        metric: the field of ``evals.jsonl`` or the column to compare by. None: ``accuracy``, of a CSV
-            ``answer_accuracy``, and ``reward`` of runs whose task grades no answer.
-        figures: formats (``pdf``, ``svg``, ``png``) of figures for a paper, written to ``figures/``.
-        rollouts_mb: approximate megabytes of rollouts on the page. It says how many groups did not fit.
+        metric: the field of ``evals.jsonl`` to compare by. None: ``accuracy``, and ``reward`` of runs whose task
+            grades no answer.
 
     Raises:
         UserError: if no run is found, if runs of an arm differ in more than the seed, if runs were evaluated but
-            never on ``metric``, if none of several arms is called ``baseline``, and if a format is unknown.
+            never on ``metric``, and if none of several arms is called ``baseline``.
         OSError: if the folder cannot be written.
     """
     if isinstance(sources, (str, Path)):
         sources = [sources]
     paths = [Path(source) for source in sources]
-    unknown = {*figures} - {*_KINDS}
-    if unknown:
-        raise UserError(f"--figures {plain(min(unknown))}: no such format. Choose among {', '.join(_KINDS)}.")
-    account = read_account(paths, arms=arms, baseline=baseline, metric=metric, rollouts_mb=rollouts_mb)
-    folder = usual_folder([*paths, *_folders_of(arms)]) if output is None else Path(output)
+    account = read_account(paths, baseline=baseline, metric=metric)
+    folder = usual_folder(paths) if output is None else Path(output)
     report = ReportFiles(account, folder)
-    _write(report, figures)
+    _write(report)
     return report
 
 
-def _write(report: ReportFiles, figures: Sequence[str]) -> None:
+def _write(report: ReportFiles) -> None:
     """Make every file, then write them, so that an error leaves an old report as it is."""
     account = report.account
-    pictures: dict[str, bytes] = {}
-    if figures and account.analysis:
-        from .figures import printed  # matplotlib, which a report without figures does not load
-
-        scores = account.charts.get("scores", ())
-        for name, picture in printed(account.analysis, scores, figures):
-            pictures[f"figures/{name}"] = picture
-    in_markdown = [name for name in pictures if name.endswith(".png")]
-    contents: dict[str, str | bytes] = {
-        PAGE: to_html(account),
-        MARKDOWN: to_markdown(account, in_markdown),
-        **pictures,
-    }
+    contents = {PAGE: to_html(account), MARKDOWN: to_markdown(account)}
     for name, path in report.csv.items():
         contents[path.name] = account.tables[name].to_csv()
     report.folder.mkdir(parents=True, exist_ok=True)
-    if pictures:
-        (report.folder / "figures").mkdir(exist_ok=True)
     for name, content in contents.items():
         write_atomic(report.folder / name, content)
 
 
 def print_summary(report: ReportFiles, console: Console) -> None:
     """Print the summary of a report, the path of its page, and last the sentences that open it."""
-    print_account(report.account, console)
-    console.print(terminal(report.html), soft_wrap=True, highlight=False)
-    console.print()
-    print_findings(report.account, console)
-
-
-def _folders_of(arms: Mapping[str, Sequence[str | Path]] | None) -> list[Path]:
-    return [Path(folder) for folders in (arms or {}).values() for folder in folders]
+    print_account(report.account, report.html, console)
 
 
 def usual_folder(paths: Sequence[Path]) -> Path:
-    """Return ``report`` inside the one directory, or next to a CSV or several directories."""
-    if _is_csv(paths):
-        return paths[0].parent / "report"
+    """Return ``report`` inside the one directory, or next to several directories."""
     if len(paths) == 1:
         return paths[0] / "report"
     parents = [os.path.dirname(os.path.realpath(path)) for path in paths]
     return Path(os.path.commonpath(parents), "report")
-
-
-def _is_csv(paths: Sequence[Path]) -> bool:
-    return len(paths) == 1 and (paths[0].is_file() or paths[0].suffix == ".csv")
 
 
 def _usual_baseline(settings: Mapping[str, Any], arms: Sequence[Arm]) -> tuple[str, str]:
@@ -155,7 +111,7 @@ def _usual_baseline(settings: Mapping[str, Any], arms: Sequence[Arm]) -> tuple[s
     if declared in names or (len(names) == 1 and declared is None):
         return names[0] if declared is None else str(declared), ""
     if declared is not None:
-        return "none", f"No run of {plain(declared)}, the baseline, has begun."
+        return "none", f"No run of {one_line(declared)}, the baseline, has begun."
     return names[0], f"The baseline is {arms[0].label}, the first arm. Choose another with --baseline."
 
 
@@ -166,7 +122,7 @@ def _declared_pairs(settings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, Mapping):
             against = entry.get("against", settings.get("baseline"))
-            pairs.append((str(entry.get("arm")), str(against), plain(entry.get("shows") or "")))
+            pairs.append((str(entry.get("arm")), str(against), one_line(entry.get("shows") or "")))
     return pairs
 
 
@@ -195,30 +151,19 @@ def _notes_on_declared(paths: Sequence[Path], arms: Sequence[Arm]) -> list[str]:
 
 
 def read_account(
-    sources: Sequence[Path],
+    paths: Sequence[Path],
     *,
-    arms: Mapping[str, Sequence[str | Path]] | None = None,
     baseline: str | None = None,
     metric: str | None = None,
-    rollouts_mb: float = DATA_MB,
 ) -> Account:
     """Return what a report says of runs, without writing it; arguments as of ``build_report``."""
-    if not 0 <= rollouts_mb <= _MOST_MB:
-        raise UserError(f"--rollouts_mb must be between 0 and {_MOST_MB:g}: got {rollouts_mb}.")
-    paths = [*sources, *_folders_of(arms)]
     title = os.path.basename(os.path.realpath(paths[0])) if len(paths) == 1 else f"{len(paths)} directories"
-    if _is_csv(paths):
-        metric = metric or "answer_accuracy"
-        found = arms_from_csv(paths[0], metric)
-    else:
-        if not metric:  # evaluations have rewards instead of an accuracy if no grader was used
-            measured = _measured(run for path in paths for runs in find_runs(path).values() for run in runs)
-            metric = "reward" if "reward" in measured and "accuracy" not in measured else "accuracy"
-        found = arms_from_runs(sources, metric, arms)
-    _check_metric(found, metric, is_csv=_is_csv(paths))
-    first_notes = []
-    if not _is_csv(paths):
-        first_notes += _notes_on_declared(paths, found)
+    if not metric:  # evaluations have rewards instead of an accuracy if no grader was used
+        measured = _measured(run for path in paths for runs in find_runs(path).values() for run in runs)
+        metric = "reward" if "reward" in measured and "accuracy" not in measured else "accuracy"
+    found = arms_from_runs(paths, metric)
+    _check_metric(found, metric)
+    first_notes = _notes_on_declared(paths, found)
     pairs: list[tuple[str, str, str]] = []
     if baseline is None:
         settings = read_mapping(paths[0] / EXPERIMENT)
@@ -229,7 +174,7 @@ def read_account(
     analysis = analyse(found, baseline=baseline, metric=metric, pairs=pairs)
     styles = styles_of(analysis)
     colours = {arm.label: styles[arm.name].colour for arm in analysis.arms}
-    ledger = ledger_of(analysis.arms, data_mb=rollouts_mb, colours=colours)
+    ledger = ledger_of(analysis.arms, colours)
     return Account(
         title=title,
         findings=findings(analysis),
@@ -243,13 +188,13 @@ def read_account(
     )
 
 
-def _check_metric(arms: Sequence[Arm], metric: str, *, is_csv: bool) -> None:
+def _check_metric(arms: Sequence[Arm], metric: str) -> None:
     """Raise UserError if there are evaluations, and none has the metric."""
     measured = sorted(_measured(run for arm in arms for run in arm.runs))
-    if any(arm.curve for arm in arms) or not (measured or is_csv):  # perhaps no run has been evaluated yet
+    if any(arm.curve for arm in arms) or not measured:  # perhaps no run has been evaluated yet
         return
-    names = f": {', '.join(map(plain, measured))}" if measured else ""
-    raise UserError(f"No evaluation has a number called {metric!r}. Choose another with --metric{names}.")
+    names = ", ".join(map(one_line, measured))
+    raise UserError(f"No evaluation has a number called {metric!r}. Choose another with --metric: {names}.")
 
 
 def _measured(runs: Iterable[Run]) -> set[str]:

@@ -1,8 +1,7 @@
-"""The lines of a report's figures as plain data: for the page's script, and for figures in print."""
+"""The lines of a report's figures as plain data, for the page's script."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from .analysis import Analysis
 from .arms import Arm, curve_of
 from .intervals import Array
 from .statistics import Curve, mean_curve
-from .text import UNITS, finite, finite_numbers, plain, rounded, significant, unit_for, words
+from .text import UNITS, finite, finite_numbers, one_line, rounded, significant, unit_for, words
 
 _TITLES = {
     "reward": "reward, all generated rollouts",
@@ -38,7 +37,7 @@ _TITLES = {
 }
 """Logged metrics that come first, and their titles. The others follow by their names."""
 
-_CLOCKS = ("step", "seconds", "elapsed", "num_tokens")  # what metrics are drawn over
+_CLOCKS = ("step", "seconds", "elapsed")  # not drawn over another clock
 _MOST_METRICS = 200  # that are drawn
 _METRIC_DIGITS = 4
 
@@ -83,7 +82,6 @@ class Series:
     colour: str
     dash: tuple[int, ...]
     lines: dict[str, Line]  # by the key of the axis
-    crossing: tuple[float, float] | None = None  # time and score where its mean reaches the level
 
 
 @dataclass(frozen=True)
@@ -132,16 +130,13 @@ class _Axis(NamedTuple):
     scale: float  # of the clock's values
 
 
-_CLOCK_OF_AXIS = {"time": "seconds", "step": "step", "tokens": "num_tokens"}  # names in the files of a run
+_CLOCK_OF_AXIS = {"time": "seconds", "step": "step"}  # names in the files of a run
 
 
 def _axis(key: str, end: float, arms: Sequence[Arm]) -> _Axis:
     """Return an axis, whose unit is by its last value."""
     if key == "step":
         return _Axis(key, "step", 1.0)
-    if key == "tokens":
-        unit, scale = ("million", 1e-6) if end >= 2e6 else ("thousand", 1e-3)
-        return _Axis(key, f"{unit} tokens, prompts included", scale)
     unit = unit_for(end)
     of_processor = " of processor time" if any(arm.config.get("clock") == "cpu" for arm in arms) else ""
     return _Axis(key, f"training time ({unit}{of_processor})", 1 / UNITS[unit])
@@ -160,14 +155,14 @@ def _panel(
 
 
 def _score_panel(analysis: Analysis, styles: Styles, metric: str) -> Panel:
-    """Return a metric of evaluations over training time, and over steps and tokens if every arm logged them."""
+    """Return a metric of evaluations over training time, and over steps if every arm logged them."""
     arms = [arm for arm in analysis.arms if metric in arm.curves]
     axes = []
     curves: dict[str, dict[str, Curve]] = {}  # by the key of the axis and the arm
-    for key, clock in _CLOCK_OF_AXIS.items():
+    for key in _CLOCK_OF_AXIS:
         over_clock: dict[str, Curve] = {}
         for arm in arms:
-            curve = arm.curves[metric] if key == "time" else _curve_over(arm, metric, clock)
+            curve = arm.curves[metric] if key == "time" else _curve_over_steps(arm, metric)
             if curve is not None:
                 over_clock[arm.name] = curve
         if arms and len(over_clock) == len(arms):
@@ -184,50 +179,18 @@ def _score_panel(analysis: Analysis, styles: Styles, metric: str) -> Panel:
     series = []
     for arm in arms:
         lines = {axis.key: _line(curves[axis.key][arm.name], axis.scale, bounds, scale) for axis in axes}
-        crossing = _crossing(analysis, arm, axes[0].scale, scale) if level else None
-        series.append(Series(arm.label, *styles[arm.name], lines, crossing))
+        series.append(Series(arm.label, *styles[arm.name], lines))
     y = words(metric) + (" (%)" if is_share else "")
     return _panel(metric, y, axes, series, bounds, level)
 
 
-def _crossing(analysis: Analysis, arm: Arm, x_scale: float, y_scale: float) -> tuple[float, float] | None:
-    """Return where the mean of an arm first reaches the level, on its line; None if it does not."""
-    time = analysis.result_of(arm.name).time_to_level
-    if not math.isfinite(time):
-        return None
-    curve = arm.curves[analysis.metric]
-    known = ~np.isnan(curve.mean)
-    score = np.interp(time, curve.times[known], curve.mean[known])
-    return significant(time * x_scale), significant(float(score) * y_scale)
-
-
-def _curve_over(arm: Arm, metric: str, clock: str) -> Curve | None:
-    """Return the evaluations of an arm over steps or tokens; None if no evaluation has such a number."""
+def _curve_over_steps(arm: Arm, metric: str) -> Curve | None:
+    """Return the evaluations of an arm over steps; None if no evaluation has one."""
     evals = {}
     for run in arm.runs:
-        rows: list[Mapping[str, Any]] = []
-        tokens = _tokens_by_step(run)
-        for row in run.evals:
-            step = finite(row.get("step"))
-            if step is None:
-                continue
-            if clock == "step":
-                rows.append(row)
-            elif len(tokens) > 1:
-                rows.append({**row, clock: float(np.interp(step, *tokens.T))})
-        evals[str(run.path)] = rows
-    return curve_of(evals, metric, clock)
-
-
-def _tokens_by_step(run: Run) -> Array:
-    """Return the steps at which tokens were logged and the tokens until then, ``[S, 2]``, from step 0."""
-    points = [(0.0, 0.0)]
-    for row in run.metrics:
-        step = finite(row.get("step"))
-        tokens = finite(row.get("num_tokens"))
-        if step is not None and tokens is not None and step > points[-1][0]:
-            points.append((step, tokens))
-    return np.array(points)
+        # without this, the nominal second would stand for a missing step
+        evals[str(run.path)] = [row for row in run.evals if finite(row.get("step")) is not None]
+    return curve_of(evals, metric, "step")
 
 
 # -------------------------------------------------------------------------------------- logged metrics
@@ -241,14 +204,14 @@ class _Logged(NamedTuple):
 
 
 def _metric_panels(analysis: Analysis, styles: Styles) -> list[Panel]:
-    """Return a panel for every logged metric, over steps, time and tokens, without the lines of single runs."""
+    """Return a panel for every logged metric, over steps and time, without the lines of single runs."""
     logged: dict[str, _Logged] = {}
     for arm in analysis.arms:
         of_arm = _logged_of(arm)
         if of_arm is not None:
             logged[arm.name] = of_arm
     axes = []
-    for key in ("step", "time", "tokens"):
+    for key in ("step", "time"):
         clocks = [of_arm.clocks.get(_CLOCK_OF_AXIS[key]) for of_arm in logged.values()]
         ends = [float(np.nanmax(clock)) for clock in clocks if clock is not None]
         if len(ends) == len(logged):
@@ -262,7 +225,7 @@ def _metric_panels(analysis: Analysis, styles: Styles) -> list[Panel]:
             if arm.name in logged and metric in logged[arm.name].metrics:
                 lines = _metric_lines(logged[arm.name], metric, axes)
                 series.append(Series(arm.label, *styles[arm.name], lines))
-        panels.append(_panel(metric, _TITLES.get(metric) or plain(metric), axes, series))
+        panels.append(_panel(metric, _TITLES.get(metric) or one_line(metric), axes, series))
     return panels
 
 

@@ -1,4 +1,4 @@
-"""Which runs are seeds of one recipe, which arms may be compared, and what a reader must know about a comparison.
+"""Which runs are seeds of one recipe, which arms may be compared, and what else than the method differs.
 
 - **Refused.** The scores measure different things: another task, other questions, another version of the task or of its
   grader, or other contents of the files, modules and policies that both recipes name. Such runs are not pooled, and
@@ -14,7 +14,7 @@ from typing import Any
 
 from ..runs import Run
 from ..runs.identity import MODULES
-from .text import as_text, finite, plain
+from .text import as_text, listed, one_line
 
 OWN_TO_A_RUN = frozenset({"seed", "data_seed", "output_dir", "run_name", "logging_dir", "resume"})
 """Keys of a recipe that runs of one arm differ in."""
@@ -37,6 +37,19 @@ NO_MATTER = frozenset(
 )
 """Keys that decide how memory and disk are used and what is published, not what is learned."""
 
+NOT_OF_THE_METHOD = frozenset(
+    {
+        "model_name_or_path",
+        "prompt_style",
+        "system_prompt",
+        "eval_prompts",
+        "eval_repeats",
+        "eval_temperature",
+        "clock",
+    }
+)
+"""Keys that change scores or times whatever the method is; a difference in them is noted."""
+
 # keys of a recipe that choose the questions of an evaluation and their answers
 _QUESTIONS = (
     "task",
@@ -58,7 +71,6 @@ _KEYS_OF_ROWS = {
     "train": (*_PROMPTS, "task_rewards", "dataset_train_split", "task_train_size"),
 }
 _MOST_FILES = 3  # that a reason names
-_MOST_ARMS = 3  # that a note names for a value
 
 Config = Mapping[str, Any]
 Runs = Sequence[Run]
@@ -118,17 +130,17 @@ def refusal(ours: Runs, theirs: Runs) -> str:
     if not all(versions) or versions[0] == versions[1]:
         return ""
     if graders[0] != graders[1]:
-        return f"answers were graded by versions {plain(graders[0])} and {plain(graders[1])} of the grader"
+        return f"answers were graded by versions {one_line(graders[0])} and {one_line(graders[1])} of the grader"
     if {*_PROMPTS} & {*other_keys}:
-        return ""  # noted by `remarks` instead
-    return f"the versions of the task are {plain(versions[0])} and {plain(versions[1])}"
+        return ""  # noted instead (`NOT_OF_THE_METHOD`)
+    return f"the versions of the task are {one_line(versions[0])} and {one_line(versions[1])}"
 
 
 def _differs(key: str, ours: Config, theirs: Config) -> str:
     values = [
-        "not set" if config.get(key) is None else plain(as_text(config[key]), limit=40) for config in (ours, theirs)
+        "not set" if config.get(key) is None else one_line(as_text(config[key]), limit=40) for config in (ours, theirs)
     ]
-    return f"{plain(key)} is {values[0]} and {values[1]}"
+    return f"{one_line(key)} is {values[0]} and {values[1]}"
 
 
 def _other_contents(other_keys: Sequence[str], ours: Config, theirs: Config) -> str:
@@ -157,63 +169,27 @@ def _other_contents(other_keys: Sequence[str], ours: Config, theirs: Config) -> 
             }
         changed = sorted(str(file) for file in files if our_files.get(file) != their_files.get(file))
         if changed:
-            return f"the contents of {plain(key)} differ ({plain(', '.join(changed[:_MOST_FILES]))})"
+            return f"the contents of {one_line(key)} differ ({one_line(', '.join(changed[:_MOST_FILES]))})"
     return ""
 
 
-def remarks(arms: Mapping[str, Runs]) -> list[str]:
-    """Return a sentence for each difference between runs that are compared, other than the method; runs by label."""
-    arms_of_values: dict[str, dict[str, dict[str, None]]] = {}  # labels by sentence and value, in order
+def machine_notes(arms: Mapping[str, Runs]) -> list[str]:
+    """Return a sentence if runs that are compared used different devices, and one for processors; runs by label."""
+    devices: dict[str, dict[str, None]] = {}  # labels by device, each once
+    processors: dict[str, dict[str, None]] = {}
     for label, runs in arms.items():
         for run in runs:
-            for sentence, fact in _facts(run).items():
-                if fact:
-                    arms_of_values.setdefault(sentence, {}).setdefault(fact, {})[label] = None
+            device = str(run.environment.get("device") or "")
+            # a GPU by its model, since two of one machine are alike
+            model = one_line(run.environment.get("device_name") or device)
+            if model:
+                devices.setdefault(model, {})[label] = None
+            processor = one_line(run.environment.get("processor") or "")
+            if processor and device.startswith("cpu"):
+                processors.setdefault(processor, {})[label] = None
     lines = []
-    for sentence, values in arms_of_values.items():
-        parts = []
-        for value, labels in values.items():
-            names = ", ".join(labels) if len(labels) <= _MOST_ARMS else f"{len(labels)} of {len(arms)} arms"
-            parts.append(f"{value} ({names})")
-        if len(parts) > 1:
-            lines.append(sentence.format("; ".join(parts)))
+    for what, labels_by_model in (("devices", devices), ("processors", processors)):
+        if len(labels_by_model) > 1:
+            parts = [f"{model} ({listed([*labels])})" for model, labels in labels_by_model.items()]
+            lines.append(f"Runs used different {what}: {'; '.join(parts)}. Their times cannot be compared.")
     return lines
-
-
-def _facts(run: Run) -> dict[str, str]:
-    """Return what a run's scores and times depend on, by the sentence that notes a difference; empty if unknown."""
-    last = run.evals[-1] if run.evals else {}
-    prompts = finite(last.get("prompts"))
-    repeats = finite(last.get("repeats")) or 1
-    temperature = finite(last.get("temperature"))
-    size = "" if prompts is None else f"{prompts:.0f} prompts"
-    if size and repeats != 1:
-        size += f" x {repeats:.0f}"
-    style = run.config.get("prompt_style")
-    device = str(run.environment.get("device") or "")
-    processor = run.environment.get("processor") if device.startswith("cpu") else ""
-    return {
-        "Runs start from different policies: {}. Differences are not of the method alone.": plain(
-            run.config.get("model_name_or_path") or ""
-        ),
-        "Prompts are written differently: {}. Differences are not of the method alone.": (
-            f"{plain(style)}, {_system_prompt(run)}" if style else ""
-        ),
-        "Evaluations differ in size: {}. The smaller ones are less exact.": size,
-        "Evaluations sample at different temperatures: {}. Their scores differ for that reason too.": (
-            "" if temperature is None else f"{temperature:g}"
-        ),
-        "Runs have different clocks: {}. Their times cannot be compared.": plain(run.config.get("clock") or ""),
-        # a GPU by its model, since two of one machine are alike
-        "Runs used different devices: {}. Their times cannot be compared.": plain(
-            run.environment.get("device_name") or device
-        ),
-        "Runs used different processors: {}. Their times cannot be compared.": plain(processor or ""),
-    }
-
-
-def _system_prompt(run: Run) -> str:
-    system = run.config.get("system_prompt")
-    if system is None:
-        return "the default system prompt"
-    return f"system prompt “{plain(system, limit=24)}”" if system else "no system prompt"

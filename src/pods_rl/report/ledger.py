@@ -20,10 +20,10 @@ from ..runs import Run
 from ..runs.sizes import check_size
 from ..text import call_text, content_text, plain_text
 from .arms import Arm
-from .text import finite, finite_numbers, plain, rounded
+from .text import finite, finite_numbers, one_line, rounded
 
 DATA_MB = 20.0
-"""Approximate megabytes of the page that rollouts may take."""
+"""Approximate megabytes of the page that rollouts may take: a larger one is slow in a browser."""
 
 TEXT_LIMIT = 2_000
 """Characters of a text that are shown."""
@@ -37,7 +37,6 @@ _UNREADABLE = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeEr
 class Ledger:
     """The rollouts of a page."""
 
-    limit_mb: float = DATA_MB  # megabytes that the rollouts may take
     files: int = 0
     unreadable: list[str] = field(default_factory=list)  # names of files
     groups: int = 0  # in the files that could be read
@@ -58,8 +57,7 @@ class Ledger:
         groups = sorted(self._shown, key=lambda group: (group[0], group[2], group[1], group[3]))  # arm, step, run
         names = {"arms": self.arms, "runs": self.runs, "texts": [*self._texts]}
         names["colours"] = [self.colours.get(label, "") for label in self.arms]
-        counts = {"total": self.groups, "limit_mb": self.limit_mb}
-        return {**names, "groups": groups, **counts}
+        return {**names, "groups": groups, "total": self.groups}
 
     def read(self, path: Path, arm: Arm, run: str) -> None:
         """Add the groups of a file; raise one of ``_UNREADABLE`` if it is damaged."""
@@ -102,7 +100,7 @@ class Ledger:
         new_texts = [*self._texts][texts_before:]
         content = json.dumps([group, new_texts], ensure_ascii=False)
         size = len(content.encode()) + 5 * len(_ESCAPED.findall(content))
-        if self._bytes + size > self.limit_mb * 1e6:
+        if self._bytes + size > DATA_MB * 1e6:
             for text in new_texts:
                 del self._texts[text]
             return False
@@ -139,25 +137,25 @@ class _Rollout:
     right: bool | None  # None without the reward accuracy
 
 
-def ledger_of(arms: Sequence[Arm], *, data_mb: float = DATA_MB, colours: Mapping[str, str] | None = None) -> Ledger:
+def ledger_of(arms: Sequence[Arm], colours: Mapping[str, str] | None = None) -> Ledger:
     """Read every ledger file of the arms; skip and name a damaged one, or one with other columns.
 
     If not all groups fit, the dropped ones are spread over steps and runs: files are read in a shuffled order, the arms
     in turn.
     """
     labels = [*dict.fromkeys(arm.label for arm in arms)]
-    ledger = Ledger(data_mb, arms=labels, runs=_run_names(arms), colours=colours or {})
+    ledger = Ledger(arms=labels, runs=_run_names(arms), colours=colours or {})
     queue: list[tuple[int, Path, Run, Arm]] = []
     for arm in arms:
         queue += [(order, path, run, arm) for order, (run, path) in enumerate(_shuffled_files(arm))]
     queue.sort(key=lambda entry: entry[0])
     for _, path, run, arm in queue:
         ledger.files += 1
-        name = plain(run.path.name)
+        name = one_line(run.path.name)
         try:
             ledger.read(path, arm, name)
         except _UNREADABLE:
-            ledger.unreadable.append(plain(f"{name}/{path.name}"))
+            ledger.unreadable.append(one_line(f"{name}/{path.name}"))
     ledger.unreadable.sort()
     return ledger
 
@@ -168,7 +166,7 @@ def _run_names(arms: Sequence[Arm]) -> list[str]:
     seeds: dict[str, float] = {}
     for arm in arms:
         for run in arm.runs:
-            name = plain(run.path.name)
+            name = one_line(run.path.name)
             names.append(name)
             match = re.fullmatch(r"seed-(\d{1,15})", name)
             if match:
@@ -209,7 +207,7 @@ def _facts(row: Mapping[str, Any]) -> list[str]:
     for key, value in row.items():
         reward = finite(value)
         if key.startswith("reward/") and reward is not None:
-            facts.append(f"{plain(key.removeprefix('reward/'))} {reward:.3f}")
+            facts.append(f"{one_line(key.removeprefix('reward/'))} {reward:.3f}")
     turns = row.get("turn_rewards")
     if isinstance(turns, list):
         for turn, value in enumerate(turns, start=1):

@@ -20,7 +20,7 @@ from ..runs import find_runs, not_begun
 from ..runs.files import CONFIG, STATUS, encoded
 from .build import read_account
 from .outputs import Account, to_html
-from .text import plain, tally
+from .text import one_line, tally
 from .wording import Finding
 
 LOOPBACK = "127.0.0.1"
@@ -47,9 +47,8 @@ class Served(NamedTuple):
 class LivePage:
     """Follow the files of a run or an experiment, which may not exist yet, in a thread, without writing there."""
 
-    def __init__(self, source: Path, *, baseline: str | None = None) -> None:
+    def __init__(self, source: Path) -> None:
         self._source = source
-        self._baseline = baseline
         self._over = threading.Event()
         self._seen: tuple[frozenset[_File], str] | None = None  # files and state of the latest report
         self._made = False  # whether a report was made
@@ -82,7 +81,7 @@ class LivePage:
         self._seen = (files, state)
         try:
             if any(os.path.basename(file.path) in (CONFIG, STATUS) for file in files):  # as `is_run` recognizes a run
-                self._show(read_account([self._source], baseline=self._baseline), state)
+                self._show(read_account([self._source]), state)
                 self._made = True
                 return
             note = f"Waiting for the first run of {self._source} ({state})"
@@ -91,13 +90,13 @@ class LivePage:
             reason = str(error) if isinstance(error, UserError) else repr(error)
             note = f"No report: {reason}"
         if self._made:
-            self.served = self.served._replace(note=plain(note, limit=200))
+            self.served = self.served._replace(note=one_line(note, limit=200))
         else:
             self._wait(note, state)
 
     def _wait(self, message: str, state: str) -> None:
         title = os.path.basename(os.path.realpath(self._source))
-        self._show(Account(title, (Finding("", plain(message, limit=300)),)), state)
+        self._show(Account(title, (Finding("", one_line(message, limit=300)),)), state)
 
     def _show(self, account: Account, state: str) -> None:
         self.served = Served(  # one assignment: a reader sees the old or the new

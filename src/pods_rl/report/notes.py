@@ -8,10 +8,10 @@ from ..runs.speed import disturbed, speed_of
 from ..text import counted
 from .analysis import Analysis, ArmResult
 from .arms import damaged_files
-from .comparable import refusal, remarks
+from .comparable import NOT_OF_THE_METHOD, machine_notes
 from .intervals import FEWEST
 from .ledger import Ledger
-from .text import duration, listed, plain, tally
+from .text import duration, listed, one_line, tally
 
 _MOST_FILES = 300  # characters that names of damaged files may take
 
@@ -31,10 +31,10 @@ def notes(analysis: Analysis, ledger: Ledger) -> tuple[str, ...]:
     if damage:
         lines.append(f"Skipped unreadable data: {damage}.")
     if ledger.unreadable:
-        names = plain(", ".join(ledger.unreadable), limit=_MOST_FILES)
+        names = one_line(", ".join(ledger.unreadable), limit=_MOST_FILES)
         lines.append(f"{len(ledger.unreadable)} of {ledger.files} rollout files could not be read: {names}.")
     lines += _speed_notes(analysis)
-    lines += remarks({arm.label: arm.runs for arm in analysis.compared})
+    lines += machine_notes({arm.label: arm.runs for arm in analysis.compared})
     return tuple(lines)
 
 
@@ -77,7 +77,7 @@ def _curve_notes(analysis: Analysis, result: ArmResult) -> list[str]:
     lines = []
     if run_count < arm.run_count:
         missing = arm.run_count - run_count
-        lines.append(f"{missing} of {arm.run_count} runs have no evaluation of {plain(analysis.metric)}.")
+        lines.append(f"{missing} of {arm.run_count} runs have no evaluation of {one_line(analysis.metric)}.")
     if arm.curve is None:
         return lines
     if not arm.is_trained:
@@ -85,11 +85,9 @@ def _curve_notes(analysis: Analysis, result: ArmResult) -> list[str]:
     if result.final and result.final.final_runs < run_count:
         rest = ", since others still train" if arm.is_running else "; the others ended"
         lines.append(f"its final score is the mean of {result.final.final_runs} of {run_count} runs{rest}.")
-    if not arm.runs:  # a CSV has no seeds
-        return lines
     for seed, count in Counter(arm.seeds).items():
         if count > 1:
-            lines.append(f"several of its runs have seed {plain(seed)}. They may not be independent.")
+            lines.append(f"several of its runs have seed {one_line(seed)}. They may not be independent.")
             break
     return lines
 
@@ -100,7 +98,7 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
     if len(analysis.results) < 2:
         return []
     if base is None:
-        return ["Without a baseline nothing is compared.", *_mixed(analysis)]
+        return ["Without a baseline nothing is compared."]
     if not base.has_scores:
         return [f"{base.label}, the baseline, has no evaluation that most of its runs share."]
     lines = [f"{arm.label} is not compared with {rival.label}: {reason}." for arm, rival, reason in analysis.refused]
@@ -113,21 +111,15 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
         if pair.is_early:
             ends = "have trained for different times so far" if pair.is_running else "end at different times"
             lines.append(f"{pair.arm.label} and {pair.rival.label} {ends}. They are compared at {duration(pair.due)}.")
+        other_keys = [key for key in pair.differs_in if key in NOT_OF_THE_METHOD]
+        if other_keys:
+            keys = ", ".join(other_keys)
+            lines.append(f"{pair.arm.label} and {pair.rival.label} differ in {keys} too, not in the method alone.")
     counts = {arm.run_count for arm in analysis.compared}
     if len(counts) > 1:
         parts = [f"{arm.label} {arm.run_count}" for arm in analysis.compared]
         lines.append(f"Arms have different numbers of runs: {', '.join(parts)}.")
     return lines
-
-
-def _mixed(analysis: Analysis) -> list[str]:
-    """Return why scores next to each other cannot be compared by eye either."""
-    scored = [result.arm for result in analysis.scored]
-    for arm in scored[1:]:
-        reason = refusal(scored[0].runs, arm.runs)
-        if reason:
-            return [f"Scores of {scored[0].label} and {arm.label} cannot be compared: {reason}."]
-    return []
 
 
 def method(analysis: Analysis) -> tuple[str, ...]:

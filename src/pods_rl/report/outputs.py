@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
@@ -22,7 +23,7 @@ from .analysis import Analysis
 from .charts import Panel, Styles
 from .ledger import Ledger
 from .tables import Table
-from .text import html_text, markdown, plain, terminal
+from .text import html_text, markdown, one_line, terminal
 from .wording import Finding
 
 _SCRIPTS = (
@@ -109,7 +110,7 @@ def _template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=html_text
     )
-    environment.filters["plain"] = plain
+    environment.filters["one_line"] = one_line
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     return environment.from_string(_asset("templates/report.html.j2"))
 
@@ -117,8 +118,8 @@ def _template() -> Template:
 # -------------------------------------------------------------------------------------------- Markdown
 
 
-def to_markdown(account: Account, pictures: Sequence[str] = ()) -> str:
-    """Return the sentences, every table that has rows, and pictures by their paths from the report."""
+def to_markdown(account: Account) -> str:
+    """Return the sentences and every table that has rows."""
     first, *others = account.findings
     parts = [f"# PODS report: {markdown(account.title)}", f"**{markdown(first.sentence)}**"]
     parts += [markdown(finding.sentence) for finding in others]
@@ -129,9 +130,6 @@ def to_markdown(account: Account, pictures: Sequence[str] = ()) -> str:
             parts += [f"## {markdown(table.title)}", "\n".join(lines), markdown(table.note)]
         if name == "result":
             parts.append(_bullets(account.notes))
-    for path in pictures:
-        name = path.rpartition("/")[2]
-        parts.append(f"![{name}]({path})")
     parts += ["## How these numbers were computed", _bullets(account.method)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -147,16 +145,17 @@ def _row(cells: Sequence[str]) -> str:
 # -------------------------------------------------------------------------------------------- terminal
 
 
-def print_account(account: Account, console: Console) -> None:
-    """Print the result in at most 80 columns: its table and the notes."""
+def print_account(account: Account, page: Path, console: Console) -> None:
+    """Print the result in at most 80 columns: its table, the notes, the path of the page, and last the findings.
+
+    The other outputs open with the findings; of a terminal, a reader sees the last lines.
+    """
     if account.tables["result"].cells:
         _print(_terminal_table(account.tables["result"]), console)
     for note in account.notes:
         _print(f"[yellow]Note:[/yellow] {terminal(note)}", console)
-
-
-def print_findings(account: Account, console: Console) -> None:
-    """Print what opens the report in the other outputs. A terminal shows its last lines."""
+    console.print(terminal(page), soft_wrap=True, highlight=False)
+    console.print()
     for finding in account.findings:
         _print(f"[bold]{terminal(finding.sentence)}[/bold]", console)
 

@@ -181,7 +181,6 @@ class Speedup:
     ci_low: float = math.nan  # NaN with fewer than three runs on either side
     ci_high: float = math.nan
     problem: str = ""  # FLAT, NEVER or SHORT: why there is no speedup
-    arm_end: float = math.nan  # the arm's last evaluation
     may_be_settled: bool = True  # False if no difference of the two arms' scores is settled
 
     @property
@@ -248,7 +247,6 @@ def _swapped(result: Speedup) -> Speedup:
         ci_low=_inverse(result.ci_high),
         ci_high=_inverse(result.ci_low),
         problem=FLAT if result.problem == FLAT else "",
-        arm_end=math.nan,
     )
 
 
@@ -263,17 +261,14 @@ def _compare(base: Curve, arm: Curve, goal: float, *, paired: bool) -> Speedup:
     arm_times = arm.times
     base_time = time_to(base_mean, base.times, goal)
     arm_time = time_to(arm_mean, arm_times, goal)
-    arm_end = float(np.fmax.reduce(np.where(np.isnan(arm_mean), np.nan, arm_times)))
-    result = Speedup(goal, base_time, arm_time, math.nan, arm_end=arm_end)
+    result = Speedup(goal, base_time, arm_time, math.nan)
     if math.isnan(goal) or np.isnan(arm_mean).all() or math.isinf(base_time):
         return result
     at = int(np.flatnonzero(base_mean >= goal - _ROUNDING * abs(goal))[0])
     if not _rises_to(base, goal, at):
         return replace(result, problem=FLAT)
     # by nominal seconds, since the last step of each run ends at another real second
-    last = np.flatnonzero(~np.isnan(arm_mean))[-1]
-    ends_before = arm.due[last] < base.due[at] * (1 - 1e-9)
-    if math.isinf(arm_time) and ends_before:
+    if math.isinf(arm_time) and arm.end < base.due[at] * (1 - 1e-9):
         return replace(result, problem=SHORT)
     result = replace(result, speedup=time_ratio(base_time, arm_time))
     if min(len(base.scores), len(arm.scores)) < FEWEST:

@@ -13,19 +13,18 @@ import numpy as np
 
 from ..engines import PHASES
 from ..runs import Run
-from ..runs.progress import Progress, progress_of
+from ..runs.progress import progress_of
 from ..runs.speed import FIELD, speed_of
 from ..text import counted
 from .analysis import Analysis, ArmResult, Pair
 from .arms import HOUR, LENGTH, Arm, rollouts_of
 from .comparable import OWN_TO_A_RUN, task_of
 from .intervals import UNKNOWN
-from .text import as_text, csv_text, duration, finite, finite_numbers, number, plain, tally, unit_for, words
+from .text import as_text, csv_text, duration, finite, finite_numbers, number_text, one_line, tally, unit_for, words
 from .wording import (
     LEVEL_MARGIN,
     difference_text,
     level_text,
-    pairing_text,
     result_text,
     runs_text,
     score_text,
@@ -42,9 +41,7 @@ CSV_NAMES = ("final", "pairs", "curves", "runs", "config")
 ARM = "arm"
 """The title of the column of arms, which the page marks with their colours."""
 
-_TEXTS = frozenset(
-    {ARM, "task", "verdict", "against", "shows", "differs in", "settled", "interval", "run", "state", "reason"}
-)
+_TEXTS = frozenset({ARM, "task", "verdict", "against", "shows", "differs in", "settled", "run", "state", "reason"})
 _SPEEDUP = "speedup, 95 % interval"
 _SHORT = {"both_accuracy": "both right", LENGTH: "tokens"}  # titles that a column has room for
 
@@ -64,7 +61,6 @@ class Table:
     note: str = ""
     texts: Collection[str] = _TEXTS  # titles of columns that are not numbers
     terminal: Mapping[str, str] = field(default_factory=dict)  # titles in the terminal, which shows only these columns
-    shares: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by title, drawn by the page before the cells
 
     @property
     def titles(self) -> list[str]:
@@ -79,7 +75,7 @@ class Table:
         """Return raw values; a missing value is an empty field, a bool is true or false, a text is not a formula."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(csv_text(plain(key)) for key in self.keys)
+        writer.writerow(csv_text(one_line(key)) for key in self.keys)
         for row in self.rows:
             writer.writerow(_raw(row.get(key)) for key in self.keys)
         return text.getvalue()
@@ -101,7 +97,6 @@ def _raw(value: Any) -> Any:
 def tables(analysis: Analysis) -> dict[str, Table]:
     """Return every table of a report by name, in the order in which page and Markdown show them."""
     made = (
-        progress_table(analysis),
         result_table(analysis),
         costs_table(analysis),
         arms_table(analysis),
@@ -124,7 +119,7 @@ def result_table(analysis: Analysis) -> Table:
     terminal = {ARM: ARM, "task": "task", score: "final [95 %]", "at": "at", "seconds per step": "per step"}
     finals = [result.final for result in analysis.scored if result.final]
     unit = unit_for(max((final.final_seconds for final in finals), default=0.0))
-    cells = _names(results)
+    cells = _first_columns(results)
     cells[score] = [result_text(analysis, result) for result in results]
     if len({final.final_due for final in finals}) > 1:
         cells["at"] = [duration(result.final.final_due if result.final else math.nan, unit) for result in results]
@@ -156,13 +151,13 @@ def arms_table(analysis: Analysis) -> Table:
     rows = [_arm_row(analysis, result) for result in results]
     names = (
         "arm rule n m runs unfinished task start final final_hours final_runs final_low final_high peak peak_hours "
-        "threshold hours_to_p99 steps seconds_per_step evaluation_se"
+        "threshold hours_to_p99 steps seconds_per_step"
     )
     keys = [*names.split(), *PHASES, "other", *other_metrics]
     title = "All scores"
     if not analysis.scored:
         return Table("final", title, keys=keys, rows=rows)  # a file only
-    cells = _names(results)
+    cells = _first_columns(results)
     cells["start"] = _scores(analysis, rows, "start")
     cells["peak"] = _scores(analysis, rows, "peak")
     for metric in other_metrics:
@@ -178,11 +173,11 @@ def costs_table(analysis: Analysis) -> Table:
     rows = [_arm_row(analysis, result) for result in results]
     cells = {
         ARM: [result.arm.label for result in results],
-        "steps": [number(row["steps"], 0) for row in rows],
-        "s/step": [number(row["seconds_per_step"]) for row in rows],
+        "steps": [number_text(row["steps"], 0) for row in rows],
+        "s/step": [number_text(row["seconds_per_step"]) for row in rows],
     }
     for phase in (*PHASES, "other"):
-        cells[phase] = [number(row[phase], 4) for row in rows]
+        cells[phase] = [number_text(row[phase], 4) for row in rows]
     note = "Evaluation is not in the training clock; “other” is the time outside all phases."
     return Table("costs", "Seconds per step", cells, _arms(results), note=note)
 
@@ -191,17 +186,17 @@ def _arms(results: Sequence[ArmResult]) -> list[str]:
     return [result.arm.name for result in results]
 
 
-def _names(results: Sequence[ArmResult]) -> dict[str, list[str]]:
+def _first_columns(results: Sequence[ArmResult]) -> dict[str, list[str]]:
     """Return the columns with which a table of arms begins: their labels, and their tasks if there are several."""
     cells = {ARM: [result.arm.label for result in results]}
     tasks = [_task_of(result.arm) for result in results]
     if len({*tasks} - {""}) > 1:
-        cells["task"] = [number(task) for task in tasks]
+        cells["task"] = [number_text(task) for task in tasks]
     return cells
 
 
 def _task_of(arm: Arm) -> str:
-    return plain(task_of(arm.runs).get("name") or arm.config.get("task") or "")
+    return one_line(task_of(arm.runs).get("name") or arm.config.get("task") or "")
 
 
 def _scores(analysis: Analysis, rows: Sequence[Row], key: str, metric: str = "") -> list[str]:
@@ -254,8 +249,7 @@ def pairs_table(analysis: Analysis) -> Table:
         _SPEEDUP: [speedup_text(pair.speedup, pair.arm) for pair in pairs],
         "settled": [settled_text(pair) for pair in pairs],
         "at": [duration(pair.due, unit) for pair in pairs],
-        "interval": [pairing_text(pair) for pair in pairs],
-        "differs in": [plain(", ".join(pair.differs_in), limit=200) or "–" for pair in pairs],
+        "differs in": [one_line(", ".join(pair.differs_in), limit=200) or "–" for pair in pairs],
     }
     keys = (
         "arm other hours score other_score runs other_runs difference low high p paired settled "
@@ -311,72 +305,25 @@ def curves_table(analysis: Analysis) -> Table:
 # ------------------------------------------------------------------------------------- runs and settings
 
 
-def progress_table(analysis: Analysis) -> Table:
-    """Every run that still trains, before its first evaluation too: how far it is, and its last reward and score."""
-    running = [(arm, run) for arm, run in _runs(analysis) if run.state == "running"]
-    progress = [progress_of(run) for _, run in running]
-    rows = [{"score": _last_score(run, analysis.metric)} for _, run in running]
-    cells = {
-        ARM: [arm.label for arm, _ in running],
-        "run": [plain(run.path.name) for _, run in running],
-        "done": [_share_cell(at) for at in progress],
-        "step": [_step_cell(at) for at in progress],
-        "trained for": [_time_cell(at) for at in progress],
-        "last reward": [number(at.reward) for at in progress],
-        f"last {words(analysis.metric)}": _scores(analysis, rows, "score"),
-    }
-    shares = {"done": [at.share for at in progress]}
-    note = "A run that was killed on another machine may still be listed here."
-    names = [arm.name for arm, _ in running]
-    return Table("progress", "Runs in progress", cells, names, note=note, shares=shares)
-
-
-def _runs(analysis: Analysis) -> list[tuple[Arm, Run]]:
-    """Return every run with its arm, by arm and seed."""
-    return [(arm, run) for arm in analysis.arms for run in arm.runs]
-
-
-def _last_score(run: Run, metric: str) -> float:
-    return [math.nan, *finite_numbers(row.get(metric) for row in run.evals)][-1]
-
-
-def _share_cell(progress: Progress) -> str:
-    if math.isnan(progress.step):
-        return "loading"
-    if math.isnan(progress.share):
-        return "–"
-    return f"{100 * progress.share:.0f} %"
-
-
-def _step_cell(progress: Progress) -> str:
-    step = number(progress.step, 0)
-    return step if math.isnan(progress.max_steps) else f"{step} of {progress.max_steps:.0f}"
-
-
-def _time_cell(progress: Progress) -> str:
-    if math.isnan(progress.max_seconds):
-        return duration(progress.seconds)
-    unit = unit_for(progress.max_seconds)
-    return f"{duration(progress.seconds, unit)} of {duration(progress.max_seconds, unit)}"
-
-
 def runs_table(analysis: Analysis) -> Table:
-    """Every run with its state, by arm and seed."""
-    runs = _runs(analysis)
+    """Every run with its state, by arm and seed. Of a run that still trains, how far it is and its last reward."""
+    runs = [(arm, run) for arm in analysis.arms for run in arm.runs]
     rows = [_run_row(arm, run, analysis.metric) for arm, run in runs]
     unit = unit_for(max(finite_numbers(row["seconds"] for row in rows), default=0.0))
     cells = {
         ARM: [arm.label for arm, _ in runs],
         "run": [row["run"] for row in rows],
-        "state": [number(row["state"]) for row in rows],
-        "reason": [number(row["reason"]) for row in rows],
-        "steps": [number(row["steps"], 0) for row in rows],
+        "state": [_state_cell(row) for row in rows],
+        "reason": [number_text(row["reason"]) for row in rows],
+        "steps": [number_text(row["steps"], 0) for row in rows],
         "trained for": [duration(row["seconds"], unit) for row in rows],
-        "evaluations": [number(row["evaluations"]) for row in rows],
-        f"last {words(analysis.metric)}": _scores(analysis, rows, "last_score"),
     }
+    if analysis.states["running"]:
+        cells["last reward"] = [number_text(row["last_reward"]) for row in rows]
+    cells["evaluations"] = [number_text(row["evaluations"]) for row in rows]
+    cells[f"last {words(analysis.metric)}"] = _scores(analysis, rows, "last_score")
     if any(row[FIELD] for row in rows):
-        cells["speed check"] = [number(1000 * row[FIELD], 1) + " ms" if row[FIELD] else "–" for row in rows]
+        cells["speed check"] = [number_text(1000 * row[FIELD], 1) + " ms" if row[FIELD] else "–" for row in rows]
     keys = f"arm run seed state reason steps seconds evaluations last_score {FIELD} device device_name processor dtype"
     note = f"{counted(len(rows), 'run')}: {tally(analysis.states.most_common()) or 'none'}. "
     note += "A run that was killed on another machine may still say running."
@@ -387,22 +334,38 @@ def runs_table(analysis: Analysis) -> Table:
 
 def _run_row(arm: Arm, run: Run, metric: str) -> Row:
     seconds = finite(run.status.get("seconds"))
-    return {
+    scores = finite_numbers(evaluation.get(metric) for evaluation in run.evals)
+    row: Row = {
         "arm": arm.name,
-        "run": plain(run.path.name),
+        "run": one_line(run.path.name),
         "seed": run.seed,
-        "state": plain(run.state),
-        "reason": plain(run.status.get("reason") or "", limit=200),
+        "state": one_line(run.state),
+        "reason": one_line(run.status.get("reason") or "", limit=200),
         "steps": finite(run.status.get("step")),
         "seconds": math.nan if seconds is None else seconds,
-        "evaluations": len(finite_numbers(row.get(metric) for row in run.evals)),
-        "last_score": _last_score(run, metric),
+        "evaluations": len(scores),
+        "last_score": scores[-1] if scores else math.nan,
+        "last_reward": None,
         FIELD: speed_of(run.evals) or None,
-        "device": plain(run.environment.get("device") or ""),
-        "device_name": plain(run.environment.get("device_name") or ""),
-        "processor": plain(run.environment.get("processor") or ""),
-        "dtype": plain(run.environment.get("precision") or ""),
+        "device": one_line(run.environment.get("device") or ""),
+        "device_name": one_line(run.environment.get("device_name") or ""),
+        "processor": one_line(run.environment.get("processor") or ""),
+        "dtype": one_line(run.environment.get("precision") or ""),
     }
+    if run.state == "running":  # its status may be older than its last logged step
+        progress = progress_of(run)
+        row |= {"steps": progress.step, "seconds": progress.seconds, "last_reward": progress.reward}
+        row["share"] = progress.share
+    return row
+
+
+def _state_cell(row: Row) -> str:
+    """Return the state of a run, and of one that still trains the share of its budget that it has used."""
+    if row["state"] != "running":
+        return number_text(row["state"])
+    if math.isnan(row["steps"]):
+        return "loading"
+    return "running" if math.isnan(row["share"]) else f"running, {100 * row['share']:.0f} %"
 
 
 def config_table(analysis: Analysis) -> Table:
@@ -412,12 +375,12 @@ def config_table(analysis: Analysis) -> Table:
     keys = {str(key) for arm in arms for key in arm.config} - OWN_TO_A_RUN - {"arm", "label"}
     rows = []
     for arm in arms:
-        settings = {key: plain(as_text(arm.config.get(key, "(not set)")), limit=120) for key in sorted(keys)}
+        settings = {key: one_line(as_text(arm.config.get(key, "(not set)")), limit=120) for key in sorted(keys)}
         rows.append({"arm": arm.name, **settings})
     differ = [key for key in sorted(keys) if len({row[key] for row in rows}) > 1]
     if not differ:
         return Table("config", title, keys=["arm"])
-    cells = {ARM: [arm.label for arm in arms]} | {key: [number(row[key]) for row in rows] for key in differ}
+    cells = {ARM: [arm.label for arm in arms]} | {key: [number_text(row[key]) for row in rows] for key in differ}
     note = "From the recipe of each arm’s first run. The config.yaml of any run has what all arms share."
     names = [arm.name for arm in arms]
     return Table("config", title, cells, names, ["arm", *differ], rows, note, texts={*cells})

@@ -27,10 +27,10 @@ _LONGEST = 2000  # characters of a line
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}  # seconds in each unit of time
 
 
-def plain(text: object, limit: int = 60) -> str:
+def one_line(text: object, limit: int = 60) -> str:
     """Return a name on one line. Control characters, marks of direction and lone surrogates become spaces.
 
-    >>> plain("grpo" + chr(10) + chr(27) + "[31m"), plain("abcdef", limit=4)
+    >>> one_line("grpo" + chr(10) + chr(27) + "[31m"), one_line("abcdef", limit=4)
     ('grpo [31m', 'abc…')
     """
     line = _CONTROL.sub(" ", str(text)).strip()
@@ -44,7 +44,7 @@ def html_text(value: Any) -> Any:
     """
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
-    return plain(value, _LONGEST).replace(" %", "\u00a0%")
+    return one_line(value, _LONGEST).replace(" %", "\u00a0%")
 
 
 def markdown(text: object) -> str:
@@ -53,12 +53,12 @@ def markdown(text: object) -> str:
     >>> markdown("a|b <i>")
     'a\\\\|b &lt;i&gt;'
     """
-    return _MARKDOWN.sub(r"\\\1", html.escape(plain(text, _LONGEST), quote=False))
+    return _MARKDOWN.sub(r"\\\1", html.escape(one_line(text, _LONGEST), quote=False))
 
 
 def terminal(text: object) -> str:
     """Return text for `console().print`, on one line."""
-    return safe_text(plain(text, _LONGEST))
+    return safe_text(one_line(text, _LONGEST))
 
 
 def csv_text(text: str) -> str:
@@ -68,15 +68,6 @@ def csv_text(text: str) -> str:
     ("'=1+1", '-1e-5')
     """
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
-
-
-def from_csv_text(text: str) -> str:
-    """Return the text that `csv_text` has changed.
-
-    >>> from_csv_text("'=1+1"), from_csv_text("'t is")
-    ('=1+1', "'t is")
-    """
-    return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
 def as_text(value: Any) -> str:
@@ -91,7 +82,7 @@ def as_text(value: Any) -> str:
 
 def words(metric: str) -> str:
     """Return a metric's name for display."""
-    return _WORDS.get(metric) or plain(metric).replace("_", " ")
+    return _WORDS.get(metric) or one_line(metric).replace("_", " ")
 
 
 def unit_for(seconds: float) -> str:
@@ -140,13 +131,13 @@ def finite(value: object) -> float | None:
 
 def tally(counts: Iterable[tuple[str, int]]) -> str:
     """Return how many there are of each state, such as ``2 failed, 1 stopped``."""
-    return ", ".join(f"{count} {plain(state, limit=20)}" for state, count in counts)
+    return ", ".join(f"{count} {one_line(state, limit=20)}" for state, count in counts)
 
 
 def listed(names: Sequence[str]) -> str:
     """Return the first six names on one line, and how many more there are."""
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return ", ".join(map(plain, names[:6])) + more
+    return ", ".join(map(one_line, names[:6])) + more
 
 
 def finite_numbers(values: Iterable[object]) -> list[float]:
@@ -165,10 +156,10 @@ def significant(number: float, digits: int = 5) -> float:
     return float(f"{number:.{digits}g}")
 
 
-def number(value: object, digits: int = 3) -> str:
+def number_text(value: object, digits: int = 3) -> str:
     """Format a number, or a dash if there is none.
 
-    >>> number(0.80761, 4), number(float("nan")), number(None), number(12), number(-0.0001)
+    >>> number_text(0.80761, 4), number_text(float("nan")), number_text(None), number_text(12), number_text(-0.0001)
     ('0.8076', '–', '–', '12', '0.000')
     """
     if value is None or value == "":
@@ -185,7 +176,7 @@ def number(value: object, digits: int = 3) -> str:
 
 def percent(share: float) -> str:
     """Format a share in percent, with one decimal."""
-    return f"{number(100 * share, 1)} %"
+    return f"{number_text(100 * share, 1)} %"
 
 
 def signed(value: float, digits: int) -> str:
@@ -194,25 +185,13 @@ def signed(value: float, digits: int) -> str:
     >>> signed(5.25, 1), signed(-0.5, 1), signed(-0.01, 1)
     ('+5.2', '-0.5', '0.0')
     """
-    text = number(value, digits)
+    text = number_text(value, digits)
     return f"+{text}" if value > 0 and text.strip("0.") else text
-
-
-def two_digits(value: float) -> str:
-    """Format a positive number with two significant digits, or all digits before the point.
-
-    >>> two_digits(0.1), two_digits(0.0312), two_digits(4.56), two_digits(123.4), two_digits(0.0)
-    ('0.10', '0.031', '4.6', '123', '0')
-    """
-    if value <= 0:
-        return "0"
-    exponent = math.floor(math.log10(float(f"{value:.1e}")))  # of the rounded number: 0.0999 has that of 0.10
-    return f"{value:.{max(0, 1 - exponent)}f}"
 
 
 def interval(low: float, high: float, digits: int) -> str:
     """Format an interval, such as ``[1.00, 2.67]``."""
-    return f"[{number(float(low), digits)}, {number(float(high), digits)}]"
+    return f"[{number_text(float(low), digits)}, {number_text(float(high), digits)}]"
 
 
 def with_interval(value: str, low: float, high: float, digits: int) -> str:

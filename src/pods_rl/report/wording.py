@@ -1,4 +1,4 @@
-"""The words for a number with its interval, and what a report found: a number, a text and a verdict each."""
+"""The words for a number with its interval, and what a report found: a number and a text each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .analysis import Analysis, ArmResult, Cost, Pair
 from .arms import LENGTH, Arm
 from .intervals import FEWEST, SCORE_DIGITS, SPEEDUP_DIGITS, Difference
 from .statistics import Speedup
-from .text import duration, interval, number, percent, signed, two_digits, unit_for, with_interval, words
+from .text import duration, interval, number_text, percent, signed, unit_for, with_interval, words
 
 LEVEL_MARGIN = 0.02
 """Two arms are level if the interval of their difference lies within this distance of 0: two points of accuracy."""
@@ -23,15 +23,13 @@ _NEITHER_BETTER = (LENGTH, "truncated_share", "eval_seconds")  # metrics that ar
 class Finding(NamedTuple):
     """What a report says of a comparison or of an arm."""
 
-    number: str  # such as "+14.1 points"; empty if there is none
+    number: str  # of a settled pair, such as "+14.1 points"; else empty
     text: str
-    verdict: str = ""  # settled; empty for a score or a list of pairs
 
     @property
     def sentence(self) -> str:
         """All of it on one line, as outputs without a layout show it."""
-        text = f"{self.number} {self.text}" if self.number else self.text
-        return f"{text} {self.verdict.capitalize()}." if self.verdict else text
+        return f"{self.number} {self.text}".lstrip()
 
 
 # ----------------------------------------------------------------------------- one number, in cells and sentences
@@ -41,7 +39,7 @@ def score_text(analysis: Analysis, metric: str, score: float) -> str:
     """Return a score, a share of right answers in percent. Every output has the same unit."""
     if analysis.is_share_of(metric) and not math.isnan(score):
         return percent(score)
-    return number(score, 1 if metric == LENGTH else SCORE_DIGITS)
+    return number_text(score, 1 if metric == LENGTH else SCORE_DIGITS)
 
 
 def gap_text(analysis: Analysis, difference: float) -> str:
@@ -62,7 +60,7 @@ def speedup_text(speedup: Speedup | None, arm: Arm) -> str:
     if speedup is None:
         return "–"
     if not speedup.never_reached:
-        ratio = number(speedup.speedup, SPEEDUP_DIGITS)
+        ratio = number_text(speedup.speedup, SPEEDUP_DIGITS)
         return with_interval(ratio, speedup.ci_low, speedup.ci_high, SPEEDUP_DIGITS)
     if speedup.ci_high > 0:
         return f"{_never(arm)} {interval(0.0, speedup.ci_high, SPEEDUP_DIGITS)}"
@@ -92,13 +90,6 @@ def settled_text(pair: Pair) -> str:
     return ", ".join(settled) or "nothing"
 
 
-def pairing_text(pair: Pair) -> str:
-    """Return the kind of the interval of a difference."""
-    if math.isnan(pair.difference.low):
-        return "–"
-    return "paired by seed" if pair.difference.paired else "unpaired"
-
-
 def runs_text(arm: Arm, noun: str = "") -> str:
     """Return the number of runs, with the noun if one is given, and how many of them did not finish."""
     text = counted(arm.run_count, noun) if noun else str(arm.run_count)
@@ -124,10 +115,10 @@ def level_text(analysis: Analysis) -> str:
 
 
 def step_text(cost: Cost | None) -> str:
-    """Return the seconds of a step with two digits."""
+    """Return the seconds of a step."""
     if cost is None or not math.isfinite(cost.seconds_per_step):
         return "–"
-    return f"{two_digits(cost.seconds_per_step)} s"
+    return f"{number_text(cost.seconds_per_step, 2)} s"
 
 
 def verdict_text(analysis: Analysis, arm: Arm) -> str:
@@ -202,7 +193,7 @@ def _of_pair(analysis: Analysis, pair: Pair) -> Finding:
     else:
         runs = f"{pair.runs} and {counted(pair.rival_runs, 'run')}"
     text = f"{cause} (95 % interval {_range(analysis, pair.main)}, {runs}): {scores}{_speedup_text(analysis, pair)}."
-    return Finding(gap_text(analysis, pair.main.mean), text, "settled")
+    return Finding(gap_text(analysis, pair.main.mean), text)
 
 
 def _speedup_text(analysis: Analysis, pair: Pair) -> str:
@@ -210,15 +201,15 @@ def _speedup_text(analysis: Analysis, pair: Pair) -> str:
     speedup = pair.speedup
     if speedup is None or not speedup.settled:
         return ""
-    goal = score_text(analysis, analysis.metric, speedup.threshold).replace(".0 %", " %")
+    goal = level_text(analysis)
     if speedup.never_reached:
         never = "has not reached" if pair.arm.is_running else "never reaches"
         return f"; {pair.arm.label} {never} {goal}"
     if not math.isfinite(speedup.speedup):
         return f"; {pair.rival.label} does not reach {goal}"
-    low = number(speedup.ci_low, SPEEDUP_DIGITS)
-    high = number(speedup.ci_high, SPEEDUP_DIGITS)
-    return f"; {number(speedup.speedup, SPEEDUP_DIGITS)} times as fast ({low} to {high}) to {goal}"
+    low = number_text(speedup.ci_low, SPEEDUP_DIGITS)
+    high = number_text(speedup.ci_high, SPEEDUP_DIGITS)
+    return f"; {number_text(speedup.speedup, SPEEDUP_DIGITS)} times as fast ({low} to {high}) to {goal}"
 
 
 def _nothing_settled(analysis: Analysis) -> Finding:

@@ -41,7 +41,6 @@ class Reward:
         name: its key in `REWARDS`, or the path of a user's function.
         score: the function of a text and its gold answer.
         score_many: scores a batch faster than one by one. If None, `score` is called for each.
-        range: its minimum and maximum, or None if they are not known.
         reads: with "tokens" the function takes `(tokens, limit)` and is called through `of_lengths`.
         verifies: whether it uses the verifier processes.
         maker: of a library's scorer, the path of the function that makes the `Work` of its processes, and the
@@ -55,7 +54,6 @@ class Reward:
     name: str
     score: Callable[..., Any]
     score_many: Callable[[Sequence[str], Sequence[str]], list[float]] | None = None
-    range: tuple[float, float] | None = None
     reads: Literal["text", "tokens"] = "text"
     verifies: bool = False
     maker: tuple[str, ...] = ()
@@ -89,14 +87,14 @@ class Reward:
 
 
 _BUILT_IN = (
-    Reward("accuracy", accuracy, accuracy_batch, range=(0.0, 1.0), verifies=True),
-    Reward("format", format_reward, range=(0.0, 1.0)),
-    Reward("tag_count", tag_count, range=(0.0, 0.1)),
-    Reward("choice", choice, range=(0.0, 1.0)),
-    Reward("equation", equation, range=(0.0, 1.0)),
-    Reward("chemistry", chemistry, range=(0.0, 1.0)),
-    Reward("countdown", countdown, range=(0.0, 1.0)),
-    Reward("overlong", overlong, range=(-1.0, 0.0), reads="tokens"),
+    Reward("accuracy", accuracy, accuracy_batch, verifies=True),
+    Reward("format", format_reward),
+    Reward("tag_count", tag_count),
+    Reward("choice", choice),
+    Reward("equation", equation),
+    Reward("chemistry", chemistry),
+    Reward("countdown", countdown),
+    Reward("overlong", overlong, reads="tokens"),
 )
 REWARDS: dict[str, Reward] = {reward.name: reward for reward in _BUILT_IN}
 
@@ -120,7 +118,7 @@ def get_reward(name: str) -> Reward:
     if kind:
         raise UserError(f"the reward '{name}' is {kind}: give a plain function of (text, gold), or a callable object")
     _check_signature(name, reward)
-    return Reward(name, reward, range=getattr(reward, "range", None))
+    return Reward(name, reward)
 
 
 def _check_signature(name: str, function: Callable[..., Any]) -> None:

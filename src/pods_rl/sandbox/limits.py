@@ -13,7 +13,7 @@ from functools import wraps
 from types import FrameType
 from typing import Any
 
-from ..text import change_text, plain_text
+from ..text import change_text, depth, plain_text
 from .worker import no_copies
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ def parsing_anything(parse: Callable[..., Any]) -> Callable[..., Any]:
     def call(tokenizer: Any, ids: Any, *args: Any, **options: Any) -> Any:
         try:
             message = parse(tokenizer, ids, *args, **options)
-            is_readable = not _is_deep(message)
+            is_readable = depth(message) <= MOST_LEVELS
         except Exception:  # of a parser, for text that it does not expect
             is_readable = False
         if is_readable:
@@ -126,22 +126,6 @@ def parsing_anything(parse: Callable[..., Any]) -> Callable[..., Any]:
         return {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}
 
     return call
-
-
-def _is_deep(value: Any) -> bool:
-    """Return whether a value is nested more than `MOST_LEVELS` deep."""
-    values = [value]
-    for _ in range(MOST_LEVELS):
-        inner: list[Any] = []
-        for outer in values:
-            if isinstance(outer, Mapping):
-                inner += outer.values()
-            elif isinstance(outer, list | tuple):
-                inner += outer
-        values = inner
-        if not values:
-            return False
-    return True
 
 
 def close_environment(environment: Any) -> None:

@@ -25,7 +25,6 @@ from .types import (
     check_generator,
     check_rewards,
     check_rows,
-    check_tensor,
     describe,
 )
 
@@ -78,7 +77,6 @@ def select_batch(
     rule: str | BatchRule = "max_variance",
     *,
     generator: torch.Generator | None = None,
-    completion_tokens: Tensor | None = None,
     tolerance: float = 0.0,
 ) -> BatchSelection:
     """Keep R of the rollouts of a batch, different numbers of different prompts.
@@ -90,7 +88,6 @@ def select_batch(
         rule: a name or import path as `get_batch_rule` takes, or the function itself. A rule of your own receives
             copies, which it may change.
         generator: for rules that draw.
-        completion_tokens: int64 `[P, N]`, for rules of your own that read it.
         tolerance: of `is_constant`, in units of reward. The rule receives the prompts whose rewards differ by no more
             as unscored.
 
@@ -98,7 +95,7 @@ def select_batch(
         At most R rollouts. There are fewer if fewer are live: scored, of a prompt whose rewards are not all equal.
 
     Raises:
-        TypeError, ValueError: bad rewards, rows, generator, completion tokens or tolerance.
+        TypeError, ValueError: bad rewards, rows, generator or tolerance.
         UserError: an unknown rule, or one that raises or does not return at most R different rollouts.
 
     >>> select_batch(torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.5, 0.5, 0.5, 0.5]]), 2).indices
@@ -110,17 +107,9 @@ def select_batch(
     is_within_P = is_constant(rewards_PN, tolerance)
     prompts, n = rewards_PN.shape
     check_rows(rows, prompts, n)
-    if completion_tokens is not None:
-        check_tensor("completion_tokens", completion_tokens)
-        if completion_tokens.shape != rewards_PN.shape:
-            raise ValueError(
-                f"completion_tokens must have the shape of the rewards, {[prompts, n]}; got "
-                f"{describe(completion_tokens)}."
-            )
-        completion_tokens = completion_tokens.clone()
     if tolerance:
         rewards_PN = checked_PN.masked_fill(is_within_P[:, None], math.nan)
-    batch = RolloutBatch(rewards_PN.detach().clone(), rows, generator, completion_tokens)
+    batch = RolloutBatch(rewards_PN.detach().clone(), rows, generator)
     name = rule if isinstance(rule, str) else getattr(rule, "__name__", repr(rule))
     expected = f"at most {rows} different int64 numbers p * {n} + i on {rewards_PN.device}, or a BatchSelection of them"
     try:

@@ -40,13 +40,11 @@ class RolloutBatch:
         rewards: `[P, N]`, float32 or float64, finite or NaN (unscored).
         rows: R, the number of rollouts to keep.
         generator: source of random draws. If None, PyTorch's global one.
-        completion_tokens: int64 `[P, N]`, the number of tokens of each completion. If None, it is not known.
     """
 
     rewards: Tensor
     rows: int
     generator: torch.Generator | None = None
-    completion_tokens: Tensor | None = None
 
 
 class BatchRule(Protocol):

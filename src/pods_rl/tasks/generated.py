@@ -235,7 +235,6 @@ def gym_task(settings: Settings) -> Task:
     grader = Reward(
         GYM,
         lambda text, gold: score(grader, [text], [gold], None)[0],
-        range=(0.0, 1.0),
         maker=("pods_rl.rewards.gym:scoring", work),
         gold=lambda gold: unnumbered(gold)[0] or None,
     )

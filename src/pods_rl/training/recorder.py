@@ -214,7 +214,7 @@ class Recorder(TrainerCallback):
                 raise  # no new step to save
             self.stopped_by = str(interrupt)
             return
-        row = self._record.write_evaluation(due, result.row())
+        row = self._record.write_evaluation(due, result.scores)
         if self._writer and result.answers:
             self._tables.attempt(self._writer.write_evaluation, self.step, result.columns())
         self._trainer.log_evaluation(row)

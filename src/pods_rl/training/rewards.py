@@ -72,5 +72,4 @@ def trl_reward(
         return [math.inf if isinstance(value, float) and math.isnan(value) else value for value in scores]
 
     score.__name__ = reward.name  # the reward's name in TRL's metrics
-    score.range = reward.range  # type: ignore[attr-defined]
     return score

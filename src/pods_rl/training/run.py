@@ -270,7 +270,7 @@ def _evaluator(context: Context, prepared: Prepared, trainer: RunTrainer) -> Cal
                 loop=getattr(trainer, "async_loop", None),  # a trainer has one only for tools that are coroutines
                 tools=prepared.tools,
             )
-        if index == 0 and evaluation.accuracy == evaluation.format_accuracy == 0:
+        if index == 0 and evaluation.scores.get("accuracy") == evaluation.scores.get("format_accuracy") == 0:
             shown.say(
                 "Warning: no completion of the first evaluation is right, and none has the form <think>...</think>"
                 "<answer>...</answer>. A policy that is never rewarded learns nothing. Check prompt_style, "

@@ -1,7 +1,6 @@
 // Draws the figures. `pods.figures(data)` can be called again with new points: what the reader chose stays.
 window.pods = { figures: (() => {
   const pageColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const RADIUS = 5;  // of a dot
   const FEW = 12;  // points of a line: fewer are not smoothed
   const element = (name, properties = {}, ...children) => {
     const made = Object.assign(document.createElement(name), properties);
@@ -118,12 +117,8 @@ window.pods = { figures: (() => {
       return [Math.max(least, low - room), Math.min(most, high + room)];
     };
 
-    // All of x, with room for a dot at its end. A zoomed part stays as it is.
-    const widened = (u, min, max) => {
-      if (min === null) return [null, null];
-      if (min === max) return [min, max + 1];
-      return [min, max < u.data[0].at(-1) ? max : max + ((RADIUS + 2) * (max - min)) / u.width];
-    };
+    // All of x, or the zoomed part; a single point has room at its right.
+    const widened = (u, min, max) => (min !== null && min === max ? [min, max + 1] : [min, max]);
 
     const size = () => {
       const width = Math.max(240, plot.clientWidth || 640);
@@ -132,7 +127,7 @@ window.pods = { figures: (() => {
 
     const level = (u) => {
       if (!chart.level) return;
-      const { left, top, width, height } = u.bbox, radius = RADIUS * devicePixelRatio, y = u.valToPos(chart.level[0], "y", true);
+      const { left, top, width, height } = u.bbox, y = u.valToPos(chart.level[0], "y", true);
       u.ctx.save();
       u.ctx.beginPath();
       u.ctx.rect(left, top, width, height);
@@ -143,13 +138,6 @@ window.pods = { figures: (() => {
       u.ctx.moveTo(left, y);
       u.ctx.lineTo(left + width, y);
       u.ctx.stroke();
-      for (const arm of chart.arms) {  // where a mean reaches the level: on its line
-        if (!arm.crossing || x[0] !== "time" || share() || state.off.has(arm.label)) continue;
-        u.ctx.fillStyle = arm.colour;
-        u.ctx.beginPath();
-        u.ctx.arc(u.valToPos(arm.crossing[0], "x", true), u.valToPos(arm.crossing[1], "y", true), radius, 0, 2 * Math.PI);
-        u.ctx.fill();
-      }
       u.ctx.restore();
     };
 

@@ -197,7 +197,7 @@ window.pods.ledger = (() => {
     }
     const cut = data.total - groups.length;
     at("ledger-size").textContent = `${groups.length} of ${data.total} logged groups are on this page.`
-      + (cut ? ` For more: pods report … --rollouts_mb ${data.limit_mb * 5}. The files rollouts/*.parquet of each run have all.` : "");
+      + (cut ? " The files rollouts/*.parquet of each run have all." : "");
     if (!ready) listen();
     ready = true;
     apply();

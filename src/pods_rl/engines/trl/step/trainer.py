@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ....errors import UserError
-from ....prefix_tree.tree import distinct_share
+from ....prefix_tree.grouping import distinct_share
 from ...seeds import StepCounter
 from .. import compat
 from ..compat import Batch, Completions, Generated, Layer, LogProbs, Tokenized
