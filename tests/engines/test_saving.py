@@ -7,7 +7,6 @@ import json
 import shutil
 
 import pytest
-import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from trl import GRPOConfig, GRPOTrainer
@@ -81,46 +80,6 @@ def test_a_torn_checkpoint_is_refused_and_true_resumes_from_the_one_before(make_
         make_trainer().train(resume_from_checkpoint=True)
 
 
-def cut(path, older):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def empty(path, older):
-    path.write_bytes(b"")
-
-
-def reset(path, older):
-    if path.suffix == ".json":
-        path.write_text("{}")
-    elif path.suffix == ".safetensors":
-        save_file({"nothing": torch.zeros(1)}, path)
-    else:
-        torch.save({}, path)
-
-
-def exchange(path, older):
-    """Another file of the same kind; of weights, those of a model with one more."""
-    others = {
-        "optimizer.pt": "scheduler.pt", "scheduler.pt": "rng_state.pth", "rng_state.pth": "optimizer.pt",
-        "trainer_state.json": "config.json", "pods_state_0.json": "trainer_state.json",
-        "pods_state_0.safetensors": "model.safetensors", "model.safetensors": "pods_state_0.safetensors",
-    }  # fmt: skip
-    shutil.copyfile(older / others[path.name], path)
-
-
-def lose_a_tensor(path, older):
-    if path.suffix == ".safetensors":
-        weights = load_file(path)
-        weights.pop(sorted(weights)[0])
-        save_file(weights, path)
-    elif path.name == "optimizer.pt":
-        state = torch.load(path)
-        state["param_groups"][0]["params"].pop()
-        torch.save(state, path)
-    else:
-        reset(path, older)
-
-
 def renew_manifest(folder):
     """As if the damage had been there when the checkpoint was published."""
     manifest = json.loads((folder / MANIFEST).read_text())
@@ -131,32 +90,6 @@ def renew_manifest(folder):
     assert verify(folder) == []
 
 
-def test_a_damaged_file_that_its_manifest_agrees_with_is_named(make_trainer, tmp_path):
-    """Each file of a checkpoint in the middle of a generation, damaged in each way."""
-    config = {"steps_per_generation": 2, "per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 1}
-    make_trainer(max_steps=3, **config).train()
-    shutil.copytree(tmp_path / "out", tmp_path / "whole")
-    folder = tmp_path / "out/checkpoint-3"
-    older = tmp_path / "whole/checkpoint-1"
-    for name in (
-        "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "pods_state_0.json",
-        "pods_state_0.safetensors", "model.safetensors",
-    ):  # fmt: skip
-        for damage in (cut, empty, reset, exchange, lose_a_tensor):
-            damage(folder / name, older)
-            renew_manifest(folder)
-            with pytest.raises(UserError) as refused:
-                make_trainer(max_steps=4, **config).train(resume_from_checkpoint=str(folder))
-            assert name in str(refused.value) or "weights" in str(refused.value), (name, damage)
-            assert str(folder) in str(refused.value)
-            shutil.rmtree(folder)
-            shutil.copytree(tmp_path / "whole/checkpoint-3", folder)
-    shutil.copyfile(tmp_path / "whole/checkpoint-2/trainer_state.json", folder / "trainer_state.json")
-    renew_manifest(folder)
-    last = make_trainer(max_steps=4, **config)
-    assert last._resume.find(True) == str(tmp_path / "out/checkpoint-2")
-
-
 def test_an_adapter_that_lacks_a_weight_is_refused(make_trainer, tmp_path):
     """PEFT would train on with the weight that it drew."""
     adapter = {"peft_config": LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")}
@@ -164,7 +97,9 @@ def test_an_adapter_that_lacks_a_weight_is_refused(make_trainer, tmp_path):
     make_trainer(**config).train()
     folder = tmp_path / "out/checkpoint-2"
     make_trainer(max_steps=3, **config).train(resume_from_checkpoint=str(folder))
-    lose_a_tensor(folder / "adapter_model.safetensors", None)
+    adapter_weights = load_file(folder / "adapter_model.safetensors")
+    adapter_weights.pop(sorted(adapter_weights)[0])
+    save_file(adapter_weights, folder / "adapter_model.safetensors")
     renew_manifest(folder)
     with pytest.raises(UserError, match="lora_A"):
         make_trainer(max_steps=3, **config).train(resume_from_checkpoint=str(folder))

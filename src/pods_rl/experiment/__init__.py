@@ -26,7 +26,7 @@ from ..recipe.catalog import check_accelerate
 from ..recipe.contents import Contents, contents_of, module_hashes
 from ..recipe.recipe import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
-from ..runs.checkpoints import MANIFEST, last_good, unreadable
+from ..runs.checkpoints import MANIFEST, last_good
 from ..runs.files import CHECKPOINTS, EXPERIMENT, LOG, begins_with, open_own, read_mapping
 from ..runs.identity import changed_contents
 from .definition import HEAD, DeclaredPair, Experiment, PlannedRun, build_experiment, load_experiment
@@ -296,7 +296,7 @@ def _use_of_attempt(run: PlannedRun, path: Path, processes: int) -> tuple[bool, 
         return False, None
     if differences(Run(path).config, run.recipe.values):
         return False, "starts again: its recipe has changed"
-    checkpoint, _ = last_good(path / CHECKPOINTS, check=unreadable)
+    checkpoint, _ = last_good(path / CHECKPOINTS)
     if checkpoint is None:
         return False, "starts again: it has no complete checkpoint"
     if read_mapping(checkpoint / MANIFEST).get("processes", processes) != processes:

@@ -11,17 +11,13 @@ replaced or resumed from.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
-import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError, safe_open
 
 from .files import encoded, read_mapping, to_json
 from .identity import is_of_other_run, token_of
@@ -127,38 +123,12 @@ def verify(folder: Path, *, hashes: bool = True) -> list[str]:
     return problems
 
 
-def unreadable(folder: Path) -> list[str]:
-    """Return the files of a checkpoint that cannot be what their names say, a line each, from their headers.
-
-    A manifest that was written after the damage agrees with such a file. Files of unknown kinds are ignored.
-    """
-    problems = []
-    for path in sorted(folder.rglob("*")):
-        if not path.is_file():
-            continue
-        try:
-            if path.suffix == ".json":
-                json.loads(path.read_text(encoding="utf-8"))
-            elif path.suffix == ".safetensors":
-                with safe_open(path, framework="np"):  # compares the header with the file's length
-                    pass
-            elif path.suffix in (".pt", ".pth"):
-                zipfile.ZipFile(path).close()  # torch.save writes a zip file
-        except (OSError, ValueError, RecursionError, zipfile.BadZipFile, SafetensorError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            problems.append(f"{path.relative_to(folder).as_posix()} cannot be read: {reason}")
-    return problems
-
-
-def last_good(
-    checkpoints: Path, *, hashes: bool = True, check: Callable[[Path], list[str]] | None = None
-) -> tuple[Path | None, list[str]]:
+def last_good(checkpoints: Path, *, hashes: bool = True) -> tuple[Path | None, list[str]]:
     """Return the newest checkpoint of a run that agrees with its manifest, and why each newer one is skipped.
 
     Args:
         checkpoints: ``checkpoints/`` of a run. A checkpoint that was copied from another run is skipped.
         hashes: as in `verify`.
-        check: returns more problems of a checkpoint that agrees with its manifest, such as `unreadable`.
 
     Returns:
         The folder, or None; lines ``checkpoint-8: <problem>``, newest first.
@@ -169,8 +139,6 @@ def last_good(
         problems = verify(folder, hashes=hashes)
         if not problems and is_of_other_run(folder, token):
             problems = ["it is of another run"]
-        if check is not None and not problems:
-            problems = check(folder)
         if not problems:
             return folder, skipped
         line = f"{folder.name}: {problems[0]}"

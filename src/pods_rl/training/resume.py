@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -59,7 +59,6 @@ def find_start(
     changed: bool = False,
     other_contents: bool = False,
     hashes: bool = True,
-    check: Callable[[Path], list[str]] | None = None,
 ) -> Start:
     """Return the last complete checkpoint of a run, after checking that it belongs to the recipe and its contents.
 
@@ -71,7 +70,6 @@ def find_start(
         changed: accept a checkpoint even if keys outside `recipe.FREE` differ.
         other_contents: accept a checkpoint even if the contents differ.
         hashes: passed to `runs.checkpoints.verify`.
-        check: passed to `runs.checkpoints.last_good`.
 
     Raises:
         UserError: there is no run, or steps but no complete checkpoint, or the checkpoint belongs to another
@@ -81,7 +79,7 @@ def find_start(
         raise UserError(f"--resume: {output} holds no run to resume.")
     if Run(output).config and "task" not in Run(output).config:
         raise UserError(f"--resume: a script made the run in {output}. Continue it with that script.")
-    checkpoint, skipped = last_good(output / CHECKPOINTS, hashes=hashes, check=check)
+    checkpoint, skipped = last_good(output / CHECKPOINTS, hashes=hashes)
     if checkpoint is None:
         _refuse_to_lose(Run(output), skipped)
         return Start(None, skipped, [], [])

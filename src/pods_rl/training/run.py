@@ -99,7 +99,6 @@ def train(
         shown = Watcher("the progress display", display)
         shown.begin("importing TRL")
         quiet_libraries()
-        from ..engines.trl.guarded.checkpoints import unrestorable
         from .recorder import trackers_inside
 
         if writer:
@@ -117,7 +116,7 @@ def train(
             contents = _on_first_process(writer, lambda: _contents(recipe, prepared))
             assert contents is not None
             trainer.contents = contents
-            start = _on_first_process(writer, lambda: find(contents=contents, check=unrestorable)) if resume else None
+            start = _on_first_process(writer, lambda: find(contents=contents)) if resume else None
             print_start(shown, shown_as, label, trainer, prepared, start)
             environment = describe(trainer, prepared, start) | {"sources": user_sources()}
             recorder = _add_recorder(context, prepared, trainer, environment)

@@ -36,7 +36,6 @@ from torch import Tensor, nn
 from transformers import TrainerControl, TrainerState
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer import TRAINER_STATE_NAME  # noqa: F401  (the engine imports private names from here)
-from transformers.trainer_pt_utils import safe_globals  # noqa: F401
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation  # noqa: F401  (gathers ZeRO-3's weights)
 from trl.trainer import grpo_trainer  # its VLLMGeneration and logger are patched below

@@ -18,14 +18,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, send_to_device
 from safetensors import safe_open
@@ -33,7 +31,7 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
 
 from ....errors import UserError
-from ..compat import TRAINER_STATE_NAME, Layer, TRLTrainer, safe_globals
+from ..compat import TRAINER_STATE_NAME, Layer, TRLTrainer
 from ..transcript import without_images
 from .stability import is_out_of_memory
 
@@ -45,7 +43,6 @@ _LONGEST = 200  # characters of a library's error in a message
 _ADVICE = "Remove this checkpoint and resume from the one before it, or start a new run with this folder as its model."
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "pytorch_model.bin")
 OPTIMIZER = ("optimizer.pt",)
-_VALUES = ("attributes", "loss", "metrics", "prompts_drawn", "generation")  # of a process
 _ATTRIBUTES = ("_step", "_globalstep_last_logged")  # TRL's counters, which it does not save
 
 
@@ -60,7 +57,7 @@ class ExactResume:
     def __init__(self, trainer: Layer) -> None:
         self._trainer = trainer
         self._resumed: Path | None = None
-        self.verified: Path | None = None  # a checkpoint whose hashes and states the caller has checked already
+        self.verified: Path | None = None  # a checkpoint whose hashes the caller has checked already
 
     # -- before training ---------------------------------------------------------------------------------------------
 
@@ -114,10 +111,9 @@ class ExactResume:
 
         if not (folder / TRAINER_STATE_NAME).is_file():
             return f"there is no {TRAINER_STATE_NAME}: it is not a checkpoint, or its run was killed while it was saved"
-        if folder == self.verified:
+        if folder == self.verified or not (folder / MANIFEST).is_file():
             return None
-        damages = verify(folder) if (folder / MANIFEST).is_file() else []
-        damages = damages or unrestorable(folder)
+        damages = verify(folder)
         return damages[0] if damages else None
 
     def _refuse_inexact(self, checkpoint: Path) -> None:
@@ -238,58 +234,6 @@ def saved_table(logs: Mapping[str, Any]) -> dict[str, Any]:
         else:
             table[name] = list(column)
     return table
-
-
-# Keys of the files that `torch.save` writes into a checkpoint, by the pattern of their names.
-_STATES = {
-    "optimizer.pt": ("state", "param_groups"),
-    "scheduler.pt": ("last_epoch",),
-    "rng_state*.pth": ("python", "numpy", "cpu"),
-}
-
-
-def unrestorable(folder: Path) -> list[str]:
-    """Return the files of a checkpoint that cannot be restored, a line each, before anything is restored.
-
-    A manifest that was written after the damage agrees with them. A file that belongs to another run, or to a model of
-    another shape, is found only when it is restored.
-    """
-    from ....runs.checkpoints import MANIFEST, unreadable
-    from ....runs.files import read_mapping
-
-    problems = unreadable(folder)
-    if problems:
-        return problems
-    for pattern, keys in _STATES.items():
-        for path in sorted(folder.glob(pattern)):
-            problem = _state_problem(path, keys)
-            if problem is not None:
-                problems.append(f"{path.name} {problem}")
-    for path in sorted(folder.glob("pods_state_*.json")):
-        missing = [name for name in _VALUES if name not in read_mapping(path)]
-        if missing:
-            problems.append(f"{path.name} holds another state: it has no {missing[0]}")
-    step = read_mapping(folder / TRAINER_STATE_NAME).get("global_step")
-    if type(step) is not int:
-        problems.append(f"{TRAINER_STATE_NAME} holds another state: it has no global_step")
-    elif step != read_mapping(folder / MANIFEST).get("step", step):
-        problems.append(f"{TRAINER_STATE_NAME} is of step {step}")
-    return problems
-
-
-def _state_problem(path: Path, keys: Sequence[str]) -> str | None:
-    """Return the problem with a file that `torch.save` wrote, which should have these keys."""
-    try:
-        with safe_globals():
-            state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)  # reads no large tensor
-        missing = [key for key in keys if key not in state]
-        if not missing and path.suffix == ".pth":
-            random.Random().setstate(state["python"])
-            np.random.RandomState().set_state(state["numpy"])
-            torch.Generator().set_state(state["cpu"])
-    except Exception as error:  # of a pickle, a zip file or a state
-        return f"cannot be read: {_one_line(error)}"
-    return f"holds another state: it has no {missing[0]}" if missing else None
 
 
 @contextmanager
