@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from ..errors import UserError, out_of_memory
 from ..runs import to_json
-from ..runs.files import begins_with, check_output, write_output
+from ..runs.files import begins_with, check_output, check_regular, write_output
 from ..text import DEEPEST, console, counted, depth, safe_text, short, suggest
 from .train import Force, working
 
@@ -150,9 +150,7 @@ def parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a Parquet file, with the memory of a batch."""
     import pyarrow.parquet as pq
 
-    from ..runs.sizes import check_size
-
-    check_size(file)
+    check_regular(file)
     with pq.ParquetFile(file) as parquet:
         for batch in parquet.iter_batches(batch_size=_BATCH):
             yield from batch.to_pylist()

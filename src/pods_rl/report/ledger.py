@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..runs import Run
-from ..runs.sizes import check_size
 from ..text import call_text, content_text, plain_text
 from .arms import Arm
 from .text import finite, finite_numbers, one_line, rounded
@@ -66,7 +65,6 @@ class Ledger:
         parts: dict[int, list[dict[str, Any]]] = {}
         # on a page that is full, groups are only counted
         columns = ["step", "group"] if self.left_out else None
-        check_size(path)
         with pq.ParquetFile(path) as file:
             rows = file.read(columns=columns).to_pylist()
         for row in rows:

@@ -26,7 +26,6 @@ from datasets.fingerprint import Hasher
 
 from ..errors import UserError, hub_problem, out_of_memory
 from ..runs.files import check_regular
-from ..runs.sizes import check_size
 from ..runs.sources import file_hashes
 from ..tables import rows_of
 from ..text import suggest
@@ -123,7 +122,6 @@ class DataSource:
 
     def _load_path(self, path: Path, cache: str) -> Dataset:
         if path.is_file():
-            check_size(path)
             data_files = {_bare(self.split): str(path)}
             reader = READERS[path.suffix.lower()]
             return load_dataset(reader, data_files=data_files, split=self.split, batch_size=_BATCH, cache_dir=cache)
@@ -132,18 +130,10 @@ class DataSource:
             if not isinstance(saved, Dataset):  # a dictionary of splits
                 saved = saved[_bare(self.split)]
             return _slice(saved, self.split)
-        self._check_sizes(path)
         text_files = self._text_files(path)
         if text_files:
             return _slice(files.read_files(text_files), self.split)
         return load_dataset(str(path), self.config, split=self.split, cache_dir=cache)
-
-    def _check_sizes(self, folder: Path) -> None:
-        """Raise UserError for a file of a folder that holds far more than its size; `datasets` decodes it to look."""
-        for file in sorted(folder.rglob("*.*")):
-            check_regular(file)
-            if file.is_file():
-                check_size(file)
 
     def _text_files(self, folder: Path) -> list[Path]:
         """Return the files of a split of a folder, if all of them are JSON or CSV files with commas."""
@@ -163,7 +153,8 @@ class DataSource:
             return []
         try:
             if path.is_dir() and not _is_saved(path):
-                self._check_sizes(path)
+                for file in sorted(path.rglob("*.*")):
+                    check_regular(file)  # `datasets` opens each to look
             if not _is_saved(path):
                 return [str(name) for name in get_dataset_split_names(self.name, self.config)]
             saved = load_from_disk(str(path))
