@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from importlib.util import find_spec
 
 import pytest
-import transformers
 from datasets import Dataset
 from tools.pretrain import EOS, build_tokenizer
 from trl.chat_template_utils import parse_response
@@ -20,7 +18,6 @@ from pods_rl.rewards import REWARDS, VerifierPool
 from pods_rl.sandbox import RewardFailure
 from pods_rl.sandbox.worker import Reply
 from pods_rl.tasks import Task
-from pods_rl.training import checks
 from pods_rl.training import trainer as build
 from pods_rl.training.checks import as_recipe_errors, check_engine
 from pods_rl.training.rewards import reward_functions, trl_reward
@@ -37,7 +34,7 @@ RECIPE = {
 @pytest.mark.parametrize(
     ("keys", "words", "cause"),
     [
-        ({"fsdp": "x"}, "fsdp = x: ", ValueError),
+        ({"fsdp": "x"}, "fsdp", ValueError),
         ({"accelerator_config": {"nope": 1}}, "nope", TypeError),
     ],
 )
@@ -56,23 +53,16 @@ def test_what_a_library_rejects_is_one_line_before_a_policy_loads(monkeypatch, t
     [
         ({"optim": "galore_adamw", "optim_target_modules": "all-linear"}, "optim = galore_adamw: "),
         ({"report_to": ["comet"]}, "['comet']: "),
-        ({"bf16": True, "fp16": True}, "fp16 = true: "),
-        ({"lr_scheduler_type": "nonsense"}, "lr_scheduler_type = nonsense: "),
-        ({"torch_compile_backend": "nonsense"}, "torch_compile_backend = nonsense: "),
-        ({"torch_compile": True, "torch_compile_mode": "nonsense"}, "torch_compile_mode: "),
-        ({"use_liger_kernel": True}, " liger-kernel, "),
-        ({"attn_implementation": "flash_attention_2"}, "attn_implementation = flash_attention_2: "),
-        ({"attn_implementation": "owner/kernel"}, "owner/kernel "),
-        ({"dataloader_persistent_workers": True}, "dataloader_persistent_workers = true: "),
-        ({"logging_steps": 0}, "logging_steps = 0"),
+        ({"bf16": True, "fp16": True}, "fp16"),
+        ({"lr_scheduler_type": "nonsense"}, "nonsense"),
+        ({"logging_steps": 0}, "logging_steps"),
         ({"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycle": 2}}, " num_cycles?"),
         ({"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": '{"power": 2}'}, "kwargs: power: "),
     ],
 )
-def test_a_rejection_names_the_key_that_the_user_set_and_the_reason(keys, words):
-    packages = {"galore_torch", "torchao", "flash_attn", "kernels", "liger_kernel"}
-    if any(find_spec(package) for package in packages):
-        pytest.skip("this machine has one of the packages whose absence is tested")
+def test_a_rejection_is_the_recipe_s_name_and_the_library_s_sentence(keys, words):
+    if find_spec("galore_torch"):
+        pytest.skip("this machine has the package whose absence is tested")
     recipe = build_recipe({**RECIPE, **keys}, Origin("r.yaml"))
     with pytest.raises(UserError) as raised:
         check_engine(recipe)
@@ -83,62 +73,14 @@ def test_a_rejection_names_the_key_that_the_user_set_and_the_reason(keys, words)
     assert [key for key in innocent if f"{key} = " in message] == []
 
 
-def missing_attribute():
-    return Namespace().save_strategies  # as code for another version
-
-
-def missing_module():
-    import a_module_that_is_not_there  # noqa: F401
-
-
-def another_signature():
-    missing_attribute(save_strategy="no")
-
-
-@pytest.mark.parametrize("break_off", [missing_attribute, missing_module, another_signature])
-def test_an_error_of_libraries_that_do_not_fit_is_not_blamed_on_a_value(monkeypatch, break_off):
-    def construct(recipe, processes):
-        break_off()
-
-    monkeypatch.setattr(checks, "_construct", construct)
-    recipe = build_recipe({**RECIPE, "optim": "sgd", "save_strategy": "no"}, Origin("r.yaml"))
-    with pytest.raises(UserError) as refused:
-        check_engine(recipe)
-    message = str(refused.value)
-    assert message.startswith("r.yaml: ")
-    assert f"transformers {transformers.__version__}" in message
-    assert "save_strategy = no" not in message
-    assert "rejects" not in message
-    assert "optim" not in message
-    assert "\n" not in message
-
-
-def test_an_error_while_the_policy_loads_is_not_blamed_on_a_value_either():
-    recipe = build_recipe({**RECIPE, "save_strategy": "no"}, Origin("r.yaml"))
-    with pytest.raises(UserError, match="AttributeError") as refused:  # noqa: SIM117
-        with as_recipe_errors(recipe):
-            missing_attribute()
-    assert "save_strategy" not in str(refused.value)
-
-
-def refuse_type():
-    raise TypeError("`save_strategy` must be a text")
-
-
-def refuse_package():
-    raise ImportError("save_strategy needs a package that is not installed")
-
-
-def refuse_keyword():
-    missing_attribute(rank=4)
-
-
-@pytest.mark.parametrize("refuse", [refuse_type, refuse_package, refuse_keyword])
-def test_what_a_library_refuses_on_purpose_or_passes_on_as_a_keyword_is_the_recipe_s(refuse):
-    recipe = build_recipe({**RECIPE, "save_strategy": "no", "model_init_kwargs": {"rank": 4}}, Origin("r.yaml"))
+@pytest.mark.parametrize("error", [TypeError("not a text"), ImportError("needs a package"), KeyError("rank")])
+def test_an_error_of_a_library_is_one_line_and_a_fault_of_its_code_is_not_hidden(error):
+    recipe = build_recipe(RECIPE, Origin("r.yaml"))
     with pytest.raises(UserError, match=r"r\.yaml: "):  # noqa: SIM117
         with as_recipe_errors(recipe):
-            refuse()
+            raise error
+    with pytest.raises(AttributeError), as_recipe_errors(recipe):
+        raise AttributeError("'Config' object has no attribute 'save_strategies'")
 
 
 def test_a_policy_that_does_not_fit_into_memory_is_one_line():

@@ -1,19 +1,13 @@
-"""Check a recipe as a run does before its first step, without loading its policy, and name the keys that are wrong."""
+"""Check a recipe as a run does before its first step, without loading its policy."""
 
 from __future__ import annotations
 
 import inspect
-import re
-import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from importlib.util import find_spec
 
 import torch
-from accelerate.utils import DynamoBackend, TorchDynamoPlugin
-from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, TensorDataset
 from transformers import (
     GenerationConfig,
     LlamaConfig,
@@ -25,15 +19,13 @@ from transformers import (
 )
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
-from transformers.utils import is_liger_kernel_available
 from trl import ModelConfig, get_peft_config
 
-from ..distributed.processes import quiet_libraries, version
-from ..engines import TESTED
+from ..distributed.processes import quiet_libraries
 from ..engines.trl.config import PODSConfig, check_prompts
 from ..engines.trl.guarded.run_directory import precision
 from ..engines.trl.guarded.stability import is_out_of_memory
-from ..errors import UserError, raised
+from ..errors import UserError
 from ..loading.prepare import prepare, training_task
 from ..recipe import Recipe
 from ..recipe.recipe import DATA_KEYS
@@ -44,24 +36,20 @@ from .arguments import engine_arguments
 _VOCABULARY = 2**18  # tokens that settings of generation may name
 _STEPS = 100  # of a schedule without a number of steps
 _SCHEDULE_ARGUMENTS = frozenset(("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"))  # set by the run
-_WRONG_VALUE = (ValueError, TypeError, AttributeError, LookupError, ImportError, NotImplementedError)
+_WRONG_VALUE = (ValueError, TypeError, LookupError, ImportError, NotImplementedError)
 _LORA = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")  # the dry run shows these even if unset
-_LIBRARIES = ("trl", "transformers", "peft", "accelerate", "torch")  # whose versions must fit each other
 
 
 @contextmanager
 def as_recipe_errors(
     recipe: Recipe, kinds: tuple[type[Exception], ...] = _WRONG_VALUE, read: Sequence[str] = ()
 ) -> Iterator[None]:
-    """Turn an error of TRL, transformers or peft into a UserError of one line, with the cause.
-
-    For a refusal of a value (`_is_refusal`), the line names the keys that are wrong, if they can be found
-    (`_wrong_keys`). Any other error is the libraries': the line names their versions and those that are tested.
+    """Turn an error of TRL, transformers or peft into a UserError of one line: the recipe, and the library's sentence.
 
     Args:
         recipe: a loaded recipe.
         kinds: the exceptions that mean a wrong value.
-        read: the keys that decide what happens inside. If empty, any may.
+        read: the keys that decide what happens inside. Those that the recipe sets are named with their values.
     """
     try:
         yield
@@ -78,71 +66,13 @@ def as_recipe_errors(
             ) from error
         if not isinstance(error, kinds):
             raise
-        # a step that reads few keys passes their values on, so that Python itself may refuse one
-        is_refusal = _is_refusal(error) or (bool(read) and isinstance(error, (TypeError, LookupError)))
-        if not is_refusal and not _names_an_entry(recipe, reason):
-            raise UserError(f"{recipe.source}: {_mismatch(error)}") from error
         settings = []
-        for key in _wrong_keys(recipe, reason, read):
-            value = recipe.given[key]
-            settings.append(f"{key} = {short(value) if isinstance(value, str) else describe(value)}")
+        for key in read:
+            if key in recipe.given:
+                value = recipe.given[key]
+                settings.append(f"{key} = {short(value) if isinstance(value, str) else describe(value)}")
         rejected = " with ".join(settings) or "this recipe"
         raise UserError(f"{recipe.source}: the trainer rejects {rejected}: {short(reason, 400)}") from error
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Return whether a library raised an error on purpose, and not Python because two versions do not fit."""
-    if isinstance(error, (AttributeError, NameError)):
-        return False
-    if isinstance(error, ImportError):
-        return error.name is None  # Python's own names the module
-    if isinstance(error, (TypeError, LookupError)):  # a refusal if the library's line is a `raise`
-        frames = traceback.extract_tb(error.__traceback__)
-        return bool(frames) and (frames[-1].line or "").startswith("raise")
-    return True
-
-
-def _names_an_entry(recipe: Recipe, reason: str) -> bool:
-    """Return whether Python refused an entry of a mapping of the recipe, which a library passed on as a keyword."""
-    match = re.search(r"unexpected keyword argument '(\w+)'", reason)
-    mappings = [value for value in recipe.given.values() if isinstance(value, Mapping)]
-    return match is not None and any(match[1] in mapping for mapping in mappings)
-
-
-def _mismatch(error: Exception) -> str:
-    """Return the description of an error in the code of the libraries."""
-    installed = ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)
-    tested = " ".join(f"'{name}=={number}'" for name, number in TESTED.items())
-    return (
-        f"the installed libraries raised {raised(error)}, and the recipe's values were not refused. Installed: "
-        f"{installed}. Tested: {tested}, which pip installs; if you have these, report the error."
-    )
-
-
-def _wrong_keys(recipe: Recipe, reason: str, read: Sequence[str]) -> list[str]:
-    """Return the keys of a recipe that an error names, or else whose value it quotes, or else all that were read."""
-    candidates = [key for key in recipe.given if not read or key in read]
-    named_keys = [key for key in candidates if re.search(rf"(?<![a-z_]){key}(?![a-z_])", reason.lower())]
-    quoted_keys = [key for key in candidates if _quotes(reason, recipe.given[key])]
-    return named_keys or quoted_keys or (candidates if read else [])
-
-
-def _quotes(reason: str, value: object) -> bool:
-    """Return whether an error has a text of a recipe (also in a list or a mapping) as a word, short ones in quotes."""
-    if isinstance(value, Mapping):
-        entries = [*value.keys(), *value.values()]
-    elif isinstance(value, list):
-        entries = value
-    else:
-        entries = [value]
-    texts = [entry for entry in entries if isinstance(entry, str)]
-    for text in texts:
-        word = re.escape(text)
-        if len(text) < 4 and not reason.startswith(f"{text} "):  # "no" is in many sentences
-            word = f"['\"`]{word}['\"`]"
-        if text and re.search(rf"(?<!\w){word}(?!\w)", reason):
-            return True
-    return False
 
 
 def check_task(
@@ -235,58 +165,38 @@ def check_engine(recipe: Recipe, processes: int = 1) -> PODSConfig:
     Raises:
         UserError: whatever one of them raises, as one line.
     """
-    # the trainer shows the warnings again
-    with warnings.catch_warnings(action="ignore"), as_recipe_errors(recipe, (Exception,)):
-        return _construct(recipe, processes)
-
-
-def _construct(recipe: Recipe, processes: int) -> PODSConfig:
-    """Construct what the settings of a recipe configure, without its policy; raise what rejects them."""
 
     def reading(*keys: str) -> AbstractContextManager[None]:
         return as_recipe_errors(recipe, (Exception,), keys)
 
-    arguments = engine_arguments(recipe)
-    arguments["per_device_train_batch_size"] *= processes  # the batch of all of them, in this one
-    with reading(*recipe.model_arguments()):
-        model = ModelConfig(**recipe.model_arguments())
-        get_peft_config(model)
-    config = PODSConfig("unused", **arguments)
-    if config.fsdp and processes == 1:
-        raise UserError(
-            f"fsdp = {describe(recipe.given['fsdp'])} shares the policy among processes, and this run has one: remove "
-            "fsdp, or start several with --num_processes K --accelerate_config fsdp2."
-        )
-    if config.accelerator_config.dispatch_batches:
-        raise UserError(
-            "accelerator_config: dispatch_batches needs batches of tensors, and a prompt is text: remove it."
-        )
-    with reading("optim", "optim_args", "learning_rate"):
-        layer = torch.nn.Linear(1, 1)
-        kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)
-        optimizer = kind(**{"params": layer.parameters(), **options})
-    with reading("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"):
-        _check_schedule(config, optimizer)
-    with reading("use_liger_kernel", "torch_compile", "torch_compile_backend", "torch_compile_mode"):
-        _check_packages(config)
-    with reading("attn_implementation"):
-        _check_attention(model.attn_implementation)
-    with reading("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
-        _check_checkpointing(config)
-    if not config.use_vllm:
-        with reading("generation_kwargs", "cache_implementation", "transformers_continuous_batching_config"):
-            _check_generation(config)
-    with reading(*(key for key in recipe.given if key.startswith("dataloader_"))):
-        DataLoader(
-            TensorDataset(torch.zeros(1)),
-            num_workers=config.dataloader_num_workers,
-            prefetch_factor=config.dataloader_prefetch_factor,
-            persistent_workers=config.dataloader_persistent_workers,
-            multiprocessing_context=getattr(config, "dataloader_multiprocessing_context", None),  # since 5.15
-        )
-    with reading("report_to"):
-        for callback in get_reporting_integration_callbacks(recipe.values.get("report_to") or []):
-            callback()
+    # the trainer shows the warnings again
+    with warnings.catch_warnings(action="ignore"), as_recipe_errors(recipe, (Exception,)):
+        arguments = engine_arguments(recipe)
+        arguments["per_device_train_batch_size"] *= processes  # the batch of all of them, in this one
+        with reading(*recipe.model_arguments()):
+            get_peft_config(ModelConfig(**recipe.model_arguments()))
+        config = PODSConfig("unused", **arguments)
+        if config.fsdp and processes == 1:
+            raise UserError(
+                f"fsdp = {describe(recipe.given['fsdp'])} shares the policy among processes, and this run has one: "
+                "remove fsdp, or start several with --num_processes K --accelerate_config fsdp2."
+            )
+        if config.accelerator_config.dispatch_batches:
+            raise UserError(
+                "accelerator_config: dispatch_batches needs batches of tensors, and a prompt is text: remove it."
+            )
+        with reading("optim", "optim_args", "learning_rate"):
+            layer = torch.nn.Linear(1, 1)
+            kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)
+            optimizer = kind(**{"params": layer.parameters(), **options})
+        with reading("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"):
+            _check_schedule(config, optimizer)
+        if not config.use_vllm:
+            with reading("generation_kwargs", "cache_implementation", "transformers_continuous_batching_config"):
+                _check_generation(config)
+        with reading("report_to"):
+            for callback in get_reporting_integration_callbacks(recipe.values.get("report_to") or []):
+                callback()
     return config
 
 
@@ -316,48 +226,6 @@ def _check_schedule(config: PODSConfig, optimizer: torch.optim.Optimizer) -> Non
         num_training_steps=steps,
         scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
     )
-
-
-def _check_checkpointing(config: PODSConfig) -> None:
-    """Raise what torch raises for arguments of activation checkpointing, when a layer is first computed."""
-    arguments = dict(config.gradient_checkpointing_kwargs or {})  # transformers copies a newer name's into it
-    every = arguments.pop("every_n_layers", 1)  # transformers' own
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise UserError(
-            f"gradient_checkpointing_kwargs: every_n_layers: got {describe(every)}, expected a whole number of at "
-            "least 1."
-        )
-    for key in ("use_reentrant", "preserve_rng_state", "debug", "early_stop"):
-        if not isinstance(arguments.get(key, True), bool):
-            raise UserError(
-                f"gradient_checkpointing_kwargs: {key}: got {describe(arguments[key])}, expected true or false."
-            )
-    checkpoint(torch.nn.Identity(), torch.ones(1, requires_grad=True), **{"use_reentrant": True, **arguments})
-
-
-def _check_packages(config: PODSConfig) -> None:
-    """Raise for what transformers and accelerate look up only when training begins."""
-    if config.use_liger_kernel and not is_liger_kernel_available():
-        raise UserError("use_liger_kernel needs liger-kernel, not installed here: pip install liger-kernel")
-    if config.torch_compile:
-        plugin = TorchDynamoPlugin(backend=config.torch_compile_backend or "inductor")
-        mode = config.torch_compile_mode
-        if mode is not None and plugin.backend == DynamoBackend.INDUCTOR:
-            modes = list(torch._inductor.list_mode_options())
-            if mode not in modes:
-                raise UserError(f"torch_compile_mode: got {mode!r}, expected one of {', '.join(modes)}.")
-
-
-def _check_attention(name: str | None) -> None:
-    """Raise what transformers raises for an unknown attention, or one whose package is missing."""
-    if name is None:
-        return
-    if "/" in name and find_spec("kernels") is None:
-        raise UserError(f"attn_implementation: {name} needs kernels, not installed here: pip install kernels")
-    if "/" not in name:
-        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "vocab_size": 8}
-        with torch.device("meta"):
-            LlamaForCausalLM._from_config(LlamaConfig(num_hidden_layers=1, **sizes), attn_implementation=name)
 
 
 def _check_generation(config: PODSConfig) -> None:
