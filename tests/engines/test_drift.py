@@ -81,7 +81,7 @@ def test_metrics_of_a_generation_are_of_all_rollouts_or_of_the_kept_rows():
     assert logged == OF_ALL_ROLLOUTS | OF_KEPT_ROWS | {OF_REWARD_FUNCTIONS}
 
 
-def test_the_table_of_completions_has_the_columns_that_checkpoints_save():
+def test_the_table_of_completions_has_the_columns_that_we_correct_and_escape():
     assert source.keys_of(SCORE, "self._logs") == {"prompt", "completion", "rewards", "advantages", "extra", "images"}
 
 

@@ -156,21 +156,15 @@ def test_groups_that_stay_dead_by_the_named_reward_train_nothing(make_trainer):
     assert set(live_and_dead) == {True, False}
 
 
-def test_rounds_without_a_live_prompt_are_reported_and_end(make_trainer, caplog, monkeypatch):
-    """Over the rounds of one step and over steps; so many prompts in a row are drawn for a batch, at most."""
+def test_rounds_without_a_live_prompt_end_and_are_reported_once(make_trainer, caplog, monkeypatch):
+    """So many prompts in a row are drawn for a batch, at most."""
     monkeypatch.setattr("pods_rl.engines.measuring.GIVE_UP_AFTER", 64)
-    settings = {"num_rollouts": 4, "reward": constant, "max_completion_length": 1, "max_steps": 1}
+    settings = {"num_rollouts": 4, "reward": constant, "max_completion_length": 1, "max_steps": 2}
     trainer = make_trainer(dynamic_sampling="constant", dynamic_sampling_rounds=1000, **settings)
     trainer.train()
     assert trainer.state.log_history[0]["pods/dynamic_sampling/prompts_drawn"] == 64
-    said = [record.getMessage() for record in caplog.records if "Dynamic sampling" in record.getMessage()]
-    in_vain = [int(text.split("the last ")[1].split(" ")[0]) for text in said if "the last" in text]
-    assert in_vain == [8, 16, 32]
-    assert "'constant'" in said[0]
-    caplog.clear()
-    make_trainer(dynamic_sampling=True, dynamic_sampling_rounds=3, **settings | {"max_steps": 6}).train()
-    said = [record.getMessage() for record in caplog.records if "Dynamic sampling" in record.getMessage()]
-    assert len(said) == 2
+    (said,) = [record.getMessage() for record in caplog.records if "Dynamic sampling" in record.getMessage()]
+    assert "'constant'" in said
 
 
 def test_dynamic_sampling_that_cannot_work_is_refused(make_trainer, dataset):

@@ -39,7 +39,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "num_iterations 2": {"num_iterations": 2, "num_rollouts": 8, "beta": 0.04, "logging_steps": 2},
     "steps_per_generation 4": {
         "steps_per_generation": 4, "per_device_train_batch_size": 2, "num_rollouts": 8, "rule": "random",
-        "task_train_size": 3, "logging_steps": 3, "log_completions": True,
+        "task_train_size": 3, "logging_steps": 3,
     },
     "LoRA": {"use_peft": True, "lora_r": 4, "lora_dropout": 0.1, "num_rollouts": 8},
     "2 processes": {"num_rollouts": 8, "per_device_train_batch_size": 4, "num_iterations": 2},

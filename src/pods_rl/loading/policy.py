@@ -90,21 +90,6 @@ def check_adapter(skeleton: PreTrainedModel, recipe: Recipe) -> None:
         ) from error
 
 
-def check_init_kwargs(path: str, recipe: Recipe) -> None:
-    """Raise UserError if transformers rejects `model_init_kwargs` for a recipe's policy; reads no weights."""
-    arguments = dict(recipe.values.get("model_init_kwargs") or {})
-    if not arguments:
-        return
-    if isinstance(arguments.get("device_map"), str):
-        with _one_line(f"{recipe.source}: model_init_kwargs: device_map"):
-            if arguments["device_map"] not in ("auto", "balanced", "balanced_low_0", "sequential"):
-                torch.device(arguments["device_map"])
-    with _one_line(f"{recipe.source}: model_init_kwargs = {arguments}: the policy"):
-        AutoModelForCausalLM.from_pretrained(
-            path, **load_options(recipe) | arguments | {"device_map": "meta", "trust_remote_code": False}
-        )
-
-
 def load_policy(policy: Policy, recipe: Recipe, device: torch.device) -> PreTrainedModel | PeftModel:
     """Load a model with the recipe's precision, attention and quantisation, and its adapter, which is not merged.
 

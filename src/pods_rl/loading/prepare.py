@@ -15,7 +15,7 @@ from ..recipe import Recipe
 from ..tasks import Fitted, Prompt, Task, fit_prompts, load_task
 from ..text import counted
 from .folders import Policy
-from .policy import check_adapter, check_init_kwargs, check_policy, load_tokenizer
+from .policy import check_adapter, check_policy, load_tokenizer
 from .prompts import check_template_options, encode, longest, render, template_options, tool_options
 
 _MOST_COMPARED = 20_000  # prompts of a split whose length is compared with the policy's positions before the run
@@ -93,7 +93,6 @@ def prepare(recipe: Recipe, policy: Policy | None = None) -> Prepared:
         if skeleton is not None:
             positions = positions_of(skeleton)
             check_adapter(skeleton, recipe)
-            check_init_kwargs(path, recipe)
         tokenizer = load_tokenizer(path, revision)
     else:
         made = load_task(recipe.task_settings(), reward_errors=recipe.values["reward_errors"])

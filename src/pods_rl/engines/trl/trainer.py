@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from typing_extensions import override
 
-from ..arguments import check_arguments
 from . import compat
 from .config import PODSConfig
 from .guarded.trainer import Guarded
@@ -38,8 +37,7 @@ class PODSTrainer(Guarded, Selecting, PrefixTreeTrainer):
     Raises:
         UserError: versions of TRL or transformers whose methods take other arguments; prompts and completions that
             are longer than the policy's learned positions; in training, memory that runs out.
-        TypeError: `args` is a GRPOConfig and not a PODSConfig, or another argument has a wrong type.
-        ValueError: `train_dataset` has no column `prompt`; what TRL refuses.
+        TypeError: `args` is a GRPOConfig and not a PODSConfig.
     """
 
     def __init__(
@@ -60,7 +58,6 @@ class PODSTrainer(Guarded, Selecting, PrefixTreeTrainer):
         environment_factory: Callable[[], Any] | dict[str, Callable[[], Any]] | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        check_arguments(arguments)
         if args is None:
             name = model if isinstance(model, str) else compat.get_config_model_id(model.config)
             arguments["args"] = PODSConfig(f"{name.split('/')[-1]}-PODS")

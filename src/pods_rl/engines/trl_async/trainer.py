@@ -11,7 +11,6 @@ from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 from ...errors import UserError
 from ...selection import RuleOrName
 from ...selection.rules import check_rule, rule_name
-from ..arguments import check_arguments
 from ..bounds import check_bounds
 from ..sizes import check_sizes
 from .worker import LostRolloutsError, PODSRolloutWorker
@@ -88,7 +87,8 @@ class AsyncPODSTrainer(AsyncGRPOTrainer):
         model, reward_funcs, args and all others: as TRL's. `args` is an AsyncPODSConfig.
 
     Raises:
-        TypeError, ValueError, UserError: an argument of a wrong type, as for PODSTrainer; a `rollout_worker`.
+        TypeError: `args` is not an AsyncPODSConfig.
+        UserError: a `rollout_worker` is passed.
         LostRolloutsError: in training, if the worker or the vLLM server ends.
     """
 
@@ -99,7 +99,6 @@ class AsyncPODSTrainer(AsyncGRPOTrainer):
     def __init__(
         self, model: str, reward_funcs: Any = None, args: AsyncPODSConfig | None = None, *rest: Any, **options: Any
     ) -> None:
-        check_arguments({"model": model, "reward_funcs": reward_funcs, **options})
         if args is None:
             args = AsyncPODSConfig(f"{model.split('/')[-1]}-AsyncPODS")
         if not isinstance(args, AsyncPODSConfig):

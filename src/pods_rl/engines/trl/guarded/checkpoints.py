@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
@@ -32,7 +31,6 @@ from torch import Tensor
 
 from ....errors import UserError
 from ..compat import TRAINER_STATE_NAME, Layer, TRLTrainer
-from ..transcript import without_images
 from .stability import is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -201,12 +199,6 @@ class ExactResume:
         if generation is None:
             return
         trainer._buffered_inputs = send_to_device(generation["buffer"], device)
-        for name, column in generation["logs"].items():
-            if isinstance(column, dict):  # a column for each reward function
-                for part, entries in column.items():
-                    trainer._logs[name][part].extend(entries)
-            else:
-                trainer._logs[name].extend(column)
 
     def _open_generation(self) -> dict[str, Any] | None:
         """Return the latest generation if it is still trained; None if a new one comes next."""
@@ -217,23 +209,7 @@ class ExactResume:
         return {
             "buffer": trainer._buffered_inputs,
             "rollouts": trainer.rollouts and trainer.rollouts.saved(),
-            "logs": saved_table(trainer._logs) if trainer.log_completions else {},
         }
-
-
-def saved_table(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return TRL's table of completions for a checkpoint, without images: after a resume its rows show none."""
-    table: dict[str, Any] = {}
-    for name, column in logs.items():
-        if isinstance(column, Mapping):  # a column for each reward function
-            table[name] = {part: list(values) for part, values in column.items()}
-        elif name == "images":
-            table[name] = [None] * len(column)
-        elif name in ("prompt", "completion"):
-            table[name] = [without_images(entry) for entry in column]
-        else:
-            table[name] = list(column)
-    return table
 
 
 @contextmanager
@@ -254,20 +230,6 @@ def restoring(checkpoint: str | Path | None, names: Sequence[str]) -> Iterator[N
 def _one_line(error: Exception) -> str:
     message = " ".join(str(error).split())
     return f"{type(error).__name__}: {message[:_LONGEST]}".removesuffix(": ")
-
-
-def check_output_dir(folder: str) -> None:
-    """Raise UserError if checkpoints cannot be written to a folder, before the first step and not at the first save."""
-    path = Path(folder)
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    problem = None
-    if not path.is_dir():
-        problem = f"{path} is not a directory"
-    elif not os.access(path, os.W_OK | os.X_OK):
-        problem = f"{path} cannot be written to"
-    if problem:
-        raise UserError(f"output_dir = {folder}: {problem}. Choose another folder for checkpoints.")
 
 
 def _is_sharded(trainer: TRLTrainer) -> bool:

@@ -20,7 +20,7 @@ from ....prefix_tree.positions import Positions, positions_of, with_longest_text
 from .. import compat, sharding
 from ..compat import Batch, Completions, Layer, drop_zero_counters
 from ..config import check_prompts
-from .checkpoints import OPTIMIZER, WEIGHTS, ExactResume, check_output_dir, load_renamed, restoring
+from .checkpoints import OPTIMIZER, WEIGHTS, ExactResume, load_renamed, restoring
 from .rewards import CheckedRewards
 from .stability import Stability
 from .tools import Tools, check_completions, make_table_storable
@@ -42,8 +42,6 @@ class Guarded(Layer):
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *others: Any, **named: Any) -> None:
         compat.check_overrides(Guarded)
         compat.check_config(args)
-        if args.output_dir is not None:
-            check_output_dir(args.output_dir)
         super().__init__(model, reward_funcs, args, *others, **named)  # type: ignore[call-arg]
         compat.warn_of_lossy_cast(self)
         self._check_positions()

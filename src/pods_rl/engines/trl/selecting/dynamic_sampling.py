@@ -25,12 +25,6 @@ from .generation import Round
 
 logger = logging.getLogger(__name__)
 
-WARN_AFTER = 8  # rounds in a row without a live group
-_ADVICE = (
-    "Use prompts that the policy answers right sometimes, another reward or more rollouts (num_rollouts), or lower "
-    "dynamic_sampling_rounds."
-)
-
 
 class DynamicSampling:
     """Adds groups of new prompts to a generation, at most `dynamic_sampling_rounds` times.
@@ -47,8 +41,7 @@ class DynamicSampling:
         names = trainer.reward_func_names
         self.rounds = trainer.args.dynamic_sampling_rounds if name else 0
         self.drawn = 0  # new prompts so far; after a resume with the same number it continues with the same prompts
-        self._rounds_in_vain = 0  # in a row, over all steps
-        self._gave_up = False
+        self._gave_up = False  # whether this was logged
         if isinstance(name, str) and name not in names:
             raise UserError(
                 f"dynamic_sampling = {name!r} is not a reward function: got {', '.join(names)}. Name one of them, "
@@ -66,16 +59,18 @@ class DynamicSampling:
             return
         drawn = 0
         drawn_in_vain = 0  # since the last live group
-        for number in range(1, self.rounds + 1):
+        for _ in range(self.rounds):
             count = missing()
-            if not count or self._gives_up(drawn_in_vain):
+            if not count:
+                break
+            if gives_up(drawn_in_vain, len(self._trainer.train_dataset)):
+                self._report(drawn_in_vain)
                 break
             new = generate(self.new_rows(count, first.inputs[0]))
             prompts = new.shares.prompts
             live_groups = int((~self.is_dead(new)).sum())
             drawn += prompts
             drawn_in_vain = 0 if live_groups else drawn_in_vain + prompts
-            self._report(number, live_groups=live_groups, missing=missing(), groups=first.shares.prompts)
         self._trainer._metrics["train"]["pods/dynamic_sampling/prompts_drawn"].append(float(drawn))
 
     def is_dead(self, round_: Round) -> Tensor:
@@ -90,39 +85,21 @@ class DynamicSampling:
             named_PN = named_PN.masked_fill(record.masked, torch.nan)
         return is_constant(named_PN, self._trainer.args.reward_tolerance)
 
-    def _gives_up(self, drawn_in_vain: int) -> bool:
-        """Return whether `drawn_in_vain` prompts without a live group are enough to stop; log it once."""
-        if not gives_up(drawn_in_vain, len(self._trainer.train_dataset)):
-            return False
-        if not self._gave_up and self._trainer.is_world_process_zero():
-            logger.warning(
-                "Dynamic sampling in step %d: %d new prompts in a row had equal rewards (%s), as many as one pass over "
-                "the data. No more are drawn for this batch; its other groups stay, with advantage 0. %s Logged once.",
-                self._trainer.state.global_step + 1, drawn_in_vain, self._judge, _ADVICE,
-            )  # fmt: skip
+    def _report(self, drawn_in_vain: int) -> None:
+        """Log once that this many prompts without a live group ended the search for a batch."""
+        if self._gave_up or not self._trainer.is_world_process_zero():
+            return
         self._gave_up = True
-        return True
-
-    def _report(self, number: int, *, live_groups: int, missing: int, groups: int) -> None:
-        """Log when rounds in a row, over all steps, found no live group: after 8, and at each doubling."""
-        if live_groups:
-            self._rounds_in_vain = 0
-            return
-        self._rounds_in_vain += 1
-        is_power_of_two = self._rounds_in_vain & (self._rounds_in_vain - 1) == 0
-        if self._rounds_in_vain < WARN_AFTER or not is_power_of_two or not self._trainer.is_world_process_zero():
-            return
-        logger.warning(
-            "Dynamic sampling in step %d, round %d of %d: the last %d rounds found no prompt whose rewards differ "
-            "(%s); %d of the batch's %d groups have equal rewards. %s",
-            self._trainer.state.global_step + 1, number, self.rounds, self._rounds_in_vain, self._judge, missing,
-            groups, _ADVICE,
-        )  # fmt: skip
-
-    @property
-    def _judge(self) -> str:
         name = self._trainer.args.dynamic_sampling
-        return f"of the reward function {name!r}" if isinstance(name, str) else "in total"
+        logger.warning(
+            "Dynamic sampling in step %d: %d new prompts in a row had equal rewards (%s), as many as one pass over the "
+            "data. No more are drawn for this batch; its other groups stay, with advantage 0. Use prompts that the "
+            "policy answers right sometimes, another reward or more rollouts (num_rollouts), or lower "
+            "dynamic_sampling_rounds. Logged once.",
+            self._trainer.state.global_step + 1,
+            drawn_in_vain,
+            f"of the reward function {name!r}" if isinstance(name, str) else "in total",
+        )
 
     def new_rows(self, count: int, example: Batch) -> list[Batch]:
         """Return TRL's rows of at least `count` new prompts for this process, with the columns of `example`.
