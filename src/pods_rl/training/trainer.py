@@ -13,7 +13,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from trl import ModelConfig, get_peft_config
 
 from ..engines.trl import PODSTrainer
-from ..engines.trl.compat import caching_as_loaded, saving_below
+from ..engines.trl.compat import caching_as_loaded, replacing
 from ..engines.trl.config import PODSConfig, check_prompts
 from ..loading.policy import load_options
 from ..loading.prepare import Prepared
@@ -140,8 +140,8 @@ class RunTrainer(PODSTrainer):
 
         def write(folder: Path) -> None:
             # TRL writes in the output folder, which is replaced by .saving/.
-            policy = self.accelerator.unwrap_model(self.model)
-            with saving_below(self, folder.parent), caching_as_loaded(policy):
+            staged = replacing(self, _get_output_dir=lambda trial: str(folder.parent))
+            with staged, caching_as_loaded(self.accelerator.unwrap_model(self.model)):
                 save(model, trial)
             if self.args.should_save:  # a pickle, which nothing reads: config.yaml has the settings
                 (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)

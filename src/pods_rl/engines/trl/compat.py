@@ -6,7 +6,7 @@
 - `TRLTrainer`: what else is read, written or called on the trainer, one line each; it types the rest of the engine.
 - `ENTROPY` to `IMAGE_INPUTS`: names in TRL's metrics and batches.
 - the imports below: names that are not public.
-- the context managers: what is replaced for a time in TRL, the policy and the processor. Two changes stay:
+- `replacing`: its callers replace something of TRL, the policy or the processor for a time. Two changes stay:
   `sharding.use_fsdp2` sets accelerate's state, and `prefix_tree.attention` wraps attention functions of transformers.
 
 TRL 1.17 is not supported: pip refuses it. What it breaks shows as an error of `Generated.of`, `check_overrides` or
@@ -25,7 +25,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -426,11 +425,11 @@ def warn_of_lossy_cast(trainer: TRLTrainer) -> None:
         )
 
 
-# -- what is replaced for a time: by one of these context managers, and put back at its end ----------------------------
+# -- what is replaced for a time, and put back at the end --------------------------------------------------------------
 
 
 @contextmanager
-def _replacing(holder: Any, **values: Any) -> Iterator[None]:
+def replacing(holder: Any, **values: Any) -> Iterator[None]:
     """Replace attributes or methods of an object or a module while the context is open."""
     attributes = vars(holder)
     replaced = {name: attributes[name] for name in values if name in attributes}
@@ -443,52 +442,15 @@ def _replacing(holder: Any, **values: Any) -> Iterator[None]:
         attributes.update(replaced)
 
 
-def scoring_by(trainer: TRLTrainer, score: Callable[..., Tensor]) -> AbstractContextManager[None]:
-    """Let TRL's method ask `score` for rewards: a subclass's `_calculate_rewards` need not call ours."""
-    return _replacing(trainer, _calculate_rewards=score)
-
-
-def group_size_of(trainer: TRLTrainer, rollouts: int) -> AbstractContextManager[None]:
-    """Let `num_generations` be n, for a subclass that compares the rollouts of a prompt when it calculates rewards."""
-    return _replacing(trainer, num_generations=rollouts)
-
-
-@contextmanager
-def sampling_prompts(trainer: TRLTrainer, rows: int, rows_of_all: int) -> Iterator[None]:
-    """Let TRL's sampler repeat each prompt `rows` times, and take as many prompts as `rows_of_all` have."""
-    with _replacing(trainer, num_generations=rows), _replacing(trainer.args, generation_batch_size=rows_of_all):
-        yield
-
-
-def rewarding_by(trainer: TRLTrainer, functions: Sequence[Callable[..., Any]]) -> AbstractContextManager[None]:
-    """Let TRL call these reward functions; outside, `reward_funcs` holds the user's own objects."""
-    return _replacing(trainer, reward_funcs=functions)
-
-
-def generating_by(policy: Any, generate: Callable[..., Tensor]) -> AbstractContextManager[None]:
-    """Let TRL call this function instead of the policy's `generate`."""
-    return _replacing(policy, generate=generate)
-
-
-def rendering_by(processor: Any, render: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Let TRL call this function instead of the processor's `apply_chat_template`."""
-    return _replacing(processor, apply_chat_template=render)
-
-
 def parsing_by(change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> AbstractContextManager[None]:
     """Let TRL read turns of the policy with its `parse_response` as `change` returns it."""
-    return _replacing(grpo_trainer, parse_response=change(grpo_trainer.parse_response))
-
-
-def saving_below(trainer: TRLTrainer, folder: Path) -> AbstractContextManager[None]:
-    """Let transformers write checkpoints in this folder instead of the output folder."""
-    return _replacing(trainer, _get_output_dir=lambda trial: str(folder))
+    return replacing(grpo_trainer, parse_response=change(grpo_trainer.parse_response))
 
 
 def caching_as_loaded(policy: Any) -> AbstractContextManager[None]:
     """Save `use_cache` as the policy generates: transformers' trainer turns it off in the configuration to train."""
     as_loaded = getattr(getattr(policy, "generation_config", None), "use_cache", True)
-    return _replacing(policy.config, use_cache=as_loaded)
+    return replacing(policy.config, use_cache=as_loaded)
 
 
 def printing_escaped() -> AbstractContextManager[None]:
@@ -504,7 +466,7 @@ def printing_escaped() -> AbstractContextManager[None]:
         columns = {plain_text(name): escaped(values) for name, values in extra.items()}
         show(escaped(prompts), escaped(completions), *numbers, extra=columns)
 
-    return _replacing(grpo_trainer, print_prompt_completions_sample=show_escaped)
+    return replacing(grpo_trainer, print_prompt_completions_sample=show_escaped)
 
 
 def room_in_vllm(at_once: int) -> AbstractContextManager[None]:
@@ -514,4 +476,4 @@ def room_in_vllm(at_once: int) -> AbstractContextManager[None]:
     def with_room(**settings: Any) -> Any:
         return build(**settings | {"max_num_seqs": at_once})
 
-    return _replacing(grpo_trainer, VLLMGeneration=with_room)
+    return replacing(grpo_trainer, VLLMGeneration=with_room)

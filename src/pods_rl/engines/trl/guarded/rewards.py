@@ -85,7 +85,7 @@ class CheckedRewards:
         trainer = self._trainer
         pairs = zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
         functions = [watched(function, name, trainer.args.reward_errors, self._faults) for function, name in pairs]
-        with compat.rewarding_by(trainer, functions):
+        with compat.replacing(trainer, reward_funcs=functions):
             yield
 
     def clean(self, rewards: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class Tools:
         def rendered(*args: Any, **kwargs: Any) -> Any:
             return render(*tokenizable(list(args)), **tokenizable(kwargs))
 
-        with compat.rendering_by(processor, rendered), compat.parsing_by(parsing_anything):
+        with compat.replacing(processor, apply_chat_template=rendered), compat.parsing_by(parsing_anything):
             yield
 
     @contextmanager

@@ -64,7 +64,8 @@ class Guarded(Layer):
         score = self._calculate_rewards
         if not (isinstance(score, partial) and score.func == self._rewards.score):  # not within another generation
             score = partial(self._rewards.score, score)
-        with compat.scoring_by(self, score), self._tools.reading_anything():
+        # Replaced, since a subclass's `_calculate_rewards` need not call ours.
+        with compat.replacing(self, _calculate_rewards=score), self._tools.reading_anything():
             return super()._generate_and_score_completions(inputs)
 
     @override

@@ -88,7 +88,8 @@ class Selecting(Layer):
         self._generation = generation
         round_ = self._begin_round(generation, inputs)
         # TRL scores after `_generate`, which has scored and selected by then.
-        with self._in("generating"), compat.scoring_by(self, generation.scores_of_kept_rows):
+        scores = compat.replacing(self, _calculate_rewards=generation.scores_of_kept_rows)
+        with self._in("generating"), scores:
             batch = super()._generate_and_score_completions(round_.rollouts)
         self._finish(batch, generation, before)
         return batch
@@ -130,7 +131,8 @@ class Selecting(Layer):
             copies(output.completions),
             [list(ids) for ids in output.completion_ids],
         )
-        with compat.group_size_of(self, n):
+        # A subclass may compare the rollouts of a prompt.
+        with compat.replacing(self, num_generations=n):
             scores = generation.calculate_rewards(*columns)
         self._enter_phase("selection")
         round_.take(self, prompts, output, scores)
@@ -279,8 +281,10 @@ class Selecting(Layer):
         prompts = self.args.num_prompts
         if prompts is None:
             return super().get_train_dataloader()
+        # TRL's sampler repeats each prompt `num_generations` times, and takes the prompts of `generation_batch_size`.
         each = self.args.prompt_rows
-        with compat.sampling_prompts(self, each, prompts * each):
+        group = compat.replacing(self, num_generations=each)
+        with group, compat.replacing(self.args, generation_batch_size=prompts * each):
             return super().get_train_dataloader()
 
     @override

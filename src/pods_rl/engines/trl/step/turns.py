@@ -76,7 +76,7 @@ def over_prefix_tree(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]
             draws = RowDraws(keys, length, trainer.accelerator.device, strict=True)
         return complete(generate, inputs, draws)
 
-    with compat.generating_by(model, once):
+    with compat.replacing(model, generate=once):
         yield
 
 
