@@ -7,15 +7,11 @@ from collections import Counter
 
 import pytest
 import torch
-from datasets import Dataset
-from peft import LoraConfig
-from transformers import GPT2Config, GPT2LMHeadModel, set_seed
 from trl import GRPOConfig
 
 from pods_rl import PODSConfig
 from pods_rl.engines.trl.compat import refuse_unsupported
 from pods_rl.errors import UserError
-from pods_rl.evaluation.sampling import GenerateSampler, Sampling
 from tests.numeric import FLOAT32, assert_near
 
 from .conftest import around, assert_equal_weights, constant, kept_of, letter_reward, texts_of, update_of
@@ -262,45 +258,3 @@ def test_fewer_prompts_than_a_step_needs_are_refused_with_both_numbers(make_trai
     trainer = make_trainer(train_dataset=dataset.select(range(1)))  # 8 rows of 4 a prompt
     with pytest.raises(UserError, match=r"\b1 .*\b2 "):
         trainer.train()
-
-
-@pytest.fixture
-def gpt2(tokenizer):
-    """A model of 20 learned positions, where a prompt and 12 tokens of completion leave 8 for the prompt."""
-    set_seed(0)
-    ids = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    config = GPT2Config(n_positions=20, n_embd=16, n_layer=1, n_head=2, vocab_size=len(tokenizer), **ids)
-    return GPT2LMHeadModel(config)
-
-
-def prompts_of(*lengths: int) -> Dataset:
-    """Prompts of these lengths: a character is a token."""
-    return Dataset.from_dict({"prompt": ["1" * length for length in lengths]})
-
-
-def test_learned_positions_that_are_too_few_are_refused_before_training(make_trainer, gpt2):
-    make_trainer(model=gpt2, train_dataset=prompts_of(8, 8)).train()
-    for data, change in [(prompts_of(2, 9), {}), (prompts_of(1, 1), {"max_completion_length": 20})]:
-        with pytest.raises(UserError, match="max_completion_length") as refused:
-            make_trainer(model=gpt2, train_dataset=data, **change)
-        assert "\n" not in str(refused.value)
-
-
-def test_learned_positions_are_compared_with_prompts_of_a_stream_before_it_generates(make_trainer, gpt2):
-    trainer = make_trainer(model=gpt2, train_dataset=prompts_of(9, 9).to_iterable_dataset())
-    with pytest.raises(UserError, match="9 tokens"):
-        trainer.train()
-
-
-def test_learned_positions_of_an_adapter_s_base_are_compared_too(make_trainer, gpt2):
-    adapter = {"peft_config": LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)}
-    with pytest.raises(UserError, match="9 tokens"):
-        make_trainer(model=gpt2, train_dataset=prompts_of(9, 9), trainer_arguments=adapter)
-
-
-def test_evaluation_compares_its_prompts_with_learned_positions(gpt2, tokenizer):
-    sampler = GenerateSampler(gpt2, tokenizer)
-    sampling = Sampling(max_completion_length=12)
-    assert len(sampler.sample([[5] * 9], [0], sampling, lambda *_: None)) == 1  # the last token is not read
-    with pytest.raises(UserError, match=r"max_completion_length .*\b11\b"):
-        sampler.sample([[5] * 10], [0], sampling, lambda *_: None)

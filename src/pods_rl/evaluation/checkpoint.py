@@ -85,9 +85,6 @@ def evaluate_checkpoint(
         sampling = sampling_of(recipe)
         # Described before the evaluation: an error here loses no result.
         line = _describe(recipe, policy, sampler, sampling, task) | {"date": time.time()}
-        if isinstance(sampler, GenerateSampler) and sampler.positions:
-            for text in prepared.length_notes(recipe, sampler.positions, trains=False):
-                note(f"Note: {text}")
         count = len(task.test) if prompts is None else min(prompts, len(task.test))
         begin(f"evaluating {counted(count * settings['eval_repeats'], 'completion')}")
         evaluation = evaluate(

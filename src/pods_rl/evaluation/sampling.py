@@ -15,7 +15,6 @@ from ..errors import UserError
 from ..loading.folders import Policy
 from ..loading.prompts import template_options
 from ..prefix_tree.decoding import RowDraws, complete_prompts
-from ..prefix_tree.positions import positions_of
 from ..recipe import Recipe
 
 RowsDone = Callable[[int, int], None]  # called with the number of finished rows and of all rows of this process
@@ -101,7 +100,6 @@ class GenerateSampler:
         model_ends = model.generation_config.eos_token_id
         if not isinstance(model_ends, list):
             model_ends = [model_ends]
-        self.positions = positions_of(model)
         self._ends = {*model_ends, tokenizer.eos_token_id} - {None}
         self._pad = tokenizer.pad_token_id
         if self._pad is None:
@@ -111,19 +109,7 @@ class GenerateSampler:
     def sample(
         self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], sampling: Sampling, done: RowsDone
     ) -> list[Completion]:
-        """Complete each prompt, in order (see `Sampler`).
-
-        Raises:
-            UserError: the longest prompt and its completion have no room in the model's table of positions.
-        """
-        if self.positions is not None and self.positions.end:
-            self.positions.check(
-                max(map(len, prompts_ids), default=0),
-                sampling.max_completion_length,
-                which="The longest prompt",
-                advice="evaluate on shorter prompts",
-                trains=False,
-            )
+        """Complete each prompt, in order (see `Sampler`)."""
         # Longest first: an out-of-memory error shows at once, and the estimated time left does not grow.
         order = sorted(range(len(rows)), key=lambda i: -len(prompts_ids[i]))
         completions: dict[int, Completion] = {}

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..policies import policy_path
-from ..prefix_tree.positions import Positions, positions_of, with_longest_text
 from ..recipe import Recipe
 from ..tasks import Fitted, Prompt, Task, fit_prompts, load_task
 from ..text import counted
 from .folders import Policy
 from .policy import check_adapter, check_policy, load_tokenizer
-from .prompts import check_template_options, encode, longest, render, template_options, tool_options
-
-_MOST_COMPARED = 20_000  # prompts of a split whose length is compared with the policy's positions before the run
+from .prompts import check_template_options, encode, render, template_options, tool_options
 
 
 @dataclass(frozen=True)
@@ -47,32 +44,6 @@ class Prepared:
         """Return the text that the policy continues."""
         return render(self.tokenizer, prompt, **self.render_options)
 
-    def length_notes(self, recipe: Recipe, positions: Positions, *, trains: bool) -> list[str]:
-        """Return a note for each split with rows that are longer than the policy was configured for.
-
-        Raises UserError if prompts leave no room for a completion in the policy's table of positions.
-        """
-        evaluated = recipe.run_settings()["eval_prompts"]
-        splits = {"test": (self.task.test, evaluated, "evaluate on fewer or shorter ones (eval_prompts)")}
-        if trains:
-            splits = {"training": (self.task.train, None, "set a lower max_prompt_length")} | splits
-        notes = []
-        for name, (split, size, advice) in splits.items():
-            count = min(len(split) if size is None else size, len(split), _MOST_COMPARED)
-            if count == 0:
-                continue
-            prompts = with_longest_text(split.select(range(count))["prompt"])
-            note = positions.check(
-                longest(self.tokenizer, prompts, **self.render_options),
-                recipe.values["max_completion_length"],
-                which=f"The longest {name} prompt",
-                advice=advice,
-                trains=name == "training",
-            )
-            if note:
-                notes.append(note)
-        return notes
-
 
 def prepare(recipe: Recipe, policy: Policy | None = None) -> Prepared:
     """Resolve the task of a recipe, a policy's tokenizer and the arguments of the chat template, once for a run.
@@ -82,7 +53,6 @@ def prepare(recipe: Recipe, policy: Policy | None = None) -> Prepared:
     loaded. Raises UserError for what cannot be made, called or fitted.
     """
     limit = None
-    positions = None
     if policy is None:
         made = training_task(recipe)
         limit = recipe.task_settings()["max_prompt_length"]
@@ -91,7 +61,6 @@ def prepare(recipe: Recipe, policy: Policy | None = None) -> Prepared:
         revision = model.get("model_revision") or "main"
         skeleton = check_policy(path, revision)
         if skeleton is not None:
-            positions = positions_of(skeleton)
             check_adapter(skeleton, recipe)
         tokenizer = load_tokenizer(path, revision)
     else:
@@ -111,11 +80,7 @@ def prepare(recipe: Recipe, policy: Policy | None = None) -> Prepared:
         count_tokens=lambda prompt: len(encode(tokenizer, prompt, render_prompt(prompt))),
         render=render_prompt,
     )
-    prepared = Prepared(task, made, fitted, tokenizer, tools, render_options, tuple(recipe.notes))
-    if positions is None:
-        return prepared
-    notes = prepared.length_notes(recipe, positions, trains=True)
-    return replace(prepared, task=replace(task, notes=(*task.notes, *notes)))
+    return Prepared(task, made, fitted, tokenizer, tools, render_options, tuple(recipe.notes))
 
 
 def training_task(recipe: Recipe) -> Task:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jinja2 import TemplateError
@@ -115,8 +115,3 @@ def render(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, **options: Any) -
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: str) -> list[int]:
     """Return the tokens of a rendered prompt; a chat template has written its special tokens already."""
     return list(tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"])
-
-
-def longest(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Prompt], **options: Any) -> int:
-    """Return the tokens of the longest prompt, 0 without prompts; `options` are those of `render`."""
-    return max((len(encode(tokenizer, prompt, render(tokenizer, prompt, **options))) for prompt in prompts), default=0)

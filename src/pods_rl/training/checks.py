@@ -100,9 +100,7 @@ def check_task(
     policy_problem = recipe.hub_problem(("model_name_or_path",))
     if loaded is None:
         loaded = {}
-    lengths = [recipe.values[key] for key in ("max_completion_length", "eval_prompts")]  # compared with the positions
-    of_policy = [recipe.values.get(key) for key in ("chat_template_kwargs", "model_init_kwargs")]
-    key = repr((recipe.task_settings(), recipe.model_arguments(), of_policy, lengths))
+    key = repr((recipe.task_settings(), recipe.model_arguments(), recipe.values.get("chat_template_kwargs")))
     if key not in loaded:
         if policy_problem:
             loaded[key] = (training_task(recipe), None)

@@ -35,8 +35,8 @@ class PODSTrainer(Guarded, Selecting, PrefixTreeTrainer):
     protects the run; it is the outermost one, so it checks rewards before they select.
 
     Raises:
-        UserError: versions of TRL or transformers whose methods take other arguments; prompts and completions that
-            are longer than the policy's learned positions; in training, memory that runs out.
+        UserError: versions of TRL or transformers whose methods take other arguments; in training, memory that runs
+            out.
         TypeError: `args` is a GRPOConfig and not a PODSConfig.
     """
 

@@ -11,12 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
 from torch import Tensor
 from typing_extensions import override
 
 from ....errors import UserError
-from ....prefix_tree.positions import Positions, positions_of, with_longest_text
 from .. import compat, sharding
 from ..compat import Batch, Completions, Layer, drop_zero_counters
 from ..config import check_prompts
@@ -33,18 +31,15 @@ class Guarded(Layer):
     `tool_timeout`. Usable rewards and finite steps equal TRL's bit for bit.
 
     Raises:
-        UserError: versions of TRL or transformers whose methods take other arguments; prompts and completions that
-            are longer than the policy's learned positions; in training, memory that runs out.
+        UserError: versions of TRL or transformers whose methods take other arguments; in training, memory that runs
+            out.
     """
-
-    _positions: Positions | None = None  # of the policy, if it has a table of them
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *others: Any, **named: Any) -> None:
         compat.check_overrides(Guarded)
         compat.check_config(args)
         super().__init__(model, reward_funcs, args, *others, **named)  # type: ignore[call-arg]
         compat.warn_of_lossy_cast(self)
-        self._check_positions()
         self._rewards = CheckedRewards(self)
         self._stability = Stability(self)
         self._tools = Tools(self)
@@ -87,7 +82,6 @@ class Guarded(Layer):
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int,
         has_tool_images: bool = False,
     ) -> Completions:  # fmt: skip
-        self._check_length(max(map(len, prompt_ids), default=0))
         options = {"has_tool_images": True} if has_tool_images else {}
         with self._stability.explaining_sampling():
             completions = super()._generate_single_turn(
@@ -95,30 +89,6 @@ class Guarded(Layer):
             )
         check_completions(len(prompt_ids), completions[0])
         return completions
-
-    def _check_positions(self) -> None:
-        """Raise UserError if the policy's table of positions is too short for prompts that are known."""
-        positions = positions_of(self.model)
-        if positions is None or not positions.end:
-            return
-        self._positions = positions
-        self._check_length(1, which="The shortest possible prompt")
-        # With environments, TRL reads the tools of a prompt from lists that it fills when it generates.
-        if not isinstance(self.train_dataset, Dataset) or self.environment_factories is not None:
-            return
-        prompts = with_longest_text(row["prompt"] for row in self.train_dataset.select_columns("prompt"))
-        prompt_ids, _, _ = self._tokenize_prompts(prompts)
-        self._check_length(max(map(len, prompt_ids), default=1))
-
-    def _check_length(self, prompt: int, which: str = "The longest prompt") -> None:
-        """Raise UserError if the policy's table of positions is too short for a prompt of this length."""
-        if self._positions is not None:
-            self._positions.check(
-                prompt,
-                self.args.max_completion_length or 0,
-                which=which,
-                advice="remove the longest prompts",
-            )
 
     # -- steps that are not finite -------------------------------------------------------------------------------------
 
