@@ -230,23 +230,3 @@ def test_a_local_folder_has_no_revision(tmp_path):
         build(model_name_or_path=str(tmp_path), model_revision="v2")
     values = {**MINIMAL, "model_name_or_path": str(tmp_path), "model_revision": "v2", "task": "arithmetic"}
     build_recipe(values, Origin("r.yaml"), trains=False)  # the policy of a run whose base is on the hub
-
-
-@pytest.mark.parametrize(
-    ("values", "read"),
-    [
-        ({"vllm_gpu_memory_utilization": 0.5}, {"use_vllm": True}),
-        ({"use_vllm": True, "vllm_server_port": 9000}, {"vllm_mode": "server"}),
-        ({"use_vllm": True, "vllm_mode": "server", "vllm_max_model_length": 64}, {"vllm_mode": "colocate"}),
-        ({"rule": "random"}, {"num_rollouts": 32}),
-        ({"dynamic_sampling_rounds": 5}, {"dynamic_sampling": True}),
-        ({"sapo_temperature_neg": 2.0}, {"loss_type": "sapo"}),
-        ({"warmup_steps": 5}, {"lr_scheduler_type": "constant_with_warmup"}),
-        ({"eval_repeats": 5, "eval_prompts": 0}, {"eval_prompts": 8}),
-    ],
-)
-def test_a_key_that_another_setting_switches_off_is_noted(values, read):
-    (note,) = build(**values).notes
-    assert [key for key in values if key not in read and key in note]
-    assert build(**{**values, **read}).notes == []
-    assert build().notes == []

@@ -29,7 +29,6 @@ class Prepared:
         tokenizer: of the policy.
         tools: what `tool_options` returned, which makes an environment only to list its tools.
         render_options: all arguments of the chat template: the recipe's `chat_template_kwargs`, and `tools`.
-        notes: on keys of the recipe that the run ignores.
     """
 
     task: Task
@@ -38,7 +37,6 @@ class Prepared:
     tokenizer: PreTrainedTokenizerBase
     tools: Mapping[str, Any]
     render_options: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
 
     def render(self, prompt: Prompt) -> str:
         """Return the text that the policy continues."""
@@ -80,7 +78,7 @@ def prepare(recipe: Recipe, policy: Policy | None = None) -> Prepared:
         count_tokens=lambda prompt: len(encode(tokenizer, prompt, render_prompt(prompt))),
         render=render_prompt,
     )
-    return Prepared(task, made, fitted, tokenizer, tools, render_options, tuple(recipe.notes))
+    return Prepared(task, made, fitted, tokenizer, tools, render_options)
 
 
 def training_task(recipe: Recipe) -> Task:

@@ -28,7 +28,7 @@ from ..text import describe, short, suggest
 from ..yaml_files import Origin, dump_yaml
 from .catalog import local_path, looks_like_path, read_recipe
 from .schema import GYM, REWARDS, TASKS, UNSUPPORTED, defaults, fields
-from .unread import check_keys_of_task, check_read, unread_notes
+from .unread import check_keys_of_task, check_read
 
 _SAVING = frozenset(("save_seconds", "save_steps", "save_strategy"))
 # if no key sets when to save: at most half an hour is lost
@@ -106,11 +106,6 @@ class Recipe:
     def batch_plan(self, processes: int | None = None) -> BatchPlan:
         """Return the batch plan for this number of processes, by default those that the launcher started."""
         return batch_plan(self.values, processes)
-
-    @property
-    def notes(self) -> list[str]:
-        """Notes on keys that are set, and that a run ignores because of other keys."""
-        return unread_notes(self.values, self.given)
 
     @property
     def missing_library(self) -> str | None:

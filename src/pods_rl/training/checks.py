@@ -93,10 +93,7 @@ def check_task(
     quiet_libraries()
     data_problem = recipe.hub_problem(DATA_KEYS)
     if data_problem:
-        return (
-            *recipe.notes,
-            f"The data are not checked: {data_problem}",
-        )
+        return (f"The data are not checked: {data_problem}",)
     policy_problem = recipe.hub_problem(("model_name_or_path",))
     if loaded is None:
         loaded = {}
@@ -117,7 +114,7 @@ def check_task(
     if config is not None:
         with as_recipe_errors(recipe):
             check_prompts(config, len(task.train))
-    notes = [*recipe.notes, *task.notes]
+    notes = list(task.notes)
     if fitted:
         notes.append(str(fitted))
     if policy_problem:

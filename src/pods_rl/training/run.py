@@ -211,7 +211,7 @@ def print_start(
     task = prepared.task
     shown.say(f"{label}: {device_line(trainer)}")  # each line fits 80 columns
     shown.say(f"{label}: {task.name}: {counted(len(task.train), 'prompt')}")
-    for note in (*prepared.notes, *task.notes):
+    for note in task.notes:
         shown.note(f"{label}: Note: {note}")
     lines = []
     if prepared.fitted:
