@@ -85,12 +85,12 @@ class Signal:
 
     Args:
         has_gradient: whether one of its rows has a gradient.
-        leaves_out: whether every process may leave out rows without a gradient.
+        may_skip_rows_everywhere: whether every process may skip rows without a gradient.
         counts: its tokens and rows; None with a user's loss, where the processes need not agree on them.
     """
 
     has_gradient: bool
-    leaves_out: bool
+    may_skip_rows_everywhere: bool
     counts: Counts | None
 
 
@@ -224,10 +224,10 @@ class Update(TrainerCallback):
             return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
         counts = token_counts(batch)
         tokens, with_gradient = counts.tolist()  # of each row; the only wait for the device
-        leaves_out = self._may_leave_out_rows(batch)
-        signal = self._signal(batch, tokens, with_gradient, leaves_out)
+        may_skip_rows = self._may_skip_rows(batch)
+        signal = self._signal(batch, tokens, with_gradient, may_skip_rows)
         self._has_signal |= signal.has_gradient
-        if leaves_out:
+        if may_skip_rows:
             self.rows_left_out += with_gradient.count(0) - batch.get(REPEATED_ROWS, 0)
         if self._can_skip(signal):
             assert signal.counts is not None
@@ -235,7 +235,7 @@ class Update(TrainerCallback):
             return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
         self._passes += 1
         self._batch = batch
-        self._computed = counts[1] > 0 if leaves_out else None
+        self._computed = counts[1] > 0 if may_skip_rows else None
         metrics = trainer._metrics["train"]
         before = {name: len(values) for name, values in metrics.items()}
         try:
@@ -284,8 +284,8 @@ class Update(TrainerCallback):
     def _pack(self, batches: list[Batch]) -> list[Batch] | None:
         """Return the rows of some batches in as few passes as the budget allows; None if they cannot be moved."""
         trainer = self._trainer
-        leaves_out = all(map(self._may_leave_out_rows, batches))
-        computed = torch.cat([rows_with_gradient(batch) for batch in batches]) if leaves_out else None
+        may_skip_rows = all(map(self._may_skip_rows, batches))
+        computed = torch.cat([rows_with_gradient(batch) for batch in batches]) if may_skip_rows else None
         divide = partial(
             self.budget.divide,
             trees=self._takes_trees(trainer.model_wrapped),
@@ -300,7 +300,7 @@ class Update(TrainerCallback):
         failed = self._taken[-1] if self._taken else {}
         if not self.budget.may_lower or not failed or not all(map(self._may_pack, self._taken)):
             raise error
-        rows = tokens_of(failed, rows_with_gradient(failed) if self._may_leave_out_rows(failed) else None)
+        rows = tokens_of(failed, rows_with_gradient(failed) if self._may_skip_rows(failed) else None)
         rows = rows[(rows >= 0).any(1)]
         trees = self._takes_trees(trainer.model_wrapped)
         parts = len(np.unique(rows, axis=0)) if trees else len(rows)
@@ -322,9 +322,14 @@ class Update(TrainerCallback):
         gathered = accelerator.gather(torch.tensor(numbers, device=accelerator.device))
         return gathered.view(accelerator.num_processes, len(numbers)).tolist()
 
-    def _sums(self, numbers: list[int]) -> list[int]:
+    def _sums(self, numbers: Mapping[str, int]) -> dict[str, int]:
         """Return the sum of each number over the processes. Call this on every process."""
-        return [sum(values) for values in zip(*self._gather(numbers), strict=True)]
+        of_processes = self._gather(list(numbers.values()))
+        return {name: sum(values) for name, values in zip(numbers, zip(*of_processes, strict=True), strict=True)}
+
+    def _on_any_process(self, flag: bool) -> bool:
+        """Return whether a flag is set on any process. Call this on every process."""
+        return any(number for (number,) in self._gather([int(flag)]))
 
     def _may_pack(self, batch: Batch) -> bool:
         """Return whether the gradient of a step does not depend on which of its rows share a pass."""
@@ -347,7 +352,7 @@ class Update(TrainerCallback):
         trainer = self._trainer
         return trainer.beta != 0.0 or trainer.aux_loss_enabled or trainer._entropy_bonus_enabled
 
-    def _may_leave_out_rows(self, batch: Batch) -> bool:
+    def _may_skip_rows(self, batch: Batch) -> bool:
         """Return whether a row with advantage 0 matters neither to a gradient nor to a metric but the entropy."""
         trainer = self._trainer
         if not trainer.args.prefix_tree or has_images(batch):
@@ -356,25 +361,25 @@ class Update(TrainerCallback):
             return False
         return trainer.top_entropy_quantile >= 1.0 and trainer.loss_type != "vespo"  # logs the weight of each row
 
-    def _signal(self, batch: Batch, tokens: list[int], with_gradient: list[int], leaves_out: bool) -> Signal:
+    def _signal(self, batch: Batch, tokens: list[int], with_gradient: list[int], may_skip_rows: bool) -> Signal:
         """Return what has a gradient in a pass, the same on every process, from the tokens of each row here."""
         has_gradient = self._has_other_terms or any(with_gradient)
         if self._has_user_loss:  # its code may not reach this line on all processes: they need not agree
-            return Signal(has_gradient, leaves_out=False, counts=None)
-        computed = with_gradient if leaves_out else tokens
+            return Signal(has_gradient, may_skip_rows_everywhere=False, counts=None)
         # One message for all of them.
-        some_gradient, some_need_all, all_tokens, computed_tokens, repeated_rows = self._sums([
-            int(has_gradient), int(not leaves_out), sum(tokens), sum(computed), batch.get(REPEATED_ROWS, 0),
-        ])  # fmt: skip
+        sums = self._sums({
+            "has_gradient": int(has_gradient),
+            "needs_all_rows": int(not may_skip_rows),
+            "tokens": sum(tokens),
+            "computed": sum(with_gradient if may_skip_rows else tokens),
+            "repeated_rows": batch.get(REPEATED_ROWS, 0),
+        })  # fmt: skip
         rows = len(tokens) * self._trainer.accelerator.num_processes
+        counts = Counts(sums["tokens"], sums["computed"], rows, sums["repeated_rows"])
         if batch["completion_mask"].shape[1] == 1:  # TRL's means are then over rows
-            computed_tokens = round(rows * computed_tokens / all_tokens) if all_tokens else rows
-            all_tokens = rows
-        return Signal(
-            has_gradient=some_gradient > 0,
-            leaves_out=some_need_all == 0,
-            counts=Counts(all_tokens, computed_tokens, rows, repeated_rows),
-        )
+            computed_rows = round(rows * counts.computed / counts.tokens) if counts.tokens else rows
+            counts = Counts(rows, computed_rows, rows, counts.repeated)
+        return Signal(sums["has_gradient"] > 0, sums["needs_all_rows"] == 0, counts)
 
     def _has_later_signal(self) -> bool:
         """Return whether a later pass of this step has a gradient on any process; true if it is unknown."""
@@ -388,7 +393,7 @@ class Update(TrainerCallback):
         for micro_batch in later:
             batches += micro_batch if isinstance(micro_batch, list) else [micro_batch]
         has_gradient = is_unknown or any(bool(rows_with_gradient(batch).any()) for batch in batches)
-        return self._sums([int(has_gradient)]) != [0]  # every process takes part
+        return self._on_any_process(has_gradient)
 
     def _can_skip(self, signal: Signal) -> bool:
         """Return whether a micro-batch needs no pass."""
@@ -401,7 +406,8 @@ class Update(TrainerCallback):
             return skips_steps
         if skips_steps and not self._has_later_signal():
             return True
-        return signal.leaves_out and not trainer.is_deepspeed_enabled  # DeepSpeed counts the passes of a step
+        # DeepSpeed counts the passes of a step.
+        return signal.may_skip_rows_everywhere and not trainer.is_deepspeed_enabled
 
     def _has_gradient(self) -> bool:
         """Return whether a parameter has a gradient, from a term that TRL's loss does not have."""
@@ -426,9 +432,8 @@ class Update(TrainerCallback):
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         trainer = self._trainer
-        # Every process takes part in the sum.
-        self.is_skipped = bool(trainer.args.skip_zero_advantage_steps) and (
-            self._sums([int(self._has_signal or self._has_gradient())]) == [0]
+        self.is_skipped = bool(trainer.args.skip_zero_advantage_steps) and not self._on_any_process(
+            self._has_signal or self._has_gradient()
         )
         if self.is_skipped:
             trainer.model_wrapped.zero_grad(set_to_none=True)
@@ -458,7 +463,7 @@ class Update(TrainerCallback):
             "pods/tokens/computed": self.tokens["computed"],
             "pods/rows/left_out": self.rows_left_out,
         }
-        for name, total in zip(counts, self._sums(list(counts.values())), strict=True):
+        for name, total in self._sums(counts).items():
             metrics[name].append(float(total))
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
@@ -539,15 +544,14 @@ class Update(TrainerCallback):
         in_16_bits = accelerator.mixed_precision != "no" or bool(weights - {torch.float32, torch.float64})
         tolerance = 0.1 if in_16_bits else 1e-3
 
-        def on_any_process(flag: bool) -> bool:
-            return self._sums([int(flag)]) != [0]
-
         if self._trainer.args.torch_compile:
             probe = Probe("torch.compile would compile it for every batch")
         else:
             with accelerator.autocast():  # as TRL calls the model
                 trains = bare is accelerator.unwrap_model(self._trainer.model)
-                probe = probe_trees(bare, model, tolerance=tolerance, on_any_process=on_any_process, trains=trains)
+                probe = probe_trees(
+                    bare, model, tolerance=tolerance, on_any_process=self._on_any_process, trains=trains
+                )
         self._trees[bare] = probe
         if probe.why_rows is not None:
             self._log_rows(bare, probe.why_rows)
