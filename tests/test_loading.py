@@ -12,7 +12,6 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from pods_rl.errors import UserError
 from pods_rl.loading.folders import find_policy
 from pods_rl.loading.policy import check_policy, load_tokenizer, uses_bf16
-from pods_rl.loading.prompts import check_template_options
 from pods_rl.policies import tiny_policy_path
 from pods_rl.recipe import load_recipe
 from pods_rl.training.arguments import engine_arguments
@@ -117,22 +116,6 @@ def test_a_cpu_computes_in_float32_unless_the_recipe_says_otherwise(monkeypatch,
     assert engine_arguments(load_recipe("gsm8k-qwen2.5-3b-pods", values))["bf16"] is False
     assert engine_arguments(load_recipe("gsm8k-qwen2.5-3b-pods", values | {"bf16": True}))["bf16"] is True
     assert not uses_bf16({}, on_cpu=True)
-
-
-TEMPLATE = """{% for m in messages %}{{ m.content }}{% endfor %}
-{% if enable_thinking is defined %}{{ bos_token }}{% endif %}
-{% generation %}{% endgeneration %}"""
-
-
-def test_an_entry_that_the_chat_template_does_not_read_is_refused(policy):
-    tokenizer = load_tokenizer(str(policy))
-    check_template_options(tokenizer, {"anything": 1})  # no template, as of a recipe for another policy
-    tokenizer.chat_template = TEMPLATE
-    check_template_options(tokenizer, {"enable_thinking": False, "documents": [], "continue_final_message": True})
-    with pytest.raises(UserError, match=r"chat_template_kwargs: .*enable_thinking\?"):
-        check_template_options(tokenizer, {"enable_thinkin": False})
-    tokenizer.chat_template = {"default": TEMPLATE, "tool_use": "{{ effort }}"}
-    check_template_options(tokenizer, {"effort": "low"})
 
 
 class ConnectError(Exception):

@@ -100,7 +100,7 @@ REJECTED = {
     "lr_scheduler_type": ["reduce_lr_on_plateau"], "lr_scheduler_kwargs": [{"num_cycles": 2}],
     "activation_checkpointing_kwargs": ["[1]"], "generation_kwargs": ["{a", {"eos_token_id": "x"}],
     "accelerator_config": ["gone.json"],
-    "fsdp": [True], "lora_target_modules": [["zz"], "q_proj("], "lora_dropout": [2], "log_level": ["loud"],
+    "fsdp": [True], "lora_dropout": [2], "log_level": ["loud"],
     "use_transformers_paged": [True], "use_transformers_continuous_batching": [True], "debug": ["zz"],
     "log_completions_hub_repo": ["a/b"], "tf32": [True], "bf16_full_eval": [3], "ignore_data_skip": [True],
     "remove_unused_columns": [True],

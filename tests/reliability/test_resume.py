@@ -55,7 +55,7 @@ def test_what_could_not_go_on_exactly_is_refused_and_loses_nothing(tmp_path):
     refused = {  # by the recipe, by the task, by the policy
         "ignore_data_skip": ["--ignore_data_skip", "true"],
         "nowhere": ["--task_rewards", "{nowhere:reward: 1.0}"],
-        "lora_target_modules": ["--use_peft", "true", "--lora_target_modules", "[nonsense]"],
+        "nonsense": ["--use_peft", "true", "--lora_target_modules", "[nonsense]"],
     }
     for words, changes in refused.items():
         changes = ["--max_steps", "3", "--allow_changed_recipe", *changes]

@@ -7,27 +7,25 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import transformers
-from peft import PeftModel, get_peft_model
+from peft import PeftModel
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from trl import ModelConfig, get_peft_config, get_quantization_config
+from trl import ModelConfig, get_quantization_config
 
 from ..errors import UserError, first_line, hub_problem
 from ..recipe import Recipe
 from ..runs.files import check_regular
-from ..text import short
 from .folders import ADAPTER_CONFIG, Policy, weight_files
 
 
-def check_policy(path: str, revision: str = "main") -> PreTrainedModel | None:
+def check_policy(path: str, revision: str = "main") -> None:
     """Check that a policy's files are complete and consistent, without reading its weights. Takes about a second.
 
-    Returns the model on the device "meta", without an adapter; None if it is quantised. Raises UserError if a file is
-    missing, truncated or a pickle, or if config.json does not match the weights.
+    Raises UserError if a file is missing, truncated or a pickle, or if config.json does not match the weights.
     """
     folder = Path(path)
     for file in folder.glob("*"):
@@ -39,55 +37,31 @@ def check_policy(path: str, revision: str = "main") -> PreTrainedModel | None:
                 for file in files:
                     safe_open(file, framework="pt")  # reads the header and compares the file's length with it
                 adapter = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-                return check_policy(adapter["base_model_name_or_path"], revision)
-        return _check_model(path, revision)
-
-
-def _check_model(path: str, revision: str) -> PreTrainedModel | None:
-    """Raise ValueError, or an error of transformers, if config.json and the weights of a model do not match."""
-    config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
-    if not config.architectures:
-        raise ValueError("config.json names no architecture")
-    if getattr(config, "quantization_config", None) is not None:
-        return None  # its library loads quantised weights in its own format
-    kind = getattr(transformers, config.architectures[0], AutoModelForCausalLM)
-    # On the device "meta" transformers compares names and shapes, and reads no weights.
-    model, info = kind.from_pretrained(
-        path,
-        revision=revision,
-        device_map="meta",
-        use_safetensors=True,
-        ignore_mismatched_sizes=True,
-        output_loading_info=True,
-    )
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ValueError(f"{len(missing)} of its weights are missing, such as {missing[0]}")
-    mismatched = sorted(key[0] for key in info["mismatched_keys"])
-    if mismatched:
-        raise ValueError(
-            f"{len(mismatched)} of its weights have another shape than config.json says, such as {mismatched[0]}"
+                check_policy(adapter["base_model_name_or_path"], revision)
+                return
+        config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+        if not config.architectures:
+            raise ValueError("config.json names no architecture")
+        if getattr(config, "quantization_config", None) is not None:
+            return  # its library loads quantised weights in its own format
+        kind = getattr(transformers, config.architectures[0], AutoModelForCausalLM)
+        # On the device "meta" transformers compares names and shapes, and reads no weights.
+        _, info = kind.from_pretrained(
+            path,
+            revision=revision,
+            device_map="meta",
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
-    return cast(PreTrainedModel, model)
-
-
-def check_adapter(skeleton: PreTrainedModel, recipe: Recipe) -> None:
-    """Raise UserError if PEFT rejects the LoRA settings of a recipe for its policy, such as layers it does not have."""
-    adapter = get_peft_config(ModelConfig(**recipe.model_arguments()))
-    if adapter is None:
-        return
-    settings = ", ".join(f"{key} = {recipe.given[key]}" for key in recipe.given if key.startswith("lora_"))
-    try:
-        get_peft_model(skeleton, adapter, low_cpu_mem_usage=True)
-    except Exception as error:  # PEFT raises errors of several kinds
-        targets = recipe.values.get("lora_target_modules")
-        advice = ""
-        if isinstance(targets, list) and len(targets) == 1:
-            advice = f" TRL reads a single name as a pattern of full names: write '.*{targets[0]}'."
-        raise UserError(
-            f"{recipe.source}: the policy rejects {settings or 'use_peft = true'}: {short(first_line(error), 400)}"
-            f"{advice}"
-        ) from error
+        missing = sorted(info["missing_keys"])
+        if missing:
+            raise ValueError(f"{len(missing)} of its weights are missing, such as {missing[0]}")
+        mismatched = sorted(key[0] for key in info["mismatched_keys"])
+        if mismatched:
+            raise ValueError(
+                f"{len(mismatched)} of its weights have another shape than config.json says, such as {mismatched[0]}"
+            )
 
 
 def load_policy(policy: Policy, recipe: Recipe, device: torch.device) -> PreTrainedModel | PeftModel:

@@ -14,8 +14,8 @@ from ..recipe import Recipe
 from ..tasks import Fitted, Prompt, Task, fit_prompts, load_task
 from ..text import counted
 from .folders import Policy
-from .policy import check_adapter, check_policy, load_tokenizer
-from .prompts import check_template_options, encode, render, template_options, tool_options
+from .policy import check_policy, load_tokenizer
+from .prompts import encode, render, template_options, tool_options
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,12 @@ def prepare(recipe: Recipe, policy: Policy | None = None) -> Prepared:
         model = recipe.model_arguments()
         path = policy_path(str(model["model_name_or_path"]))
         revision = model.get("model_revision") or "main"
-        skeleton = check_policy(path, revision)
-        if skeleton is not None:
-            check_adapter(skeleton, recipe)
+        check_policy(path, revision)
         tokenizer = load_tokenizer(path, revision)
     else:
         made = load_task(recipe.task_settings(), reward_errors=recipe.values["reward_errors"])
         tokenizer = load_tokenizer(policy.tokenizer)
     tools = tool_options(tokenizer, made)
-    check_template_options(tokenizer, template_options(recipe))
     render_options = {**template_options(recipe), **tools}
 
     def render_prompt(prompt: Prompt) -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from jinja2 import TemplateError
-from jinja2.meta import find_undeclared_variables
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import get_json_schema
-from transformers.utils.chat_template_utils import _compile_jinja_template
 from trl.chat_template_utils import (
     add_response_schema,
     get_training_chat_template,
@@ -22,10 +18,6 @@ from trl.chat_template_utils import (
 from ..errors import UserError, first_line, users_code
 from ..recipe import Recipe
 from ..tasks import Prompt, Task
-from ..text import suggest
-
-# what transformers and the tokenizer give every template
-_GIVEN_VARIABLES = frozenset(("messages", "raise_exception", "strftime_now", "bos_token", "eos_token", "pad_token"))
 
 
 def template_options(recipe: Recipe) -> Mapping[str, Any]:
@@ -40,30 +32,6 @@ def template_options(recipe: Recipe) -> Mapping[str, Any]:
     if not isinstance(options, dict):
         raise UserError(f"chat_template_kwargs = {value}: expected a mapping, as in {{enable_thinking: false}}.")
     return options
-
-
-def check_template_options(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> None:
-    """Raise UserError for entries of `chat_template_kwargs` that the policy's chat template does not read."""
-    template = getattr(tokenizer, "chat_template", None)
-    if not template or not options:  # without a template the recipe may be that of another policy
-        return
-    templates = template.values() if isinstance(template, dict) else [template]
-    read: set[str] = set(inspect.signature(tokenizer.apply_chat_template).parameters)
-    variables: set[str] = set()
-    try:
-        for text in templates:
-            environment = _compile_jinja_template(text).environment  # with the tags that transformers adds
-            variables |= find_undeclared_variables(environment.parse(text))
-    except TemplateError:  # rendering the first prompt reports it
-        return
-    for entry in options:
-        if entry in variables or entry in read:
-            continue
-        settings = sorted(variables - read - _GIVEN_VARIABLES)
-        raise UserError(
-            f"chat_template_kwargs: {entry}: the policy's chat template reads no such variable."
-            f"{suggest(entry, settings)} It reads {', '.join(settings) or 'none'}. Remove the entry."
-        )
 
 
 def tool_options(tokenizer: PreTrainedTokenizerBase, task: Task) -> dict[str, Any]:

@@ -317,41 +317,16 @@ def load_renamed(trainer: TRLTrainer, folder: str) -> None:
     for file in sorted(Path(folder).glob("model*.safetensors")):
         with safe_open(file, "pt") as weights:
             saved_names.update(weights.keys())
-    if not saved_names:
-        _check_adapter(model, folder)
-        return
-    of_model = model.state_dict()
-    if saved_names <= of_model.keys():
-        # transformers' trainer would leave a missing weight as it was. Of weights that share memory, one is saved.
-        saved_places = {of_model[name].data_ptr() for name in saved_names}
-        known = saved_names.union(getattr(model, "_keys_to_ignore_on_save", None) or ())
-        others = [name for name in of_model if name not in known]
-        _raise_missing(model, [name for name in others if of_model[name].data_ptr() not in saved_places], folder)
+    if saved_names <= model.state_dict().keys():
         return
     # The widest dtype of the model, so that no weight is rounded on its way.
     dtype = reduce(torch.promote_types, {weight.dtype for weight in model.parameters()})
     with restoring(folder, WEIGHTS):
         loaded, info = type(model).from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    _raise_missing(model, sorted(info["missing_keys"]), folder)
-    model.load_state_dict(loaded.state_dict())
-
-
-def _check_adapter(model: Any, folder: str) -> None:
-    """Raise UserError if a checkpoint lacks a weight of the adapter, which PEFT would leave as it was."""
-    file = Path(folder) / "adapter_model.safetensors"
-    if not file.is_file() or "default" not in getattr(model, "peft_config", ()):
-        return
-    from peft import get_peft_model_state_dict
-
-    expected = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
-    with safe_open(file, "pt") as weights:
-        missing = sorted(expected.keys() - set(weights.keys()))
-    _raise_missing(model, missing, folder)
-
-
-def _raise_missing(model: Any, missing: Sequence[str], folder: str) -> None:
+    missing = sorted(info["missing_keys"])
     if missing:
         raise UserError(
             f"{folder} lacks weights of {type(model).__name__}: {', '.join(missing[:3])}. Resume from another "
             "checkpoint."
         )
+    model.load_state_dict(loaded.state_dict())
