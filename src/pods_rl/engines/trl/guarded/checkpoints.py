@@ -29,7 +29,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
 
-from ....errors import UserError
+from ....errors import UserError, first_line
 from ..compat import TRAINER_STATE_NAME, Layer, TRLTrainer
 from .stability import is_out_of_memory
 
@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 _REFERENCE = "pods_reference.safetensors"
 _TENSOR = "__tensor__"  # the key of a tensor's name in the JSON
-_LONGEST = 200  # characters of a library's error in a message
-_ADVICE = "Remove this checkpoint and resume from the one before it, or start a new run with this folder as its model."
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "pytorch_model.bin")
 OPTIMIZER = ("optimizer.pt",)
 _ATTRIBUTES = ("_step", "_globalstep_last_logged")  # TRL's counters, which it does not save
@@ -175,30 +173,25 @@ class ExactResume:
 
     def load(self, folder: Path) -> None:
         """Restore this process's state."""
-        accelerator = self._trainer.accelerator
+        trainer = self._trainer
+        accelerator = trainer.accelerator
+        device = accelerator.device
         process = accelerator.process_index
         values = read_state(folder, process, accelerator.num_processes)
         if not values:
             return  # TRL's own checkpoint
         with restoring(folder, [_file(folder, process, kind).name for kind in ("json", "safetensors")]):
-            self._restore(values, folder)
-
-    def _restore(self, values: dict[str, Any], folder: Path) -> None:
-        trainer = self._trainer
-        accelerator = trainer.accelerator
-        device = accelerator.device
-        for name in _ATTRIBUTES:
-            setattr(trainer, name, values["attributes"][name])
-        trainer._tr_loss = torch.tensor(values["loss"], device=device)
-        trainer._metrics["train"].clear()
-        trainer._metrics["train"].update(values["metrics"])
-        if trainer.args.sync_ref_model:
-            load_model(accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE), device=str(device))
-        generation = values["generation"]
-        trainer._restore_values(values, generation and generation["rollouts"])
-        if generation is None:
-            return
-        trainer._buffered_inputs = send_to_device(generation["buffer"], device)
+            for name in _ATTRIBUTES:
+                setattr(trainer, name, values["attributes"][name])
+            trainer._tr_loss = torch.tensor(values["loss"], device=device)
+            trainer._metrics["train"].clear()
+            trainer._metrics["train"].update(values["metrics"])
+            if trainer.args.sync_ref_model:
+                load_model(accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE), device=str(device))
+            generation = values["generation"]
+            trainer._restore_values(values, generation and generation["rollouts"])
+            if generation is not None:
+                trainer._buffered_inputs = send_to_device(generation["buffer"], device)
 
     def _open_generation(self) -> dict[str, Any] | None:
         """Return the latest generation if it is still trained; None if a new one comes next."""
@@ -222,14 +215,10 @@ def restoring(checkpoint: str | Path | None, names: Sequence[str]) -> Iterator[N
             raise
         files = [name for name in names if (Path(checkpoint) / name).is_file()]
         raise UserError(
-            f"{checkpoint}: {' or '.join(files) or 'its state'} cannot be restored: {_one_line(error)}. It is "
-            f"damaged, or of another run. {_ADVICE}"
+            f"{checkpoint}: {' or '.join(files) or 'its state'} cannot be restored: {type(error).__name__}: "
+            f"{first_line(error)} It is damaged, or of another run. Remove this checkpoint and resume from the one "
+            "before it, or start a new run with this folder as its model."
         ) from error
-
-
-def _one_line(error: Exception) -> str:
-    message = " ".join(str(error).split())
-    return f"{type(error).__name__}: {message[:_LONGEST]}".removesuffix(": ")
 
 
 def _is_sharded(trainer: TRLTrainer) -> bool:

@@ -84,12 +84,6 @@ class Round:
         process, index = divmod(number - self.first_group * self.shares.num_rollouts, self.shares.rollouts_each)
         return process, self.offset + index
 
-    def add_fields(self, output: Generated) -> None:
-        """Add the fields that a rollout function returned to the rollouts, as TRL passes them to reward functions."""
-        for name, values in output.extra_fields.items():
-            for i, row in enumerate(self.rollouts):
-                row[name] = values[i] if isinstance(values, list) else values
-
     def take(self, trainer: TRLTrainer, prompts: list[Any], output: Generated, scores: Tensor) -> None:
         """Take all that TRL has of each rollout of this process, and make a record; `output_of` reverses the first.
 

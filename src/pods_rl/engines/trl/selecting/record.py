@@ -80,7 +80,7 @@ class Rollouts:
             "rollout": (numbers % N).tolist(),
             "prompt": _each_once(self.prompts, write or as_text),
             "completion": [as_text(completion) for completion in self.completions],
-            "answer": [_answer(row) for row in self.inputs],
+            "answer": [str(row["answer"]) if "answer" in row else None for row in self.inputs],
             "reward": self.rewards.flatten()[numbers].tolist(),
         }
         for i, name in enumerate(self.reward_names):
@@ -153,11 +153,6 @@ def total_reward(
         scores = (centred / (std + 1e-4)).masked_fill(constant.unsqueeze(1), 0.0).view_as(scores)
     total = (scores * weights.to(scores)).nansum(dim=1)  # [P * group]
     return total.masked_fill(unscored, torch.nan).view(-1, group)
-
-
-def _answer(row: Mapping[str, Any]) -> str | None:
-    """Return the answer of a row of the data as text; None if it has none."""
-    return str(row["answer"]) if "answer" in row else None
 
 
 def _each_once(prompts: Sequence[Any], write: Callable[[Any], str]) -> list[str]:

@@ -80,11 +80,20 @@ class Selecting(Layer):
             with self._in("generating"):
                 return super()._generate_and_score_completions(round_.rollouts)  # raises _Generated
         before = {name: len(values) for name, values in self._metrics["train"].items()}
-        if self._plan is not None:
-            self._set_group_sizes(self._plan)
-            inputs = self._dynamic.new_rows(self._plan.prompts_per_generation, inputs[0])
+        plan = self._plan
+        if plan is not None:
+            self.num_generations = plan.num_generations
+            self.args.num_generations = plan.num_generations
+            self.args.num_rollouts = plan.num_rollouts
+            self.args.num_prompts = plan.num_prompts
+            self.args.selection = "prompt" if plan.num_prompts is None else "batch"
+            inputs = self._dynamic.new_rows(plan.prompts_per_generation, inputs[0])
         self._enter_phase("rollout")
-        generation = Generation(self._rows(inputs), self._calculate_rewards, [])
+        # R, the rows of a generation that are trained, over all processes.
+        processes = self.accelerator.num_processes
+        rows = self.args.generation_batch_size if self.args.num_prompts else len(inputs) * processes
+        assert rows is not None
+        generation = Generation(rows, self._calculate_rewards, [])
         self._generation = generation
         round_ = self._begin_round(generation, inputs)
         # TRL scores after `_generate`, which has scored and selected by then.
@@ -93,13 +102,6 @@ class Selecting(Layer):
             batch = super()._generate_and_score_completions(round_.rollouts)
         self._finish(batch, generation, before)
         return batch
-
-    def _rows(self, inputs: list[Batch]) -> int:
-        """Return R, the rows of a generation that are trained, over all processes."""
-        if self.args.num_prompts is None:
-            return len(inputs) * self.accelerator.num_processes
-        assert self.args.generation_batch_size is not None
-        return self.args.generation_batch_size
 
     def _begin_round(self, generation: Generation, inputs: list[Batch]) -> Round:
         n, _ = group_sizes(self.args)
@@ -123,7 +125,10 @@ class Selecting(Layer):
         n = round_.shares.num_rollouts
         output = Generated.of(super()._generate(prompts))  # n rollouts of each prompt
         self._enter_phase("reward")
-        round_.add_fields(output)
+        # TRL passes the fields of a rollout function to reward functions as columns of the rows.
+        for name, values in output.extra_fields.items():
+            for i, row in enumerate(round_.rollouts):
+                row[name] = values[i] if isinstance(values, list) else values
         # Copies: a reward function may change what it reads, and TRL trains on the originals.
         columns = (
             round_.rollouts,
@@ -339,10 +344,3 @@ class Selecting(Layer):
             "num_prompts": num_prompts,
         }
         self._plan = batch_plan(settings, self.accelerator.num_processes)
-
-    def _set_group_sizes(self, plan: BatchPlan) -> None:
-        self.num_generations = plan.num_generations
-        self.args.num_generations = plan.num_generations
-        self.args.num_rollouts = plan.num_rollouts
-        self.args.num_prompts = plan.num_prompts
-        self.args.selection = "prompt" if plan.num_prompts is None else "batch"
