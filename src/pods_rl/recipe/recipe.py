@@ -35,7 +35,7 @@ _SAVING = frozenset(("save_seconds", "save_steps", "save_strategy"))
 _SAVE_SECONDS = 1800.0
 _SAVES_KEPT = 2
 _MOST_GENERATED = 10**6  # prompts that a task may generate; more would take minutes and gigabytes before the first step
-_WEIGHTS = (1e-6, 1e6)  # magnitudes of a reward's weight; beyond them float32 loses the other rewards
+_MAGNITUDES = (1e-6, 1e6)  # magnitudes of a reward's weight; beyond them float32 loses the other rewards
 _ENDLESS = 10**9  # steps if only the clock stops the run; TRL would stop after 3 epochs
 _EXTRAS = {"vllm": "vllm", "bitsandbytes": "quant", "deepspeed": "deepspeed"}  # libraries, and the extra with each
 _TITLES = {"model": "the policy", "engine": "training", "task": "the task", "run": "this run"}
@@ -243,7 +243,7 @@ def build_recipe(
     resolved = defaults() | user_values
     _resolve(resolved, user_values)
     try:
-        check_values(resolved)
+        _check_resolved(resolved)
         if trains:
             check_read(resolved, user_values)
             batch_plan(resolved, processes)
@@ -344,7 +344,7 @@ def _completed(user_values: Mapping[str, Any]) -> dict[str, Any]:
 # -- checks before torch is loaded -------------------------------------------------------------------------------------
 
 
-def check_values(values: Mapping[str, Any]) -> None:
+def _check_resolved(values: Mapping[str, Any]) -> None:
     """Raise UserError for the first value or combination that cannot work, except batch sizes."""
     _check_task(values)
     for key in _FILE_KEYS:
@@ -427,7 +427,7 @@ def _check_task(values: Mapping[str, Any]) -> None:
 
 def _check_rewards(weights: Mapping[str, Any], shipped: tuple[str, ...]) -> None:
     """Raise UserError unless the weights of rewards can train something."""
-    low, high = _WEIGHTS
+    low, high = _MAGNITUDES
     for name, weight in weights.items():
         _check_name("task_rewards", name, shipped)
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):

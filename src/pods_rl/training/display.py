@@ -331,8 +331,8 @@ def scores_of(row: Mapping[str, Any]) -> str:
     if "accuracy" in row:
         return f"accuracy {_percent(row['accuracy'])}  format {_percent(row.get('format_accuracy'))}"
     names = [name for name in row if name.startswith("reward/") and not name.endswith("_se")]
-    parts = [f"{name.removeprefix('reward/')} {_number(row[name])}" for name in names]
-    total = f"reward {_number(row.get('reward'))}"
+    parts = [f"{name.removeprefix('reward/')} {_decimal(row[name])}" for name in names]
+    total = f"reward {_decimal(row.get('reward'))}"
     if len(parts) == 1:  # one reward alone is the sum
         return total
     return "  ".join([total, *parts])
@@ -351,7 +351,7 @@ def result_of(evaluations: Sequence[Mapping[str, Any]]) -> str:
     scores = []
     for row in shown_rows:
         score = row.get(name)
-        scores.append(_percent(score) if name == "accuracy" else _number(score))
+        scores.append(_percent(score) if name == "accuracy" else _decimal(score))
     steps = " to ".join(str(row.get("step")) for row in shown_rows)
     return f"{name} {' to '.join(scores)} on {counted(evaluations[-1].get('prompts', 0), 'prompt')}, step {steps}"
 
@@ -362,7 +362,7 @@ def _percent(value: Any) -> str:
     return "-"
 
 
-def _number(value: Any) -> str:
+def _decimal(value: Any) -> str:
     if isinstance(value, (int, float)):
         return f"{value:.3f}"
     return "-"

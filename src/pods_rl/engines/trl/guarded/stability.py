@@ -66,7 +66,7 @@ class Stability(TrainerCallback):
         if self.step_loss is None:  # a subclass's `training_step` that does not call ours: only its gradient is known
             self.step_loss = torch.zeros((), device=accelerator.device)
         loss = accelerator.gather(self.step_loss.detach().float().reshape(1)).mean().item()
-        gradient = _number(self.gradient_norm)
+        gradient = _norm_as_number(self.gradient_norm)
         self.step_loss = None
         loss_is_finite = math.isfinite(loss)
         gradient_is_finite = math.isfinite(gradient)
@@ -147,7 +147,7 @@ class Stability(TrainerCallback):
             raise UserError(f"Out of memory in {activity} of step {step} ({reason}). {advice}") from error
 
 
-def _number(norm: Any) -> float:
+def _norm_as_number(norm: Any) -> float:
     """Return a gradient norm as a number; a sharded norm is gathered, to be equal on every process."""
     if hasattr(norm, "full_tensor"):
         norm = norm.full_tensor()
