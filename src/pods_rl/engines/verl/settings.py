@@ -76,6 +76,8 @@ def read_settings(config: DictConfig) -> VerlSettings:
 
 def _check_plugins(config: DictConfig) -> None:
     """Require both plug-ins: with one, verl would silently train on all n, or generate only m."""
+    from verl.utils.import_utils import load_class_from_fqn, load_extern_object
+
     manager = _get(config, _MANAGER)
     if not manager:
         raise UserError(
@@ -89,43 +91,19 @@ def _check_plugins(config: DictConfig) -> None:
             f"{_SAMPLER} is not set, so verl would train on all {_get(config, f'{_KWARGS}.num_rollouts')} sessions of "
             "a prompt. Set path to pkg://pods_rl.engines.verl.replay_buffer and name to replay_buffer."
         )
-    if not getattr(_load_manager(manager), "requests_num_rollouts", False):
+    if not getattr(load_class_from_fqn(manager, "AgentLoopManager"), "requests_num_rollouts", False):
         raise UserError(
             f"{_MANAGER} is {manager}, which does not request {_KWARGS}.num_rollouts sessions of a prompt: verl would "
             "generate only rollout.n and drop none. Set it to pods_rl.engines.verl.agent_loop.PODSAgentLoopManager, or "
             "derive yours from it."
         )
     # A file would be executed a second time here. A package's module is imported once.
-    if path.startswith("pkg://") and not getattr(_load_sampler(path, name), "keeps_num_generations", False):
+    if path.startswith("pkg://") and not getattr(load_extern_object(path, name), "keeps_num_generations", False):
         raise UserError(
             f"{_SAMPLER} is {name} of {path}, which does not keep rollout.n of the sessions: verl would train on all. "
             "Set path to pkg://pods_rl.engines.verl.replay_buffer and name to replay_buffer, or derive yours "
             "from PODSReplayBuffer."
         )
-
-
-def _load_manager(path: str) -> Any:
-    from verl.utils.import_utils import load_class_from_fqn
-
-    try:
-        return load_class_from_fqn(path, "AgentLoopManager")
-    except (ValueError, ImportError, AttributeError) as error:
-        raise UserError(
-            f"{_MANAGER} is {path!r}, which cannot be imported: {error}. "
-            "Set it to pods_rl.engines.verl.agent_loop.PODSAgentLoopManager."
-        ) from error
-
-
-def _load_sampler(path: str, name: str) -> Any:
-    from verl.utils.import_utils import load_extern_object
-
-    try:
-        return load_extern_object(path, name)
-    except (ImportError, AttributeError) as error:
-        raise UserError(
-            f"{_SAMPLER} is {name} of {path}, which cannot be imported: {error}. "
-            "Set path to pkg://pods_rl.engines.verl.replay_buffer and name to replay_buffer."
-        ) from error
 
 
 def _check_modes(config: DictConfig) -> None:
