@@ -97,8 +97,8 @@ class Selecting(Layer):
         self._generation = generation
         round_ = self._begin_round(generation, inputs)
         # TRL scores after `_generate`, which has scored and selected by then.
-        scores = compat.replacing(self, _calculate_rewards=generation.scores_of_kept_rows)
-        with self._in("generating"), scores:
+        scoring = compat.replacing(self, _calculate_rewards=generation.scores_of_kept_rows)
+        with self._in("generating"), scoring:
             batch = super()._generate_and_score_completions(round_.rollouts)
         self._finish(batch, generation, before)
         return batch
