@@ -101,7 +101,7 @@ REJECTED = {
     "activation_checkpointing_kwargs": ["[1]"], "generation_kwargs": ["{a", {"eos_token_id": "x"}],
     "accelerator_config": ["gone.json"],
     "fsdp": [True], "lora_dropout": [2], "log_level": ["loud"],
-    "use_transformers_paged": [True], "use_transformers_continuous_batching": [True], "debug": ["zz"],
+    "debug": ["zz"],
     "log_completions_hub_repo": ["a/b"], "tf32": [True], "bf16_full_eval": [3], "ignore_data_skip": [True],
     "remove_unused_columns": [True],
     "vllm_importance_sampling_clip_min": [4.0], "dynamic_sampling": ["accurcy"], "advantages": ["during"],

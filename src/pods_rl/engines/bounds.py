@@ -143,18 +143,6 @@ def check_mappings(settings: Mapping[str, Any]) -> None:
             raise UserError(f"{key} = {describe(value)}: expected a mapping, as in {{a: 1}}, or its JSON.")
 
 
-def check_cache_size(settings: Mapping[str, Any], *, on_cpu: bool) -> None:
-    """Raise UserError for continuous batching on a CPU without the size of its cache: 60 % of the free memory."""
-    if not on_cpu or not settings.get("use_transformers_continuous_batching"):
-        return
-    if not {"num_blocks", "max_batch_tokens"} <= set(settings.get("transformers_continuous_batching_config") or ()):
-        raise UserError(
-            "use_transformers_continuous_batching (use_transformers_paged) takes 60 % of the free memory for a cache. "
-            "On a CPU set its size, as in transformers_continuous_batching_config: {num_blocks: 64, max_batch_tokens: "
-            "64}."
-        )
-
-
 def check_number(key: str, value: Any, *, whole: bool = False, within: str = "") -> None:
     """Raise UserError unless a value is a number in the interval of its key; `within` names the mapping that has it."""
     interval = INTERVALS[key]

@@ -16,7 +16,7 @@ from ...selection import RuleOrName
 from ...selection.batch import as_batch_function
 from ...selection.rules import check_rule, rule_name
 from ...text import counted, describe, documented_arguments, short, suggest
-from ..bounds import INTERVALS, check_bounds, check_cache_size, check_mappings, check_number
+from ..bounds import INTERVALS, check_bounds, check_mappings, check_number
 from .batching import LEVERS, batch_plan, check_losses, check_values
 
 PAPER = {  # as TRL's trainers name theirs, for the model card
@@ -129,7 +129,6 @@ class PODSConfig(GRPOConfig):
         check_mappings(vars(self))
         super().__post_init__()  # reads mappings that are JSON
         self._check_generation()
-        check_cache_size(vars(self), on_cpu=self.device.type == "cpu")
         # After it, since it starts the processes and chooses the device.
         if self.clock == "cpu" and (self.world_size > 1 or self.device.type != "cpu"):
             raise UserError(
