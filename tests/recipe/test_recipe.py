@@ -97,7 +97,7 @@ def test_what_cannot_work_is_refused_with_what_to_do(values, message):
 REJECTED = {
     "temperature": [0], "cache_implementation": ["fast"], "lora_task_type": ["X"], "optim": ["adam"],
     "optim_args": ["rank"], "report_to": ["tensorbord"],
-    "lr_scheduler_type": ["reduce_lr_on_plateau"], "lr_scheduler_kwargs": [{"num_cycles": 2}],
+    "lr_scheduler_type": ["reduce_lr_on_plateau"],
     "activation_checkpointing_kwargs": ["[1]"], "generation_kwargs": ["{a", {"eos_token_id": "x"}],
     "accelerator_config": ["gone.json"],
     "fsdp": [True], "lora_dropout": [2], "log_level": ["loud"],

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
-from transformers import (
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    SchedulerType,
-    Trainer,
-    generation,
-    get_scheduler,
-)
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Trainer, generation, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
-from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from trl import ModelConfig, get_peft_config
 
 from ..distributed.processes import quiet_libraries
@@ -35,7 +25,6 @@ from .arguments import engine_arguments
 
 _VOCABULARY = 2**18  # tokens that settings of generation may name
 _STEPS = 100  # of a schedule without a number of steps
-_SCHEDULE_ARGUMENTS = frozenset(("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"))  # set by the run
 _WRONG_VALUE = (ValueError, TypeError, LookupError, ImportError, NotImplementedError)
 _LORA = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")  # the dry run shows these even if unset
 
@@ -185,7 +174,14 @@ def check_engine(recipe: Recipe, processes: int = 1) -> PODSConfig:
             kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)
             optimizer = kind(**{"params": layer.parameters(), **options})
         with reading("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"):
-            _check_schedule(config, optimizer)
+            steps = config.max_steps if config.max_steps > 0 else _STEPS
+            get_scheduler(
+                config.lr_scheduler_type,
+                optimizer,
+                num_warmup_steps=config.get_warmup_steps(steps),
+                num_training_steps=steps,
+                scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
+            )
         if not config.use_vllm:
             with reading("generation_kwargs", "cache_implementation", "transformers_continuous_batching_config"):
                 _check_generation(config)
@@ -193,34 +189,6 @@ def check_engine(recipe: Recipe, processes: int = 1) -> PODSConfig:
             for callback in get_reporting_integration_callbacks(recipe.values.get("report_to") or []):
                 callback()
     return config
-
-
-def _check_schedule(config: PODSConfig, optimizer: torch.optim.Optimizer) -> None:
-    """Construct the schedule; raise UserError for entries of `lr_scheduler_kwargs` that it does not have."""
-    name = SchedulerType(config.lr_scheduler_type)
-    passes_all_on = name == SchedulerType.REDUCE_ON_PLATEAU
-    function = torch.optim.lr_scheduler.ReduceLROnPlateau if passes_all_on else TYPE_TO_SCHEDULER_FUNCTION[name]
-    parameters = inspect.signature(function).parameters
-    # The greedy schedule, which older versions of transformers do not have, takes any.
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    # transformers passes nothing to these.
-    is_constant = name in (SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP)
-    entries = [] if is_constant else [entry for entry in parameters if entry not in _SCHEDULE_ARGUMENTS]
-    for entry in config.lr_scheduler_kwargs or {}:
-        if entry not in entries and not takes_any:
-            raise UserError(
-                f"lr_scheduler_kwargs: {entry}: the schedule {name.value} has no such setting."
-                f"{suggest(entry, entries)} It has {', '.join(entries) or 'none'}. Remove the entry, or set "
-                "another lr_scheduler_type."
-            )
-    steps = config.max_steps if config.max_steps > 0 else _STEPS
-    get_scheduler(
-        config.lr_scheduler_type,
-        optimizer,
-        num_warmup_steps=config.get_warmup_steps(steps),
-        num_training_steps=steps,
-        scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
-    )
 
 
 def _check_generation(config: PODSConfig) -> None:
