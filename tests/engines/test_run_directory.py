@@ -283,7 +283,6 @@ def test_arms_that_differ_in_the_rollouts_differ_in_nothing_else(make_trainer, t
         trainer = make_trainer(num_rollouts=rollouts)
         recorded(trainer, tmp_path / str(rollouts)).train()
         configs.append(Run(tmp_path / str(rollouts)).config)
-        assert Run(tmp_path / str(rollouts)).environment["derived"]["skip_zero_advantage_steps"] is (rollouts == 8)
     assert settings_that_differ(*configs) == ["num_rollouts"]
 
 

@@ -353,11 +353,6 @@ def settings_of(trainer: PODSTrainer) -> dict[str, Any]:
 
 def environment_of(trainer: PODSTrainer) -> dict[str, Any]:
     """Return the versions, the machine, the precision and the size of the policy, for `environment.json`."""
-    derived = {}  # arguments that follow from others, where the user set none
-    for name, given in trainer.args.replaced().items():
-        value = getattr(trainer.args, name)
-        if given is None and isinstance(value, (bool, int, float, str)):
-            derived[name] = plain(value)
     parameters = list(trainer.model.parameters())
     trained_parameters = [parameter for parameter in parameters if parameter.requires_grad]
     return {
@@ -374,7 +369,6 @@ def environment_of(trainer: PODSTrainer) -> dict[str, Any]:
         "trained_parameters": sum(parameter.numel() for parameter in trained_parameters),
         "seed": trainer.args.seed,
         "output_dir": trainer.args.output_dir,
-        "derived": derived,
         "git_commit": git_commit(),
         "command": mask_secrets(sys.argv),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
