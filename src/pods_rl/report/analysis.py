@@ -192,29 +192,24 @@ def analyse(
             refused.append((arm, rival, reason))
         else:
             compared.append(compare(arm, rival, shows))
-    return Analysis(
-        results=tuple(_result_of(arm, horizon, level, alone=not compared) for arm in ordered),
-        baseline=base,
-        metric=metric,
-        level=level,
-        pairs=tuple(_corrected(compared, level)),
-        refused=tuple(refused),
-    )
-
-
-def _corrected(pairs: Sequence[Pair], level: float | None) -> list[Pair]:
-    """Return the pairs with p-values for all of their differences, and with their speedups."""
-    count = len(pairs)
-    gaps = corrected([*(pair.difference for pair in pairs), *(pair.over_time or UNKNOWN for pair in pairs)])
-    found = []
-    for pair, at_end, over_time in zip(pairs, gaps[:count], gaps[count:], strict=True):
+    # A report shows all of these differences together, so their p-values are corrected together.
+    gaps = corrected([*(pair.difference for pair in compared), *(pair.over_time or UNKNOWN for pair in compared)])
+    corrected_pairs = []
+    for pair, at_end, over_time in zip(compared, gaps[: len(compared)], gaps[len(compared) :], strict=True):
         pair = replace(pair, difference=at_end, over_time=None if pair.over_time is None else over_time)
         if level is not None:
             speedup = speedup_between(pair.arm, pair.rival, level)
             # it follows from the scores, so it is settled only if one of the two differences is
             pair = replace(pair, speedup=replace(speedup, may_be_settled=pair.settled))
-        found.append(pair)
-    return found
+        corrected_pairs.append(pair)
+    return Analysis(
+        results=tuple(_result_of(arm, horizon, level, alone=not compared) for arm in ordered),
+        baseline=base,
+        metric=metric,
+        level=level,
+        pairs=tuple(corrected_pairs),
+        refused=tuple(refused),
+    )
 
 
 def _result_of(arm: Arm, horizon: float, level: float | None, *, alone: bool) -> ArmResult:

@@ -110,8 +110,21 @@ def curve_of(evals: Evals, metric: str, clock: str = "seconds", running: Collect
     >>> curve_of({"0": [{"due": 0, "seconds": 0.1, "accuracy": 0.2}], "1": []}, "accuracy").scores
     array([[0.2]])
     """
-    by_run = {run: _points_of(rows, metric, clock) for run, rows in evals.items()}
-    by_run = {run: points for run, points in by_run.items() if points}
+    by_run: dict[str, Points] = {}  # the evaluations that have a score and a time, by nominal second
+    for run, rows in evals.items():
+        points: Points = {}
+        for row in rows:
+            score = finite(row.get(metric))
+            seconds = finite(row.get(clock))
+            nominal = finite(row.get("due"))
+            if nominal is None:
+                nominal = seconds
+            if seconds is None:
+                seconds = nominal
+            if score is not None and nominal is not None and seconds is not None:
+                points[nominal] = (seconds, score, standard_error(row, metric))
+        if points:
+            by_run[run] = points
     if not by_run:
         return None
     ended = {run for run in by_run if run not in running} or {*by_run}  # if all still train, none waits for another
@@ -125,22 +138,6 @@ def curve_of(evals: Evals, metric: str, clock: str = "seconds", running: Collect
     seconds_RC, scores_RC, errors_RC = table.transpose(1, 0, 2)
     ended_R = np.array([run in ended for run in by_run])
     return Curve(tuple(by_run), due, seconds_RC, scores_RC, errors_RC, ended_R)
-
-
-def _points_of(rows: Iterable[Mapping[str, Any]], metric: str, clock: str) -> Points:
-    """Return the evaluations of one run that have a score and a time, by nominal second."""
-    points: Points = {}
-    for row in rows:
-        score = finite(row.get(metric))
-        seconds = finite(row.get(clock))
-        due = finite(row.get("due"))
-        if due is None:
-            due = seconds
-        if seconds is None:
-            seconds = due
-        if score is not None and due is not None and seconds is not None:
-            points[due] = (seconds, score, standard_error(row, metric))
-    return points
 
 
 def _on_clock(points: Points, due: Array, gap: float = math.inf) -> Array:
@@ -226,43 +223,36 @@ def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
                     "Move the seeds of each recipe to a folder of their own: ARM/seed-1, ARM/seed-2."
                 )
         evals = {str(run.path): run.evals for run in runs}
-        arms.append(_arm(name, config_of(runs), evals, metric, runs))
+        running = {str(run.path) for run in runs if run.state == "running"}
+        curves = {}
+        for measured in dict.fromkeys((metric, *_METRICS)):
+            curve = curve_of(evals, measured, running=running)
+            if curve is not None:
+                curves[measured] = curve
+        config = config_of(runs)
+        arms.append(Arm(name, label_of(name, config), curves.get(metric), config, tuple(runs), curves))
     return arms
 
 
 def _runs_by_arm(sources: Sequence[str | Path]) -> dict[str, list[Run]]:
     """Return the runs by the name of their arm, each once."""
-    found: list[tuple[str, Run]] = []
-    for source in map(Path, sources):
-        for folder, runs in find_runs(source).items():
-            found += [(_name_of(run, folder, source), run) for run in runs]
     arms: dict[str, list[Run]] = {}
     seen: set[str] = set()
-    for name, run in found:
-        real_path = os.path.realpath(run.path)
-        if real_path not in seen:
-            seen.add(real_path)
-            arms.setdefault(name, []).append(run)
+    for source in map(Path, sources):
+        for folder, runs in find_runs(source).items():
+            for run in runs:
+                real_path = os.path.realpath(run.path)
+                if real_path in seen:
+                    continue
+                seen.add(real_path)
+                if is_run(source) or run.path.name == folder:
+                    name = run.arm or folder
+                else:
+                    name = folder if re.fullmatch(r"seed-\d+", run.path.name) else run.path.name
+                arms.setdefault(name, []).append(run)
     for runs_of_arm in arms.values():  # those without a seed stay in the order given, at the end
         runs_of_arm.sort(key=lambda run: math.inf if run.seed is None else run.seed)
     return arms
-
-
-def _name_of(run: Run, folder: str, source: Path) -> str:
-    """Return the name of a run's arm: its folder's if it is called ``seed-<k>``, else its own."""
-    if is_run(source) or run.path.name == folder:
-        return run.arm or folder
-    return folder if re.fullmatch(r"seed-\d+", run.path.name) else run.path.name
-
-
-def _arm(name: str, config: Mapping[str, Any], evals: Evals, metric: str, runs: Sequence[Run] = ()) -> Arm:
-    running = {str(run.path) for run in runs if run.state == "running"}
-    curves = {}
-    for measured in dict.fromkeys((metric, *_METRICS)):
-        curve = curve_of(evals, measured, running=running)
-        if curve is not None:
-            curves[measured] = curve
-    return Arm(name, label_of(name, config), curves.get(metric), config, tuple(runs), curves)
 
 
 def label_of(name: str, config: Mapping[str, Any]) -> str:

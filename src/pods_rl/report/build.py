@@ -76,19 +76,14 @@ def build_report(
     account = read_account(paths, baseline=baseline, metric=metric)
     folder = usual_folder(paths) if output is None else Path(output)
     report = ReportFiles(account, folder)
-    _write(report)
-    return report
-
-
-def _write(report: ReportFiles) -> None:
-    """Make every file, then write them, so that an error leaves an old report as it is."""
-    account = report.account
+    # Every content is made before the first file is written, so that an error leaves an old report as it is.
     contents = {PAGE: to_html(account), MARKDOWN: to_markdown(account)}
     for name, path in report.csv.items():
         contents[path.name] = account.tables[name].to_csv()
-    report.folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        write_atomic(report.folder / name, content)
+        write_atomic(folder / name, content)
+    return report
 
 
 def print_summary(report: ReportFiles, console: Console) -> None:
@@ -162,7 +157,11 @@ def read_account(
         measured = _measured(run for path in paths for runs in find_runs(path).values() for run in runs)
         metric = "reward" if "reward" in measured and "accuracy" not in measured else "accuracy"
     found = arms_from_runs(paths, metric)
-    _check_metric(found, metric)
+    if not any(arm.curve for arm in found):
+        fields = sorted(_measured(run for arm in found for run in arm.runs))
+        if fields:  # otherwise no run has been evaluated yet
+            names = ", ".join(map(one_line, fields))
+            raise UserError(f"No evaluation has a number called {metric!r}. Choose another with --metric: {names}.")
     first_notes = _notes_on_declared(paths, found)
     pairs: list[tuple[str, str, str]] = []
     if baseline is None:
@@ -186,15 +185,6 @@ def read_account(
         ledger=ledger,
         analysis=analysis,
     )
-
-
-def _check_metric(arms: Sequence[Arm], metric: str) -> None:
-    """Raise UserError if there are evaluations, and none has the metric."""
-    measured = sorted(_measured(run for arm in arms for run in arm.runs))
-    if any(arm.curve for arm in arms) or not measured:  # perhaps no run has been evaluated yet
-        return
-    names = ", ".join(map(one_line, measured))
-    raise UserError(f"No evaluation has a number called {metric!r}. Choose another with --metric: {names}.")
 
 
 def _measured(runs: Iterable[Run]) -> set[str]:

@@ -222,11 +222,7 @@ def difference(
         arm_R[:, None], other_R[:, None], paired=paired, arm_error_C=[arm_error], other_error_C=[other_error]
     )
     (half,) = _half_of(spread).tolist()
-    return Difference(mean, mean - half, mean + half, paired, _p_value(mean, spread))
-
-
-def _p_value(mean: float, spread: _Spread) -> float:
-    """Return the larger p-value of the two tests whose intervals `half_widths` takes the wider one of."""
+    # The p-value is the larger one of the two tests whose intervals `half_widths` takes the wider one of.
     over_runs = 0.0
     error = float(spread.error[0])
     freedom = float(spread.freedom[0])
@@ -237,7 +233,7 @@ def _p_value(mean: float, spread: _Spread) -> float:
     of_evaluations = 0.0
     if spread.floor[0] > 0:
         of_evaluations = math.erfc(abs(mean) / float(spread.floor[0]) / math.sqrt(2))
-    return max(over_runs, of_evaluations)
+    return Difference(mean, mean - half, mean + half, paired, max(over_runs, of_evaluations))
 
 
 def corrected(differences: Sequence[Difference]) -> list[Difference]:

@@ -142,7 +142,18 @@ def ledger_of(arms: Sequence[Arm], colours: Mapping[str, str] | None = None) -> 
     in turn.
     """
     labels = [*dict.fromkeys(arm.label for arm in arms)]
-    ledger = Ledger(arms=labels, runs=_run_names(arms), colours=colours or {})
+    # The names of all runs by seed, then those without a seed in the order of their arms.
+    names: list[str] = []
+    seeds: dict[str, float] = {}
+    for arm in arms:
+        for run in arm.runs:
+            name = one_line(run.path.name)
+            names.append(name)
+            match = re.fullmatch(r"seed-(\d{1,15})", name)
+            if match:
+                seeds[name] = int(match[1])
+    run_names = sorted(dict.fromkeys(names), key=lambda name: seeds.get(name, math.inf))
+    ledger = Ledger(arms=labels, runs=run_names, colours=colours or {})
     queue: list[tuple[int, Path, Run, Arm]] = []
     for arm in arms:
         queue += [(order, path, run, arm) for order, (run, path) in enumerate(_shuffled_files(arm))]
@@ -156,20 +167,6 @@ def ledger_of(arms: Sequence[Arm], colours: Mapping[str, str] | None = None) -> 
             ledger.unreadable.append(one_line(f"{name}/{path.name}"))
     ledger.unreadable.sort()
     return ledger
-
-
-def _run_names(arms: Sequence[Arm]) -> list[str]:
-    """Return the names of all runs in their order: by seed, other runs in the order of their arms."""
-    names: list[str] = []
-    seeds: dict[str, float] = {}
-    for arm in arms:
-        for run in arm.runs:
-            name = one_line(run.path.name)
-            names.append(name)
-            match = re.fullmatch(r"seed-(\d{1,15})", name)
-            if match:
-                seeds[name] = int(match[1])
-    return sorted(dict.fromkeys(names), key=lambda name: seeds.get(name, math.inf))
 
 
 def _shuffled_files(arm: Arm) -> list[tuple[Run, Path]]:
@@ -186,21 +183,6 @@ def _shuffled_files(arm: Arm) -> list[tuple[Run, Path]]:
 
 
 def _rollout(row: Mapping[str, Any], position: int) -> _Rollout:
-    index = finite(row.get("rollout"))
-    accuracy = finite(row.get("reward/accuracy"))
-    return _Rollout(
-        index=position if index is None else int(index),
-        reward=rounded(row.get("reward"), 6),
-        kept=bool(row.get("selected")),
-        advantage=rounded(row.get("advantage"), 4),
-        text=_middle_cut(conversation(row.get("messages")) or row.get("completion")),
-        facts=" · ".join(_facts(row)),
-        right=(accuracy is not None and accuracy >= 1) if "reward/accuracy" in row else None,
-    )
-
-
-def _facts(row: Mapping[str, Any]) -> list[str]:
-    """Return the rewards of a rollout by function and by turn, and its length."""
     facts = []
     for key, value in row.items():
         reward = finite(value)
@@ -215,7 +197,17 @@ def _facts(row: Mapping[str, Any]) -> list[str]:
     tokens = finite(row.get("completion_tokens"))
     if tokens is not None:
         facts.append(f"{int(tokens)} tokens")
-    return facts
+    index = finite(row.get("rollout"))
+    accuracy = finite(row.get("reward/accuracy"))
+    return _Rollout(
+        index=position if index is None else int(index),
+        reward=rounded(row.get("reward"), 6),
+        kept=bool(row.get("selected")),
+        advantage=rounded(row.get("advantage"), 4),
+        text=_middle_cut(conversation(row.get("messages")) or row.get("completion")),
+        facts=" · ".join(facts),
+        right=(accuracy is not None and accuracy >= 1) if "reward/accuracy" in row else None,
+    )
 
 
 def _stat(rollouts: Sequence[_Rollout]) -> str:

@@ -150,8 +150,16 @@ def print_account(account: Account, page: Path, console: Console) -> None:
 
     The other outputs open with the findings; of a terminal, a reader sees the last lines.
     """
-    if account.tables["result"].cells:
-        _print(_terminal_table(account.tables["result"]), console)
+    table = account.tables["result"]
+    if table.cells:
+        rich_table = RichTable(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+        titles = [title for title in table.titles if title in table.terminal]
+        for title in titles:
+            justify: JustifyMethod = "left" if title in table.texts else "right"
+            rich_table.add_column(table.terminal[title], justify=justify, overflow="fold")
+        for cells in zip(*(table.columns[title] for title in titles), strict=True):
+            rich_table.add_row(*(terminal(cell) for cell in cells))
+        _print(rich_table, console)
     for note in account.notes:
         _print(f"[yellow]Note:[/yellow] {terminal(note)}", console)
     console.print(terminal(page), soft_wrap=True, highlight=False)
@@ -162,15 +170,3 @@ def print_account(account: Account, page: Path, console: Console) -> None:
 
 def _print(part: RichTable | str, console: Console) -> None:
     console.print(part, width=min(console.width, _WIDTH), highlight=False, soft_wrap=False)
-
-
-def _terminal_table(table: Table) -> RichTable:
-    """Return the columns of a table that have a title for the terminal."""
-    rich_table = RichTable(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
-    titles = [title for title in table.titles if title in table.terminal]
-    for title in titles:
-        justify: JustifyMethod = "left" if title in table.texts else "right"
-        rich_table.add_column(table.terminal[title], justify=justify, overflow="fold")
-    for cells in zip(*(table.columns[title] for title in titles), strict=True):
-        rich_table.add_row(*(terminal(cell) for cell in cells))
-    return rich_table

@@ -230,23 +230,20 @@ def speedup_to(baseline: Curve, arm: Curve, target: float, *, paired: bool = Fal
     [2.0, 2.0, inf, nan, nan]
     """
     result = _compare(baseline, arm, target, paired=paired)
-    if result.problem != FLAT and math.isinf(result.baseline_time):
-        return _swapped(_compare(arm, baseline, target, paired=paired))
-    return result
-
-
-def _swapped(result: Speedup) -> Speedup:
-    """Return the speedup of an arm to a score that the baseline never reaches, from that of the baseline to the arm."""
-    if math.isinf(result.baseline_time):
-        return replace(result, problem=NEVER)
+    if result.problem == FLAT or not math.isinf(result.baseline_time):
+        return result
+    swapped = _compare(arm, baseline, target, paired=paired)
+    if math.isinf(swapped.baseline_time):
+        return replace(swapped, problem=NEVER)
+    # Swap the arms back.
     return replace(
-        result,
+        swapped,
         baseline_time=math.inf,
-        arm_time=result.baseline_time,
-        speedup=math.nan if result.problem == FLAT else math.inf,
-        ci_low=_inverse(result.ci_high),
-        ci_high=_inverse(result.ci_low),
-        problem=FLAT if result.problem == FLAT else "",
+        arm_time=swapped.baseline_time,
+        speedup=math.nan if swapped.problem == FLAT else math.inf,
+        ci_low=_inverse(swapped.ci_high),
+        ci_high=_inverse(swapped.ci_low),
+        problem=FLAT if swapped.problem == FLAT else "",
     )
 
 

@@ -184,15 +184,22 @@ def _of_pair(analysis: Analysis, pair: Pair) -> Finding:
     cause = f"from {pair.shows}" if pair.shows else f"for {pair.arm.label} against {pair.rival.label}"
     if not pair.difference.settled:
         cause += ", in the mean over the run"
+    when = f"{duration(pair.due, unit_for(max(pair.arm.end, pair.rival.end)))} of training"
+    if pair.is_running:
+        when += " so far"
+    elif pair.is_early:  # one of the arms ends there, and the other has later scores
+        when += f", where {min(pair.arm, pair.rival, key=lambda arm: arm.end).label} ends"
     scores = (
-        f"{pair.arm.label} has {_named_score(analysis, pair.score)} after {_when(pair)}, and {pair.rival.label} has "
+        f"{pair.arm.label} has {_named_score(analysis, pair.score)} after {when}, and {pair.rival.label} has "
         f"{score_text(analysis, analysis.metric, pair.rival_score)}"
     )
     if pair.runs == pair.rival_runs:
         runs = f"{counted(pair.runs, 'run')} each"
     else:
         runs = f"{pair.runs} and {counted(pair.rival_runs, 'run')}"
-    text = f"{cause} (95 % interval {_range(analysis, pair.main)}, {runs}): {scores}{_speedup_text(analysis, pair)}."
+    scale, digits = (100, 1) if analysis.is_share else (1, SCORE_DIGITS)
+    interval = f"{signed(scale * pair.main.low, digits)} to {signed(scale * pair.main.high, digits)}"
+    text = f"{cause} (95 % interval {interval}, {runs}): {scores}{_speedup_text(analysis, pair)}."
     return Finding(gap_text(analysis, pair.main.mean), text)
 
 
@@ -262,19 +269,3 @@ def _named_score(analysis: Analysis, score: float) -> str:
     """Return a score with the name of the metric."""
     text = score_text(analysis, analysis.metric, score)
     return f"{text} {words(analysis.metric)}" if analysis.is_share else f"{words(analysis.metric)} {text}"
-
-
-def _range(analysis: Analysis, gap: Difference) -> str:
-    """Return the ends of an interval of a difference."""
-    scale, digits = (100, 1) if analysis.is_share else (1, SCORE_DIGITS)
-    return f"{signed(scale * gap.low, digits)} to {signed(scale * gap.high, digits)}"
-
-
-def _when(pair: Pair) -> str:
-    """Return the time of a comparison, and that one of the arms ends there if the other has later scores."""
-    when = f"{duration(pair.due, unit_for(max(pair.arm.end, pair.rival.end)))} of training"
-    if pair.is_running:
-        return f"{when} so far"
-    if pair.is_early:
-        return f"{when}, where {min(pair.arm, pair.rival, key=lambda arm: arm.end).label} ends"
-    return when
