@@ -105,8 +105,13 @@ def lay_out(branches: list[Branch], nodes: int, device: torch.device, spans: boo
         pairs_by_rows = trunk**2 + sum(len(path) * (len(path) - trunk) for path in paths)
         # One row under a mask: twice as many pairs in one call still take less time than several calls.
         if len(paths) > 1 and len(numbers) <= DENSE and len(numbers) ** 2 <= 2 * pairs_by_rows:
-            distance = torch.from_numpy(_distance_to_key(numbers, paths)).to(device)
-            parts.append(Part(_NONE, [numbers], distance))
+            # How many nodes each key is before a node on its path, -1 if it is not on it, [nodes, nodes].
+            distance = np.full((len(numbers), len(numbers)), -1)
+            for path in paths:
+                columns = np.searchsorted(numbers, path)
+                depth = np.arange(len(path))
+                distance[np.ix_(columns, columns)] = depth[:, None] - depth
+            parts.append(Part(_NONE, [numbers], torch.from_numpy(distance).to(device)))
         elif spans and max(map(len, paths)) - trunk > LONG:
             _leave_out(of_prompt, long_rows, shared)
         else:
@@ -205,16 +210,6 @@ def _by_prompt(branches: list[Branch]) -> list[list[Branch]]:
         else:
             prompts.append([branch])
     return prompts
-
-
-def _distance_to_key(nodes: Numbers, paths: list[Numbers]) -> Numbers:
-    """Return how many nodes each key is before a node on its path, -1 if it is not on it, `[nodes, nodes]`."""
-    distance = np.full((len(nodes), len(nodes)), -1)
-    for path in paths:
-        columns = np.searchsorted(nodes, path)
-        depth = np.arange(len(path))
-        distance[np.ix_(columns, columns)] = depth[:, None] - depth
-    return distance
 
 
 def _of_similar_length(rows: list[Numbers]) -> list[list[Numbers]]:

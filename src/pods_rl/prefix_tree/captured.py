@@ -370,20 +370,17 @@ class _Rows:
             self._has_ended |= ended[self._slot]
             if self._has_ended.all():
                 return False
-            self._halve()
+            # The slots of each prompt halve as often as its unfinished rows allow, if many tokens may still come.
+            shape = self.slots.shape
+            prompts = self._slot[~self._has_ended] // shape.most
+            most_left = np.bincount(prompts).max()
+            most = shape.most
+            while most_left <= most // 2:
+                most //= 2
+            if most < shape.most and self._length - self._count >= _WORTH:
+                self._write(self._has_ended)
+                self._move(shape._replace(most=most))
         return True
-
-    def _halve(self) -> None:
-        """Halve the slots of each prompt as often as its unfinished rows allow, if many tokens may still come."""
-        shape = self.slots.shape
-        prompts = self._slot[~self._has_ended] // shape.most
-        most_left = np.bincount(prompts).max()
-        most = shape.most
-        while most_left <= most // 2:
-            most //= 2
-        if most < shape.most and self._length - self._count >= _WORTH:
-            self._write(self._has_ended)
-            self._move(shape._replace(most=most))
 
     def _move(self, shape: Shape) -> None:
         """Continue in slots of another shape: with fewer rows of a prompt only if those that ended are written."""

@@ -33,7 +33,16 @@ def divide_rows(
     passes = max(len(_cut(lengths, added, budget)), least_passes)
     if most_passes is not None:
         passes = min(passes, most_passes)
-    parts = _smallest_cut(lengths, added, passes)
+    # Search for the smallest budget that needs no more passes than these.
+    low = 0
+    high = int(lengths.sum())  # with this budget one range is enough
+    while low < high:
+        middle = (low + high) // 2
+        if len(_cut(lengths, added, middle)) <= passes:
+            high = middle
+        else:
+            low = middle + 1
+    parts = _cut(lengths, added, low)
     nodes = [int(lengths[part.start] + added[part.start + 1 : part.stop].sum()) for part in parts]
     # Processes whose passes wait for each other then have trees of similar sizes at the same time. The order is stable,
     # so that every process and every run finds the same one.
@@ -102,16 +111,3 @@ def _cut(lengths: NDArray[np.int64], added: NDArray[np.int64], budget: int) -> l
     if start < len(lengths):
         parts.append(range(start, len(lengths)))
     return parts
-
-
-def _smallest_cut(lengths: NDArray[np.int64], added: NDArray[np.int64], passes: int) -> list[range]:
-    """Return at most `passes` ranges of neighbours whose largest tree is as small as it can be."""
-    low = 0
-    high = int(lengths.sum())  # with this budget one range is enough
-    while low < high:
-        budget = (low + high) // 2
-        if len(_cut(lengths, added, budget)) <= passes:
-            high = budget
-        else:
-            low = budget + 1
-    return _cut(lengths, added, low)

@@ -79,7 +79,12 @@ class Nodes:
         count, self.columns = input_ids.shape  # tokens of each prefix, with the padding
         self.width = self.columns  # of the prompts
         assert config.max_length is not None
-        self._pad = _pad_token(config)
+        # The token that fills a row after its end, as `generate` chooses it.
+        if config.pad_token_id is not None:
+            self._pad = int(config.pad_token_id)
+        else:
+            end = config.eos_token_id
+            self._pad = (end[0] if isinstance(end, list) else end) or 0
         self.table = input_ids.new_full((count, config.max_length), self._pad)  # [rows, W + T]
         self.table[:, : self.columns] = input_ids
         self._images = images_of(model.config, input_ids, inputs.get(ENCODED))
@@ -119,7 +124,11 @@ class Nodes:
             # [rows, W], or [axes, rows, W] where images have rows and columns.
             positions = positions.expand(*positions.shape[:-2], len(self.table), -1)
             inputs["position_ids"] = positions.index_select(-2, first_rows)
-        order, common = self._common_beginning(inputs)
+        layers = {type(layer) for layer in self.cache.layers}
+        needs_model = self._prepares or self._images is not None or layers != {DynamicLayer}
+        common = 0  # tokens that all prompts begin with, if a pass over them alone does not need the model's own code
+        if positions is not None and not needs_model:
+            order, common = shared_first(self._prompts.ids[self._first_rows], self._prompts.mask[self._first_rows])
         if common >= _COMMON:
             prepared = self._compute_common(inputs, ids, self._tensor(order), common)
             inputs["attention_mask"] = prepared["attention_mask"]
@@ -146,14 +155,6 @@ class Nodes:
                 if type(layer) is DynamicLayer:
                     self.cache.layers[i] = NodeLayer(layer, *self.table.shape)
         return decoder
-
-    def _common_beginning(self, inputs: dict[str, Any]) -> tuple[NDArray[np.int64], int]:
-        """Return `shared_first`; no tokens in common where a pass over them alone would need the model's own code."""
-        layers = {type(layer) for layer in self.cache.layers}
-        needs_model = self._prepares or self._images is not None or layers != {DynamicLayer}
-        if inputs.get("position_ids") is None or needs_model:
-            return np.arange(0), 0
-        return shared_first(self._prompts.ids[self._first_rows], self._prompts.mask[self._first_rows])
 
     def _compute_common(self, inputs: dict[str, Any], ids: Tensor, order: Tensor, common: int) -> dict[str, Any]:
         """Compute the tokens that all prompts begin with once; return the model's arguments for those after them."""
@@ -229,8 +230,23 @@ class Nodes:
             parents, ended = self._part()
         if ended.all():
             return False
-        if len(parents) > nodes_before or ended.any():
-            self._replace_by_children(parents, ended, processors)
+        if len(parents) == nodes_before and not ended.any():
+            return True
+        # The children that have not ended become the nodes.
+        unfinished = np.flatnonzero(~ended)
+        row_continues = ~ended[self.node]
+        children = unfinished[order_of_children(parents[unfinished])]  # by their new number
+        number_of_child = np.zeros_like(parents)
+        number_of_child[children] = np.arange(len(children))
+        self._assign_rows(self._rows[row_continues], number_of_child[self.node[row_continues]])
+        origin = self._tensor(parents[children])
+        if self.mask is not None:
+            self.mask = self.mask.index_select(0, origin)
+        if self.positions is not None and self.positions.size(-2) > 1:
+            self.positions = self.positions.index_select(-2, origin)
+        self._types = {name: types.index_select(0, origin) for name, types in self._types.items()}
+        self._prompt_of = move_nodes(self.cache, parents[children], self._prompt_of, origin.device)
+        _select_rows(processors, origin)
         return True
 
     def _fork(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -281,25 +297,6 @@ class Nodes:
         if not has_cache or latest is None or latest.shape[1] != columns:
             raise CannotServeError("the model computes other tokens than the latest")
         return prepared
-
-    def _replace_by_children(
-        self, parents: NDArray[np.int64], ended: NDArray[np.bool_], processors: LogitsProcessorList
-    ) -> None:
-        """Make nodes of the children that have not ended; `parents` and `ended` as `_fork` returns them."""
-        unfinished = np.flatnonzero(~ended)
-        row_continues = ~ended[self.node]
-        children = unfinished[order_of_children(parents[unfinished])]  # by their new number
-        number_of_child = np.zeros_like(parents)
-        number_of_child[children] = np.arange(len(children))
-        self._assign_rows(self._rows[row_continues], number_of_child[self.node[row_continues]])
-        origin = self._tensor(parents[children])
-        if self.mask is not None:
-            self.mask = self.mask.index_select(0, origin)
-        if self.positions is not None and self.positions.size(-2) > 1:
-            self.positions = self.positions.index_select(-2, origin)
-        self._types = {name: types.index_select(0, origin) for name, types in self._types.items()}
-        self._prompt_of = move_nodes(self.cache, parents[children], self._prompt_of, origin.device)
-        _select_rows(processors, origin)
 
     def _assign_rows(self, rows: NDArray[np.int64], node: NDArray[np.int64]) -> None:
         """Let row `rows[i]` be at `node[i]`; once each has a node of its own they are in the order of the nodes."""
@@ -380,14 +377,6 @@ def end_rows(completions: Tensor, ends: Tensor, pad: int) -> int:
     has_ended = is_end.cumsum(1) > is_end
     completions.masked_fill_(has_ended, pad)
     return int((~has_ended).sum(1).max())
-
-
-def _pad_token(config: GenerationConfig) -> int:
-    """Return the token that fills a row after its end, as `generate` chooses it."""
-    if config.pad_token_id is not None:
-        return int(config.pad_token_id)
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    return ends[0] or 0
 
 
 def shared_first(ids: NDArray[np.int64], mask: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:

@@ -73,29 +73,23 @@ class TreePass:
         counts_every_token = bool(options.get("output_router_logits"))
         counted = rows if counts_every_token else rows[:, prompt_width:]
         chosen = np.flatnonzero((counted >= 0).any(1))
-        if not (self.tree and len(chosen) and is_regular(rows[chosen], prompt_width)):
-            batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
-            return self._by_rows(rows, chosen, batch, options)
         device = input_ids.device
-        inputs = lay_out_tree(rows, prompt_width, chosen.tolist(), device, every_token=counts_every_token)
-        index = self._index(inputs.score_of_column, len(inputs.scored), device)
-        output = call_on_tree(self.model, inputs, **options)
-        self.tokens["computed"] += inputs.attention.nodes
-        return self._of_columns(output, index)
-
-    def _by_rows(
-        self, rows: NDArray[np.int64], chosen: NDArray[np.int64], batch: dict[str, Tensor], options: dict[str, Any]
-    ) -> Any:
-        """Return the scores of the chosen rows, computed one by one; with none chosen the first row is computed."""
+        if self.tree and len(chosen) and is_regular(rows[chosen], prompt_width):
+            inputs = lay_out_tree(rows, prompt_width, chosen.tolist(), device, every_token=counts_every_token)
+            index = self._index(inputs.score_of_column, len(inputs.scored), device)
+            output = call_on_tree(self.model, inputs, **options)
+            self.tokens["computed"] += inputs.attention.nodes
+            return self._of_columns(output, index)
+        # The chosen rows are computed one by one.
         if len(chosen) == 0:
-            chosen = np.zeros(1, np.int64)  # the other processes wait for its gradient of zero
+            chosen = np.zeros(1, np.int64)  # the other processes wait for the first row's gradient of zero
         columns = rows.shape[1] - 1  # the head shifts the labels by one
         score_of_column = np.full((len(rows), columns), -1)
         score_of_column[chosen] = np.arange(len(chosen) * columns).reshape(len(chosen), columns)
         score_of_column[rows[:, 1:] < 0] = -1
-        device = batch["input_ids"].device
         index = self._index(score_of_column, len(chosen) * columns, device)
         chosen_rows = torch.from_numpy(chosen).to(device)
+        batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
         chosen_batch = {name: values.index_select(0, chosen_rows) for name, values in batch.items()}
         output = self.model(**chosen_batch, **options)
         self.tokens["computed"] += output.log_probs.numel()
@@ -155,8 +149,11 @@ def lay_out_tree(
         call_tokens: see `TreeRecurrence`.
     """
     columns = rows.shape[1]
-    if every_token:
-        rows = _with_end(rows)
+    if every_token:  # each row is followed by `_END`, so that its last token has a node
+        is_token = rows >= 0
+        ends = columns - is_token[:, ::-1].argmax(1)  # [B], the column after each row's last token
+        rows = np.pad(rows, ((0, 0), (0, 1)), constant_values=-1)
+        rows[np.arange(len(rows)), ends] = _END
     tree = prefix_tree(rows, prompt_width, chosen)
     scored = np.flatnonzero((tree.columns >= prompt_width - 1) & (tree.labels != _END))
     rows_of_node = None
@@ -178,15 +175,6 @@ def lay_out_tree(
         recurrence=TreeRecurrence(tree.branches, device, call_tokens),
         rows_of_node=rows_of_node,
     )
-
-
-def _with_end(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return `[B, T + 1]` rows, each with the token `_END` after its last one."""
-    is_token = rows >= 0
-    ends = rows.shape[1] - is_token[:, ::-1].argmax(1)  # [B], the column after each row's last token
-    longer = np.pad(rows, ((0, 0), (0, 1)), constant_values=-1)
-    longer[np.arange(len(rows)), ends] = _END
-    return longer
 
 
 def call_on_tree(model: nn.Module, inputs: TreeInputs, **options: Any) -> Any:

@@ -148,8 +148,16 @@ def product_type(model: PreTrainedModel) -> torch.dtype:
 def plain_decoder(model: PreTrainedModel, length: int) -> PlainDecoder | None:
     """Return what computes single tokens of a model, of at most `length` with the prompt; None if the model must."""
     dtype = plain_type(model)
-    if dtype is None or not _has_room(model):
+    if dtype is None:
         return None
+    if model.device.type == "cuda" and torch.cuda.is_available():
+        # A GPU needs room for another copy of the layers, and as much again for keys and values.
+        free, _ = torch.cuda.mem_get_info(model.device)
+        free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+        backbone: Any = model.model
+        size: int = sum(weight.nbytes for weight in backbone.layers.parameters())
+        if 2 * size >= free:
+            return None
     with torch.no_grad():
         return PlainDecoder(model, torch.arange(length, device=model.device), dtype)
 
@@ -166,17 +174,6 @@ def plain_type(model: PreTrainedModel) -> torch.dtype | None:
     if circumstances not in types:
         types[circumstances] = _compare(model)
     return types[circumstances]
-
-
-def _has_room(model: PreTrainedModel) -> bool:
-    """Return whether a GPU has room for another copy of the layers, and as much again for keys and values."""
-    if model.device.type != "cuda" or not torch.cuda.is_available():
-        return True
-    free, _ = torch.cuda.mem_get_info(model.device)
-    free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
-    backbone: Any = model.model
-    size: int = sum(weight.nbytes for weight in backbone.layers.parameters())
-    return 2 * size < free
 
 
 def _is_arranged(model: PreTrainedModel) -> bool:
