@@ -149,14 +149,11 @@ def check_reward(name: str, seconds: float | None) -> None:
 
     >>> check_reward("accuracy", seconds=60)
     """
-    if seconds is not None and _is_path(name):
+    # A recipe's value may be anything. A dotted path names a user's function.
+    is_path = isinstance(name, str) and name not in REWARDS and (":" in name or "." in name)
+    if seconds is not None and is_path:
         user_pool(name).start()
     get_reward(name)
-
-
-def _is_path(name: object) -> bool:
-    """Whether a name is the path of a user's function."""
-    return isinstance(name, str) and name not in REWARDS and (":" in name or "." in name)
 
 
 def check_rewards(values: Mapping[str, Any]) -> None:

@@ -163,21 +163,17 @@ def _joined(text: str, boxes: list[_Box]) -> str:
     contents: list[str] = []
     following = len(text)  # where the next box starts
     for box in reversed(boxes):
-        if contents and not _is_list(text, box.end, following):
-            break
+        if contents:
+            # Boxes are one answer if the text between them only joins them.
+            is_near = 0 < following - box.end <= MAX_BETWEEN
+            if not is_near or _BETWEEN.fullmatch(text, box.end + 1, following) is None:
+                break
         contents.append(text[box.content : box.end].strip())
         following = box.start
     items = [content for content in reversed(contents) if content]
     if _are_one_value(items):
         return items[-1]
     return ", ".join(items)
-
-
-def _is_list(text: str, end: int, following: int) -> bool:
-    """Whether the text between two boxes only joins them."""
-    if not 0 < following - end <= MAX_BETWEEN:
-        return False
-    return _BETWEEN.fullmatch(text, end + 1, following) is not None
 
 
 def _are_one_value(items: list[str]) -> bool:

@@ -127,7 +127,15 @@ class Worker:
         with _starting, signals_held(HANDLED_BY_TRAINER):
             self.channel, channel_of_process = socket.socketpair()
             with channel_of_process:
-                self.process = self._launch(channel_of_process)
+                work = self._pool.work
+                if isinstance(work, Work):
+                    self.process = psutil.Process(fork(lambda: lead(channel_of_process.detach(), lambda: work)))
+                else:
+                    # What a user's code prints is shown. The verifier's libraries print warnings about odd answers.
+                    output = None if self._pool.runs_user_code else subprocess.DEVNULL
+                    paths = list(dict.fromkeys(sys.path))
+                    command = [sys.executable, "-c", _PROGRAM, json.dumps(paths), *work]
+                    self.process = psutil.Popen(command, stdin=channel_of_process, stdout=output, stderr=output)
         try:
             reply = self.exchange(0, b"", START_LIMIT)
             if reply.kind == "refused":
@@ -154,16 +162,6 @@ class Worker:
             self.channel.close()
         self.process = None
         self.channel = None
-
-    def _launch(self, channel: socket.socket) -> psutil.Process:
-        work = self._pool.work
-        if isinstance(work, Work):
-            return psutil.Process(fork(lambda: lead(channel.detach(), lambda: work)))
-        # What a user's code prints is shown; the verifier's libraries print warnings about every odd answer.
-        output = None if self._pool.runs_user_code else subprocess.DEVNULL
-        paths = list(dict.fromkeys(sys.path))
-        command = [sys.executable, "-c", _PROGRAM, json.dumps(paths), *work]
-        return psutil.Popen(command, stdin=channel, stdout=output, stderr=output)
 
     def exchange(self, number: int, request: bytes, seconds: float) -> Reply:
         """Send a request and return the reply to it. A process that has not replied properly by then is ended."""

@@ -103,7 +103,8 @@ def lead(descriptor: int, make: Callable[[], Work]) -> None:
     try:
         signal.signal(signal.SIGTERM, _end)
         _outlive_signals()
-        _adopt_orphans()
+        if sys.platform == "linux":  # become the parent of every orphan among this process's descendants
+            ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
         kill_at_parent_death(signal.SIGTERM)
         with no_copies():
             work = make()
@@ -114,20 +115,14 @@ def lead(descriptor: int, make: Callable[[], Work]) -> None:
     while True:
         current[:] = bytes(8)
         child = fork(partial(_serve, channel, work, current))
-        status = _wait(child)
+        ended, status = os.wait()
+        while ended != child:  # an adopted orphan
+            ended, status = os.wait()
         number = int.from_bytes(current[:], "big")
         if number != 0:
             # The system ends a child with SIGPROF when it reaches its limit.
             is_late = os.waitstatus_to_exitcode(status) == -signal.SIGPROF
             _send(channel, frame(number, Reply("timeout" if is_late else "crash")))
-
-
-def _wait(child: int) -> int:
-    """Wait for the end of a child and return its status. Adopted orphans end here too."""
-    while True:
-        ended, status = os.wait()
-        if ended == child:
-            return status
 
 
 def _serve(channel: int, work: Work, current: mmap.mmap) -> None:
@@ -245,22 +240,13 @@ def end_leader(leader: psutil.Process) -> None:
 def _end_family(leader: psutil.Process) -> None:
     """Kill descendants of a process until none is left."""
     deadline = time.monotonic() + _KILL_SECONDS
-    while _kill_descendants(leader) and time.monotonic() < deadline:
+    while True:
+        any_alive = False
+        for process in leader.children(recursive=True):
+            with suppress(psutil.Error):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    any_alive = True
+                    process.kill()
+        if not any_alive or time.monotonic() >= deadline:
+            return
         time.sleep(0.002)
-
-
-def _kill_descendants(leader: psutil.Process) -> bool:
-    """Kill the descendants of a process; return whether one of them was still alive."""
-    any_alive = False
-    for process in leader.children(recursive=True):
-        with suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE:
-                any_alive = True
-                process.kill()
-    return any_alive
-
-
-def _adopt_orphans() -> None:
-    """Become the parent of every orphan among this process's descendants. Does nothing on systems other than Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
