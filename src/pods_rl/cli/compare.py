@@ -187,26 +187,21 @@ def report(
       pods report runs/quickstart --metric format_accuracy
     """
     from ..report import build_report, print_summary
+    from ..report.build import FILES, PAGE
 
     if output is not None:
-        _check_folder(output, force)
+        # A report replaces files of an earlier one, and no others.
+        page = output / PAGE
+        has_report = False
+        if page.is_file():
+            with page.open("rb") as file:
+                has_report = b"<title>PODS report: " in file.read(4096)
+        for path in (output / name for name in FILES):
+            if path.exists():
+                check_output(path, "--output", ours=lambda _: has_report, force=force)
     with working("writing the report", in_log=False):
         files = build_report(directories, output, baseline=baseline, metric=metric)
     print_summary(files, console())
-
-
-def _check_folder(folder: Path, force: bool) -> None:
-    """Raise UserError if a report would replace files of a folder that no report was written to."""
-    from ..report.build import FILES, PAGE
-
-    page = folder / PAGE
-    has_report = False
-    if page.is_file():
-        with page.open("rb") as file:
-            has_report = b"<title>PODS report: " in file.read(4096)
-    for path in (folder / name for name in FILES):
-        if path.exists():
-            check_output(path, "--output", ours=lambda _: has_report, force=force)
 
 
 def watch(
@@ -231,7 +226,14 @@ def watch(
     with stop_on_signals() as stop, LivePage(directory) as page, server(page, port) as pages:
         address = f"http://{LOOPBACK}:{pages.server_port}/"
         console().print(f"Watching {safe_text(directory)} at {address}  (Ctrl-C ends this, not the runs)")
-        _open(address, pages.server_port, wanted=not no_browser)
+        has_screen = True
+        if sys.platform.startswith("linux"):
+            has_screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+        if has_screen and not no_browser:
+            webbrowser.open(address)
+        elif os.environ.get("SSH_CONNECTION"):
+            forwarded = f"{pages.server_port}:127.0.0.1:{pages.server_port}"
+            console().print(f"From your own machine: ssh -L {forwarded} THIS_MACHINE, then open {address}")
         try:
             pages.serve_forever()
         except KeyboardInterrupt:
@@ -239,14 +241,3 @@ def watch(
             console().print("Stopped watching.")
     if stop.number not in (None, signal.SIGINT):
         raise typer.Exit(stop.code)
-
-
-def _open(address: str, port: int, *, wanted: bool) -> None:
-    """Open a browser if there is a screen; on a machine reached through ssh, print how to see the page."""
-    has_screen = True
-    if sys.platform.startswith("linux"):
-        has_screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    if wanted and has_screen:
-        webbrowser.open(address)
-    elif os.environ.get("SSH_CONNECTION"):
-        console().print(f"From your own machine: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then open {address}")

@@ -137,8 +137,21 @@ def _take_turns(sampler: Sampler, batch: Sequence[Conversation], sampling: Sampl
     """Alternate turns of the policy with tool results until no call or no room for tokens remains."""
     turn = 0
     open_conversations = list(batch)
+    length = sampling.max_completion_length
+    parse = parsing_anything(parse_response)
+    tools = sampling.chat_template_kwargs.get("tools")
     while open_conversations:
-        _take_turn(sampler, open_conversations, turn, sampling)
+        keys = [conversation.row + (turn << 32) for conversation in open_conversations]  # each turn has its own draws
+        contexts = [conversation.prompt_ids + conversation.ids for conversation in open_conversations]
+        most_room = max(length - len(conversation.ids) for conversation in open_conversations)
+        of_turn = replace(sampling, max_completion_length=most_room)
+        completions = sampler.sample(contexts, keys, of_turn, lambda *_: None)
+        for conversation, context, completion in zip(open_conversations, contexts, completions, strict=True):
+            turn_ids = list(completion.ids)[: length - len(conversation.ids)]
+            conversation.ids += turn_ids
+            conversation.tokens += len(turn_ids)
+            conversation.ended = completion.ended and len(turn_ids) == len(completion.ids)
+            conversation.messages.append(parse(sampler.tokenizer, turn_ids, prefix=context, tools=tools))
         if turn == sampling.tool_turns:
             return
         still_open = []
@@ -148,24 +161,6 @@ def _take_turns(sampler: Sampler, batch: Sequence[Conversation], sampling: Sampl
                 still_open.append(conversation)
         open_conversations = still_open
         turn += 1
-
-
-def _take_turn(sampler: Sampler, conversations: Sequence[Conversation], turn: int, sampling: Sampling) -> None:
-    """Add one turn of the policy to each conversation."""
-    length = sampling.max_completion_length
-    keys = [conversation.row + (turn << 32) for conversation in conversations]  # each turn has its own draws
-    contexts = [conversation.prompt_ids + conversation.ids for conversation in conversations]
-    most_room = max(length - len(conversation.ids) for conversation in conversations)
-    of_turn = replace(sampling, max_completion_length=most_room)
-    completions = sampler.sample(contexts, keys, of_turn, lambda *_: None)
-    tools = sampling.chat_template_kwargs.get("tools")
-    for conversation, context, completion in zip(conversations, contexts, completions, strict=True):
-        turn_ids = list(completion.ids)[: length - len(conversation.ids)]
-        conversation.ids += turn_ids
-        conversation.tokens += len(turn_ids)
-        conversation.ended = completion.ended and len(turn_ids) == len(completion.ids)
-        parse = parsing_anything(parse_response)
-        conversation.messages.append(parse(sampler.tokenizer, turn_ids, prefix=context, tools=tools))
 
 
 def _answer_calls(

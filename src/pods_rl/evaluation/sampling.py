@@ -144,14 +144,14 @@ class GenerateSampler:
             pad=self._pad,
             temperature=sampling.temperature,
         )
-        return [self._cut(ids) for ids in completions_ids.tolist()]
-
-    def _cut(self, ids: list[int]) -> Completion:
-        """Return the completion up to its first end token."""
-        length = next((count for count, token in enumerate(ids, start=1) if token in self._ends), None)
-        kept = ids[:length]
-        text = self.tokenizer.decode(kept, skip_special_tokens=True)
-        return Completion(text, len(kept), length is not None, kept)
+        completions = []
+        for ids in completions_ids.tolist():
+            # A completion ends with its first end token; padding follows.
+            end = next((count for count, token in enumerate(ids, start=1) if token in self._ends), None)
+            kept = ids[:end]
+            text = self.tokenizer.decode(kept, skip_special_tokens=True)
+            completions.append(Completion(text, len(kept), end is not None, kept))
+        return completions
 
 
 class VLLMSampler:

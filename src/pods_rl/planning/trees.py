@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -25,22 +23,18 @@ def describe_trees(recipe: Recipe) -> list[tuple[str, str]]:
     if values["exact_trl"] or not values["prefix_tree"]:
         off = "rows: set prefix_tree to true and exact_trl to false to compute trees"
         return [("generation", off), ("update", off)]
-    model = _load(recipe)
-    generation = try_generation(model)
-    add_fused_lm_head(model.train())
-    # how far a tree may be from its rows by rounding, as in training
-    tolerance = 1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1
-    update = probe_trees(model, model, tolerance=tolerance)
-    return [("generation", generation), ("update", str(update))]
-
-
-def _load(recipe: Recipe) -> Any:
-    """Return the policy, as an instance of the class that its configuration names."""
+    # As an instance of the class that its configuration names.
     policy = find_policy(recipe.values["model_name_or_path"], revision=recipe.values.get("model_revision") or "main")
     config = AutoConfig.from_pretrained(policy.model, trust_remote_code=False)
     architecture = (config.architectures or [""])[0]
     model_class = getattr(transformers, architecture, AutoModelForCausalLM)
     options = load_options(recipe) | {"revision": None}  # the files are local
     model = model_class.from_pretrained(policy.model, use_safetensors=True, **options)
-    device = "cuda" if torch.cuda.is_available() and not recipe.values.get("use_cpu") else "cpu"
-    return model.to(device) if options.get("quantization_config") is None else model
+    if options.get("quantization_config") is None:
+        model = model.to("cuda" if torch.cuda.is_available() and not recipe.values.get("use_cpu") else "cpu")
+    generation = try_generation(model)
+    add_fused_lm_head(model.train())
+    # how far a tree may be from its rows by rounding, as in training
+    tolerance = 1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1
+    update = probe_trees(model, model, tolerance=tolerance)
+    return [("generation", generation), ("update", str(update))]
