@@ -18,7 +18,17 @@ _MOST_FILES = 300  # characters that names of damaged files may take
 
 def notes(analysis: Analysis, ledger: Ledger) -> tuple[str, ...]:
     """Return the limitations of the numbers, each a sentence or two; empty if there are none."""
-    lines = _unfinished_notes(analysis)
+    states = analysis.states
+    run_count = states.total()
+    del states["finished"]
+    running = states.pop("running", 0)
+    lines = []
+    if running:
+        lines.append(f"{running} of {run_count} runs still train, or were killed on another machine.")
+    if states:
+        lines.append(f"{states.total()} of {run_count} runs did not finish ({tally(sorted(states.items()))}).")
+    if lines:
+        lines[-1] += " Each counts up to its last evaluation."
     few = [arm.label for arm in analysis.arms if arm.curve and len(arm.curve.runs) < FEWEST]
     if few and (len(few) < len(analysis.arms) or not analysis.pairs):  # else the first finding says so
         lines.append(f"Fewer than {FEWEST} runs do not show how seeds differ, and have no interval: {listed(few)}.")
@@ -52,22 +62,6 @@ def _speed_notes(analysis: Analysis) -> list[str]:
         f"The machine was slower for {counted(len(slow), 'run')}: the speed check took this many times as long as "
         f"usual: {named}. Their times cannot be compared. Delete and repeat them with nothing else running."
     ]
-
-
-def _unfinished_notes(analysis: Analysis) -> list[str]:
-    """Return how many runs still train, and how many did not finish, by state."""
-    states = analysis.states
-    run_count = states.total()
-    del states["finished"]
-    running = states.pop("running", 0)
-    lines = []
-    if running:
-        lines.append(f"{running} of {run_count} runs still train, or were killed on another machine.")
-    if states:
-        lines.append(f"{states.total()} of {run_count} runs did not finish ({tally(sorted(states.items()))}).")
-    if lines:
-        lines[-1] += " Each counts up to its last evaluation."
-    return lines
 
 
 def _curve_notes(analysis: Analysis, result: ArmResult) -> list[str]:

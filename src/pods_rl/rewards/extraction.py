@@ -100,7 +100,19 @@ def _unwrap(text: str) -> str | None:
     """Return the answer in the last box, or else after the last marker."""
     boxes, _ = _read_boxes(text)
     if boxes:
-        return _joined(text, boxes).strip() or None
+        contents: list[str] = []  # of the last box and of those before it that belong to the same answer, backwards
+        next_start = len(text)  # where the next box starts
+        for box in reversed(boxes):
+            if contents:
+                # Boxes are one answer if the text between them only joins them.
+                is_near = 0 < next_start - box.end <= MAX_BETWEEN
+                if not is_near or _BETWEEN.fullmatch(text, box.end + 1, next_start) is None:
+                    break
+            contents.append(text[box.content : box.end].strip())
+            next_start = box.start
+        items = [content for content in reversed(contents) if content]
+        answer = items[-1] if _are_one_value(items) else ", ".join(items)
+        return answer.strip() or None
     _, marker, following = text.rpartition(MARKER)
     if not marker:
         return None
@@ -156,24 +168,6 @@ def _read_boxes(text: str) -> tuple[list[_Box], list[int]]:
         elif len(token) > _ESCAPED:
             openers.append(match.span())
     return sorted(boxes), [opener[0] for opener in openers if opener]
-
-
-def _joined(text: str, boxes: list[_Box]) -> str:
-    """Return the content of the last box, after those of the boxes before it that belong to the same answer."""
-    contents: list[str] = []
-    following = len(text)  # where the next box starts
-    for box in reversed(boxes):
-        if contents:
-            # Boxes are one answer if the text between them only joins them.
-            is_near = 0 < following - box.end <= MAX_BETWEEN
-            if not is_near or _BETWEEN.fullmatch(text, box.end + 1, following) is None:
-                break
-        contents.append(text[box.content : box.end].strip())
-        following = box.start
-    items = [content for content in reversed(contents) if content]
-    if _are_one_value(items):
-        return items[-1]
-    return ", ".join(items)
 
 
 def _are_one_value(items: list[str]) -> bool:

@@ -166,11 +166,23 @@ class Worker:
     def exchange(self, number: int, request: bytes, seconds: float) -> Reply:
         """Send a request and return the reply to it. A process that has not replied properly by then is ended."""
         assert self.channel
+        channel = self.channel
         line = bytearray()
         failure = "crash"
         try:
-            self.channel.settimeout(seconds)
-            self._receive(self.channel, request, line, time.monotonic() + seconds)
+            channel.settimeout(seconds)
+            until = time.monotonic() + seconds
+            channel.sendall(request)
+            while not line.endswith(b"\n"):
+                channel.settimeout(max(until - time.monotonic(), 1e-6))
+                received = channel.recv(1 << 16)
+                if not received:
+                    raise ConnectionResetError
+                line += received
+                first, end, rest = line.partition(b"\n")
+                if end and unframe(bytes(first), self._answered) == Reply("crash"):
+                    # The child ended just after its answer to the question before, and the leader could not know of it.
+                    line = rest
         except TimeoutError:
             failure = "timeout"
         except OSError:  # the process, or its channel, is gone
@@ -181,20 +193,6 @@ class Worker:
             self.stop()
             return Reply(failure)
         return reply
-
-    def _receive(self, channel: socket.socket, request: bytes, line: bytearray, until: float) -> None:
-        """Send a request and add what is received to `line`, until it ends or the time is over."""
-        channel.sendall(request)
-        while not line.endswith(b"\n"):
-            channel.settimeout(max(until - time.monotonic(), 1e-6))
-            received = channel.recv(1 << 16)
-            if not received:
-                raise ConnectionResetError
-            line += received
-            first, end, rest = line.partition(b"\n")
-            if end and unframe(bytes(first), self._answered) == Reply("crash"):
-                # The child ended just after its answer to the question before, and the leader could not know of it.
-                line[:] = rest
 
 
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()

@@ -92,11 +92,6 @@ class BatchSelection:
                 raise TypeError(f"BatchSelection.{name} must be an int; got {value!r} ({describe(value)}).")
             if value < 0:
                 raise ValueError(f"BatchSelection.{name} must be at least 0; got {value}.")
-        self._check_indices()
-        if self.weights is not None:
-            self._check_weights(self.weights)
-
-    def _check_indices(self) -> None:
         count = self.num_prompts * self.num_rollouts
         # One comparison for all: ascending numbers between two ends.
         ends = self.indices.new_tensor([-1, count])
@@ -111,6 +106,8 @@ class BatchSelection:
                 f"BatchSelection.indices keep a single rollout of prompt {int(alone_P.nonzero()[0])}; keep none of a "
                 "prompt, or at least two."
             )
+        if self.weights is not None:
+            self._check_weights(self.weights)
 
     def _check_weights(self, weights_R: Tensor) -> None:
         check_tensor("BatchSelection.weights", weights_R)
