@@ -60,7 +60,7 @@ class Board(LiveLine):
                 outcome = event.reason  # resumes from a checkpoint, or starts again
             elif event.reason:
                 outcome += f": {event.reason}"
-            self.say(f"[{event.position}/{event.total}] {_label(event.run)} {outcome}  {event.path}")
+            self.say(f"[{event.position}/{event.total}] {_label_of_run(event.run)} {outcome}  {event.path}")
 
     def _watch(self) -> None:
         while not self._over.wait(_EVERY):
@@ -86,7 +86,7 @@ class Board(LiveLine):
         else:
             score = f"accuracy {100 * number(evaluation.get('accuracy')):.1f} %"
         clock = f"{number(evaluation.get('seconds')):6.0f} s  step {step}"
-        self.say(f"{_label(event.run):<24} {clock}  {score}")
+        self.say(f"{_label_of_run(event.run):<24} {clock}  {score}")
 
     def summary(self) -> str:
         """Return a line on the runs that have ended and the time left, and the runs in progress with their steps."""
@@ -101,9 +101,9 @@ class Board(LiveLine):
             share = 0.0 if math.isnan(progress.share) else progress.share
             done += share
             if progress.step > 0:
-                run_texts.append(f"{_label(event.run)} step {progress.step:.0f} ({percentage(share)})")
+                run_texts.append(f"{_label_of_run(event.run)} step {progress.step:.0f} ({percentage(share)})")
             else:
-                run_texts.append(f"{_label(event.run)} loading")
+                run_texts.append(f"{_label_of_run(event.run)} loading")
         share_of_all = done / len(self._plan)
         parts = [f"{ended} of {len(self._plan)} runs done"]
         time_left = self.left(share_of_all)
@@ -121,5 +121,5 @@ class Board(LiveLine):
         return "\n".join(lines)
 
 
-def _label(run: PlannedRun) -> str:
+def _label_of_run(run: PlannedRun) -> str:
     return f"{run.arm} seed {run.seed}"

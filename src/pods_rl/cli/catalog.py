@@ -149,12 +149,12 @@ def check(words: Annotated[list[str], Argument(metavar="NAME", help="Names of ta
     origin = Origin("pods tasks check")
     # all of them before the first task loads, so that a wrong key is refused at once
     recipes = [build_recipe({"max_steps": 1}, origin, {"task": name, **keys}) for name in names]
-    sound = [_check_task(recipe.task_settings(), console()) for recipe in recipes]
+    sound = [_check_grader(recipe.task_settings(), console()) for recipe in recipes]
     if not all(sound):
         raise typer.Exit(1)
 
 
-def _check_task(settings: Mapping[str, Any], out: Console) -> bool:
+def _check_grader(settings: Mapping[str, Any], out: Console) -> bool:
     """Check one task and print the result; return whether all its gold answers are accepted."""
     out.print(f"[bold]{safe_text(settings['task'])}[/bold]")
     try:

@@ -124,7 +124,7 @@ def run(app: Callable[..., Any]) -> None:
     except (Exception, SystemExit) as error:
         # Ours is `typer.Exit`. typer itself calls sys.exit if the reader of the output has gone.
         shown_error = _without_traceback(error)
-        code, message = _verdict(shown_error)
+        code, message = _exit_code_and_message(shown_error)
         if message and is_launched() and _reported(shown_error, int(code or 1)):
             os._exit(int(code or 1))  # an orderly exit would wait for the other processes
         with suppress(OSError):  # the exit code is right even if the message cannot be printed
@@ -157,7 +157,7 @@ def _reported(error: BaseException, code: int) -> bool:
     return report_failure(reason, details, code)
 
 
-def _verdict(error: BaseException) -> tuple[Any, str]:
+def _exit_code_and_message(error: BaseException) -> tuple[Any, str]:
     """Return the exit code for an error, and the message to print."""
     lost = lost_output(error)
     if isinstance(lost, BrokenPipeError):  # the reader closed the pipe: exit as SIGPIPE would

@@ -24,7 +24,7 @@ _GIB = 2**30
 _DISK_LEFT = 5.0  # GiB, below which a checkpoint of a small model may not fit
 _ANY_RECIPE = "tiny-pods"  # whose settings a model alone is loaded with
 _STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
-Finding = tuple[str, str, str]  # ok, note or bad; what was checked; its value
+CheckResult = tuple[str, str, str]  # ok, note or bad; what was checked; its value
 
 
 def doctor(context: typer.Context, config: Config = None) -> None:
@@ -85,12 +85,12 @@ def _is_model(name: str) -> bool:
     return name.count("/") == 1 and Path(name).suffix not in (".yaml", ".yml")
 
 
-def _show_findings(findings: Iterable[Finding]) -> None:
+def _show_findings(findings: Iterable[CheckResult]) -> None:
     for grade, name, value in findings:
         show_fact(f"{grade:<4}  {name:<22} ", value, style=_STYLES[grade])
 
 
-def check_versions() -> Iterator[Finding]:
+def check_versions() -> Iterator[CheckResult]:
     """Check Python and the required packages, and compare TRL's version with the tested one."""
     from ..distributed.processes import version
 
@@ -107,7 +107,7 @@ def check_versions() -> Iterator[Finding]:
         yield "ok", name, version(name) or "not installed (optional)"
 
 
-def check_machine() -> Iterator[Finding]:
+def check_machine() -> Iterator[CheckResult]:
     """Report devices, precision, threads, and the free space on the disk that runs are written to."""
     try:
         import torch

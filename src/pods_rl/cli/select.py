@@ -107,7 +107,7 @@ def select(
 def read_rollouts(source: str, group_by: str, reward_key: str) -> list[Rollout]:
     """Return the rollouts of a file or a directory; raise UserError for the first bad line."""
     try:
-        rows = [_rollout(item, file, place, group_by, reward_key) for file, place, item in _items(source)]
+        rows = [_parse_rollout(item, file, place, group_by, reward_key) for file, place, item in _read_rows(source)]
     except (OSError, UnicodeEncodeError) as error:  # the second: a name that no file can have
         raise UserError(f"Cannot read {source}: {getattr(error, 'strerror', None) or error}. Give a file.") from error
     if not rows:
@@ -115,7 +115,7 @@ def read_rollouts(source: str, group_by: str, reward_key: str) -> list[Rollout]:
     return rows
 
 
-def _items(source: str) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
+def _read_rows(source: str) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
     """Yield each row's file, its place for messages, and its content: a JSON line or a row of Parquet."""
     import pyarrow as pa
 
@@ -156,7 +156,7 @@ def parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
 
 
-def _rollout(item: bytes | dict[str, Any], file: str, place: str, group_by: str, reward_key: str) -> Rollout:
+def _parse_rollout(item: bytes | dict[str, Any], file: str, place: str, group_by: str, reward_key: str) -> Rollout:
     """Return the rollout of a line or row; raise UserError if it is not an object with a group and a reward."""
     try:
         values = json.loads(item) if isinstance(item, bytes) else item

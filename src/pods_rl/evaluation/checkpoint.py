@@ -96,7 +96,7 @@ def evaluate_checkpoint(
             done=done,
             tools=prepared.tools,
         )
-    return evaluation, line | _scores(task, evaluation)
+    return evaluation, line | _lm_eval_scores(task, evaluation)
 
 
 def choose_backend(wanted: str, *, on_cpu: bool = False, task: Task | None = None) -> str:
@@ -135,7 +135,7 @@ def write_results(evaluation: Evaluation, line: dict[str, Any], folder: Path) ->
     return folder / RESULTS, completions
 
 
-def _scores(task: Task, evaluation: Evaluation) -> dict[str, Any]:
+def _lm_eval_scores(task: Task, evaluation: Evaluation) -> dict[str, Any]:
     """Return the scores of a line in lm-eval's names, each with `_stderr` if it has a standard error."""
     scores = dict(evaluation.scores)
     for setting in ("prompts", "repeats", "temperature", "eval_seconds"):

@@ -137,7 +137,7 @@ class Plan:
         if self.memory:
             titles.append("GiB")
             widths.append(5)
-        lines += ["", f"Steps that train {self.rows} rows, measured here:", _row(titles, widths)]
+        lines += ["", f"Steps that train {self.rows} rows, measured here:", _aligned_row(titles, widths)]
         for setting, steps in self.steps.items():
             cells = [setting.selection, f"{setting.prompts} x {setting.n}"]
             cells.append(f"{np.mean([step.without_signal for step in steps]):.0%}")
@@ -149,7 +149,7 @@ class Plan:
                 cells += ["1.00", ""]
             if self.memory:
                 cells.append(f"{self.memory[setting]:.1f}")
-            lines.append(_row(cells, widths))
+            lines.append(_aligned_row(cells, widths))
         lines += ["", *LEGEND.splitlines()]
         studies = studies_near(self.rows)
         lines += ["", f"In our studies with {studies[0].rows} rows a step (one small policy, docs/results.md):"]
@@ -171,5 +171,5 @@ class Plan:
         return lines
 
 
-def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _aligned_row(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()

@@ -151,7 +151,7 @@ def _as_blocks(parts: list[Part], shared: list[tuple[Numbers, Numbers]], nodes: 
     first_slot = 0  # of the next row
     for part in parts:
         trunk = _node_index(part.trunk, device) if len(part.trunk) else None
-        for rows in _of_similar_length(part.rows):
+        for rows in _rows_of_similar_length(part.rows):
             width = max(map(len, rows))
             padded = []
             fills = []
@@ -212,7 +212,7 @@ def _by_prompt(branches: list[Branch]) -> list[list[Branch]]:
     return prompts
 
 
-def _of_similar_length(rows: list[Numbers]) -> list[list[Numbers]]:
+def _rows_of_similar_length(rows: list[Numbers]) -> list[list[Numbers]]:
     """Return the rows that are not empty in groups of similar length, all in the order of their first nodes."""
     filled = [row for row in rows if len(row)]
     groups: list[list[Numbers]] = []
@@ -224,11 +224,11 @@ def _of_similar_length(rows: list[Numbers]) -> list[list[Numbers]]:
         else:
             groups.append([row])
     # In the order of the nodes, rows that are not padded are a slice.
-    in_order = [sorted(group, key=_first) for group in groups]
-    return sorted(in_order, key=lambda group: _first(group[0]))
+    in_order = [sorted(group, key=_first_node) for group in groups]
+    return sorted(in_order, key=lambda group: _first_node(group[0]))
 
 
-def _first(row: Numbers) -> int:
+def _first_node(row: Numbers) -> int:
     return int(row[0])
 
 

@@ -35,7 +35,7 @@ SCORES_ALONE = frozenset({  # processors that read no tokens
     "SuppressTokensLogitsProcessor", "TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper",
     "TypicalLogitsWarper",
 })  # fmt: skip
-_WIDTH = 64  # the prompts' columns are a multiple, so that prompts of other lengths find the same graph
+_WIDTH_STEP = 64  # the prompts' columns are a multiple, so that prompts of other lengths find the same graph
 _COLUMNS = 128  # columns of the completions at first; they double, and keys are copied then
 _WORTH = 64  # tokens that may still come, from which it pays to copy half of the rows, and perhaps to capture again
 _MOST_DIFFERING = 0.1  # tokens of a graph from those of the operations: rounding may move a draw to the next token
@@ -280,7 +280,7 @@ def decoder_to_keep(model: PreTrainedModel, length: int) -> PlainDecoder | None:
             kept.decoder.refill()
         return kept.decoder
     _kept.pop(model, None)
-    longest = length + _WIDTH  # the next prompts may be longer
+    longest = length + _WIDTH_STEP  # the next prompts may be longer
     decoder = plain_decoder(model, longest)
     if decoder is not None:
         _kept[model] = Kept(decoder, longest, weights, {}, [])
@@ -334,7 +334,7 @@ class _Rows:
         self._has_ended = np.zeros(len(order), bool)
         self._count = 1  # tokens of each row
         settings = tuple((type(each).__name__, *map(_setting, vars(each).items())) for each in processors)
-        width = -(-nodes.width // _WIDTH) * _WIDTH
+        width = -(-nodes.width // _WIDTH_STEP) * _WIDTH_STEP
         columns = min(_COLUMNS, max(1, self._length - 1))
         self.slots = self._slots_of(Shape(len(counts), most, width, columns, draws is not None, settings))
         self.used = {self.slots.shape}

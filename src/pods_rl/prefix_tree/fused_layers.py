@@ -314,7 +314,7 @@ class GatedMlp:
         return self._activation(gates) * states
 
 
-class Branch:
+class ResidualBranch:
     """A residual branch, whose result is added to what it received.
 
     Args:
@@ -352,7 +352,7 @@ class Branch:
             hidden.addcmul_(normed, self._after_weight.tensor, value=self._factor)
 
 
-def branches_of(layer: Any, number: int, kind: str | None, config: Any, build: Build) -> list[Branch]:
+def branches_of(layer: Any, number: int, kind: str | None, config: Any, build: Build) -> list[ResidualBranch]:
     """Return the two branches of a layer."""
     norms = layer._modules
     factor: float = getattr(config, "residual_multiplier", 1.0)
@@ -369,8 +369,8 @@ def branches_of(layer: Any, number: int, kind: str | None, config: Any, build: B
         before_mlp = after_attention
         after_attention = None
     return [
-        Branch(norms.get("input_layernorm"), after_attention, mixer, factor, build),
-        Branch(before_mlp, after_mlp, lambda columns: GatedMlp(layer.mlp, columns, build), factor, build),
+        ResidualBranch(norms.get("input_layernorm"), after_attention, mixer, factor, build),
+        ResidualBranch(before_mlp, after_mlp, lambda columns: GatedMlp(layer.mlp, columns, build), factor, build),
     ]
 
 

@@ -67,14 +67,14 @@ class Images:
         """Return the features of some rows' images, in the order of these rows."""
         chosen = [part for row in rows for part in self._parts[row]]
         selected = copy.copy(self._features)
-        selected.pooler_output = _select(self._features.pooler_output, chosen)
+        selected.pooler_output = _select_images(self._features.pooler_output, chosen)
         deep = getattr(self._features, "deepstack_features", None)
         if deep is not None:
-            selected.deepstack_features = [_select(layer, chosen) for layer in deep]
+            selected.deepstack_features = [_select_images(layer, chosen) for layer in deep]
         return selected
 
 
-def _select(parts: Any, chosen: list[int]) -> Any:
+def _select_images(parts: Any, chosen: list[int]) -> Any:
     return parts[chosen] if isinstance(parts, Tensor) else [parts[part] for part in chosen]
 
 

@@ -125,13 +125,13 @@ class _Merged(torch.autograd.Function):
         of_q = take(torch.cat(queries).to(log_sum.dtype), layout.slot_of_node)
         of_k_v = take(of_slots, layout.slot_of_node)
         if len(layout.repeats):
-            _add(of_k_v, layout.repeated, of_slots.index_select(0, layout.repeats))
+            _add_to_nodes(of_k_v, layout.repeated, of_slots.index_select(0, layout.repeats))
         for span in layout.spans:
             of_query, *of_keys = _Call(span, q, k, v, scale, fold_and_mask).backward(gradient, output, log_sum)
-            _add(of_q, span.rows, of_query)
+            _add_to_nodes(of_q, span.rows, of_query)
             of_trunks.append((span.trunk, torch.stack(of_keys, 3).sum(0).transpose(0, 1)))
         for nodes, more in of_trunks:
-            _add(of_k_v, nodes, more)
+            _add_to_nodes(of_k_v, nodes, more)
         of_sinks = None
         if sinks is not None:
             weights = (sinks.to(log_sum.dtype).view(-1, 1) - log_sum).exp()  # [L, H, 1]
@@ -141,7 +141,7 @@ class _Merged(torch.autograd.Function):
         return of_q.to(q.dtype), of_k, of_v, of_sinks, None, None, None
 
 
-def _add(states: Tensor, nodes: NodeIndex, values: Tensor) -> None:
+def _add_to_nodes(states: Tensor, nodes: NodeIndex, values: Tensor) -> None:
     """Add to what nodes have; a node that is given more than once receives the sum."""
     if isinstance(nodes, slice):
         states[nodes].add_(values)

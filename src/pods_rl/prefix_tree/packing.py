@@ -30,9 +30,8 @@ from .attention import (
     register_tree_attention,
 )
 from .cache import rope_types
-from .recurrence import KEYWORD as RECURRENCE_KEYWORD
 from .recurrence import LAYER_TYPES as RECURRENT_TYPES
-from .recurrence import TreeRecurrence, recurrence_modules, register_tree_recurrence
+from .recurrence import RECURRENCE_KEYWORD, TreeRecurrence, recurrence_modules, register_tree_recurrence
 from .tree import prefix_tree
 
 # Names that configurations give to layers.
@@ -40,7 +39,7 @@ ATTENTION_TYPES = {"full_attention", "sliding_attention"}
 TOKEN_TYPES = {"mlp", "moe"}  # of layers that compute each token by itself
 
 IGNORED = -100  # the label of a token that is not scored
-_END = 2**31  # a token of no vocabulary, which follows each row's last one where that must have a node too
+_END_TOKEN = 2**31  # a token of no vocabulary, which follows each row's last one where that must have a node too
 
 
 @dataclass(frozen=True)
@@ -104,15 +103,15 @@ class TreePass:
     def _of_columns(self, output: Any, index: Tensor) -> Any:
         """Gather the scores `[B, logits_to_keep]`; a node serves all its rows, and receives the gradients of all."""
         index = index.to(output.log_probs.device)  # a model over several devices may end on another one
-        log_probs = _select(output.log_probs, index)
-        entropy = None if output.entropy is None else _select(output.entropy, index)
+        log_probs = _select_scores(output.log_probs, index)
+        entropy = None if output.entropy is None else _select_scores(output.entropy, index)
         if self.unread_log_probs is not None and self.read is not None:
             unread = self.unread_log_probs[:, : index.shape[1]].to(log_probs.dtype)
             log_probs = torch.where(self.read.unsqueeze(1), log_probs, unread)
         return type(output)(log_probs=log_probs, entropy=entropy, aux_loss=output.aux_loss)
 
 
-def _select(scores: Tensor, index: Tensor) -> Tensor:
+def _select_scores(scores: Tensor, index: Tensor) -> Tensor:
     """Return the scores with these numbers; the number after the last is that of a 0."""
     # TRL's head returns float32, in which the gradients of the rows of a node are added up.
     with_zero = pad(scores.flatten(), (0, 1))
@@ -149,13 +148,13 @@ def lay_out_tree(
         call_tokens: see `TreeRecurrence`.
     """
     columns = rows.shape[1]
-    if every_token:  # each row is followed by `_END`, so that its last token has a node
+    if every_token:  # each row is followed by `_END_TOKEN`, so that its last token has a node
         is_token = rows >= 0
         ends = columns - is_token[:, ::-1].argmax(1)  # [B], the column after each row's last token
         rows = np.pad(rows, ((0, 0), (0, 1)), constant_values=-1)
-        rows[np.arange(len(rows)), ends] = _END
+        rows[np.arange(len(rows)), ends] = _END_TOKEN
     tree = prefix_tree(rows, prompt_width, chosen)
-    scored = np.flatnonzero((tree.columns >= prompt_width - 1) & (tree.labels != _END))
+    scored = np.flatnonzero((tree.columns >= prompt_width - 1) & (tree.labels != _END_TOKEN))
     rows_of_node = None
     if every_token:
         counts = np.bincount(tree.nodes[tree.nodes >= 0], minlength=len(tree.tokens))
@@ -287,7 +286,7 @@ def probe_trees(
     device = next(model.parameters()).device
 
     def compare() -> Probe:
-        probe = _compare(call, device, config, tolerance)
+        probe = _compare_with_rows(call, device, config, tolerance)
         # Older torch (2.6 to 2.9, perhaps later) also keeps the casts of a pass without a gradient for the next pass of
         # an autocast block, where the weights would get none.
         torch.clear_autocast_cache()
@@ -396,7 +395,7 @@ def _own_draws() -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
 
 
-def _compare(call: nn.Module, device: torch.device, config: Any, tolerance: float) -> Probe:
+def _compare_with_rows(call: nn.Module, device: torch.device, config: Any, tolerance: float) -> Probe:
     """Compare a small tree with its rows, without a gradient."""
     register_tree_attention(call)
     batch = _ProbeBatch(device, config.vocab_size)

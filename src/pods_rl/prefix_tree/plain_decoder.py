@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from .cache import NodeLayer, read
-from .fused_layers import Branch, Copy, Memory, Norm, Product, branches_of, has_lora, rotation_table
+from .fused_layers import Copy, Memory, Norm, Product, ResidualBranch, branches_of, has_lora, rotation_table
 
 _TOLERANCE = 1e-4  # of the logits in 32 bits, as a share of their norm: rounding gives 1e-6
 # The names of all modules; layers have numbers.
@@ -63,7 +63,7 @@ class PlainDecoder:
         kinds: list[str | None] = [None] * len(backbone.layers)
         if "layer_type" in inspect.signature(rotary.forward).parameters:
             kinds = list(config.layer_types)
-        self.branches: list[Branch] = []  # two of each layer
+        self.branches: list[ResidualBranch] = []  # two of each layer
         for number, layer in enumerate(backbone.layers):
             self.branches += branches_of(layer, number, kinds[number], config, self)
         self._norm = Norm(backbone.norm)
@@ -172,14 +172,14 @@ def plain_type(model: PreTrainedModel) -> torch.dtype | None:
     circumstances = (model.device.type, model.dtype, product_type(model), "forward" in vars(model))
     types = _types.setdefault(model, {})
     if circumstances not in types:
-        types[circumstances] = _compare(model)
+        types[circumstances] = _compare_with_model(model)
     return types[circumstances]
 
 
 def _is_arranged(model: PreTrainedModel) -> bool:
     """Return whether the modules have the names and kinds that a decoder is made of, and no hooks."""
     if "llama_4_scaling_beta" in (getattr(model.config, "rope_parameters", None) or {}):
-        return False  # queries are scaled from some position on; older transformers do not show it to `_compare`
+        return False  # queries are scaled from some position on; `_compare_with_model` misses it in older transformers
     within_lora = "\n"  # the path of the latest map with adapters; no path begins with this
     for path, module in model.named_modules():
         is_patched = "forward" in vars(module) and module is not model  # TRL patches the model's own
@@ -201,7 +201,7 @@ def _is_arranged(model: PreTrainedModel) -> bool:
     return True
 
 
-def _compare(model: PreTrainedModel) -> torch.dtype | None:
+def _compare_with_model(model: PreTrainedModel) -> torch.dtype | None:
     """Return the type of a model's products if a decoder gives two tokens the logits of the model, else None."""
     device = model.device
     ids = torch.arange(6, device=device).view(2, 3) * 7 % model.config.vocab_size

@@ -26,7 +26,7 @@ from .attention import move_together
 from .blocks import take_shared
 from .tree import Branch
 
-KEYWORD = "prefix_tree_recurrence"  # the argument of a model that its layers pass on to the functions below
+RECURRENCE_KEYWORD = "prefix_tree_recurrence"  # the argument of a model that its layers pass on to the functions below
 LAYER_TYPES = {"linear_attention", "conv", "mamba", "hybrid"}  # names that configurations give to recurrent layers
 
 Scan = Callable[[list[Tensor], Tensor | None, bool], tuple[Tensor, Tensor | None]]
@@ -169,7 +169,7 @@ class Sequence:
 
 
 @dataclass
-class _Group:
+class _RowGroup:
     """Rows that have their first nodes in common."""
 
     depth: int  # how many nodes
@@ -193,7 +193,7 @@ def plan_sequences(branches: list[Branch], call_tokens: int) -> Iterator[list[Se
     >>> [[sequence.nodes.tolist() for sequence in call] for call in plan_sequences(branches, call_tokens=5)]
     [[[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 6]]]
     """
-    groups = _groups(branches)
+    groups = _nested_groups(branches)
     count = 0
     while True:
         chosen, saved = _best_groups(groups)
@@ -218,7 +218,7 @@ def plan_sequences(branches: list[Branch], call_tokens: int) -> Iterator[list[Se
             if group.parent is not None and groups[group.parent].start > group.start:
                 group.start = groups[group.parent].start
                 group.state = groups[group.parent].state
-        yield from _of_similar_length(sequences, call_tokens)
+        yield from _split_by_length(sequences, call_tokens)
     # What is left of each row.
     starts = [0] * len(branches)
     states = [0] * len(branches)
@@ -232,10 +232,10 @@ def plan_sequences(branches: list[Branch], call_tokens: int) -> Iterator[list[Se
         if start < len(branch.path)  # else the row is the beginning of others
     ]
     remainders.sort(key=lambda sequence: -len(sequence.nodes))
-    yield from _of_similar_length(remainders, call_tokens)
+    yield from _split_by_length(remainders, call_tokens)
 
 
-def _of_similar_length(sequences: list[Sequence], call_tokens: int) -> list[list[Sequence]]:
+def _split_by_length(sequences: list[Sequence], call_tokens: int) -> list[list[Sequence]]:
     """Return the sequences of each call, longest first, split where this saves padding that is worth a call."""
     lengths = np.array([len(sequence.nodes) for sequence in sequences])
     # All sequences of a call are padded to the first, so a split spares those after it the difference.
@@ -243,16 +243,16 @@ def _of_similar_length(sequences: list[Sequence], call_tokens: int) -> list[list
     split = int(saved.argmax())
     if saved[split] < call_tokens:
         return [sequences]
-    longer = _of_similar_length(sequences[:split], call_tokens)
-    return longer + _of_similar_length(sequences[split:], call_tokens)
+    longer = _split_by_length(sequences[:split], call_tokens)
+    return longer + _split_by_length(sequences[split:], call_tokens)
 
 
-def _groups(branches: list[Branch]) -> list[_Group]:
+def _nested_groups(branches: list[Branch]) -> list[_RowGroup]:
     """Return the groups of two rows or more, each after the groups that it contains."""
-    groups: list[_Group] = []
+    groups: list[_RowGroup] = []
     depths = [len(branch.path) - branch.new for branch in branches]  # what each row shares with the one before it
     # A stack, each group inside the one below it: rows are in depth-first order.
-    open_groups: list[_Group] = []
+    open_groups: list[_RowGroup] = []
     for row in range(1, len(branches) + 1):
         depth = depths[row] if row < len(branches) else 0  # after the last row every group ends
         first = row - 1
@@ -262,7 +262,7 @@ def _groups(branches: list[Branch]) -> list[_Group]:
             groups.append(group)
             first = group.first
         if depth > 0 and (not open_groups or open_groups[-1].depth < depth):
-            open_groups.append(_Group(depth, first, row))
+            open_groups.append(_RowGroup(depth, first, row))
     for number, group in enumerate(groups):
         for later in range(number + 1, len(groups)):
             if groups[later].first <= group.first and group.end <= groups[later].end:
@@ -271,7 +271,7 @@ def _groups(branches: list[Branch]) -> list[_Group]:
     return groups
 
 
-def _best_groups(groups: list[_Group]) -> tuple[list[int], int]:
+def _best_groups(groups: list[_RowGroup]) -> tuple[list[int], int]:
     """Return the groups, none in another, whose common parts save most tokens, and how many tokens they save."""
     of_inner = [0] * len(groups)
     best = [0] * len(groups)
@@ -450,7 +450,7 @@ _wrapped: dict[tuple[ModuleType, str], tuple[Any, Any]] = {}  # transformers' fu
 def _taking_trees(function: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def recurrence(*args: Any, **options: Any) -> Any:
-        tree = options.pop(KEYWORD, None)
+        tree = options.pop(RECURRENCE_KEYWORD, None)
         if tree is None:
             return function(*args, **options)
         options.pop(ATTENTION_KEYWORD, None)

@@ -60,18 +60,18 @@ class Style(NamedTuple):
 
 
 Styles = Mapping[str, Style]  # by the arm's name
-Numbers = list[float | None]
+Values = list[float | None]
 
 
 @dataclass(frozen=True)
 class Line:
     """An arm over one axis. Over an axis after the first it may have only x: the rest is as over the first."""
 
-    x: Numbers
-    mean: Numbers | None = None
-    low: Numbers | None = None  # of the band
-    high: Numbers | None = None
-    seeds: list[tuple[str, Numbers, Numbers]] | None = None  # name, x and y of each run that is drawn
+    x: Values
+    mean: Values | None = None
+    low: Values | None = None  # of the band
+    high: Values | None = None
+    seeds: list[tuple[str, Values, Values]] | None = None  # name, x and y of each run that is drawn
 
 
 @dataclass(frozen=True)
@@ -233,10 +233,10 @@ def _metric_lines(logged: _Logged, metric: str, axes: Sequence[_Axis]) -> dict[s
     """Return the line of an arm over the first axis, and its x over the others."""
     curve = logged.metrics[metric]
     has_mean = np.flatnonzero(~np.isnan(curve.mean))
-    mean, low, high = (_numbers(values[has_mean], _METRIC_DIGITS) for values in (curve.mean, *curve.interval))
+    mean, low, high = (_values(values[has_mean], _METRIC_DIGITS) for values in (curve.mean, *curve.interval))
     lines: dict[str, Line] = {}
     for axis in axes:
-        x = _numbers(logged.clocks[_CLOCK_OF_AXIS[axis.key]][has_mean] * axis.scale)
+        x = _values(logged.clocks[_CLOCK_OF_AXIS[axis.key]][has_mean] * axis.scale)
         lines[axis.key] = Line(x) if lines else Line(x, mean, low, high, [])
     return lines
 
@@ -308,9 +308,9 @@ def _line(curve: Curve, scale: float, bounds: tuple[float, float] | None, y_scal
         for run in _even(len(curve.runs), _MOST_RUNS):
             name = Path(curve.runs[run]).name.removeprefix("seed-")
             x = curve.seconds[run][points] * scale
-            seeds.append((name, _numbers(x), _numbers(curve.scores[run][points] * y_scale)))
-    x = _numbers(curve.times[points] * scale)
-    return Line(x, _numbers(curve.mean[points] * y_scale), _numbers(low[points]), _numbers(high[points]), seeds)
+            seeds.append((name, _values(x), _values(curve.scores[run][points] * y_scale)))
+    x = _values(curve.times[points] * scale)
+    return Line(x, _values(curve.mean[points] * y_scale), _values(low[points]), _values(high[points]), seeds)
 
 
 def _even(count: int, most: int) -> list[int]:
@@ -319,5 +319,5 @@ def _even(count: int, most: int) -> list[int]:
     return indices
 
 
-def _numbers(values: Array, digits: int = 5) -> Numbers:
+def _values(values: Array, digits: int = 5) -> Values:
     return [rounded(value, digits) for value in values.tolist()]

@@ -78,15 +78,15 @@ Runs = Sequence[Run]
 
 def config_of(runs: Iterable[Run]) -> dict[str, Any]:
     """Return the recipe of the first run that has a readable one; empty if none has."""
-    return _first(run.config for run in runs)
+    return _first_mapping(run.config for run in runs)
 
 
 def task_of(runs: Iterable[Run]) -> dict[str, Any]:
     """Return the name, version and sizes of the task of the first run that has written them; empty if none has."""
-    return _first(run.environment.get("task") for run in runs)
+    return _first_mapping(run.environment.get("task") for run in runs)
 
 
-def _first(values: Iterable[Any]) -> dict[str, Any]:
+def _first_mapping(values: Iterable[Any]) -> dict[str, Any]:
     """Return the first mapping that is not empty, among values from files that may hold anything."""
     for value in values:
         if isinstance(value, Mapping) and value:
@@ -121,7 +121,7 @@ def refusal(ours: Runs, theirs: Runs) -> str:
         if key in other_keys:
             return _differs(key, *configs)
     reason = _other_contents(
-        other_keys, *(_first(run.environment.get("contents") for run in runs) for runs in (ours, theirs))
+        other_keys, *(_first_mapping(run.environment.get("contents") for run in runs) for runs in (ours, theirs))
     )
     if reason:
         return reason

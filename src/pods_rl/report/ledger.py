@@ -216,9 +216,9 @@ def _stat(rollouts: Sequence[_Rollout]) -> str:
     graded = [rollout.right for rollout in rollouts if rollout.right is not None]
     parts = [f"{sum(graded)} of {len(rollouts)} right"] if graded else []
     parts.append(f"kept {len(kept)} of {len(rollouts)}")
-    rewards = f"reward {_spread(rollouts)}"
+    rewards = f"reward {_spread_text(rollouts)}"
     if len(kept) < len(rollouts):
-        rewards += f", of the kept {_spread(kept)}"
+        rewards += f", of the kept {_spread_text(kept)}"
     return " · ".join([*parts, rewards])
 
 
@@ -230,7 +230,7 @@ def _mean_and_spread(rollouts: Sequence[_Rollout]) -> tuple[float | None, float 
     return rounded(fmean(rewards)), rounded(stdev(rewards)) if len(rewards) > 1 else 0.0
 
 
-def _spread(rollouts: Sequence[_Rollout]) -> str:
+def _spread_text(rollouts: Sequence[_Rollout]) -> str:
     """Return mean and standard deviation of the rewards as text."""
     mean, spread = _mean_and_spread(rollouts)
     if mean is None:
@@ -245,11 +245,11 @@ def conversation(messages: Any) -> str:
     'assistant: 3\\ntool add: 4'
     """
     with suppress(ValueError, TypeError, RecursionError, AttributeError):
-        return "\n".join(map(_message, json.loads(messages)))
+        return "\n".join(map(_message_text, json.loads(messages)))
     return ""
 
 
-def _message(message: Mapping[str, Any]) -> str:
+def _message_text(message: Mapping[str, Any]) -> str:
     speaker = " ".join(content_text(message[key]) for key in ("role", "name") if message.get(key))
     lines = [content_text(message[key]) for key in ("reasoning_content", "thinking", "content") if message.get(key)]
     lines += [call_text(call) for call in message.get("tool_calls") or ()]

@@ -72,7 +72,7 @@ class LivePage:
 
     def look(self) -> None:
         """Make the report again if a file or the state of a run has changed: a kill changes no file."""
-        files = frozenset(_files(self._source))
+        files = frozenset(_files_below(self._source))
         state = "waiting"
         with suppress(Exception):  # files of a run that begins, or damaged ones, as below
             state = self._state()
@@ -124,14 +124,14 @@ class _File(NamedTuple):
     time: int  # of the last change, in nanoseconds
 
 
-def _files(source: Path, depth: int = _DEPTH) -> Iterator[_File]:
+def _files_below(source: Path, depth: int = _DEPTH) -> Iterator[_File]:
     """Yield each file that a report may read, at most `depth` folders deep. As a report does, follow links."""
     with suppress(OSError):  # removed or replaced at this moment
         for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
             with suppress(OSError):  # also a loop of links
                 if entry.is_dir():
                     if depth and entry.name not in ("checkpoints", "report") and not entry.name.startswith("."):
-                        yield from _files(Path(entry.path), depth - 1)
+                        yield from _files_below(Path(entry.path), depth - 1)
                 elif entry.name.endswith((".json", ".jsonl", ".yaml", ".parquet")):
                     about = entry.stat()
                     yield _File(entry.path, about.st_size, about.st_mtime_ns)

@@ -13,7 +13,7 @@ from .intervals import FEWEST
 from .ledger import Ledger
 from .text import duration, listed, one_line, tally
 
-_MOST_FILES = 300  # characters that names of damaged files may take
+_MOST_CHARACTERS = 300  # characters that names of damaged files may take
 
 
 def notes(analysis: Analysis, ledger: Ledger) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ def notes(analysis: Analysis, ledger: Ledger) -> tuple[str, ...]:
     if damage:
         lines.append(f"Skipped unreadable data: {damage}.")
     if ledger.unreadable:
-        names = one_line(", ".join(ledger.unreadable), limit=_MOST_FILES)
+        names = one_line(", ".join(ledger.unreadable), limit=_MOST_CHARACTERS)
         lines.append(f"{len(ledger.unreadable)} of {ledger.files} rollout files could not be read: {names}.")
     lines += _speed_notes(analysis)
     lines += machine_notes({arm.label: arm.runs for arm in analysis.compared})

@@ -126,7 +126,7 @@ def to_markdown(account: Account) -> str:
     for name, table in account.tables.items():
         if table.cells:
             alignments = ["---" if title in table.texts else "---:" for title in table.titles]
-            lines = [_row(table.titles), f"|{'|'.join(alignments)}|", *map(_row, table.cells)]
+            lines = [_markdown_row(table.titles), f"|{'|'.join(alignments)}|", *map(_markdown_row, table.cells)]
             parts += [f"## {markdown(table.title)}", "\n".join(lines), markdown(table.note)]
         if name == "result":
             parts.append(_bullets(account.notes))
@@ -138,7 +138,7 @@ def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {markdown(line)}" for line in lines)
 
 
-def _row(cells: Sequence[str]) -> str:
+def _markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(map(markdown, cells))} |"
 
 

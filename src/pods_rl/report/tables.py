@@ -158,10 +158,10 @@ def arms_table(analysis: Analysis) -> Table:
     if not analysis.scored:
         return Table("final", title, keys=keys, rows=rows)  # a file only
     cells = _first_columns(results)
-    cells["start"] = _scores(analysis, rows, "start")
-    cells["peak"] = _scores(analysis, rows, "peak")
+    cells["start"] = _score_cells(analysis, rows, "start")
+    cells["peak"] = _score_cells(analysis, rows, "peak")
     for metric in other_metrics:
-        cells[_SHORT.get(metric, words(metric))] = _scores(analysis, rows, metric, metric)
+        cells[_SHORT.get(metric, words(metric))] = _score_cells(analysis, rows, metric, metric)
     cells["runs"] = [runs_text(result.arm) for result in results]
     note = f"First and highest {words(analysis.metric)}, and the other metrics where the final score is."
     return Table("final", title, cells, _arms(results), keys, rows, note)
@@ -199,7 +199,7 @@ def _task_of(arm: Arm) -> str:
     return one_line(task_of(arm.runs).get("name") or arm.config.get("task") or "")
 
 
-def _scores(analysis: Analysis, rows: Sequence[Row], key: str, metric: str = "") -> list[str]:
+def _score_cells(analysis: Analysis, rows: Sequence[Row], key: str, metric: str = "") -> list[str]:
     """Return the scores under a key as cells; by the compared metric if no other is given."""
     scores = [finite(row.get(key)) for row in rows]
     return ["–" if score is None else score_text(analysis, metric or analysis.metric, score) for score in scores]
@@ -321,7 +321,7 @@ def runs_table(analysis: Analysis) -> Table:
     if analysis.states["running"]:
         cells["last reward"] = [number_text(row["last_reward"]) for row in rows]
     cells["evaluations"] = [number_text(row["evaluations"]) for row in rows]
-    cells[f"last {words(analysis.metric)}"] = _scores(analysis, rows, "last_score")
+    cells[f"last {words(analysis.metric)}"] = _score_cells(analysis, rows, "last_score")
     if any(row[FIELD] for row in rows):
         cells["speed check"] = [number_text(1000 * row[FIELD], 1) + " ms" if row[FIELD] else "–" for row in rows]
     keys = f"arm run seed state reason steps seconds evaluations last_score {FIELD} device device_name processor dtype"

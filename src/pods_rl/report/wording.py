@@ -16,7 +16,7 @@ from .text import duration, interval, number_text, percent, signed, unit_for, wi
 LEVEL_MARGIN = 0.02
 """Two arms are level if the interval of their difference lies within this distance of 0: two points of accuracy."""
 
-_NAMED = 6  # settled pairs that get a sentence; the table has all
+_MOST_NAMED = 6  # settled pairs that get a sentence; the table has all
 _NEITHER_BETTER = (LENGTH, "truncated_share", "eval_seconds")  # metrics that are not scores
 
 
@@ -156,9 +156,9 @@ def findings(analysis: Analysis) -> tuple[Finding, ...]:
     if not analysis.pairs:
         return _without_pairs(analysis)
     settled = sorted((pair for pair in analysis.pairs if pair.settled), key=lambda pair: -abs(pair.main.mean))
-    found = [_of_pair(analysis, pair) for pair in settled[:_NAMED]]
-    if len(settled) > _NAMED:
-        found.append(Finding("", f"Also settled: {_names(settled[_NAMED:])}."))
+    found = [_of_pair(analysis, pair) for pair in settled[:_MOST_NAMED]]
+    if len(settled) > _MOST_NAMED:
+        found.append(Finding("", f"Also settled: {_names(settled[_MOST_NAMED:])}."))
     level = [pair for pair in analysis.pairs if not pair.settled and is_level(analysis, pair.difference)]
     unsettled = [pair for pair in analysis.pairs if not pair.settled and pair not in level]
     if level:

@@ -197,7 +197,7 @@ def read_formula(text: str) -> Species | None:
         counts = _count_atoms(atoms)
         if counts is None or len(factor) > 6:
             return None
-        _add(total, counts, int(factor or 1))
+        _add_atoms(total, counts, int(factor or 1))
     return frozenset(total.items())
 
 
@@ -235,7 +235,7 @@ def _read_side(text: str, preferred: Side) -> Side | None:
             except ZeroDivisionError:
                 return None
         # the likeliest first; several where a plain sign follows a digit
-        readings = [species for species in map(read_formula, _spellings(formula)) if species is not None]
+        readings = [species for species in map(read_formula, _charge_spellings(formula)) if species is not None]
         if not readings:
             return None
         species = next((species for species in readings if species in preferred), readings[0])
@@ -243,7 +243,7 @@ def _read_side(text: str, preferred: Side) -> Side | None:
     return side
 
 
-def _spellings(formula: str) -> list[str]:
+def _charge_spellings(formula: str) -> list[str]:
     """Return a formula with its charge in angle brackets, in each way that a plain sign can be meant."""
     if formula.endswith("^"):  # a bare plus
         sign = "+"
@@ -271,10 +271,10 @@ def _count_atoms(text: str) -> Counter[str] | None:
         if token["subscript"]:
             if not pending:
                 return None
-            _add(groups[-1], pending, int(token["subscript"]))
+            _add_atoms(groups[-1], pending, int(token["subscript"]))
             pending = Counter()
             continue
-        _add(groups[-1], pending, 1)
+        _add_atoms(groups[-1], pending, 1)
         pending = Counter()
         if token["element"]:
             pending[token["element"]] = 1
@@ -288,7 +288,7 @@ def _count_atoms(text: str) -> Counter[str] | None:
             pending = groups.pop()
         else:
             groups[-1][CHARGE] += int(token["sign"] + (token["before"] or token["after"] or "1"))
-    _add(groups[-1], pending, 1)
+    _add_atoms(groups[-1], pending, 1)
     return groups[0] if groups[0] and len(groups) == 1 else None
 
 
@@ -305,7 +305,7 @@ def _tokens(text: str) -> list[re.Match[str]] | None:
     return tokens
 
 
-def _add(total: Counter[str], counts: Counter[str], factor: int) -> None:
+def _add_atoms(total: Counter[str], counts: Counter[str], factor: int) -> None:
     for element, count in counts.items():
         total[element] += count * factor
 

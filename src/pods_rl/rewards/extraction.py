@@ -16,7 +16,7 @@ MAX_FORMS = 8  # in which one value is written
 
 _BOXES = (r"\boxed", r"\fbox", r"\framebox")
 _MARKS = (ANSWER_OPENS, MARKER, *_BOXES)
-_END = 40  # characters at the end of a text that may announce an answer
+_END_LENGTH = 40  # characters at the end of a text that may announce an answer
 _ANNOUNCED = re.compile(  # The answer is
     r"\banswer(?:\s{1,9}(?:is|should\sbe|must\sbe)|\s{0,9}[:=])[\s:$*(\[\\]*$", re.IGNORECASE
 )
@@ -26,7 +26,7 @@ _BRACES = re.compile(
     r"|[{}]",
     re.DOTALL,
 )
-_ESCAPED = 2  # characters of an escaped one
+_ESCAPED_LENGTH = 2  # characters of an escaped one
 _TEXT = r"\\(?:text|textbf|textrm|mathrm|mbox)\s*\{"
 _AND = (
     r"(?:(?:and|or)(?: maybe| perhaps| possibly| also)?"  # or maybe
@@ -125,7 +125,7 @@ def _is_cut_off(text: str) -> bool:
     _, _, rest = text.rpartition(ANSWER_CLOSES)
     if ANSWER_OPENS in rest:
         return True
-    end = rest.rstrip()[-_END:]
+    end = rest.rstrip()[-_END_LENGTH:]
     for mark in _MARKS:
         if any(end.endswith(mark[:size]) for size in range(2, len(mark) + 1)):
             return True
@@ -165,7 +165,7 @@ def _read_boxes(text: str) -> tuple[list[_Box], list[int]]:
             opener = openers.pop() if openers else None
             if opener:
                 boxes.append(_Box(*opener, match.start()))
-        elif len(token) > _ESCAPED:
+        elif len(token) > _ESCAPED_LENGTH:
             openers.append(match.span())
     return sorted(boxes), [opener[0] for opener in openers if opener]
 

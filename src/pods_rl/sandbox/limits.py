@@ -77,7 +77,7 @@ class ToolLimits:
             raise
         except BaseException as error:
             kind = type(error).__name__
-            message, is_readable = _message(error)
+            message, is_readable = _message_of(error)
             if (name, kind) not in self._named:
                 self._named.add((name, kind))
                 logger.warning(
@@ -136,7 +136,7 @@ def close_environment(environment: Any) -> None:
     try:
         without_copies(close)()
     except (Exception, SystemExit) as error:
-        message, _ = _message(error)
+        message, _ = _message_of(error)
         logger.warning("%s.close failed: %s", type(environment).__name__, plain_text(message))
 
 
@@ -158,7 +158,7 @@ def _content(result: Any) -> Any:
     return tokenizable(str(result))
 
 
-def _message(error: BaseException) -> tuple[str, bool]:
+def _message_of(error: BaseException) -> tuple[str, bool]:
     """Return an exception's message, and whether TRL can show it to the policy as it is."""
     try:
         text = str(error)

@@ -101,7 +101,7 @@ def lead(descriptor: int, make: Callable[[], Work]) -> None:
     if descriptor != 0:
         os.close(descriptor)
     try:
-        signal.signal(signal.SIGTERM, _end)
+        signal.signal(signal.SIGTERM, _end_at_signal)
         _outlive_signals()
         if sys.platform == "linux":  # become the parent of every orphan among this process's descendants
             ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -158,7 +158,7 @@ def _send(channel: int, data: bytes) -> None:
             data = data[os.write(channel, data) :]
 
 
-def _end(*_: object) -> None:
+def _end_at_signal(*_: object) -> None:
     """End a leader and its descendants, at SIGTERM or its parent's end."""
     # Linux sends SIGTERM for each thread of the parent. It is blocked, because Python prints a traceback if a signal
     # arrives just when SIG_IGN replaces its handler.
