@@ -19,11 +19,11 @@ from .train import Config, named_recipe, show_fact, show_facts, stoppable, worki
 
 _TESTED_TRL = TESTED["trl"].rpartition(".")[0]
 _PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "latex2sympy2_extended", "pyarrow")
-_EXTRAS = ("vllm", "bitsandbytes", "deepspeed")
+_OPTIONAL_PACKAGES = ("vllm", "bitsandbytes", "deepspeed")
 _GIB = 2**30
 _DISK_LEFT = 5.0  # GiB, below which a checkpoint of a small model may not fit
 _ANY_RECIPE = "tiny-pods"  # whose settings a model alone is loaded with
-_STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
+_GRADE_STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
 CheckResult = tuple[str, str, str]  # ok, note or bad; what was checked; its value
 
 
@@ -87,7 +87,7 @@ def _is_model(name: str) -> bool:
 
 def _show_findings(findings: Iterable[CheckResult]) -> None:
     for grade, name, value in findings:
-        show_fact(f"{grade:<4}  {name:<22} ", value, style=_STYLES[grade])
+        show_fact(f"{grade:<4}  {name:<22} ", value, style=_GRADE_STYLES[grade])
 
 
 def check_versions() -> Iterator[CheckResult]:
@@ -103,7 +103,7 @@ def check_versions() -> Iterator[CheckResult]:
             yield "note", name, f"{installed}; tested with {_TESTED_TRL}"
         else:
             yield "ok", name, installed
-    for name in _EXTRAS:
+    for name in _OPTIONAL_PACKAGES:
         yield "ok", name, version(name) or "not installed (optional)"
 
 

@@ -22,7 +22,7 @@ from .fused_layers import Copy, Memory, Norm, Product, ResidualBranch, branches_
 
 _TOLERANCE = 1e-4  # of the logits in 32 bits, as a share of their norm: rounding gives 1e-6
 # The names of all modules; layers have numbers.
-_NAMES = frozenset({
+_MODULE_NAMES = frozenset({
     "", "model", "embed_tokens", "layers", "rotary_emb", "norm", "lm_head", "input_layernorm", "self_attn", "q_proj",
     "k_proj", "v_proj", "qkv_proj", "o_proj", "q_norm", "k_norm", "post_attention_layernorm",
     "pre_feedforward_layernorm", "post_feedforward_layernorm", "resid_attn_dropout", "resid_mlp_dropout", "mlp",
@@ -190,7 +190,7 @@ def _is_arranged(model: PreTrainedModel) -> bool:
         if path.startswith(within_lora):
             continue
         name = path.rpartition(".")[2]
-        if name not in _NAMES and not name.isdecimal():
+        if name not in _MODULE_NAMES and not name.isdecimal():
             return False
         if name == "embed_tokens" and type(module) is not nn.Embedding and not hasattr(module, "embed_scale"):
             return False

@@ -16,7 +16,7 @@ from .intervals import Array
 from .statistics import Curve, mean_curve
 from .text import UNITS, finite, finite_numbers, one_line, rounded, significant, unit_for, words
 
-_TITLES = {
+_METRIC_TITLES = {
     "reward": "reward, all generated rollouts",
     "reward_std": "spread of reward, all generated rollouts",
     "pods/selected/reward_mean": "reward, kept rollouts",
@@ -60,18 +60,18 @@ class Style(NamedTuple):
 
 
 Styles = Mapping[str, Style]  # by the arm's name
-Values = list[float | None]
+PlotValues = list[float | None]
 
 
 @dataclass(frozen=True)
 class Line:
     """An arm over one axis. Over an axis after the first it may have only x: the rest is as over the first."""
 
-    x: Values
-    mean: Values | None = None
-    low: Values | None = None  # of the band
-    high: Values | None = None
-    seeds: list[tuple[str, Values, Values]] | None = None  # name, x and y of each run that is drawn
+    x: PlotValues
+    mean: PlotValues | None = None
+    low: PlotValues | None = None  # of the band
+    high: PlotValues | None = None
+    seeds: list[tuple[str, PlotValues, PlotValues]] | None = None  # name, x and y of each run that is drawn
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def _metric_panels(analysis: Analysis, styles: Styles) -> list[Panel]:
         if len(ends) == len(logged):
             axes.append(_axis(key, max(ends, default=0.0), analysis.arms))
     found = set[str]().union(*(of_arm.metrics for of_arm in logged.values()))
-    in_order = [*(metric for metric in _TITLES if metric in found), *sorted(found.difference(_TITLES))]
+    in_order = [*(metric for metric in _METRIC_TITLES if metric in found), *sorted(found.difference(_METRIC_TITLES))]
     panels = []
     for metric in in_order[:_MOST_METRICS]:
         series = []
@@ -225,7 +225,7 @@ def _metric_panels(analysis: Analysis, styles: Styles) -> list[Panel]:
             if arm.name in logged and metric in logged[arm.name].metrics:
                 lines = _metric_lines(logged[arm.name], metric, axes)
                 series.append(Series(arm.label, *styles[arm.name], lines))
-        panels.append(_panel(metric, _TITLES.get(metric) or one_line(metric), axes, series))
+        panels.append(_panel(metric, _METRIC_TITLES.get(metric) or one_line(metric), axes, series))
     return panels
 
 
@@ -319,5 +319,5 @@ def _even(count: int, most: int) -> list[int]:
     return indices
 
 
-def _values(values: Array, digits: int = 5) -> Values:
+def _values(values: Array, digits: int = 5) -> PlotValues:
     return [rounded(value, digits) for value in values.tolist()]

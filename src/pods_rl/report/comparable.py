@@ -64,7 +64,7 @@ _QUESTIONS = (
     "answer_column",
 )
 _PROMPTS = ("prompt_style", "system_prompt")  # they are part of a task's version
-_ROWS = "prompts"  # the key of the hashes of a task's rows; all other contents are of keys of a recipe
+_TASK_ROWS = "prompts"  # the key of the hashes of a task's rows; all other contents are of keys of a recipe
 # by split, the keys that decide how its rows are written
 _KEYS_OF_ROWS = {
     "test": (*_PROMPTS, "task_rewards"),
@@ -163,7 +163,7 @@ def _other_contents(other_keys: Sequence[str], ours: Config, theirs: Config) -> 
         files = {*our_files, *their_files}
         if key == MODULES:
             files = {*our_files} & {*their_files}  # what else one of them has imported does not matter
-        if key == _ROWS:
+        if key == _TASK_ROWS:
             files = {
                 split for split in {*our_files} & {*their_files} if not {*_KEYS_OF_ROWS.get(split, ())} & {*other_keys}
             }

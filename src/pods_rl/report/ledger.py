@@ -29,7 +29,7 @@ TEXT_LIMIT = 2_000
 
 _ESCAPED = re.compile("[<>&']")  # six bytes each in a page
 _MOST_NUMBERS = 12  # of equal rollouts that are named
-_UNREADABLE = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, pa.ArrowException)
+_READ_ERRORS = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, pa.ArrowException)
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Ledger:
         return {**names, "groups": groups, "total": self.groups}
 
     def read(self, path: Path, arm: Arm, run: str) -> None:
-        """Add the groups of a file; raise one of ``_UNREADABLE`` if it is damaged."""
+        """Add the groups of a file; raise one of ``_READ_ERRORS`` if it is damaged."""
         if not path.is_file():  # opening a pipe would block
             raise OSError("not a regular file")
         parts: dict[int, list[dict[str, Any]]] = {}
@@ -163,7 +163,7 @@ def ledger_of(arms: Sequence[Arm], colours: Mapping[str, str] | None = None) -> 
         name = one_line(run.path.name)
         try:
             ledger.read(path, arm, name)
-        except _UNREADABLE:
+        except _READ_ERRORS:
             ledger.unreadable.append(one_line(f"{name}/{path.name}"))
     ledger.unreadable.sort()
     return ledger
@@ -245,11 +245,11 @@ def conversation(messages: Any) -> str:
     'assistant: 3\\ntool add: 4'
     """
     with suppress(ValueError, TypeError, RecursionError, AttributeError):
-        return "\n".join(map(_message_text, json.loads(messages)))
+        return "\n".join(map(_speaker_and_text, json.loads(messages)))
     return ""
 
 
-def _message_text(message: Mapping[str, Any]) -> str:
+def _speaker_and_text(message: Mapping[str, Any]) -> str:
     speaker = " ".join(content_text(message[key]) for key in ("role", "name") if message.get(key))
     lines = [content_text(message[key]) for key in ("reasoning_content", "thinking", "content") if message.get(key)]
     lines += [call_text(call) for call in message.get("tool_calls") or ()]

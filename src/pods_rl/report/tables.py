@@ -43,7 +43,7 @@ ARM = "arm"
 
 _TEXTS = frozenset({ARM, "task", "verdict", "against", "shows", "differs in", "settled", "run", "state", "reason"})
 _SPEEDUP = "speedup, 95 % interval"
-_SHORT = {"both_accuracy": "both right", LENGTH: "tokens"}  # titles that a column has room for
+_SHORT_TITLES = {"both_accuracy": "both right", LENGTH: "tokens"}  # titles that a column has room for
 
 Row = dict[str, Any]  # values by the key of their column in a CSV
 
@@ -161,7 +161,7 @@ def arms_table(analysis: Analysis) -> Table:
     cells["start"] = _score_cells(analysis, rows, "start")
     cells["peak"] = _score_cells(analysis, rows, "peak")
     for metric in other_metrics:
-        cells[_SHORT.get(metric, words(metric))] = _score_cells(analysis, rows, metric, metric)
+        cells[_SHORT_TITLES.get(metric, words(metric))] = _score_cells(analysis, rows, metric, metric)
     cells["runs"] = [runs_text(result.arm) for result in results]
     note = f"First and highest {words(analysis.metric)}, and the other metrics where the final score is."
     return Table("final", title, cells, _arms(results), keys, rows, note)

@@ -14,15 +14,18 @@ from markupsafe import Markup
 from ..text import safe_text
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
-_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+_CSV_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]#|~$])")
 
 # what a spreadsheet runs as a formula, and what is already marked as text
-_FORMULA = re.compile(r"'*\s*[=+\-@＝＋－＠]")
+_SPREADSHEET_FORMULA = re.compile(r"'*\s*[=+\-@＝＋－＠]")
 
-_WORDS = {"both_accuracy": "answer and format right", "mean_completion_tokens": "mean completion length (tokens)"}
-_LARGEST = 1e15  # squares and sums of logged numbers below it stay finite
-_LONGEST = 2000  # characters of a line
+_METRIC_WORDS = {
+    "both_accuracy": "answer and format right",
+    "mean_completion_tokens": "mean completion length (tokens)",
+}
+_LARGEST_NUMBER = 1e15  # squares and sums of logged numbers below it stay finite
+_LONGEST_LINE = 2000  # characters of a line
 
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}  # seconds in each unit of time
 
@@ -44,7 +47,7 @@ def html_text(value: Any) -> Any:
     """
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
-    return one_line(value, _LONGEST).replace(" %", "\u00a0%")
+    return one_line(value, _LONGEST_LINE).replace(" %", "\u00a0%")
 
 
 def markdown(text: object) -> str:
@@ -53,12 +56,12 @@ def markdown(text: object) -> str:
     >>> markdown("a|b <i>")
     'a\\\\|b &lt;i&gt;'
     """
-    return _MARKDOWN.sub(r"\\\1", html.escape(one_line(text, _LONGEST), quote=False))
+    return _MARKDOWN.sub(r"\\\1", html.escape(one_line(text, _LONGEST_LINE), quote=False))
 
 
 def terminal(text: object) -> str:
     """Return text for `console().print`, on one line."""
-    return safe_text(one_line(text, _LONGEST))
+    return safe_text(one_line(text, _LONGEST_LINE))
 
 
 def csv_text(text: str) -> str:
@@ -67,7 +70,7 @@ def csv_text(text: str) -> str:
     >>> csv_text("=1+1"), csv_text("-1e-5")
     ("'=1+1", '-1e-5')
     """
-    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
+    return f"'{text}" if _SPREADSHEET_FORMULA.match(text) and not _CSV_NUMBER.fullmatch(text) else text
 
 
 def as_text(value: Any) -> str:
@@ -82,7 +85,7 @@ def as_text(value: Any) -> str:
 
 def words(metric: str) -> str:
     """Return a metric's name for display."""
-    return _WORDS.get(metric) or one_line(metric).replace("_", " ")
+    return _METRIC_WORDS.get(metric) or one_line(metric).replace("_", " ")
 
 
 def unit_for(seconds: float) -> str:
@@ -126,7 +129,7 @@ def finite(value: object) -> float | None:
         number = float(value)
     except (ValueError, OverflowError):
         return None
-    return number if abs(number) < _LARGEST else None  # false for NaN
+    return number if abs(number) < _LARGEST_NUMBER else None  # false for NaN
 
 
 def tally(counts: Iterable[tuple[str, int]]) -> str:

@@ -40,7 +40,7 @@ _CHARGE = re.compile(
     r"|\^\s?\(?([0-9]{0,2}[+-]|[+-][0-9]{1,2})\)?"  # ^2+, ^(2+)
 )
 _SIGN_FIRST = re.compile(r"(?<=[A-Za-z0-9)\]])([+-][0-9]{1,2})(?=\s?(?:$|[+=]))")  # Mg+2
-_STATE = re.compile(r"\((?:aq|s|l|g|cr|am|conc|dil)?\)")  # (aq)
+_STATE_OF_MATTER = re.compile(r"\((?:aq|s|l|g|cr|am|conc|dil)?\)")  # (aq)
 _BARE_PLUS = re.compile(r"(?<=\S)\+(?=\s?(?:\+|=|$))")  # of an ion: no term follows it
 
 _PLUS = re.compile(r"\+(?![0-9]*>)")  # between terms, not in a charge
@@ -48,7 +48,7 @@ _COEFFICIENT = re.compile(
     r"\(([0-9]{1,6}/[0-9]{1,6})\)"  # (1/2)O2
     r"|([0-9]{1,6}(?:[./][0-9]{1,6})?)(?![0-9])\*?"  # 2O2, 0.5O2, 1/2O2
 )
-_TOKEN = re.compile(
+_FORMULA_TOKEN = re.compile(
     r"(?P<element>[A-Z][a-z]?)"
     r"|(?P<opening>[(\[])|(?P<closing>[)\]])"
     r"|<(?P<before>[0-9]{0,2})(?P<sign>[+-])(?P<after>[0-9]{0,2})>"  # <2+>, <+2>
@@ -216,7 +216,7 @@ def normalise(text: str) -> str:
     text = _STYLES.sub("", text)
     text = _CHARGE.sub(lambda charge: f"<{(charge[1] or charge[2]).replace(' ', '')}>", text)
     text = re.sub("[{}_]", "", text)
-    text = _STATE.sub("", text)
+    text = _STATE_OF_MATTER.sub("", text)
     text = _SIGN_FIRST.sub(r"<\1>", text)
     return " ".join(text.split())
 
@@ -297,7 +297,7 @@ def _tokens(text: str) -> list[re.Match[str]] | None:
     tokens = []
     position = 0
     while position < len(text):
-        token = _TOKEN.match(text, position)
+        token = _FORMULA_TOKEN.match(text, position)
         if token is None:
             return None
         tokens.append(token)

@@ -15,7 +15,7 @@ MAX_BETWEEN = 60  # characters between two boxes that are one answer
 MAX_FORMS = 8  # in which one value is written
 
 _BOXES = (r"\boxed", r"\fbox", r"\framebox")
-_MARKS = (ANSWER_OPENS, MARKER, *_BOXES)
+_ANSWER_MARKS = (ANSWER_OPENS, MARKER, *_BOXES)
 _END_LENGTH = 40  # characters at the end of a text that may announce an answer
 _ANNOUNCED = re.compile(  # The answer is
     r"\banswer(?:\s{1,9}(?:is|should\sbe|must\sbe)|\s{0,9}[:=])[\s:$*(\[\\]*$", re.IGNORECASE
@@ -27,16 +27,16 @@ _BRACES = re.compile(
     re.DOTALL,
 )
 _ESCAPED_LENGTH = 2  # characters of an escaped one
-_TEXT = r"\\(?:text|textbf|textrm|mathrm|mbox)\s*\{"
+_LATEX_TEXT = r"\\(?:text|textbf|textrm|mathrm|mbox)\s*\{"
 _AND = (
     r"(?:(?:and|or)(?: maybe| perhaps| possibly| also)?"  # or maybe
     r"|[&/|]|\\(?:land|lor|wedge|vee)(?![a-z])"
-    rf"|{_TEXT}[^{{}}0-9]{{0,30}}?(?:,|(?<![A-Za-z])(?:and|or))\s*\}})"  # \text{ and }
+    rf"|{_LATEX_TEXT}[^{{}}0-9]{{0,30}}?(?:,|(?<![A-Za-z])(?:and|or))\s*\}})"  # \text{ and }
 )
 _SIGNS = r"(?:[\s$~*]|\\[,;:! ]|\\\\(?![A-Za-z])|\\[()\[\]]|\\q?quad)*"  # $, \quad
-_NAME = r"[A-Za-z](?:_\{?[0-9a-z]\}?)?\s*=\s*"  # y =
+_ASSIGNED_NAME = r"[A-Za-z](?:_\{?[0-9a-z]\}?)?\s*=\s*"  # y =
 _BETWEEN = re.compile(  # 1 and 2; 1 papers and 2 bins; x = 1 and y = 2
-    rf"\}}?{_SIGNS}(?:(?:[A-Za-z]+ ){{0,2}}{_AND}|[,;]{_SIGNS}{_AND}?)?{_SIGNS}(?:{_NAME})?\{{?"
+    rf"\}}?{_SIGNS}(?:(?:[A-Za-z]+ ){{0,2}}{_AND}|[,;]{_SIGNS}{_AND}?)?{_SIGNS}(?:{_ASSIGNED_NAME})?\{{?"
 )
 
 
@@ -126,7 +126,7 @@ def _is_cut_off(text: str) -> bool:
     if ANSWER_OPENS in rest:
         return True
     end = rest.rstrip()[-_END_LENGTH:]
-    for mark in _MARKS:
+    for mark in _ANSWER_MARKS:
         if any(end.endswith(mark[:size]) for size in range(2, len(mark) + 1)):
             return True
     if _ANNOUNCED.search(end):
