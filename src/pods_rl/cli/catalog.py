@@ -145,6 +145,7 @@ def check(words: Annotated[list[str], Argument(metavar="NAME", help="Names of ta
       pods tasks check dataset --dataset_name mine.jsonl
     """
     names: list[str] = []
+    # A recipe needs a policy and a limit of its training. This check loads no policy and trains nothing.
     keys = {"model_name_or_path": "any/policy", **parse_overrides(words, names)}
     origin = Origin("pods tasks check")
     # all of them before the first task loads, so that a wrong key is refused at once

@@ -70,6 +70,7 @@ def compare(
         show_notes(notes)
         return
     with outlive_output(output / LOG), make_starters(experiment, parallel) as starters:
+        # A recipe that a library rejects stops the command here, before any run.
         _check_arms(experiment, starters)
         for line in experiment.about.splitlines():
             console().print(safe_text(line), highlight=False)
@@ -84,6 +85,7 @@ def compare(
                 f"{'resume':<12}{safe_text(same_command)}\n{_next_commands(output)}"
             )
             raise typer.Exit(getattr(interrupt, "code", 130)) from None
+        # Also after failures: the report compares what the other runs reached.
         complete = _report(output)
         console().print(_next_commands(output))
         if complete and not board.failures:
@@ -122,6 +124,7 @@ def show(experiment: Experiment) -> None:
             for line in dump_yaml(keys).splitlines():
                 out.print(f"{'sets':<17} {safe_text(line)}")
         show_facts(run.recipe.batch_plan(experiment.processes).describe())
+    # Runs have a total time only if each has a budget of seconds.
     budgets = [run.recipe.values["max_seconds"] for run in plan]
     limit = f"{sum(budgets):g} seconds of training clock in total" if all(budgets) else "limited by their steps"
     product = f"{counted(len(experiment.arms), 'arm')} x {counted(len(experiment.seeds), 'seed')}"
@@ -226,6 +229,7 @@ def watch(
     with stop_on_signals() as stop, LivePage(directory) as page, server(page, port) as pages:
         address = f"http://{LOOPBACK}:{pages.server_port}/"
         console().print(f"Watching {safe_text(directory)} at {address}  (Ctrl-C ends this, not the runs)")
+        # Without a screen, as on a machine reached through ssh, the reader opens the page on another machine.
         has_screen = True
         if sys.platform.startswith("linux"):
             has_screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

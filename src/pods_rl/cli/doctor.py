@@ -50,7 +50,7 @@ def doctor(context: typer.Context, config: Config = None) -> None:
         else:
             recipe = load_recipe(named, keys)
     findings = list(check_versions())
-    _show_findings(findings)
+    _show_findings(findings)  # before torch, whose import takes seconds and may fail
     with working("importing torch"):
         of_machine = list(check_machine())
     if recipe and recipe.missing_library:
@@ -68,7 +68,7 @@ def doctor(context: typer.Context, config: Config = None) -> None:
                 facts = describe_trees(recipe)
             except UserError as error:
                 if is_model:
-                    raise
+                    raise  # there is nothing else to show; of a recipe there is its batch plan
                 facts = [("prefix trees", f"not tried: {error}")]
         show_facts(facts)
     if recipe and not is_model:
@@ -99,6 +99,7 @@ def check_versions() -> Iterator[CheckResult]:
         installed = version(name)
         if installed is None:
             yield "bad", name, "not installed: pip install . in a checkout of pods-rl"
+        # With a dot at the end, 1.10 does not begin with 1.1.
         elif name == "trl" and not f"{installed}.".startswith(f"{_TESTED_TRL}."):
             yield "note", name, f"{installed}; tested with {_TESTED_TRL}"
         else:
@@ -159,7 +160,7 @@ def plan(
     """
     named, keys = named_recipe(context, config)
     recipe = load_recipe(named, keys)
-    recipe.check_reachable()
+    recipe.check_reachable()  # before torch loads
     from ..training.display import LiveLine
 
     with stoppable() as stop, stop.at_once(), LiveLine(console()) as line:

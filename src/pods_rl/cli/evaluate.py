@@ -66,6 +66,7 @@ def evaluate(
     elif model is not None:
         keys["model_name_or_path"] = model
         if config is None:
+            # A recipe needs a limit of its training, which an evaluation does not use.
             recipe = build_recipe({"max_steps": 1}, Origin("pods eval"), keys)
         else:
             recipe = load_recipe(config, keys, trains=False)
@@ -92,7 +93,7 @@ def evaluate(
                 begin=display.begin,
                 note=display.note,
             )
-        if not is_main:
+        if not is_main:  # the first process writes and prints for all
             return
         written: tuple[Path, ...] = ()
         try:

@@ -199,9 +199,11 @@ def keep_rows(
         selection.get_rule(rule)
     added: dict[int, dict[str, Any]] = {}
     generator = torch.Generator().manual_seed(seed)
+    # A file is a batch. For selection of each prompt, every group is a batch of its own.
     for batch in _indices_by(rows, "file" if over_batch else "group"):
         groups = [[batch[index] for index in group] for group in _indices_by([rows[index] for index in batch], "group")]
         rewards = [torch.tensor([rows[index].reward for index in group], dtype=torch.float64) for group in groups]
+        # Groups may differ in size: shorter ones are filled up with unscored rollouts.
         rewards_PN = torch.nn.utils.rnn.pad_sequence(rewards, batch_first=True, padding_value=math.nan)
         chosen: selection.Selection | selection.BatchSelection
         try:

@@ -113,7 +113,7 @@ def train(
             _show_dry_run(recipe, output, launch, resume_options)
             return
         shown_as = _named_output(recipe, output)
-        output = place_of(shown_as)
+        output = place_of(shown_as)  # messages name the directory as it was given
         _prepare(recipe, output, launch, resume_options)
         with _last_words(output, shown_as, launch):
             if launch:
@@ -311,6 +311,7 @@ def _prepare(recipe: Recipe, output: Path, launch: Launch | None, resume_options
     if resume_options["resume"]:
         _check_resume(recipe, output, launch, resume_options)
     if get_rank() == 0:
+        # Raises now if the directory holds another run, is in use, or cannot be written to.
         RunWriter(output, resume=resume_options["resume"]).close()
 
 
@@ -390,7 +391,7 @@ def _launch_run(
     words += [f"--{name}" for name, wanted in resume_options.items() if wanted]
     words += [f"--{key}={'true' if value is True else value}" for key, value in keys.items()]
     failure = None
-    earlier_status = _stamp(output / STATUS)
+    earlier_status = _stamp(output / STATUS)  # a resumed run has one before its processes write their own
     with stop.later(), outlive_output(output / LOG):
         with suppress(Interrupted):  # before the processes started
             failure = start(words, launch.config, launch.processes, stop)

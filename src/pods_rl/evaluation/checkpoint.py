@@ -106,6 +106,7 @@ def choose_backend(wanted: str, *, on_cpu: bool = False, task: Task | None = Non
     several = get_world_size() > 1
     converses = task is not None and task.converses
     if wanted == "auto":
+        # vLLM runs as one process and does not call the tools of a task.
         if on_cpu or several or converses:
             return "generate"
         usable = find_spec("vllm") and torch.cuda.is_available()
@@ -138,6 +139,7 @@ def write_results(evaluation: Evaluation, line: dict[str, Any], folder: Path) ->
 def _lm_eval_scores(task: Task, evaluation: Evaluation) -> dict[str, Any]:
     """Return the scores of a line in lm-eval's names, each with `_stderr` if it has a standard error."""
     scores = dict(evaluation.scores)
+    # lm-eval has these under other keys: `n-samples`, `config` and `total_evaluation_time_seconds`.
     for setting in ("prompts", "repeats", "temperature", "eval_seconds"):
         del scores[setting]
     if "accuracy" in scores:
@@ -183,11 +185,12 @@ def _describe(recipe: Recipe, policy: Policy, sampler: Sampler, sampling: Sampli
     limit = settings["eval_prompts"]
     count = len(task.test) if limit is None else min(limit, len(task.test))
     prompts = task.test.select(range(count))
+    # Evaluations whose rows have the same hash had the same prompts and gold answers.
     rows = json.dumps([[row["prompt"], row["answer"]] for row in prompts], sort_keys=True)
     first_prompt = prompts[0]["prompt"]
     chat_template = None
     system_prompt = None
-    if not isinstance(first_prompt, str):
+    if not isinstance(first_prompt, str):  # a prompt of text is not rendered
         chat_template = sampler.tokenizer.chat_template
         system_prompt = next((str(turn["content"]) for turn in first_prompt if turn.get("role") == "system"), None)
     on_cpu = recipe.values.get("use_cpu") or not torch.cuda.is_available()

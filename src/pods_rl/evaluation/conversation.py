@@ -143,6 +143,7 @@ def _take_turns(sampler: Sampler, batch: Sequence[Conversation], sampling: Sampl
     while open_conversations:
         keys = [conversation.row + (turn << 32) for conversation in open_conversations]  # each turn has its own draws
         contexts = [conversation.prompt_ids + conversation.ids for conversation in open_conversations]
+        # The turn may be as long as the largest room left. Each conversation keeps what fits into its own.
         most_room = max(length - len(conversation.ids) for conversation in open_conversations)
         of_turn = replace(sampling, max_completion_length=most_room)
         completions = sampler.sample(contexts, keys, of_turn, lambda *_: None)
@@ -205,6 +206,7 @@ async def _gather(coroutines: Sequence[Awaitable[Any]]) -> list[Any]:
 def _suffix(tokenizer: PreTrainedTokenizerBase, results: Messages, options: Mapping[str, Any]) -> list[int]:
     """Return the tokens of tool results after a turn, up to the start of the next turn."""
     template_options = {name: value for name, value in options.items() if name != "tools"}
+    # A short stand-in for the conversation: only what follows the end of its last turn is used.
     call = {"type": "function", "function": {"name": results[0]["name"], "arguments": {}}}
     before: Messages = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
 

@@ -157,7 +157,7 @@ class Meter(TrainerCallback):
     def _rounds(self, settings: Sequence[Setting]) -> Iterator[Setting]:
         self._started = time.perf_counter()
         yield from settings
-        self.steps = {}
+        self.steps = {}  # the first round warmed up
         for done in range(_MOST_ROUNDS):
             if done >= _LEAST_ROUNDS and time.perf_counter() - self._started >= self._seconds:
                 return
@@ -171,7 +171,7 @@ class Meter(TrainerCallback):
         """
         rewards = torch.cat([rewards_PN.flatten() for rewards_PN in self._rewards])
         mean = rewards.nanmean().item()
-        if mean != mean:
+        if mean != mean:  # NaN, as each reward is
             raise UserError("No measured rollout has a reward. Look for the reason with: pods train --max_steps 1")
         n, distinct = max(self._distinct.items())
         return {
@@ -192,6 +192,7 @@ class Meter(TrainerCallback):
         setting = self._setting
         of_phases = {key: value for key, value in logs.items() if key.startswith("pods/seconds/")}
         generation = of_phases.get("pods/seconds/rollout", 0.0) + of_phases.get("pods/seconds/reward", 0.0)
+        # The measured steps pass once over their rows (`_STILL`). More passes do not generate again.
         seconds = generation + self._passes * (sum(of_phases.values()) - generation)
         record = self._trainer.rollouts
         assert record is not None
@@ -219,6 +220,6 @@ class Meter(TrainerCallback):
             control.should_training_stop = True
             return
         if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.reset_peak_memory_stats()  # each setting has a peak of its own
         prompts = self._setting.prompts if self._setting.selection == "batch" else None
         self._trainer.measure(self._setting.n, self._setting.m, prompts)

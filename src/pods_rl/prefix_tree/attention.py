@@ -338,6 +338,7 @@ class TreeAttention:
         self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scoring: Scoring, layout: Layout
     ) -> Tensor:
         """Return `[L, H, D]` by a call for each block; q is `[L, H, D]`, k and v `[L, K, D]`."""
+        # Without gradients, the copies that a block needs are freed before the next block.
         outputs = [self._attend_in_block(block, q, k, v, sinks, scoring) for block in layout.blocks]
         return take(torch.cat(outputs), layout.slot_of_node)
 

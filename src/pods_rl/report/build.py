@@ -152,6 +152,7 @@ def read_account(
     metric: str | None = None,
 ) -> Account:
     """Return what a report says of runs, without writing it; arguments as of ``build_report``."""
+    # The real path, since `.` is not a title.
     title = os.path.basename(os.path.realpath(paths[0])) if len(paths) == 1 else f"{len(paths)} directories"
     if not metric:  # evaluations have rewards instead of an accuracy if no grader was used
         measured = _measured(run for path in paths for runs in find_runs(path).values() for run in runs)
@@ -164,7 +165,7 @@ def read_account(
             raise UserError(f"No evaluation has a number called {metric!r}. Choose another with --metric: {names}.")
     first_notes = _notes_on_declared(paths, found)
     pairs: list[tuple[str, str, str]] = []
-    if baseline is None:
+    if baseline is None:  # else the baseline replaces what the experiment declares
         settings = read_mapping(paths[0] / EXPERIMENT)
         baseline, note = _usual_baseline(settings, found)
         if note:

@@ -113,6 +113,7 @@ def tables(analysis: Analysis) -> dict[str, Table]:
 
 def result_table(analysis: Analysis) -> Table:
     """A row for each arm: final score, seconds per step, time to the level, and a verdict. It opens every output."""
+    # Runs in progress have nothing to show before their first evaluation.
     has_rows = analysis.scored or not analysis.states["running"]
     results = analysis.results if has_rows else ()
     score = f"final {words(analysis.metric)}, 95 % interval"
@@ -121,7 +122,7 @@ def result_table(analysis: Analysis) -> Table:
     unit = unit_for(max((final.final_seconds for final in finals), default=0.0))
     cells = _first_columns(results)
     cells[score] = [result_text(analysis, result) for result in results]
-    if len({final.final_due for final in finals}) > 1:
+    if len({final.final_due for final in finals}) > 1:  # scores at one time need no column for it
         cells["at"] = [duration(result.final.final_due if result.final else math.nan, unit) for result in results]
     cells["seconds per step"] = [step_text(result.cost) for result in results]
     notes = []

@@ -145,6 +145,7 @@ def _verdict(analysis: Analysis, gap: Difference) -> str:
 
 def is_level(analysis: Analysis, gap: Difference) -> bool:
     """Whether two arms have the same score within the margin."""
+    # The margin is in points of accuracy: other metrics have other units.
     return analysis.is_share and not gap.settled and max(-gap.low, gap.high) <= LEVEL_MARGIN
 
 

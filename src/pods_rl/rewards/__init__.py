@@ -130,6 +130,7 @@ def _check_signature(name: str, function: Callable[..., Any]) -> None:
     with suppress(TypeError):
         parameters.bind("text", "gold")
         first_name = next(iter(parameters.parameters))
+        # "self" is of a method without its object, and the others are of TRL's form.
         if first_name not in ("completions", "prompts", "self"):
             return
     raise UserError(

@@ -37,6 +37,7 @@ def accuracy_batch(texts: Sequence[str], golds: Sequence[str]) -> list[float]:
     [1.0, 0.0]
     """
     verdicts = [_decide(text, gold) for text, gold in zip(texts, golds, strict=True)]
+    # Rollouts of a prompt often have the same answer, which is verified once.
     pairs = list(dict.fromkeys(verdict for verdict in verdicts if isinstance(verdict, tuple)))
     verified: dict[Pair, bool] = {}
     if pairs:

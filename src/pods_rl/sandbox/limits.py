@@ -73,7 +73,7 @@ class ToolLimits:
         """Log the first failure of each kind of a tool; turn what would end the run into a failure."""
         try:
             yield
-        except (KeyboardInterrupt, GeneratorExit):
+        except (KeyboardInterrupt, GeneratorExit):  # Ctrl-C, or a coroutine that is closed: not the tool's failure
             raise
         except BaseException as error:
             kind = type(error).__name__

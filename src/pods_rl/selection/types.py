@@ -125,7 +125,7 @@ class BatchSelection:
     @property
     def groups(self) -> Tensor:
         """The prompt of each kept rollout, int64 `[R]`."""
-        return self.indices // max(self.num_rollouts, 1)
+        return self.indices // max(self.num_rollouts, 1)  # a batch without rollouts has no indices
 
     @property
     def sizes(self) -> Tensor:
