@@ -75,7 +75,14 @@ class LivePage:
         files = frozenset(_files_below(self._source))
         state = "waiting"
         with suppress(Exception):  # files of a run that begins, or damaged ones, as below
-            state = self._state()
+            if self._source.exists():
+                counts = Counter(run.state for runs in find_runs(self._source).values() for run in runs)
+                missing = not_begun(self._source)
+                if missing:
+                    counts["not begun"] = len(missing)
+                state = tally(counts.items()) or "no run yet"
+            else:
+                state = "the directory does not exist yet"
         if (files, state) == self._seen:
             return
         self._seen = (files, state)
@@ -105,17 +112,6 @@ class LivePage:
             state=state,
             made=time.monotonic(),
         )
-
-    def _state(self) -> str:
-        if not self._source.exists():
-            return "the directory does not exist yet"
-        counts: Counter[str] = Counter()
-        for runs in find_runs(self._source).values():
-            counts.update(run.state for run in runs)
-        missing = not_begun(self._source)
-        if missing:
-            counts["not begun"] = len(missing)
-        return tally(counts.items()) or "no run yet"
 
 
 class _File(NamedTuple):
