@@ -23,7 +23,7 @@ def describe_trees(recipe: Recipe) -> list[tuple[str, str]]:
     if values["exact_trl"] or not values["prefix_tree"]:
         off = "rows: set prefix_tree to true and exact_trl to false to compute trees"
         return [("generation", off), ("update", off)]
-    # As an instance of the class that its configuration names.
+    # The model is an instance of the class that its configuration names.
     policy = find_policy(recipe.values["model_name_or_path"], revision=recipe.values.get("model_revision") or "main")
     config = AutoConfig.from_pretrained(policy.model, trust_remote_code=False)
     architecture = (config.architectures or [""])[0]
