@@ -78,7 +78,15 @@ def converse(
             # The last batch may have fewer rows than there are environments.
             for question, row, environment in zip(questions[part], rows[part], environments, strict=False):
                 tools = limits.of_rollout({tool.__name__: tool for tool in task.tools_of(environment)})
-                batch.append(_begin(sampler, task, question, row, environment, tools, sampling))
+                prompt = question["prompt"]
+                if environment is not None:
+                    with users_code(f"the task {task.name}: {type(environment).__name__}.reset"):
+                        observation = without_copies(environment.reset)(**question)
+                        if observation is not None:  # it is added to the prompt
+                            last_message = prompt[-1]
+                            prompt = [*prompt[:-1], {**last_message, "content": last_message["content"] + observation}]
+                text = render(sampler.tokenizer, prompt, **sampling.chat_template_kwargs)
+                batch.append(Conversation(row, text, encode(sampler.tokenizer, prompt, text), tools))
             _take_turns(sampler, batch, sampling, wait)
             if task.answer == ENVIRONMENT:
                 for conversation, environment in zip(batch, environments, strict=False):
@@ -110,27 +118,6 @@ def _reward_of(environment: Any, task: Task, wait: Wait) -> float | None:
             ) from error
         logger.warning("%s. The conversation counts as wrong.", error)
         return None
-
-
-def _begin(
-    sampler: Sampler,
-    task: Task,
-    question: Mapping[str, Any],
-    row: int,
-    environment: Any,
-    tools: Mapping[str, Tool],
-    sampling: Sampling,
-) -> Conversation:
-    """Return a conversation before its first turn. What an environment's `reset` returns is added to the prompt."""
-    prompt = question["prompt"]
-    if environment is not None:
-        with users_code(f"the task {task.name}: {type(environment).__name__}.reset"):
-            observation = without_copies(environment.reset)(**question)
-            if observation is not None:
-                last_message = prompt[-1]
-                prompt = [*prompt[:-1], {**last_message, "content": last_message["content"] + observation}]
-    text = render(sampler.tokenizer, prompt, **sampling.chat_template_kwargs)
-    return Conversation(row, text, encode(sampler.tokenizer, prompt, text), tools)
 
 
 def _take_turns(sampler: Sampler, batch: Sequence[Conversation], sampling: Sampling, wait: Wait) -> None:

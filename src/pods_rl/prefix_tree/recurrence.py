@@ -71,7 +71,21 @@ class TreeRecurrence:
         """
         self.layers += 1
         if width not in self._windows:
-            self._windows[width] = self._lay_out_windows(width)
+            # Each branch's new nodes after the `width` - 1 before them, end to end, and where the new nodes are.
+            sequences: list[NDArray[np.int64]] = []
+            kept_numbers: list[NDArray[np.int64]] = []
+            count = 0
+            for branch in self._branches:
+                history = branch.path[: -branch.new][-(width - 1) :] if width > 1 else branch.path[:0]
+                # Before the root there is padding, which has the number after the last node.
+                missing = np.full(width - 1 - len(history), self._nodes)
+                sequences += [missing, history, branch.path[-branch.new :]]
+                kept_numbers.append(np.arange(count + width - 1, count + width - 1 + branch.new))
+                count += width - 1 + branch.new
+            all_nodes, new_nodes = move_together(
+                [np.concatenate(sequences), np.concatenate(kept_numbers)], self._device
+            )
+            self._windows[width] = (all_nodes, new_nodes)
         nodes, kept = self._windows[width]
         rows = take_shared(_with_padding(states[0].transpose(0, 1)), nodes)  # [x, D]
         outputs = convolution(rows.transpose(0, 1).unsqueeze(0))
@@ -105,21 +119,6 @@ class TreeRecurrence:
             if final is not None:
                 states.append(final)
         return torch.cat(outputs).index_select(0, slot_of_node).unsqueeze(0)
-
-    def _lay_out_windows(self, width: int) -> tuple[Tensor, Tensor]:
-        """Return each branch's new nodes after the `width` - 1 before them, end to end, and where the new nodes are."""
-        sequences: list[NDArray[np.int64]] = []
-        kept: list[NDArray[np.int64]] = []
-        count = 0
-        for branch in self._branches:
-            history = branch.path[: -branch.new][-(width - 1) :] if width > 1 else branch.path[:0]
-            # Before the root there is padding, which has the number after the last node.
-            missing = np.full(width - 1 - len(history), self._nodes)
-            sequences += [missing, history, branch.path[-branch.new :]]
-            kept.append(np.arange(count + width - 1, count + width - 1 + branch.new))
-            count += width - 1 + branch.new
-        nodes, kept_rows = move_together([np.concatenate(sequences), np.concatenate(kept)], self._device)
-        return nodes, kept_rows
 
     def _plan(self, call_tokens: int) -> tuple[list[Wave], Tensor]:
         """Return the calls of a recurrence, in order, and the slot of each node among those of all calls, `[L]`."""

@@ -76,9 +76,12 @@ def extract_answer(text: str) -> str | None:
     text = after_thought(text) or ""
     if _is_cut_off(text):
         return None
-    tagged = _last_tagged(text)
-    if tagged is None:
+    last_closing = text.rfind(ANSWER_CLOSES)
+    opening = text.rfind(ANSWER_OPENS, 0, last_closing) if last_closing >= 0 else -1
+    if opening < 0:
         return _unwrap(text)
+    start = opening + len(ANSWER_OPENS)
+    tagged = text[start : text.find(ANSWER_CLOSES, start)]
     return _unwrap(tagged) or tagged.strip() or None
 
 
@@ -138,17 +141,6 @@ def _is_cut_off(text: str) -> bool:
     # a box that is not closed by the end of its line has lost its brace, and what follows is another answer
     line = rest.rfind("\n", 0, last_content) + 1
     return bool(open_boxes) and open_boxes[-1] >= line
-
-
-def _last_tagged(text: str) -> str | None:
-    last_closing = text.rfind(ANSWER_CLOSES)
-    if last_closing < 0:
-        return None
-    opening = text.rfind(ANSWER_OPENS, 0, last_closing)
-    if opening < 0:
-        return None
-    start = opening + len(ANSWER_OPENS)
-    return text[start : text.find(ANSWER_CLOSES, start)]
 
 
 def _read_boxes(text: str) -> tuple[list[_Box], list[int]]:

@@ -304,11 +304,6 @@ def select(
             f"the rule '{name}' raised {raised(error)} for {len(rewards_PN)} groups of {rewards_PN.shape[1]} rewards "
             f"and m = {m}. Fix the rule: it returns int64 indices [{len(rewards_PN)}, {m}] of the rollouts to keep."
         ) from error
-    _check_indices(indices_PM, rewards_PN, m, name)
-    return Selection(indices_PM)
-
-
-def _check_indices(indices_PM: Tensor, rewards_PN: Tensor, m: int, name: str) -> None:
     prompts, n = rewards_PN.shape
     expected = f"int64 indices of shape {[prompts, m]} on {rewards_PN.device}"
     is_dense = isinstance(indices_PM, Tensor) and indices_PM.layout == torch.strided
@@ -327,3 +322,4 @@ def _check_indices(indices_PM: Tensor, rewards_PN: Tensor, m: int, name: str) ->
             f"the rule '{name}' must return {m} different rollouts between 0 and {n - 1} for each prompt; "
             f"for group {group} it returned {indices_PM[group].tolist()}."
         )
+    return Selection(indices_PM)
