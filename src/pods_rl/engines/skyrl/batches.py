@@ -41,7 +41,17 @@ def widen(batch: Mapping[str, Any], m: int, n: int) -> dict[str, Any]:
     """
     rows = len(batch["prompts"])
     trajectory_ids = batch.get("trajectory_ids")
-    _check_groups(rows, trajectory_ids, m)
+    message = (
+        f"expected a batch of {m} rows a prompt, one after the other (generator.n_samples_per_prompt); got {{}}. "
+        "Make it with skyrl.train.generators.utils.prepare_generator_input."
+    )
+    if rows == 0 or rows % m != 0:
+        raise UserError(message.format(f"{rows} rows"))
+    if trajectory_ids is not None:  # only they name the prompt of a row
+        for start in range(0, rows, m):
+            prompts = {trajectory_id.instance_id for trajectory_id in trajectory_ids[start : start + m]}
+            if len(prompts) > 1:
+                raise UserError(message.format(f"rows of {len(prompts)} prompts in the {m} from row {start}"))
     wide = dict(batch)
     for name, values in batch.items():
         if isinstance(values, list) and len(values) == rows:
@@ -50,21 +60,6 @@ def widen(batch: Mapping[str, Any], m: int, n: int) -> dict[str, Any]:
         for row, trajectory_id in enumerate(wide["trajectory_ids"]):
             wide["trajectory_ids"][row] = replace(trajectory_id, repetition_id=row % n)
     return wide
-
-
-def _check_groups(rows: int, trajectory_ids: list[Any] | None, m: int) -> None:
-    message = (
-        f"expected a batch of {m} rows a prompt, one after the other (generator.n_samples_per_prompt); got {{}}. "
-        "Make it with skyrl.train.generators.utils.prepare_generator_input."
-    )
-    if rows == 0 or rows % m != 0:
-        raise UserError(message.format(f"{rows} rows"))
-    if trajectory_ids is None:
-        return
-    for start in range(0, rows, m):
-        prompts = {trajectory_id.instance_id for trajectory_id in trajectory_ids[start : start + m]}
-        if len(prompts) > 1:
-            raise UserError(message.format(f"rows of {len(prompts)} prompts in the {m} from row {start}"))
 
 
 def rows_of_trajectories(output: Mapping[str, Any], trajectories: int, *, step_wise: bool) -> list[list[int]]:

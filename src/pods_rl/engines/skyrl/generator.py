@@ -141,18 +141,13 @@ def _kept(output: GeneratorOutput, groups: list[_Group]) -> GeneratorOutput:
     trajectories = [trajectory for group in groups for trajectory in group.rows]
     kept: GeneratorOutput = take_rows(output, kept_rows, trajectories)
     silence(kept, silent)
-    kept["rollout_metrics"] = {**(output.get("rollout_metrics") or {}), **_metrics(output, groups, kept)}
-    return kept
-
-
-def _metrics(output: GeneratorOutput, groups: list[_Group], kept: GeneratorOutput) -> dict[str, float]:
-    """Return the metrics of a selection; SkyRL averages those of groups whose names have `mean`, and sums others."""
     rewards_PN = torch.cat([group.rewards for group in groups])
     kept_PN = torch.zeros(rewards_PN.shape, dtype=torch.bool)
     for number, group in enumerate(groups):
         kept_PN[number, group.kept] = not group.is_silent
     metrics: dict[str, float] = {}
     for name, value in describe_selection(rewards_PN, kept_PN).items():
+        # SkyRL averages over groups the metrics whose names have `mean`, and sums others.
         if "mean" not in name:
             name += "_mean"
         metrics[name] = value
@@ -162,4 +157,5 @@ def _metrics(output: GeneratorOutput, groups: list[_Group], kept: GeneratorOutpu
     metrics["pods/tokens/trained"] = float(sum(map(len, kept["response_ids"])))
     metrics["pods/unusable_rewards"] = float(rewards_PN.isnan().sum())
     metrics["pods/skipped_groups"] = float(sum(group.is_silent for group in groups))
-    return metrics
+    kept["rollout_metrics"] = {**(output.get("rollout_metrics") or {}), **metrics}
+    return kept

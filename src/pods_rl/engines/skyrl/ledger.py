@@ -20,21 +20,16 @@ def ledger_row(
     """Return a trajectory's text and numbers by column; prompt and completion are those of its last row."""
     last = rows[-1]
     turn_rewards = [total(output["rewards"][row]) for row in rows] if len(rows) > 1 else None
+    specification = (extras or {}).get("reward_spec")  # a data set may hold anything under this name
+    answer = str(specification.get("ground_truth", "")) if isinstance(specification, Mapping) else ""
     return {
         "rollout": rollout,
         "prompt": tokenizer.decode(output["prompt_token_ids"][last], skip_special_tokens=True),
         "completion": tokenizer.decode(output["response_ids"][last], skip_special_tokens=True),
-        "answer": _answer(extras),
+        "answer": answer,
         "reward": total(output["rewards"][last]),
         "selected": is_kept,
         "advantage": None,  # SkyRL computes it later
         "completion_tokens": sum(len(output["response_ids"][row]) for row in rows),
         "turn_rewards": turn_rewards,
     }
-
-
-def _answer(extras: Mapping[str, Any] | None) -> str:
-    specification = (extras or {}).get("reward_spec")
-    if not isinstance(specification, Mapping):
-        return ""
-    return str(specification.get("ground_truth", ""))

@@ -38,13 +38,10 @@ def read_settings(config: Any, options: Any) -> SkyRLSettings:
     """
     m = config.generator.n_samples_per_prompt
     selection = read_selection(options, m, prefix="pods", m_key=_M, no_batch=_NO_BATCH)
-    _check_estimator(config.trainer.algorithm.advantage_estimator, selection["num_generations"])
-    return SkyRLSettings(**selection, step_wise=bool(config.generator.step_wise_trajectories))
-
-
-def _check_estimator(estimator: str, m: int) -> None:
-    if m == 1 and estimator in GROUP_ESTIMATORS:
+    estimator = config.trainer.algorithm.advantage_estimator
+    if selection["num_generations"] == 1 and estimator in GROUP_ESTIMATORS:
         raise UserError(
             f"{_M} (m, trained per prompt) is 1, and trainer.algorithm.advantage_estimator={estimator} compares the "
             "kept trajectories of a prompt with each other: there is nothing to compare. Set it to at least 2."
         )
+    return SkyRLSettings(**selection, step_wise=bool(config.generator.step_wise_trajectories))

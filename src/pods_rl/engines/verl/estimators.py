@@ -81,25 +81,21 @@ class AdvantagesBefore:
         # In order of first appearance. Rows that train no token are verl's padding.
         trained = response_mask.bool().any(dim=-1).cpu().numpy()  # [rows]
         for uid in dict.fromkeys(index[trained].tolist()):
+            rewards_N = self._rewards.get(uid)
+            if rewards_N is None:
+                raise ValueError(
+                    f"the estimator {BEFORE} has no rewards of prompt {uid}: expected one that PODS's replay buffer "
+                    "sampled last. Set trainer.v1.sampler.custom_sampler, and leave skip.rollout_tq off."
+                )
+            all_sessions = Selection(torch.arange(len(rewards_N))[None])
+            advantages_1N = advantages(rewards_N[None], all_sessions, when="before", scale=scale)
+            # Rows do not name their session: match each to the nearest reward of the group.
             rows = torch.from_numpy(index == uid).to(scores.device)
-            result[rows] = self._of_group(uid, scores[rows], scale)
+            distance = (scores[rows][:, None].double() - rewards_N.to(scores.device)).abs()  # [rows, N]
+            nearest = distance.nan_to_num(nan=torch.inf).argmin(dim=1)
+            result[rows] = advantages_1N[0].to(scores)[nearest]
         per_token = result.unsqueeze(-1) * response_mask  # [rows, T]
         return per_token, per_token
-
-    def _of_group(self, uid: str, scores: Tensor, scale: Literal["group", "none"]) -> Tensor:
-        """Return the advantages of a group's rows with these rewards, `[rows]`."""
-        rewards_N = self._rewards.get(uid)
-        if rewards_N is None:
-            raise ValueError(
-                f"the estimator {BEFORE} has no rewards of prompt {uid}: expected one that PODS's replay buffer "
-                "sampled last. Set trainer.v1.sampler.custom_sampler, and leave skip.rollout_tq off."
-            )
-        all_sessions = Selection(torch.arange(len(rewards_N))[None])
-        advantages_1N = advantages(rewards_N[None], all_sessions, when="before", scale=scale)
-        # Rows do not name their session: match each to the nearest reward of the group.
-        distance = (scores[:, None].double() - rewards_N.to(scores.device)).abs()  # [rows, N]
-        nearest = distance.nan_to_num(nan=torch.inf).argmin(dim=1)
-        return advantages_1N[0].to(scores)[nearest]
 
 
 def install_before(estimator: AdvantagesBefore) -> None:

@@ -36,6 +36,7 @@ def session_rows(
         for reward in group_rewards:
             key = keys[session]
             extra = _mapping(extra_fields[session])
+            turn_rewards = extra.get("turn_scores")  # of verl's tool agent loop
             row = {
                 "rollout": int(key.rsplit("_", 2)[1]),
                 "prompt": tokenizer.decode(prompts[session].tolist(), skip_special_tokens=True),
@@ -45,7 +46,7 @@ def session_rows(
                 "selected": key in kept,
                 "advantage": None,  # verl computes it later
                 "completion_tokens": len(responses[session]),
-                "turn_rewards": _turn_rewards(extra),
+                "turn_rewards": [float(score) for score in turn_rewards] if turn_rewards else None,
             }
             for name, value in extra.get("reward_extra_info", {}).items():
                 if name not in VERLS_SCORES and isinstance(value, Real):
@@ -54,14 +55,6 @@ def session_rows(
             session += 1
         rows_of_groups.append(rows)
     return rows_of_groups
-
-
-def _turn_rewards(extra: Mapping[str, Any]) -> list[float] | None:
-    """Return the rewards of a session's turns, which verl's tool agent loop calls `turn_scores`; None without any."""
-    scores = extra.get("turn_scores")
-    if not scores:
-        return None
-    return [float(score) for score in scores]
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -113,8 +113,13 @@ class PODSMixin:
             return batch
         groups = group_keys(batch.keys)
         self._check_sizes(groups, batch.partition_id)
-        rewards = _rewards(groups, batch.partition_id)
-        rewards_PN = pad_rewards(rewards, _trained(groups, batch.partition_id))
+        # As in verl, a session's reward is the sum over the tokens of its last trajectory.
+        keys = last_keys(groups)
+        scores = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["rm_scores"])["rm_scores"]
+        sums = (float(row.sum()) for row in scores)
+        rewards = [list(islice(sums, len(group.sessions))) for group in groups]
+        trained = _trained(groups, batch.partition_id)
+        rewards_PN = pad_rewards(rewards, trained)
         kept_PN = choose(rewards_PN, self.pods.num_generations, self.pods.rule, self._generator, self.pods.batch_rule)
         if not kept_PN.any():
             raise RuntimeError(
@@ -132,7 +137,7 @@ class PODSMixin:
         sampled = SampledBatch(
             rewards=rewards_PN,
             kept=kept_PN,
-            sessions=len(last_keys(groups)),
+            sessions=len(keys),
             lengths={key: int(tag.get("response_len", 0)) for key, tag in zip(batch.keys, batch.tags, strict=True)},
             kept_keys=kept,
         )
@@ -201,14 +206,6 @@ def describe_step(batches: list[SampledBatch]) -> dict[str, float]:
         "pods/tokens/trained": float(sum(trained)),
         "pods/unusable_rewards": float(sessions - scored),
     }
-
-
-def _rewards(groups: list[Group], partition_id: str) -> list[list[float]]:
-    """Return each group's rewards: the sum over the tokens of a session's last trajectory, as in verl."""
-    keys = last_keys(groups)
-    scores = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["rm_scores"])["rm_scores"]
-    sums = (float(row.sum()) for row in scores)
-    return [list(islice(sums, len(group.sessions))) for group in groups]
 
 
 def _trained(groups: list[Group], partition_id: str) -> list[list[bool]]:

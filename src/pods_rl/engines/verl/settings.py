@@ -53,9 +53,22 @@ def read_settings(config: DictConfig) -> VerlSettings:
     own = ("poll_interval", "check_data")  # of verl alone
     selection = read_selection(keys, _get(config, _M), prefix=_KWARGS, m_key=_M, more=own)
     _check_plugins(config)
-    _check_modes(config)
+    if not _get(config, "trainer.use_v1", True):
+        raise UserError(
+            "trainer.use_v1 is false: verl's legacy trainer has no replay buffer to select in. Set it to true."
+        )
+    if _get(config, f"{_MODEL}.enable") and not _get(config, f"{_MODEL}.enable_resource_pool"):
+        raise UserError(
+            "a colocated reward model scores after the batch is sampled, too late to select by its scores. Set "
+            f"{_MODEL}.enable_resource_pool=True and give it GPUs of its own, or use a rule-based reward."
+        )
     _check_estimator(config, selection["num_generations"], over_batch=selection["batch_rule"] is not None)
-    _check_data(config, keys.get("check_data"))
+    # The user's function refuses the data: this module knows no reward function, and so not what it can score.
+    path = keys.get("check_data")
+    if path is not None:
+        check: Callable[..., Any] = find("data check", path, {})
+        files = [_get(config, f"data.{split}_files") for split in ("train", "val")]
+        check(files, _get(config, "data.reward_fn_key", "data_source"))
     mode = _get(config, "trainer.v1.trainer_mode")
     batches_per_step = _get(config, f"trainer.v1.{mode}.parameter_sync_step", 1)
     prompts = _get(config, "data.train_batch_size")
@@ -106,18 +119,6 @@ def _check_plugins(config: DictConfig) -> None:
         )
 
 
-def _check_modes(config: DictConfig) -> None:
-    if not _get(config, "trainer.use_v1", True):
-        raise UserError(
-            "trainer.use_v1 is false: verl's legacy trainer has no replay buffer to select in. Set it to true."
-        )
-    if _get(config, f"{_MODEL}.enable") and not _get(config, f"{_MODEL}.enable_resource_pool"):
-        raise UserError(
-            "a colocated reward model scores after the batch is sampled, too late to select by its scores. Set "
-            f"{_MODEL}.enable_resource_pool=True and give it GPUs of its own, or use a rule-based reward."
-        )
-
-
 def _check_estimator(config: DictConfig, m: int, *, over_batch: bool) -> None:
     """Refuse estimators that would have no signal on the kept m, or the wrong one."""
     estimator = _get(config, _ESTIMATOR)
@@ -139,15 +140,6 @@ def _check_estimator(config: DictConfig, m: int, *, over_batch: bool) -> None:
             f"sessions of a prompt with each other: every advantage would be 0. Set rollout.n to at least 2, or "
             f"{_ESTIMATOR} to {BEFORE}, which compares with all n."
         )
-
-
-def _check_data(config: DictConfig, path: str | None) -> None:
-    """Let the user's function refuse the data: this module knows no reward function, and so not what it can score."""
-    if path is None:
-        return
-    check: Callable[..., Any] = find("data check", path, {})
-    files = [_get(config, f"data.{split}_files") for split in ("train", "val")]
-    check(files, _get(config, "data.reward_fn_key", "data_source"))
 
 
 def _filter_arguments(config: DictConfig) -> dict[str, Any]:
