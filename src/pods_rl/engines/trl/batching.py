@@ -239,12 +239,7 @@ def check_values(settings: Mapping[str, Any]) -> None:
     budget = settings.get("max_tokens_per_microbatch")
     if budget not in (None, "auto"):
         whole_number("max_tokens_per_microbatch", budget, why="unset it for those of TRL's, or set auto")
-    _check_training(settings)
-    _check_weights(settings.get("reward_weights"))
-
-
-def _check_training(settings: Mapping[str, Any]) -> None:
-    """Refuse numbers of iterations, steps and epochs with which TRL's `train` returns at once, without an error."""
+    # With these numbers of iterations, steps and epochs, TRL's `train` would return at once, without an error.
     whole_number("num_iterations", settings.get("num_iterations", 1), why="how often each generation is trained on")
     steps = settings.get("max_steps", -1)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps == 0:
@@ -255,18 +250,14 @@ def _check_training(settings: Mapping[str, Any]) -> None:
     epochs = settings.get("num_train_epochs", 3.0)
     if steps < 0 and (not _is_number(epochs) or not epochs > 0):
         raise UserError(f"num_train_epochs = {epochs!r}: expected a number above 0, or set max_steps.")
-
-
-def _check_weights(weights: Any) -> None:
-    """Refuse weights of reward functions with which every rollout has the same reward or none."""
-    if not isinstance(weights, (list, tuple)) or not weights:
-        return
-    usable = all(_is_number(weight) and math.isfinite(weight) for weight in weights)
-    if not usable or not any(weights):
-        raise UserError(
-            f"reward_weights = {weights!r}: expected finite numbers, at least one of them not 0. With these no rollout "
-            "is better than another, and nothing is trained."
-        )
+    weights = settings.get("reward_weights")
+    if isinstance(weights, (list, tuple)) and weights:
+        usable = all(_is_number(weight) and math.isfinite(weight) for weight in weights)
+        if not usable or not any(weights):
+            raise UserError(
+                f"reward_weights = {weights!r}: expected finite numbers, at least one of them not 0. With these no "
+                "rollout is better than another, and nothing is trained."
+            )
 
 
 def _is_number(value: Any) -> bool:

@@ -51,8 +51,22 @@ def whole_weights(trainer: TRLTrainer) -> Iterator[None]:
     Nothing happens if the weights are not sharded.
     """
     if trainer._dist.is_fsdp:
-        with _gathered(trainer.model_wrapped, trainer.accelerator.state.fsdp_plugin.reshard_after_forward):
+        model: Any = trainer.model_wrapped
+        reshard = trainer.accelerator.state.fsdp_plugin.reshard_after_forward
+        sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        for module in sharded:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
+        try:
             yield
+        finally:
+            for module in sharded:
+                module.set_reshard_after_forward(reshard, recurse=False)
+                module.reshard()
+            # As accelerate shards: the last modules of a forward pass are the first of the backward pass.
+            for module in sharded:
+                if module in (model, model.get_output_embeddings()):
+                    module.set_reshard_after_forward(False, recurse=False)
     elif trainer._dist.is_zero3:
         options: dict[str, Any] = {}
         if "gradient_checkpointing_kwargs" in signature(unwrap_model_for_generation).parameters:  # TRL 1.16
@@ -61,22 +75,3 @@ def whole_weights(trainer: TRLTrainer) -> Iterator[None]:
             yield
     else:
         yield
-
-
-@contextmanager
-def _gathered(model: Any, reshard: bool) -> Iterator[None]:
-    """Gather all parameters of an FSDP2 model; the resharding behaviour of each module is restored at the end."""
-    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    for module in sharded:
-        module.set_reshard_after_forward(False, recurse=False)
-        module.unshard()
-    try:
-        yield
-    finally:
-        for module in sharded:
-            module.set_reshard_after_forward(reshard, recurse=False)
-            module.reshard()
-        # As accelerate shards: the last modules of a forward pass are the first of the backward pass.
-        for module in sharded:
-            if module in (model, model.get_output_embeddings()):
-                module.set_reshard_after_forward(False, recurse=False)

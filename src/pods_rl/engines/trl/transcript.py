@@ -26,11 +26,11 @@ def as_text(value: Any) -> str:
         return value
     if len(value) == 1 and value[0].get("role") == "assistant":
         return _message_text(value[0])
-    return "\n\n".join(f"{_speaker(message)}: {_message_text(message)}" for message in value)
-
-
-def _speaker(message: Mapping[str, Any]) -> str:
-    return " ".join(str(message[key]) for key in ("role", "name") if message.get(key))
+    blocks: list[str] = []
+    for message in value:
+        speaker = " ".join(str(message[key]) for key in ("role", "name") if message.get(key))  # a tool has a name too
+        blocks.append(f"{speaker}: {_message_text(message)}")
+    return "\n\n".join(blocks)
 
 
 def _message_text(message: Mapping[str, Any]) -> str:

@@ -133,7 +133,13 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
         self._counters["pods/kept_rollouts_total"] += kept_count
         self._counters["pods/unscored_rollouts_total"] += int(rewards_1N.isnan().sum())
         if is_dropped:
-            self._drop(group.group_id)
+            self._dropped_groups.append(group.group_id)
+            prompts = len(self.dataset) if hasattr(self.dataset, "__len__") else 0
+            if gives_up(len(self._dropped_groups), prompts):
+                raise DeadGroupsError(
+                    f"the last {len(self._dropped_groups)} groups were dropped, because the rewards within each were "
+                    "equal: use other prompts, another reward or more rollouts"
+                )
             return []
 
         # With n = m TRL's advantages stay, but rounding of a constant group must not become one.
@@ -165,15 +171,6 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
             if isinstance(values, list) and len(values) == len(order):
                 setattr(group, group_field.name, [values[i] for i in order])
         return [version for _, version in sorted(requests)]
-
-    def _drop(self, group: int) -> None:
-        self._dropped_groups.append(group)
-        prompts = len(self.dataset) if hasattr(self.dataset, "__len__") else 0
-        if gives_up(len(self._dropped_groups), prompts):
-            raise DeadGroupsError(
-                f"the last {len(self._dropped_groups)} groups were dropped, because the rewards within each were "
-                "equal: use other prompts, another reward or more rollouts"
-            )
 
 
 def _distinct(names: list[str]) -> list[str]:

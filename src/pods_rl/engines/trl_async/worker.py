@@ -107,8 +107,15 @@ class PODSRolloutWorker(AsyncRolloutWorker):
         url = self._loop_kwargs["vllm_server_url"]
         if self._failed_event.is_set():
             with suppress(queue.Empty):
-                kind, message, _ = self._exception_info_queue.get(timeout=5)
-                return self._failure(kind, " ".join(message.split()))
+                kind, text, _ = self._exception_info_queue.get(timeout=5)
+                message = " ".join(text.split())
+                if kind == FrozenServerError.__name__:
+                    return Loss(message, START_SERVER)
+                if kind == DeadGroupsError.__name__:
+                    return Loss(message, CORRECT)
+                # The worker's requests fail if the server has ended.
+                advice = CORRECT if _is_healthy(url) else START_SERVER
+                return Loss(f"the rollout worker failed with {kind}: {message}", advice)
         if not self._process.is_alive():
             return Loss(f"the rollout worker ended with exit code {self._process.exitcode}", CONTINUE)
         # A busy server can refuse one connection, so it is asked again.
@@ -118,17 +125,6 @@ class PODSRolloutWorker(AsyncRolloutWorker):
                 reason = f"the vLLM server at {url} cannot be reached or reports that it has failed"
                 return Loss(reason, START_SERVER)
         return None
-
-    def _failure(self, kind: str, message: str) -> Loss:
-        """Return the loss after an exception in the worker's process, by its type and message."""
-        if kind == FrozenServerError.__name__:
-            return Loss(message, START_SERVER)
-        if kind == DeadGroupsError.__name__:
-            return Loss(message, CORRECT)
-        reason = f"the rollout worker failed with {kind}: {message}"
-        if not _is_healthy(self._loop_kwargs["vllm_server_url"]):
-            return Loss(reason, START_SERVER)
-        return Loss(reason, CORRECT)
 
 
 def _is_healthy(url: str) -> bool:

@@ -71,50 +71,12 @@ class ExactResume:
         self._resumed = None
         if not wanted:
             return None
-        answer: Any = self._find(wanted) if self._trainer.is_world_process_zero() else None
+        trainer = self._trainer
+        answer: Any = self._find(wanted) if trainer.is_world_process_zero() else None
         # The first process decides: the others may not see its files yet.
         checkpoint, problem = broadcast_object_list([answer])[0]
         if problem:
             raise UserError(problem)
-        self._refuse_inexact(checkpoint)
-        self._resumed = place_of(checkpoint)  # a callback may change the working directory
-        return str(self._resumed)
-
-    def _find(self, wanted: str | bool) -> tuple[Path | None, str | None]:
-        """Return the checkpoint, or the problem with it."""
-        from ....runs.checkpoints import find_checkpoints
-
-        if wanted is True:
-            where = Path(self._trainer.args.output_dir)
-            folders = list(reversed(find_checkpoints(where)))  # the newest first
-        else:
-            where = Path(str(wanted))
-            folders = [where]
-        skipped: list[str] = []
-        for folder in folders:
-            problem = self._problem(folder)
-            if problem is None:
-                for line in skipped:
-                    logger.warning("skipped %s", line)
-                return folder, None
-            skipped.append(f"{folder}: {problem}")
-        advice = "Resume from another checkpoint, or start a new run with this folder as its model."
-        return None, "\n  ".join([f"No valid checkpoint found in {where}. {advice}", *skipped])
-
-    def _problem(self, folder: Path) -> str | None:
-        """Return why a checkpoint is not complete; TRL writes `trainer_state.json` last."""
-        from ....runs.checkpoints import MANIFEST, verify
-
-        if not (folder / TRAINER_STATE_NAME).is_file():
-            return f"there is no {TRAINER_STATE_NAME}: it is not a checkpoint, or its run was killed while it was saved"
-        if folder == self.verified or not (folder / MANIFEST).is_file():
-            return None
-        damages = verify(folder)
-        return damages[0] if damages else None
-
-    def _refuse_inexact(self, checkpoint: Path) -> None:
-        """Raise UserError if the run could not continue where this checkpoint ended."""
-        trainer = self._trainer
         values = read_state(checkpoint, trainer.accelerator.process_index, trainer.accelerator.num_processes)
         if not values and trainer.is_world_process_zero():
             logger.warning(
@@ -131,6 +93,37 @@ class ExactResume:
                 "DeepSpeed shards is not saved). Resume from another checkpoint, or start a new run without "
                 "sync_ref_model."
             )
+        self._resumed = place_of(checkpoint)  # a callback may change the working directory
+        return str(self._resumed)
+
+    def _find(self, wanted: str | bool) -> tuple[Path | None, str | None]:
+        """Return the checkpoint, or the problem with it."""
+        from ....runs.checkpoints import MANIFEST, find_checkpoints, verify
+
+        if wanted is True:
+            where = Path(self._trainer.args.output_dir)
+            folders = list(reversed(find_checkpoints(where)))  # the newest first
+        else:
+            where = Path(str(wanted))
+            folders = [where]
+        skipped: list[str] = []
+        for folder in folders:
+            problem = None
+            if not (folder / TRAINER_STATE_NAME).is_file():  # TRL writes it last
+                problem = (
+                    f"there is no {TRAINER_STATE_NAME}: it is not a checkpoint, or its run was killed while it was "
+                    "saved"
+                )
+            elif folder != self.verified and (folder / MANIFEST).is_file():
+                damages = verify(folder)
+                problem = damages[0] if damages else None
+            if problem is None:
+                for line in skipped:
+                    logger.warning("skipped %s", line)
+                return folder, None
+            skipped.append(f"{folder}: {problem}")
+        advice = "Resume from another checkpoint, or start a new run with this folder as its model."
+        return None, "\n  ".join([f"No valid checkpoint found in {where}. {advice}", *skipped])
 
     def begins_finished(self, epoch: int, epochs_trained: int, dataloader: Any) -> bool:
         """Restore weights and the order of prompts; return whether the run was finished, and needs no more step."""
@@ -158,13 +151,20 @@ class ExactResume:
         """Write this process's state; the first process writes a synchronised reference policy."""
         trainer = self._trainer
         accelerator = trainer.accelerator
+        generation: dict[str, Any] | None = None
+        # TRL generates again when its counter reaches this multiple. Before it, the latest generation is still trained.
+        if trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) != 0:
+            generation = {
+                "buffer": trainer._buffered_inputs,
+                "rollouts": trainer.rollouts and trainer.rollouts.saved(),
+            }
         values = {
             "processes": accelerator.num_processes,
             "attributes": {name: getattr(trainer, name) for name in _ATTRIBUTES},
             "loss": trainer._tr_loss.item(),
             "metrics": trainer._metrics["train"],
             "prompts_drawn": 0,
-            "generation": self._open_generation(),
+            "generation": generation,
             **trainer._saved_values(),
         }
         write_state(folder, accelerator.process_index, values)
@@ -192,17 +192,6 @@ class ExactResume:
             trainer._restore_values(values, generation and generation["rollouts"])
             if generation is not None:
                 trainer._buffered_inputs = send_to_device(generation["buffer"], device)
-
-    def _open_generation(self) -> dict[str, Any] | None:
-        """Return the latest generation if it is still trained; None if a new one comes next."""
-        trainer = self._trainer
-        # TRL generates again when its counter reaches this multiple.
-        if trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0:
-            return None
-        return {
-            "buffer": trainer._buffered_inputs,
-            "rollouts": trainer.rollouts and trainer.rollouts.saved(),
-        }
 
 
 @contextmanager

@@ -64,8 +64,9 @@ class CheckedRewards:
         """
         self._begin()
         trainer = self._trainer
+        accelerator = trainer.accelerator
         returned: Any = calculate(*columns)
-        shape = [len(columns[0]) * trainer.accelerator.num_processes, len(trainer.reward_func_names)]
+        shape = [len(columns[0]) * accelerator.num_processes, len(trainer.reward_func_names)]
         if not isinstance(returned, Tensor) or list(returned.shape) != shape:
             raise UserError(
                 f"{type(trainer).__name__}._calculate_rewards returned {describe(returned)}; expected a tensor of "
@@ -75,30 +76,8 @@ class CheckedRewards:
         if not returned.is_floating_point():
             returned = returned.float()
         # Cleaned again: a subclass's method may have changed what ours returned, or have called none of ours.
-        rewards = self.clean(returned.detach().to(trainer.accelerator.device))
-        self._log(rewards)
-        return rewards
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Inside, TRL calls checked reward functions; outside, `reward_funcs` holds the user's own objects."""
-        trainer = self._trainer
-        pairs = zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
-        functions = [watched(function, name, trainer.args.reward_errors, self._faults) for function, name in pairs]
-        with compat.replacing(trainer, reward_funcs=functions):
-            yield
-
-    def clean(self, rewards: Tensor) -> Tensor:
-        """Return `[rows, F]` of all processes with unusable rewards as NaN, and count these."""
-        usable_rewards, unusable_counts = refuse_unusable(rewards, self._trainer.reward_weights)
-        for i, count in enumerate(unusable_counts.tolist()):
-            self._unusable[i] += count
-        return usable_rewards
-
-    def _log(self, rewards: Tensor) -> None:
-        """Count and log the rollouts without a score, and the first failure of each function, on all processes."""
-        trainer = self._trainer
-        accelerator = trainer.accelerator
+        rewards = self.clean(returned.detach().to(accelerator.device))
+        # Count and log, over all processes, the rollouts without a score and the first failure of each function.
         unusable = sum(self._unusable)
         unscored = int(rewards.isnan().all(dim=1).sum())
         counts = torch.tensor([self._faults.errors, self._faults.timeouts], device=accelerator.device)
@@ -116,6 +95,23 @@ class CheckedRewards:
             self._warn_of_unscored(name, f"reward function {name!r} gave no usable reward", count, len(rewards))
         # The others are unscored because every function returned None or NaN for them.
         self._warn_of_unscored("", "no function gave a reward", unscored - unusable, len(rewards))
+        return rewards
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, TRL calls checked reward functions; outside, `reward_funcs` holds the user's own objects."""
+        trainer = self._trainer
+        pairs = zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
+        functions = [watched(function, name, trainer.args.reward_errors, self._faults) for function, name in pairs]
+        with compat.replacing(trainer, reward_funcs=functions):
+            yield
+
+    def clean(self, rewards: Tensor) -> Tensor:
+        """Return `[rows, F]` of all processes with unusable rewards as NaN, and count these."""
+        usable_rewards, unusable_counts = refuse_unusable(rewards, self._trainer.reward_weights)
+        for i, count in enumerate(unusable_counts.tolist()):
+            self._unusable[i] += count
+        return usable_rewards
 
     def _warn_of_unscored(self, topic: str, problem: str, count: int, rollouts: int) -> None:
         if count <= 0:
@@ -175,7 +171,14 @@ def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
         outcome = await _attempt(function, columns, name, rows)
         scores: Scores = []
         if isinstance(outcome, BaseException):
-            _raise_if_final(outcome, name, rows, policy)
+            if policy == "raise":
+                batch = f"for a batch of {rows} completions. {_ADVICE['raise']}"
+                if isinstance(outcome, SystemExit):  # it would end the run without a word
+                    raise UserError(
+                        plain_text(f"reward function {name!r} raised {raised(outcome)} {batch}")
+                    ) from outcome
+                outcome.add_note(plain_text(f"reward function {name!r} raised this {batch}"))
+                raise outcome
             # Score the rows one by one, so that only those that raise are without a score.
             for row in range(rows):
                 of_row = await _attempt(function, one_row(columns, row, rows), name, 1)
@@ -208,17 +211,6 @@ async def _attempt(function: Any, columns: Mapping[str, Any], name: str, rows: i
         raise
     except (Exception, SystemExit) as error:  # SystemExit, which would end the run without a word
         return error
-
-
-def _raise_if_final(error: BaseException, name: str, rows: int, policy: str) -> None:
-    """Raise what a reward function raised for a batch if `reward_errors` is raise; SystemExit as a UserError."""
-    if policy != "raise":
-        return
-    batch = f"for a batch of {rows} completions. {_ADVICE['raise']}"
-    if isinstance(error, SystemExit):
-        raise UserError(plain_text(f"reward function {name!r} raised {raised(error)} {batch}")) from error
-    error.add_note(plain_text(f"reward function {name!r} raised this {batch}"))
-    raise error
 
 
 def _settled(

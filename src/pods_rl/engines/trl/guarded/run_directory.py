@@ -229,25 +229,21 @@ class RunDirectory(TrainerCallback):
         with self._until_a_problem():
             if self._record.writer:
                 self._record.writer.check()
-        self._write_rollouts()
+        if self._trainer.rollouts is not None and self._record.wants_rollouts():
+            # Values that Parquet cannot hold end these files, and not the training.
+            try:
+                columns = gather_columns(self._trainer.rollouts)  # on every process
+                if self._record.writer and columns and not self._rollouts_failed:
+                    with self._until_a_problem():
+                        self._record.writer.write_rollouts(self._record.step, columns)
+            except Exception as error:
+                self._rollouts_failed = True
+                logger.warning("RunDirectory writes no more rollouts: %s: %s", type(error).__name__, error)
         # A problem of the first process ends the training on all of them.
         self._problem = gather([self._problem])[0]
         if self._problem is not None:
             control.should_training_stop = True
             control.should_save = True
-
-    def _write_rollouts(self) -> None:
-        """Write the rollouts of a step. Values that Parquet cannot hold end these files, and not the training."""
-        if self._trainer.rollouts is None or not self._record.wants_rollouts():
-            return
-        try:
-            columns = gather_columns(self._trainer.rollouts)  # on every process
-            if self._record.writer and columns and not self._rollouts_failed:
-                with self._until_a_problem():
-                    self._record.writer.write_rollouts(self._record.step, columns)
-        except Exception as error:
-            self._rollouts_failed = True
-            logger.warning("RunDirectory writes no more rollouts: %s: %s", type(error).__name__, error)
 
     def on_log(
         self,

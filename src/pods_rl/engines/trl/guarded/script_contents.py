@@ -31,26 +31,22 @@ def script_contents(trainer: PODSTrainer) -> dict[str, dict[str, str]]:
             continue
         key = name if name not in rewards else f"{name} ({len(rewards)})"
         rewards[key] = _reward_hash(reward)
+    prompts: dict[str, str] = {}
+    eval_data: Any = getattr(trainer, "eval_dataset", None)
+    eval_sets = eval_data if isinstance(eval_data, Mapping) else {"": eval_data}
+    with suppress(Exception):  # data of a form that has no rows
+        if isinstance(trainer.train_dataset, Sized):
+            prompts["train"] = rows_hash(trainer.train_dataset)
+        if all(isinstance(rows, Sized) for rows in eval_sets.values()):
+            of_sets = {name: rows_hash(rows) for name, rows in eval_sets.items()}
+            # One hash for all sets. A trainer with a single one has no names of sets.
+            prompts["test"] = of_sets[""] if "" in of_sets else _digest(sorted(of_sets.items()))
     contents = {
-        "prompts": _rows(trainer),
+        "prompts": prompts,
         "reward_funcs": rewards,
         MODULES: file_hashes(user_sources()),
     }
     return {key: hashes for key, hashes in contents.items() if hashes}
-
-
-def _rows(trainer: PODSTrainer) -> dict[str, str]:
-    """Return the hashes of the rows that are trained, and of those of all evaluation sets."""
-    hashes = {}
-    eval_data: Any = getattr(trainer, "eval_dataset", None)
-    sets = eval_data if isinstance(eval_data, Mapping) else {"": eval_data}
-    with suppress(Exception):  # data of a form that has no rows
-        if isinstance(trainer.train_dataset, Sized):
-            hashes["train"] = rows_hash(trainer.train_dataset)
-        if all(isinstance(rows, Sized) for rows in sets.values()):
-            of_sets = {name: rows_hash(rows) for name, rows in sets.items()}
-            hashes["test"] = of_sets[""] if "" in of_sets else _digest(sorted(of_sets.items()))
-    return hashes
 
 
 def _digest(value: object) -> str:

@@ -66,7 +66,10 @@ class Stability(TrainerCallback):
         if self.step_loss is None:  # a subclass's `training_step` that does not call ours: only its gradient is known
             self.step_loss = torch.zeros((), device=accelerator.device)
         loss = accelerator.gather(self.step_loss.detach().float().reshape(1)).mean().item()
-        gradient = _norm_as_number(self.gradient_norm)
+        norm = self.gradient_norm
+        if hasattr(norm, "full_tensor"):  # of sharded weights: gathered, to be equal on every process
+            norm = norm.full_tensor()
+        gradient = 0.0 if norm is None else float(norm)  # DeepSpeed may return none: its own overflow check decides
         self.step_loss = None
         loss_is_finite = math.isfinite(loss)
         gradient_is_finite = math.isfinite(gradient)
@@ -145,15 +148,6 @@ class Stability(TrainerCallback):
             activity, advice = _LESS_MEMORY.get(phase() or "", _OTHERS)
             step = self._trainer.state.global_step + 1
             raise UserError(f"Out of memory in {activity} of step {step} ({reason}). {advice}") from error
-
-
-def _norm_as_number(norm: Any) -> float:
-    """Return a gradient norm as a number; a sharded norm is gathered, to be equal on every process."""
-    if hasattr(norm, "full_tensor"):
-        norm = norm.full_tensor()
-    if norm is None:  # DeepSpeed may return none: its own overflow check decides
-        return 0.0
-    return float(norm)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -64,7 +64,18 @@ class DynamicSampling:
             if not count:
                 break
             if gives_up(drawn_in_vain, len(self._trainer.train_dataset)):
-                self._report(drawn_in_vain)
+                if not self._gave_up and self._trainer.is_world_process_zero():
+                    self._gave_up = True
+                    name = self._trainer.args.dynamic_sampling
+                    logger.warning(
+                        "Dynamic sampling in step %d: %d new prompts in a row had equal rewards (%s), as many as one "
+                        "pass over the data. No more are drawn for this batch; its other groups stay, with advantage "
+                        "0. Use prompts that the policy answers right sometimes, another reward or more rollouts "
+                        "(num_rollouts), or lower dynamic_sampling_rounds. Logged once.",
+                        self._trainer.state.global_step + 1,
+                        drawn_in_vain,
+                        f"of the reward function {name!r}" if isinstance(name, str) else "in total",
+                    )
                 break
             new = generate(self.new_rows(count, first.inputs[0]))
             prompts = new.shares.prompts
@@ -84,22 +95,6 @@ class DynamicSampling:
         if record.masked is not None:
             named_PN = named_PN.masked_fill(record.masked, torch.nan)
         return is_constant(named_PN, self._trainer.args.reward_tolerance)
-
-    def _report(self, drawn_in_vain: int) -> None:
-        """Log once that this many prompts without a live group ended the search for a batch."""
-        if self._gave_up or not self._trainer.is_world_process_zero():
-            return
-        self._gave_up = True
-        name = self._trainer.args.dynamic_sampling
-        logger.warning(
-            "Dynamic sampling in step %d: %d new prompts in a row had equal rewards (%s), as many as one pass over the "
-            "data. No more are drawn for this batch; its other groups stay, with advantage 0. Use prompts that the "
-            "policy answers right sometimes, another reward or more rollouts (num_rollouts), or lower "
-            "dynamic_sampling_rounds. Logged once.",
-            self._trainer.state.global_step + 1,
-            drawn_in_vain,
-            f"of the reward function {name!r}" if isinstance(name, str) else "in total",
-        )
 
     def new_rows(self, count: int, example: Batch) -> list[Batch]:
         """Return TRL's rows of at least `count` new prompts for this process, with the columns of `example`.

@@ -108,6 +108,12 @@ class Round:
         self.columns = columns
         self.lists = [list(values) for values in row_lists(trainer, rows)]
         self.scores = scores
+        # Copies: the environment's next rollout may change its own.
+        turn_rewards = copies(
+            [getattr(environment, "turn_rewards", None) for environment in trainer.environments or ()]
+        )
+        if all(rewards is None for rewards in turn_rewards):  # else those that a rollout function returned
+            turn_rewards = list(output.extra_fields.get("turn_rewards") or ())
         n = self.shares.num_rollouts
         here = list(self.numbers)
         self.record = Rollouts(
@@ -121,7 +127,7 @@ class Round:
             numbers=[self.first_group * n + number for number in here],
             rewards=total_reward(scores.cpu(), trainer.reward_weights, n, trainer.multi_objective_aggregation),
             kept=torch.empty(0, dtype=torch.int64),
-            turn_rewards=_turn_rewards(trainer, output),
+            turn_rewards=turn_rewards,
             masked=masked_rollouts(self.shares, output, trainer),
         )
 
@@ -279,15 +285,6 @@ def _joined(parts: Sequence[Columns]) -> dict[Any, list[Any]]:
 
 
 # -- the rollouts that TRL generated -----------------------------------------------------------------------------------
-
-
-def _turn_rewards(trainer: TRLTrainer, output: Generated) -> list[Any]:
-    """Return the rewards by turn that environments hold, or else those that a rollout function returned."""
-    # copies: the environment's next rollout may change its own
-    held = copies([getattr(environment, "turn_rewards", None) for environment in trainer.environments or ()])
-    if any(rewards is not None for rewards in held):
-        return held
-    return list(output.extra_fields.get("turn_rewards") or ())
 
 
 def masked_rollouts(shares: Shares, output: Generated, trainer: TRLTrainer) -> Tensor | None:

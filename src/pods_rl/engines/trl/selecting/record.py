@@ -74,11 +74,20 @@ class Rollouts:
         numbers = torch.tensor(self.numbers, dtype=torch.int64)  # also if this process has none
         advantages = torch.full((G * N,), torch.nan).index_copy_(0, self.kept, self.advantages.float())
         selected = torch.zeros(G * N, dtype=torch.bool).index_fill_(0, self.kept, True)
+        write = write or as_text
+        prompt_texts: list[str] = []
+        written: Any = None  # the prompt of the latest text
+        for prompt in self.prompts:
+            plain = without_images(prompt)
+            if not prompt_texts or plain != written:  # the prompts of a group follow each other, and are equal
+                written = plain
+                text = write(plain)
+            prompt_texts.append(text)
         columns: dict[str, list[Any]] = {
             "step": [self.step] * len(self.prompts),
             "group": (numbers // N).tolist(),
             "rollout": (numbers % N).tolist(),
-            "prompt": _each_once(self.prompts, write or as_text),
+            "prompt": prompt_texts,
             "completion": [as_text(completion) for completion in self.completions],
             "answer": [str(row["answer"]) if "answer" in row else None for row in self.inputs],
             "reward": self.rewards.flatten()[numbers].tolist(),
@@ -153,19 +162,6 @@ def total_reward(
         scores = (centred / (std + 1e-4)).masked_fill(constant.unsqueeze(1), 0.0).view_as(scores)
     total = (scores * weights.to(scores)).nansum(dim=1)  # [P * group]
     return total.masked_fill(unscored, torch.nan).view(-1, group)
-
-
-def _each_once(prompts: Sequence[Any], write: Callable[[Any], str]) -> list[str]:
-    """Return each prompt's text; equal ones that follow each other, as those of a group do, are written once."""
-    texts: list[str] = []
-    written: Any = None  # the prompt of the latest text
-    for prompt in prompts:
-        plain = without_images(prompt)
-        if not texts or plain != written:
-            written = plain
-            text = write(plain)
-        texts.append(text)
-    return texts
 
 
 # -- TRL's table of completions ----------------------------------------------------------------------------------------

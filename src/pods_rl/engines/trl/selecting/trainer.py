@@ -100,7 +100,18 @@ class Selecting(Layer):
         scoring = compat.replacing(self, _calculate_rewards=generation.scores_of_kept_rows)
         with self._in("generating"), scoring:
             batch = super()._generate_and_score_completions(round_.rollouts)
-        self._finish(batch, generation, before)
+        record = generation.record_of(batch, type(self).__name__)
+        generation.empty_rows(batch, self)
+        show_scores(self._logs["rewards"], record, generation.scores, generation.rows)
+        advantages_of_trl = batch["advantages"]
+        set_advantages(batch, generation, self)
+        of_all_processes = self.accelerator.gather(batch["advantages"]).cpu()
+        record.advantages = of_all_processes[: len(record.kept)]  # [B] -> [R]
+        if batch["advantages"] is not advantages_of_trl:
+            show_advantages(self._logs["advantages"], record, generation.rows)
+        log_generation(self, generation, before)
+        self.rollouts = record
+        self._generation = None
         return batch
 
     def _begin_round(self, generation: Generation, inputs: list[Batch]) -> Round:
@@ -254,21 +265,6 @@ class Selecting(Layer):
             self._metrics["train"]["pods/dynamic_sampling/live_share"].append(is_kept.double().mean().item())
         without_signal_G = torch.zeros(len(rewards_GN), dtype=torch.bool)
         generation.keep(numbers[is_kept].long(), weights[is_kept], without_signal_G, is_ragged=True)
-
-    def _finish(self, batch: Batch, generation: Generation, before: Mapping[str, int]) -> None:
-        """Put our advantages into the batch, and log what was added to the metrics since `before`."""
-        record = generation.record_of(batch, type(self).__name__)
-        generation.empty_rows(batch, self)
-        show_scores(self._logs["rewards"], record, generation.scores, generation.rows)
-        advantages_of_trl = batch["advantages"]
-        set_advantages(batch, generation, self)
-        of_all_processes = self.accelerator.gather(batch["advantages"]).cpu()
-        record.advantages = of_all_processes[: len(record.kept)]  # [B] -> [R]
-        if batch["advantages"] is not advantages_of_trl:
-            show_advantages(self._logs["advantages"], record, generation.rows)
-        log_generation(self, generation, before)
-        self.rollouts = record
-        self._generation = None
 
     @contextmanager
     def _in(self, mode: Mode) -> Iterator[None]:

@@ -109,7 +109,12 @@ class Budget:
             free, _ = torch.cuda.mem_get_info(device)
             free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch keeps it for reuse
             # The next passes hold gradients too, which this step has freed. They count twice if it had one pass.
-            room = MARGIN * (free - self._gradient_bytes())
+            gradient_bytes = 0
+            for parameter in self._trainer.model_wrapped.parameters():
+                if parameter.requires_grad:
+                    here = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # of a sharded weight
+                    gradient_bytes += here.numel() * here.element_size()
+            room = MARGIN * (free - gradient_bytes)
             fits = max(1, int(self._largest * room / self._growth))
         agreed = min(number for (number,) in gather([fits]))
         if agreed == 0:  # a process had no pass
@@ -140,12 +145,3 @@ class Budget:
             f"{KEY} = {setting}: a pass of {self._failed} tokens ran out of memory. {reason} Set {KEY}: {self.tokens}, "
             "and continue from the last checkpoint."
         )
-
-    def _gradient_bytes(self) -> int:
-        """Return the bytes of all gradients on this process."""
-        total = 0
-        for parameter in self._trainer.model_wrapped.parameters():
-            if parameter.requires_grad:
-                here = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-                total += here.numel() * here.element_size()
-        return total

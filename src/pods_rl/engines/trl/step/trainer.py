@@ -73,7 +73,16 @@ class PrefixTreeTrainer(Layer):
             if not self.model.training:
                 return super()._generate(prompts)
             self._enter_phase("rollout")
-            groups, keys = self._numbered(len(prompts))
+            # The prompt of each row, and the key of its draws: the same ones whichever process it is on.
+            size = self.args.num_rollouts or self.num_generations
+            step = self.state.global_step
+            generation = (self.args.seed, step, self._generations.number(step))
+            first_row = self.accelerator.process_index * len(prompts)
+            groups: list[int] = []
+            keys: list[tuple[int, ...]] = []
+            for row in range(first_row, first_row + len(prompts)):
+                groups.append(row // size)
+                keys.append((*generation, row // size, row % size))
             self._turns = Turns(self, keys)
             try:
                 results = super()._generate(prompts)
@@ -84,18 +93,6 @@ class PrefixTreeTrainer(Layer):
         self._metrics["train"]["pods/distinct_tokens"].append(distinct_share(output.completion_ids, groups))
         self._enter_phase("reward")
         return results
-
-    def _numbered(self, rows: int) -> tuple[list[int], list[tuple[int, ...]]]:
-        """Return the prompt of each row of this process, and the key of its draws, whichever process it is on."""
-        size = self.args.num_rollouts or self.num_generations
-        first_row = self.accelerator.process_index * rows
-        generation = (self.args.seed, self.state.global_step, self._generations.number(self.state.global_step))
-        groups: list[int] = []
-        keys: list[tuple[int, ...]] = []
-        for row in range(first_row, first_row + rows):
-            groups.append(row // size)
-            keys.append((*generation, row // size, row % size))
-        return groups, keys
 
     @override
     def _tokenize_prompts(self, prompts: list[Any]) -> Tokenized:

@@ -175,8 +175,10 @@ def tokenize_copies_once(tokenize: Callable[[list[Any]], Tokenized], prompts: li
     distinct_of: list[int] = []  # the distinct prompt of each prompt
     text_before = None
     for prompt in prompts:
-        text = _prompt_text(prompt)
-        if text is None:
+        # Two prompts share this text only if the chat template renders both alike.
+        try:
+            text = prompt if isinstance(prompt, str) else json.dumps(prompt)  # where 1, 1.0 and true differ
+        except (TypeError, ValueError, RecursionError):  # such as images in memory
             return tokenize(prompts)
         if text != text_before:
             distinct_prompts.append(prompt)
@@ -188,16 +190,6 @@ def tokenize_copies_once(tokenize: Callable[[list[Any]], Tokenized], prompts: li
     if images is not None or fields:  # some processors return these for all prompts together, not one for each
         return tokenize(prompts)
     return [list(prompt_ids[number]) for number in distinct_of], images, fields
-
-
-def _prompt_text(prompt: Any) -> str | None:
-    """Return a text that two prompts share only if the chat template renders both alike; None if there is none."""
-    if isinstance(prompt, str):
-        return prompt
-    try:
-        return json.dumps(prompt)  # where 1, 1.0 and true differ
-    except (TypeError, ValueError, RecursionError):  # such as images in memory
-        return None
 
 
 def sequences_at_once(args: PODSConfig) -> int:
