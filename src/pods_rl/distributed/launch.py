@@ -11,11 +11,11 @@ import math
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import CalledProcessError
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import Interrupted
 from ..runs.files import read_mapping
@@ -108,7 +108,15 @@ def first_failure(error: ChildFailedError) -> Failure:
     was killed could not report, and comes before them, unless it ended so late that the agent killed it: a process that
     stalls ignores the agent's SIGTERM.
     """
-    report = _earliest_report(error)
+    # The agent names the files of the processes that failed first. Those of the others are in the same folder.
+    folders = {Path(failure.error_file).parent.parent for failure in error.failures.values()}
+    reports = []
+    for folder in folders:
+        for file in folder.glob("*/error.json"):
+            candidate = read_mapping(file)
+            if "time" in candidate:  # otherwise torch wrote it
+                reports.append(candidate)
+    report = min(reports, key=lambda candidate: float(candidate["time"]), default=None)
     # A process that was killed later than this was killed by the agent, whose times are whole seconds.
     latest = math.inf if report is None else float(report["time"]) + _SHUTDOWN - 1
     ends = sorted((failure.timestamp, rank, failure.exitcode) for rank, failure in error.failures.items())
@@ -120,19 +128,6 @@ def first_failure(error: ChildFailedError) -> Failure:
         return Failure(str(report["message"]), str(report["details"]), int(report["code"]))
     _, rank, code = ends[0]
     return Failure(how_it_ended(rank, code), "", max(code, 1))
-
-
-def _earliest_report(error: ChildFailedError) -> Mapping[str, Any] | None:
-    """Return the first report that a process left with `report_failure`; None if none did."""
-    # The agent names the files of the processes that failed first. Those of the others are in the same folder.
-    folders = {Path(failure.error_file).parent.parent for failure in error.failures.values()}
-    reports = []
-    for folder in folders:
-        for file in folder.glob("*/error.json"):
-            report = read_mapping(file)
-            if "time" in report:  # otherwise torch wrote it
-                reports.append(report)
-    return min(reports, key=lambda report: float(report["time"]), default=None)
 
 
 def how_it_ended(rank: int, code: int) -> str:

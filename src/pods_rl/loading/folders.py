@@ -47,23 +47,18 @@ def find_policy(model: str, adapter: str | None = None, *, revision: str = "main
     """
     folder = _folder(policy_path(model), "model", revision)
     if adapter is None and (folder / ADAPTER_CONFIG).is_file():
-        return find_policy(_base_model(folder), model, revision=revision)
+        file = folder / ADAPTER_CONFIG
+        try:
+            base_model = str(json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{file} names no base model ({error}): give both, with --model BASE --adapter.") from error
+        return find_policy(base_model, model, revision=revision)
     _require(folder, "config.json", model, "a saved model, as transformers writes it")
     if adapter is None:
         return Policy(model, folder)
     adapter_folder = _folder(adapter, "adapter", "main")
     _require(adapter_folder, ADAPTER_CONFIG, adapter, "a saved adapter, as PEFT writes it")
     return Policy(model, folder, adapter, adapter_folder)
-
-
-def _base_model(adapter: Path) -> str:
-    """Return the name of the model that an adapter was trained on."""
-    file = adapter / ADAPTER_CONFIG
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        return str(config["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} names no base model ({error}): give both, with --model BASE --adapter.") from error
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -178,8 +178,16 @@ def _policy(name: str, revision: str, weights: bool, prefix: str = "") -> dict[s
         return {}
     folder = _existing(name)
     if folder is None or not folder.is_dir():
-        commit = _hub_commit(name, revision)
-        return {f"{prefix}commit": commit} if commit else {}
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        # The commit to which the revision leads in the local cache, if it is there.
+        for config_file in ("config.json", _ADAPTER_CONFIG):
+            with suppress(HFValidationError):
+                cached = try_to_load_from_cache(name, config_file, revision=revision)
+                if isinstance(cached, str):
+                    return {f"{prefix}commit": Path(cached).parent.name}  # .../snapshots/<commit>/config.json
+        return {}
     files: dict[str, Path] = {}
     for pattern in _OF_POLICY:
         for file in sorted(folder.glob(pattern)):
@@ -191,16 +199,3 @@ def _policy(name: str, revision: str, weights: bool, prefix: str = "") -> dict[s
             config = json.loads((folder / _ADAPTER_CONFIG).read_text(encoding="utf-8"))
             hashes |= _policy(str(config["base_model_name_or_path"]), revision, weights, "base/")
     return hashes
-
-
-def _hub_commit(name: str, revision: str) -> str | None:
-    """Return the commit to which a revision on the hub leads in the local cache; None if it is not there."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    for file in ("config.json", _ADAPTER_CONFIG):
-        with suppress(HFValidationError):
-            cached = try_to_load_from_cache(name, file, revision=revision)
-            if isinstance(cached, str):
-                return Path(cached).parent.name  # .../snapshots/<commit>/config.json
-    return None

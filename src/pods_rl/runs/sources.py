@@ -33,6 +33,7 @@ def user_sources() -> dict[str, str]:
         By a module's name as a path (`own/rules.py`), which is the same on every machine, the place of its file.
     """
     sources: dict[str, str] = {}
+    libraries = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     for name, module in sorted(sys.modules.items()):
         if name in _LEFT_OUT or name.partition(".")[0].lower() in _required():
             continue
@@ -42,15 +43,12 @@ def user_sources() -> dict[str, str]:
         if not isinstance(file, str):  # built in, or a package without `__init__.py`
             continue
         place = Path(file).absolute()
-        if not _is_installed(place) and place.is_file():
+        if _INSTALLED & set(place.parts) or any(place.is_relative_to(folder) for folder in libraries):
+            continue
+        if place.is_file():
             path = name.replace(".", "/")
             sources[f"{path}/{place.name}" if place.stem == "__init__" else f"{path}{place.suffix}"] = str(place)
     return sources
-
-
-def _is_installed(file: Path) -> bool:
-    libraries = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    return bool(_INSTALLED & set(file.parts)) or any(file.is_relative_to(folder) for folder in libraries)
 
 
 @cache

@@ -124,8 +124,19 @@ class Recorder(TrainerCallback):
         before = self.seconds
         self._record.step = state.global_step
         self._read_clock_and_signals()
-        self._write_paths()
-        self._write_ledger()
+        # How the policy generates and is updated, which its first passes decide.
+        trainer = self._trainer
+        known = {
+            "attention": trainer.attention, "generation": trainer.generation, "token_budget": trainer.token_budget,
+        }  # fmt: skip
+        paths = {name: path for name, path in known.items() if path is not None}
+        if self._writer and paths != self._paths:
+            self._writer.add_to_environment(paths)
+            self._paths = paths
+        if self._record.wants_rollouts():
+            columns = self._ledger_watcher.attempt(self._ledger)  # it raises on all processes or on none
+            if self._writer and columns is not None:
+                self._tables.attempt(self._writer.write_rollouts, self.step, columns)
         if not self.stopped_by and not self._budget_spent() and self._passed(self._eval_seconds, before):
             assert self._eval_seconds
             self._run_evaluation(due=self.seconds // self._eval_seconds * self._eval_seconds)
@@ -220,23 +231,6 @@ class Recorder(TrainerCallback):
         self._trainer.log_evaluation(row)
         self._shown.evaluation(row)
         self.write_status("running")
-
-    def _write_paths(self) -> None:
-        """Add to `environment.json` how the policy generates and is updated, which its first passes decide."""
-        trainer = self._trainer
-        known = {
-            "attention": trainer.attention, "generation": trainer.generation, "token_budget": trainer.token_budget,
-        }  # fmt: skip
-        paths = {name: path for name, path in known.items() if path is not None}
-        if self._writer and paths != self._paths:
-            self._writer.add_to_environment(paths)
-            self._paths = paths
-
-    def _write_ledger(self) -> None:
-        if self._record.wants_rollouts():
-            columns = self._ledger_watcher.attempt(self._ledger)  # it raises on all processes or on none
-            if self._writer and columns is not None:
-                self._tables.attempt(self._writer.write_rollouts, self.step, columns)
 
 
 def add_trackers(trainer: Trainer, name: str) -> None:

@@ -84,7 +84,13 @@ def find_start(
         _refuse_to_lose(Run(output), skipped)
         return Start(None, skipped, [], [])
     manifest = read_mapping(checkpoint / MANIFEST)
-    _check_processes(checkpoint, manifest.get("processes") or processes, processes)
+    saved_processes = manifest.get("processes") or processes
+    if saved_processes != processes:
+        option = f"with --num_processes {saved_processes}" if saved_processes > 1 else "without --num_processes"
+        raise UserError(
+            f"--resume: {checkpoint} was made by {counted(saved_processes, 'process', 'es')}, and {processes} would "
+            f"resume it: each process saves its own random state and rows. Resume {option}."
+        )
     saved_recipe = manifest.get("recipe") or {}  # absent if the trainer was used without a recipe
     saved_keys = saved_recipe.get("keys")
     changes = changed_keys(saved_keys, recipe.values) if saved_keys else []
@@ -129,17 +135,6 @@ def _refuse_to_lose(run: Run, skipped: list[str]) -> None:
     raise UserError(
         f"--resume: {run.path} ({run.state}) has no {missing} to resume from, and its results would be lost. Start "
         f"again in another --output, with save_steps or save_seconds low enough.{damaged}"
-    )
-
-
-def _check_processes(checkpoint: Path, saved: int, processes: int) -> None:
-    """Raise UserError if another number of processes made the checkpoint."""
-    if saved == processes:
-        return
-    option = f"with --num_processes {saved}" if saved > 1 else "without --num_processes"
-    raise UserError(
-        f"--resume: {checkpoint} was made by {counted(saved, 'process', 'es')}, and {processes} would resume it: "
-        f"each process saves its own random state and rows. Resume {option}."
     )
 
 
