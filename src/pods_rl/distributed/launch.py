@@ -73,7 +73,7 @@ def launch(words: Sequence[str], config: Path, processes: int, stop: Stop) -> Fa
     except ChildFailedError as error:
         return first_failure(error)
     except CalledProcessError as error:  # a single process, which has printed its error
-        return Failure(how_it_ended(0, error.returncode), "", max(error.returncode, 1))
+        return Failure(how_process_ended(0, error.returncode), "", max(error.returncode, 1))
     finally:
         logging.disable(logging.NOTSET)
         for name in (LAUNCHED, "PYTHONSAFEPATH", PARENT):
@@ -123,17 +123,17 @@ def first_failure(error: ChildFailedError) -> Failure:
     for ended, rank, code in ends:
         was_killed = code < 0 and code != -signal.SIGTERM
         if was_killed and ended < latest:
-            return Failure(how_it_ended(rank, code), "", 1)
+            return Failure(how_process_ended(rank, code), "", 1)
     if report is not None:
         return Failure(str(report["message"]), str(report["details"]), int(report["code"]))
     _, rank, code = ends[0]
-    return Failure(how_it_ended(rank, code), "", max(code, 1))
+    return Failure(how_process_ended(rank, code), "", max(code, 1))
 
 
-def how_it_ended(rank: int, code: int) -> str:
+def how_process_ended(rank: int, code: int) -> str:
     """Return a sentence on how a process ended.
 
-    >>> how_it_ended(1, -9), how_it_ended(0, 3)
+    >>> how_process_ended(1, -9), how_process_ended(0, 3)
     ('process 1 was killed by signal 9 (SIGKILL), perhaps out of memory', 'process 0 ended with exit code 3')
     """
     if code >= 0:

@@ -21,9 +21,10 @@ from ..errors import Interrupted
 
 # Ctrl-C, an ordinary end, a lost terminal, the warnings of Slurm, SGE and LSF, a limit on CPU time. Not SIGQUIT, which
 # ends a process at once, nor timers, which rewards may use.
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
-SIGNALS = tuple(signal.Signals[name] for name in _NAMES if hasattr(signal, name))
-_ALWAYS = (signal.SIGINT, signal.SIGTERM)  # handled even if ignored: shells start background jobs with SIGINT ignored
+_SIGNAL_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+SIGNALS = tuple(signal.Signals[name] for name in _SIGNAL_NAMES if hasattr(signal, name))
+# Even if they are ignored: shells start background jobs with SIGINT ignored.
+_ALWAYS_HANDLED = (signal.SIGINT, signal.SIGTERM)
 PARENT = "PODS_PARENT"  # the id of the process that started this one and that it must not outlive
 _PDEATHSIG = 1  # of Linux's prctl
 _PARENT_POLL = 1.0  # seconds between looks at the parent on systems without prctl
@@ -157,10 +158,10 @@ def end_on_signals() -> None:
     """
     if threading.current_thread() is threading.main_thread():
         for number in _not_ignored():
-            signal.signal(number, _end)
+            signal.signal(number, _end_process)
 
 
-def _end(number: int, _: object) -> None:
+def _end_process(number: int, _: object) -> None:
     print_notice(f"Stopped: {Interrupted(number)}.")
     os._exit(128 + number)
 
@@ -170,7 +171,7 @@ def _not_ignored() -> list[signal.Signals]:
     numbers = []
     for number in SIGNALS:
         is_ignored = signal.getsignal(number) in (signal.SIG_IGN, None)
-        if number in _ALWAYS or not is_ignored:
+        if number in _ALWAYS_HANDLED or not is_ignored:
             numbers.append(number)
     return numbers
 

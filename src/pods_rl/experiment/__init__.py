@@ -49,7 +49,7 @@ _POLL = 1.0  # seconds between signals to runs that are asked to end
 _ENDINGS = ("Error: ", "Stopped: ", "Fatal Python error: ", "terminate called ")  # of the last lines of a command
 _LOG_END = 1 << 16  # bytes of a log that are read
 _LAST_LINES = 10  # of a log, which begin with why a run ended: a message may have several lines
-_LONGEST = 300  # characters of an error
+_LONGEST_ERROR = 300  # characters of an error
 _in_progress: set[RunProcess] = set()
 _ON_SIGNAL = "Each run in progress ends after its step. Another Ctrl-C ends it at once."
 
@@ -102,7 +102,7 @@ def run_experiment(
     """
     output = Path(output)
     plan = experiment.plan()
-    _check(experiment, plan, output, parallel)
+    _check_startable(experiment, plan, output, parallel)
     try:
         holder = RunWriter(output, resume=True)  # the system releases its lock when this process ends
     except RunInUseError as error:
@@ -129,7 +129,7 @@ def run_experiment(
                     future.result()
             except BaseException:
                 runner.stopping = True
-                _end(futures, stop)
+                _end_runs(futures, stop)
                 raise
     return dict(runner.counts)
 
@@ -140,7 +140,7 @@ def make_starters(experiment: Experiment, parallel: int) -> Starters:
     return Starters(min(parallel, len(experiment.arms) * len(experiment.seeds)), trains=is_safe)
 
 
-def _check(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, parallel: int) -> None:
+def _check_startable(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, parallel: int) -> None:
     """Raise UserError, before the first run starts, if the experiment cannot run."""
     if parallel > 1 and experiment.accelerate is not None:
         raise UserError(
@@ -350,7 +350,7 @@ def train_in_process(
         _in_progress.discard(process)
 
 
-def _end(futures: Sequence[Future[None]], stop: Stop) -> None:
+def _end_runs(futures: Sequence[Future[None]], stop: Stop) -> None:
     """Start no more runs, and wait until those in progress have saved themselves; a second SIGINT kills them."""
     import psutil
 
@@ -426,7 +426,7 @@ def _last_error(log: Path, begin: int) -> str | None:
         elif line.startswith(_ENDINGS) or (in_traceback and not line[0].isspace()):
             in_traceback = False
             if len(lines) - number <= _LAST_LINES:  # otherwise the run went on after it
-                error = line[:_LONGEST]
+                error = line[:_LONGEST_ERROR]
     return error
 
 

@@ -38,7 +38,7 @@ _OF_POLICY = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "additio
 CODE_KEYS = ("rule", "task", "task_rewards")  # which name functions
 _DATA_KEYS = ("data_dir", "dataset_name", "dataset_test_name")
 _MANIFEST = "manifest.json"
-_WEIGHTS = ".safetensors"
+_WEIGHTS_SUFFIX = ".safetensors"
 _ADAPTER_CONFIG = "adapter_config.json"
 _OF_A_RUN = ("status.json", "experiment.yaml")  # a folder with one of them is a result, also if it lies among data
 
@@ -106,9 +106,9 @@ def _named_by(key: str, value: Any, task: str) -> Iterator[tuple[str, Path]]:
     """Yield the files that a key names, each with its place below what is named."""
     if key == "data_dir" and task in DATA_FOLDERS:
         for folder in DATA_FOLDERS[task]:
-            yield from _files(value, folder, endings=DATA_FILES)
+            yield from _files_below(value, folder, endings=DATA_FILES)
     elif key in _DATA_KEYS:
-        yield from _files(value)
+        yield from _files_below(value)
     elif key not in FREE:
         for text in _texts(value):
             path = _existing(text)
@@ -116,7 +116,7 @@ def _named_by(key: str, value: Any, task: str) -> Iterator[tuple[str, Path]]:
                 yield path.name, path
 
 
-def _files(name: str | None, below: str = "", endings: tuple[str, ...] = ("",)) -> Iterator[tuple[str, Path]]:
+def _files_below(name: str | None, below: str = "", endings: tuple[str, ...] = ("",)) -> Iterator[tuple[str, Path]]:
     """Yield the file that is named, or each file of its folder `below`, without hidden ones and results of runs."""
     root = _existing(name)
     if root is None:
@@ -165,7 +165,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _hashes(files: Mapping[str, Path], *, weights: bool = True) -> dict[str, str | None]:
     """Return the sha256 of each file by its place, without those that cannot be read; None for unwanted weights."""
-    unread = {} if weights else dict.fromkeys(name for name, file in files.items() if file.suffix == _WEIGHTS)
+    unread = {} if weights else dict.fromkeys(name for name, file in files.items() if file.suffix == _WEIGHTS_SUFFIX)
     return unread | file_hashes({name: file for name, file in files.items() if name not in unread})
 
 

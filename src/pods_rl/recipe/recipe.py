@@ -38,7 +38,7 @@ _MOST_GENERATED = 10**6  # prompts that a task may generate; more would take min
 _MAGNITUDES = (1e-6, 1e6)  # magnitudes of a reward's weight; beyond them float32 loses the other rewards
 _ENDLESS = 10**9  # steps if only the clock stops the run; TRL would stop after 3 epochs
 _EXTRAS = {"vllm": "vllm", "bitsandbytes": "quant", "deepspeed": "deepspeed"}  # libraries, and the extra with each
-_TITLES = {"model": "the policy", "engine": "training", "task": "the task", "run": "this run"}
+_SECTION_TITLES = {"model": "the policy", "engine": "training", "task": "the task", "run": "this run"}
 _IMPORT_PATH = re.compile(r"[^\W\d][\w.]*[.:][^\W\d]\w*")  # package.module:function
 DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
 # the folders of `data_dir` that each task reads
@@ -189,7 +189,7 @@ class Recipe:
 
     def to_yaml(self) -> str:
         """Return the resolved recipe, by section; loading it gives equal values."""
-        return "".join(f"# {title}\n{dump_yaml(self._section(section))}" for section, title in _TITLES.items())
+        return "".join(f"# {title}\n{dump_yaml(self._section(section))}" for section, title in _SECTION_TITLES.items())
 
     def _section(self, section: str) -> dict[str, Any]:
         return {key: value for key, value in self.values.items() if fields()[key].section == section}
@@ -346,7 +346,7 @@ def _completed(user_values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_resolved(values: Mapping[str, Any]) -> None:
     """Raise UserError for the first value or combination that cannot work, except batch sizes."""
-    _check_task(values)
+    _check_task_keys(values)
     for key in _FILE_KEYS:
         if isinstance(values.get(key), str):
             check_regular(local_path(values[key]))
@@ -398,7 +398,7 @@ def _check_name(key: str, name: Any, shipped: tuple[str, ...]) -> None:
         raise UserError(" ".join([unknown, *damaged]))
 
 
-def _check_task(values: Mapping[str, Any]) -> None:
+def _check_task_keys(values: Mapping[str, Any]) -> None:
     """Raise UserError for an unknown task or reward, and for data that are missing or that the task does not read."""
     task = values["task"]
     rewards: tuple[str, ...] = REWARDS
@@ -409,7 +409,7 @@ def _check_task(values: Mapping[str, Any]) -> None:
     else:
         _check_name("task", task, TASKS)
     if values["task_rewards"] is not None:
-        _check_rewards(values["task_rewards"], rewards)
+        _check_reward_weights(values["task_rewards"], rewards)
     if family == GYM or task in _GENERATED:
         for key in ("task_train_size", "task_test_size"):
             size = values[key]
@@ -425,7 +425,7 @@ def _check_task(values: Mapping[str, Any]) -> None:
             raise UserError(f"{key} = {name}: there is no such file or directory (looked in {Path.cwd()}).")
 
 
-def _check_rewards(weights: Mapping[str, Any], shipped: tuple[str, ...]) -> None:
+def _check_reward_weights(weights: Mapping[str, Any], shipped: tuple[str, ...]) -> None:
     """Raise UserError unless the weights of rewards can train something."""
     low, high = _MAGNITUDES
     for name, weight in weights.items():

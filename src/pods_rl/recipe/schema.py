@@ -42,9 +42,9 @@ _CLASSES = (
     ("trl", "trainer/grpo_config.py", "GRPOConfig", "engine"),
     ("trl", "trainer/model_config.py", "ModelConfig", "model"),
 )
-_NUMBERS = frozenset(("int", "float"))
+_NUMBER_KINDS = frozenset(("int", "float"))
 _TYPES = {"bool": bool, "str": str, "list": list, "dict": Mapping, "None": type(None)}  # besides numbers
-_LARGEST = 2**63 - 1  # torch and the files of a run cannot hold larger integers
+_LARGEST_INTEGER = 2**63 - 1  # torch and the files of a run cannot hold larger integers
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -124,11 +124,11 @@ class Field:
 
 def _convert(value: Any, kinds: frozenset[str]) -> Any:
     """Return the value as one of these types, or raise TypeError."""
-    if isinstance(value, str) and "str" not in kinds and kinds & _NUMBERS and _NUMBER.fullmatch(value.strip()):
+    if isinstance(value, str) and "str" not in kinds and kinds & _NUMBER_KINDS and _NUMBER.fullmatch(value.strip()):
         value = float(value)
     if isinstance(value, float) and value.is_integer() and "float" not in kinds:
         value = int(value)
-    if _is_number(value, kinds):
+    if _is_number_of(value, kinds):
         return value if "int" in kinds else float(value)  # transformers refuses `repetition_penalty: 1`
     for kind, its_type in _TYPES.items():
         if kind in kinds and isinstance(value, its_type):
@@ -142,12 +142,12 @@ def _convert(value: Any, kinds: frozenset[str]) -> Any:
     raise TypeError
 
 
-def _is_number(value: Any, kinds: frozenset[str]) -> bool:
+def _is_number_of(value: Any, kinds: frozenset[str]) -> bool:
     """Return whether a value is a number that a key of these types can hold. A boolean is not a number here."""
-    if isinstance(value, bool) or not kinds & _NUMBERS:
+    if isinstance(value, bool) or not kinds & _NUMBER_KINDS:
         return False
     if isinstance(value, int):
-        return abs(value) <= _LARGEST
+        return abs(value) <= _LARGEST_INTEGER
     return isinstance(value, float) and "float" in kinds and math.isfinite(value)
 
 
@@ -161,7 +161,7 @@ def _is_plain(value: Any) -> bool:
         return False
     if not is_json or depth(value) > DEEPEST:
         return False
-    return all(not isinstance(entry, int) or abs(entry) <= _LARGEST for entry in _entries(value))
+    return all(not isinstance(entry, int) or abs(entry) <= _LARGEST_INTEGER for entry in _entries(value))
 
 
 def _entries(value: Any) -> Iterator[Any]:

@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 _STAGING = ".saving"
 _REPLACED = "replaced-"
-_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
+_CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 _HASHERS = 4  # files hashed at once, in threads: one core rarely keeps up with a disk
 
 
@@ -168,7 +168,7 @@ def find_checkpoints(checkpoints: Path) -> list[Path]:
     """Return the folders called ``checkpoint-<step>``, the oldest first."""
     step_of_folder: dict[Path, int] = {}
     for path in checkpoints.glob("checkpoint-*"):
-        match = _NAME.fullmatch(path.name)
+        match = _CHECKPOINT_NAME.fullmatch(path.name)
         if match and path.is_dir():
             step_of_folder[path] = int(match[1])
     return sorted(step_of_folder, key=lambda path: step_of_folder[path])
@@ -184,7 +184,7 @@ def _is_ours(folder: Path) -> bool:
 
 def _name_problem(folder: Path, manifest: Mapping[str, Any]) -> str | None:
     """Return the problem with a copied or renamed folder, whose name gives another step than its manifest."""
-    match = _NAME.fullmatch(folder.name)
+    match = _CHECKPOINT_NAME.fullmatch(folder.name)
     step = manifest.get("step")
     if match is None or step is None or step == int(match[1]):
         return None

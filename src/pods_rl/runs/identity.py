@@ -17,7 +17,7 @@ TOKEN = "run"  # the field of `environment.json`
 MODULES = "modules"
 """The key of the contents of a run that has the hashes of the user's modules, once the run has imported them."""
 _TRAINER_STATE = "trainer_state.json"
-_STATE = "pods_recorder"  # the key of a run's state in the trainer state of a checkpoint
+_STATE_KEY = "pods_recorder"  # the key of a run's state in the trainer state of a checkpoint
 
 
 # What may change between a checkpoint and the run that resumes from it: how long, what is logged and kept, where data
@@ -58,12 +58,12 @@ def token_of(run: Path) -> str | None:
 
 def keep_state(callbacks: dict[str, Any], state: Mapping[str, Any]) -> None:
     """Put the state of a run into `stateful_callbacks`, which transformers saves with the next checkpoint."""
-    callbacks[_STATE] = dict(state)
+    callbacks[_STATE_KEY] = dict(state)
 
 
 def kept_state(callbacks: Any) -> dict[str, Any]:
     """Return the state of a run in the `stateful_callbacks` of a trainer state; empty if there is none."""
-    state = callbacks.get(_STATE) if isinstance(callbacks, Mapping) else None
+    state = callbacks.get(_STATE_KEY) if isinstance(callbacks, Mapping) else None
     return dict(state) if isinstance(state, Mapping) else {}
 
 

@@ -11,7 +11,7 @@ from .files import STATUS, number
 from .identity import check_token
 from .run import RunWriter
 
-_SUMMARY = "train_runtime"  # only in the log with which transformers ends
+_SUMMARY_KEY = "train_runtime"  # only in the log with which transformers ends
 
 
 class Record:
@@ -87,7 +87,7 @@ class Record:
 
     def write_step(self, logs: Mapping[str, Any]) -> dict[str, Any] | None:
         """Write the metrics of a step; return the line, or None for what transformers logs at the end."""
-        if _SUMMARY in logs:
+        if _SUMMARY_KEY in logs:
             return None
         row = {"step": self.step, **self.clocks(), **logs}
         if self.writer:

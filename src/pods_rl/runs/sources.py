@@ -18,8 +18,8 @@ from typing import Any
 
 _LEFT_OUT = ("__main__", "__mp_main__", "sitecustomize", "usercustomize")  # the script, and the interpreter's own start
 _INSTALLED = {"site-packages", "dist-packages"}
-_READERS = 4  # files read at once, in threads: one core rarely keeps up with a disk
-_NAME = re.compile(r"[\w.-]+")
+_READING_THREADS = 4  # files read at once, in threads: one core rarely keeps up with a disk
+_REQUIREMENT_NAME = re.compile(r"[\w.-]+")
 
 
 def user_sources() -> dict[str, str]:
@@ -57,7 +57,7 @@ def _required() -> frozenset[str]:
     names = {"pods_rl"}
     with suppress(PackageNotFoundError):  # it runs from its folder
         for requirement in requires("pods-rl") or ():
-            names.add(_NAME.match(requirement)[0].lower().replace("-", "_"))  # type: ignore[index]
+            names.add(_REQUIREMENT_NAME.match(requirement)[0].lower().replace("-", "_"))  # type: ignore[index]
     return frozenset(names)
 
 
@@ -81,7 +81,7 @@ def installed_hash(package: str) -> str | None:
 
 def file_hashes(files: Mapping[str, str | Path]) -> dict[str, str]:
     """Return the sha256 of each file by its key, without those that cannot be read or are not regular files."""
-    with ThreadPoolExecutor(_READERS) as pool:
+    with ThreadPoolExecutor(_READING_THREADS) as pool:
         digests = pool.map(_sha256, map(Path, files.values()))
         return {name: digest for name, digest in zip(files, digests, strict=True) if digest}
 

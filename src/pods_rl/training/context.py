@@ -58,7 +58,17 @@ class Context:
             yield
         except BaseException as error:
             self.stop.over()
-            shown_error = self._plain_error(error)
+            shown_error: BaseException = error
+            full = write_failure(error)
+            if full:
+                checkpoint, _ = last_good(self.output / CHECKPOINTS, hashes=False)
+                if checkpoint:
+                    advice = f"resume from {checkpoint.name} with: pods train --output {self.output} --resume"
+                else:
+                    advice = "start again"
+                shown_error = UserError(f"Cannot write to {self.output}: {full}. Free some space, then {advice}")
+            elif isinstance(error, SystemExit):
+                shown_error = UserError(exit_reason(error))
             state = "stopped" if isinstance(shown_error, KeyboardInterrupt) else "failed"
             says_all = isinstance(shown_error, Interrupted)
             reason = str(shown_error) if says_all else f"{type(shown_error).__name__}: {shown_error}"
@@ -68,17 +78,3 @@ class Context:
             if shown_error is error:
                 raise
             raise shown_error from error
-
-    def _plain_error(self, error: BaseException) -> BaseException:
-        """Return the error of one line for a full disk or an exit, and any other error unchanged."""
-        full = write_failure(error)
-        if full:
-            checkpoint, _ = last_good(self.output / CHECKPOINTS, hashes=False)
-            if checkpoint:
-                advice = f"resume from {checkpoint.name} with: pods train --output {self.output} --resume"
-            else:
-                advice = "start again"
-            return UserError(f"Cannot write to {self.output}: {full}. Free some space, then {advice}")
-        if isinstance(error, SystemExit):
-            return UserError(exit_reason(error))
-        return error

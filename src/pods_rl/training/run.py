@@ -111,7 +111,7 @@ def train(
             context.begin()
         with stop.at_once():
             set_threads(recipe.run_settings()["threads"])
-            prepared, trainer = _load(context)
+            prepared, trainer = _load_task_and_policy(context)
             shown.begin("reading what the recipe names")
             contents = _on_first_process(writer, lambda: _contents(recipe, prepared))
             assert contents is not None
@@ -143,7 +143,7 @@ def _contents(recipe: Recipe, prepared: Prepared) -> Contents:
     return {**contents_of(recipe), **module_hashes(user_sources()), ROWS: {**row_hashes(prepared.made)}}
 
 
-def _load(context: Context) -> tuple[Prepared, RunTrainer]:
+def _load_task_and_policy(context: Context) -> tuple[Prepared, RunTrainer]:
     """Return the prepared task and the trainer."""
     from ..loading.prepare import prepare
     from .trainer import build_trainer

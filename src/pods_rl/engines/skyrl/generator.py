@@ -24,7 +24,7 @@ from .settings import read_settings
 
 
 @dataclass
-class _Group:
+class _PromptGroup:
     """A prompt's n trajectories and what is kept of them."""
 
     rows: list[list[int]]  # [N], of each trajectory
@@ -84,7 +84,7 @@ class PODSGenerator(GeneratorInterface):
         groups = [self._select(output, trajectories[start : start + n], wide, start) for start in starts]
         if self._ledger is not None:
             self._write(self._ledger, output, groups, wide)
-        return _kept(output, groups)
+        return _keep_rows(output, groups)
 
     async def _generate(self, batch: Any, disable_tqdm: bool) -> GeneratorOutput:
         # SkyRL's fully asynchronous trainer passes it to a generator whose signature has it, as ours does.
@@ -92,7 +92,7 @@ class PODSGenerator(GeneratorInterface):
             return await self._generator.generate(batch, disable_tqdm=disable_tqdm)
         return await self._generator.generate(batch)
 
-    def _select(self, output: GeneratorOutput, rows: list[list[int]], wide: Any, start: int) -> _Group:
+    def _select(self, output: GeneratorOutput, rows: list[list[int]], wide: Any, start: int) -> _PromptGroup:
         """Choose among a prompt's trajectories; `start` is the place of the first in the batch."""
         rewards_N = [total(output["rewards"][row[-1]]) for row in rows]
         trained_N = [any(any(output["loss_masks"][row]) for row in trajectory) for trajectory in rows]
@@ -103,9 +103,9 @@ class PODSGenerator(GeneratorInterface):
         generator = seeded_generator(self.pods.seed, wide["batch_metadata"].global_step, prompt)
         selection = select(rewards_1N, self.pods.num_generations, self.pods.rule, generator)
         is_silent = bool(selection.take(rewards_1N).isnan().any())
-        return _Group(rows, rewards_1N, selection.indices[0].tolist(), is_silent)
+        return _PromptGroup(rows, rewards_1N, selection.indices[0].tolist(), is_silent)
 
-    def _write(self, ledger: Ledger, output: GeneratorOutput, groups: list[_Group], wide: Any) -> None:
+    def _write(self, ledger: Ledger, output: GeneratorOutput, groups: list[_PromptGroup], wide: Any) -> None:
         """Write the groups to the ledger if it keeps their step."""
         step = wide["batch_metadata"].global_step
         if not ledger.keeps(step):
@@ -129,7 +129,7 @@ class PODSGenerator(GeneratorInterface):
         ledger.add(step, rows_of_groups)
 
 
-def _kept(output: GeneratorOutput, groups: list[_Group]) -> GeneratorOutput:
+def _keep_rows(output: GeneratorOutput, groups: list[_PromptGroup]) -> GeneratorOutput:
     """Return the rows of the kept trajectories, with SkyRL's metrics of all n and those of the selection."""
     kept_rows: list[int] = []
     silent: list[int] = []  # places in the result

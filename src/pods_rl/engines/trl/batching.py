@@ -271,7 +271,7 @@ CLOCKS = ("wall", "cpu")
 SELECTIONS = ("prompt", "batch")
 LEVERS = ("prefix_tree", "skip_zero_advantage_steps")  # `exact_trl` turns them off
 
-_CHOICES = {
+_CHOICES_OF_KEY = {
     "selection": SELECTIONS,
     "advantages": ADVANTAGES,
     "advantage_baseline": BASELINES,
@@ -295,7 +295,7 @@ def check_losses(settings: Mapping[str, Any]) -> None:
     ...
     pods_rl.errors.UserError: advantages = 'never': expected after or before.
     """
-    for key, choices in _CHOICES.items():
+    for key, choices in _CHOICES_OF_KEY.items():
         value = settings.get(key, choices[0])
         if value not in choices:
             raise UserError(f"{key} = {value!r}: expected {', '.join(choices[:-1])} or {choices[-1]}.")

@@ -71,8 +71,9 @@ LOSS_METRICS = {
     "cispo_clip_ratio",
 }  # fmt: skip
 
+Metrics = dict[str, list[float]]  # by name, the values since the last line of the log
+
 # Our metrics that count rollouts, rows or steps: they add up within a step, and are not logged while they are zero.
-Metrics = dict[str, list[float]]
 COUNTERS = (
     "pods/unusable_rewards", "pods/unscored_rollouts", "pods/reward_errors", "pods/reward_timeouts",
     "pods/masked_rollouts", "pods/verifier_timeouts", "pods/verifier_crashes", "pods/rows_moved",

@@ -98,11 +98,10 @@ def turn_numbers(rewards: Any) -> list[float] | None:
     values = rewards.tolist() if hasattr(rewards, "tolist") else rewards
     if not isinstance(values, list | tuple):
         values = [values]
-    return [_number(value) for value in values]
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
+    numbers: list[float] = []
+    for value in values:
+        try:
+            numbers.append(float(value))
+        except (TypeError, ValueError):
+            numbers.append(math.nan)  # so that the other turns keep their rewards
+    return numbers

@@ -118,7 +118,12 @@ class PODSMixin:
         scores = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["rm_scores"])["rm_scores"]
         sums = (float(row.sum()) for row in scores)
         rewards = [list(islice(sums, len(group.sessions))) for group in groups]
-        trained = _trained(groups, batch.partition_id)
+        # An agent loop may mask all tokens of a failed session, which then has no token in verl's loss.
+        row_keys = [key for group in groups for session in group.sessions for key in session]
+        fields = ["response_mask"]
+        masks = tq.kv_batch_get(keys=row_keys, partition_id=batch.partition_id, select_fields=fields)["response_mask"]
+        trained_keys = {key for key, mask in zip(row_keys, masks, strict=True) if mask.any()}
+        trained = [[not trained_keys.isdisjoint(session) for session in group.sessions] for group in groups]
         rewards_PN = pad_rewards(rewards, trained)
         kept_PN = choose(rewards_PN, self.pods.num_generations, self.pods.rule, self._generator, self.pods.batch_rule)
         if not kept_PN.any():
@@ -206,14 +211,6 @@ def describe_step(batches: list[SampledBatch]) -> dict[str, float]:
         "pods/tokens/trained": float(sum(trained)),
         "pods/unusable_rewards": float(sessions - scored),
     }
-
-
-def _trained(groups: list[Group], partition_id: str) -> list[list[bool]]:
-    """Return whether each session has a token in verl's loss: an agent loop may mask all of a failed one's."""
-    keys = [key for group in groups for session in group.sessions for key in session]
-    masks = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["response_mask"])["response_mask"]
-    trained_keys = {key for key, mask in zip(keys, masks, strict=True) if mask.any()}
-    return [[not trained_keys.isdisjoint(session) for session in group.sessions] for group in groups]
 
 
 def _keep(batch: KVBatchMeta, kept: set[str]) -> KVBatchMeta:

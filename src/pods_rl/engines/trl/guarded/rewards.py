@@ -29,7 +29,7 @@ from ..compat import TRLTrainer, get_callable_name, is_async_callable
 from ..transcript import as_text
 
 logger = logging.getLogger(__name__)
-Scores = list[float | RewardFailure | None]
+CheckedScores = list[float | RewardFailure | None]
 
 
 @dataclass
@@ -169,7 +169,7 @@ def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
     async def call_async(**columns: Any) -> list[float | None]:
         rows = len(columns["completions"])
         outcome = await _attempt(function, columns, name, rows)
-        scores: Scores = []
+        scores: CheckedScores = []
         if isinstance(outcome, BaseException):
             if policy == "raise":
                 batch = f"for a batch of {rows} completions. {_ADVICE['raise']}"
@@ -188,7 +188,7 @@ def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
                     scores += of_row
         else:
             scores = outcome
-        return [_settled(score, row, columns, name, policy, faults) for row, score in enumerate(scores)]
+        return [_apply_policy(score, row, columns, name, policy, faults) for row, score in enumerate(scores)]
 
     def call(**columns: Any) -> list[float | None]:
         scores: list[float | None] = []
@@ -201,7 +201,9 @@ def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
     return call_async if is_async_callable(function) else call
 
 
-async def _attempt(function: Any, columns: Mapping[str, Any], name: str, rows: int) -> Scores | Exception | SystemExit:
+async def _attempt(
+    function: Any, columns: Mapping[str, Any], name: str, rows: int
+) -> CheckedScores | Exception | SystemExit:
     """Return the checked scores of a call, or the exception that the function raised."""
     try:
         with no_copies():
@@ -213,7 +215,7 @@ async def _attempt(function: Any, columns: Mapping[str, Any], name: str, rows: i
         return error
 
 
-def _settled(
+def _apply_policy(
     score: float | RewardFailure | None, row: int, columns: Mapping[str, Any], name: str, policy: str, faults: Faults
 ) -> float | None:
     """Apply the policy to a failure; inf marks the rollout as unscored, since TRL reads NaN as None."""
@@ -245,7 +247,7 @@ def one_row(columns: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
     return arguments
 
 
-def check_scores(returned: Any, name: str, rows: int) -> Scores:
+def check_scores(returned: Any, name: str, rows: int) -> CheckedScores:
     """Return a function's scores as floats, None if it does not apply, and RewardFailure if there is no score.
 
     Takes lists, tuples and one-dimensional arrays of real numbers (`as_score`); booleans count as 0 and 1.
@@ -274,7 +276,7 @@ def check_scores(returned: Any, name: str, rows: int) -> Scores:
         raise refuse(_kind(returned))
     if len(returned) != rows:
         raise refuse(f"{_kind(returned)} of {len(returned)}")
-    scores: Scores = []
+    scores: CheckedScores = []
     for row, value in enumerate(returned):
         try:
             scores.append(value if isinstance(value, RewardFailure) else as_score(value))
@@ -299,7 +301,7 @@ def _short_repr(value: Any) -> str:
 AT_ONCE = 4  # children that share single rows
 
 
-def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scores]:
+def killable(function: Callable[..., Any], seconds: float) -> Callable[..., CheckedScores]:
     """Return a reward function in TRL's signature, for PODSTrainer, that cannot hang the run.
 
     Each batch is scored in a forked child of this process, which is killed after half of `seconds` of wall time. If it
@@ -330,11 +332,11 @@ def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scor
     limit = seconds / 2  # for the batch, and again for single rows
 
     @functools.wraps(function)
-    def killed(**columns: Any) -> Scores:
+    def killed(**columns: Any) -> CheckedScores:
         from ....sandbox.pool import WorkerPool
 
         # torch's threads are the parent's, and do not exist in a child that is forked.
-        work = Work(functools.partial(_answer, function, name, columns), prepare=lambda: torch.set_num_threads(1))
+        work = Work(functools.partial(_in_child, function, name, columns), prepare=lambda: torch.set_num_threads(1))
         pool = WorkerPool(AT_ONCE, work, runs_user_code=True, name=name)
         try:
             replies = pool.ask([None], limit)  # None: all rows in one call
@@ -357,7 +359,7 @@ def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scor
     return killed
 
 
-def _answer(function: Callable[..., Any], name: str, columns: Mapping[str, Any], row: int | None) -> dict[str, Any]:
+def _in_child(function: Callable[..., Any], name: str, columns: Mapping[str, Any], row: int | None) -> dict[str, Any]:
     """In the child: return the scores of one row, or (None) of all, and what was logged."""
     logged: dict[str, list[Any]] = {"log_extra": [], "log_metric": []}
     arguments = dict(columns) if row is None else one_row(columns, row, len(columns["completions"]))

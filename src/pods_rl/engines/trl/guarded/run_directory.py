@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ..trainer import PODSTrainer
 
 _NO_SETTINGS = ("output_dir", "logging_dir")
-_ALWAYS = ("seed", "learning_rate", "num_train_epochs", "max_completion_length", "loss_type")  # in config.yaml
+_ALWAYS_WRITTEN = ("seed", "learning_rate", "num_train_epochs", "max_completion_length", "loss_type")  # in config.yaml
 _EVAL_SET = re.compile(r"eval_(?:(.+)_)?runtime")  # with one of several evaluation sets, transformers logs its name
 _NEW = "give RunDirectory a new directory"
 
@@ -257,7 +257,7 @@ class RunDirectory(TrainerCallback):
             return
         with self._until_a_problem():
             if "eval_reward" in logs:  # of an evaluation; others have the metrics of a step, or neither
-                self._record.write_evaluation(self._record.seconds, _scores(logs))
+                self._record.write_evaluation(self._record.seconds, _evaluation_scores(logs))
                 keep_state(state.stateful_callbacks, self._record.state())
             elif "loss" in logs:
                 self._record.write_step(logs)
@@ -313,7 +313,7 @@ def _last_step(run: Run) -> int:
     return int(last_clocks(run.path).get("step", run.step))
 
 
-def _scores(logs: Mapping[str, Any]) -> dict[str, Any]:
+def _evaluation_scores(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scores of an evaluation by TRL, as `evals.jsonl` names them (docs/metrics.md)."""
     scores: dict[str, Any] = {}
     for name, value in logs.items():
@@ -340,7 +340,7 @@ def settings_of(trainer: PODSTrainer) -> dict[str, Any]:
     for field in fields(args):
         default = field.default if field.default_factory is MISSING else field.default_factory()
         value = plain(given.get(field.name, getattr(args, field.name)))
-        if field.name in _ALWAYS or (value != plain(default) and field.name not in _NO_SETTINGS):
+        if field.name in _ALWAYS_WRITTEN or (value != plain(default) and field.name not in _NO_SETTINGS):
             settings[field.name] = value
     for name in ("num_rollouts", "num_generations", "advantages"):
         settings[name] = plain(getattr(args, name))
@@ -396,10 +396,10 @@ def precision(bf16: bool, fp16: bool, weights: str) -> str:
     return {"bfloat16": "bf16", "float16": "fp16"}.get(weights, weights)
 
 
-def _question(prompt: Any) -> str:
+def _last_user_message(prompt: Any) -> str:
     """Return the last message of the user; of a prompt of text, its last paragraph.
 
-    >>> _question("Add." + 2 * chr(10) + "1+1?" + chr(10))
+    >>> _last_user_message("Add." + 2 * chr(10) + "1+1?" + chr(10))
     '1+1?'
     """
     if isinstance(prompt, str):
@@ -414,7 +414,7 @@ def gather_columns(record: Any, write: Callable[[Any], str] | None = None) -> di
     problem = ""
     try:
         if record is not None:
-            rows_here = rows_of({**record.columns(write), "question": list(map(_question, record.prompts))})
+            rows_here = rows_of({**record.columns(write), "question": list(map(_last_user_message, record.prompts))})
     except Exception as error:  # each process must reach `gather`
         problem = f"{type(error).__name__}: {error}"
     rows: list[dict[str, Any]] = []

@@ -17,7 +17,7 @@ from ..compat import TRLTrainer
 
 logger = logging.getLogger(__name__)
 
-LIMIT = 3  # bad steps in a row: one may be due to its batch, three are due to the policy
+MAX_BAD_STEPS = 3  # bad steps in a row: one may be due to its batch, three are due to the policy
 _CANNOT_SAMPLE = "probability tensor contains"  # how torch.multinomial begins its message about inf and NaN
 _NO_MEMORY = ("not enough memory", "can't allocate memory", "error: out of memory")  # in torch's plain RuntimeErrors
 _LESS_MEMORY = {  # by phase: what runs in it, and what lowers its memory
@@ -91,18 +91,18 @@ class Stability(TrainerCallback):
             logger.warning(
                 "step %d: loss %g, gradient norm %g: its update is skipped; %d such steps in a row end the run. Logged "
                 "once; see pods/bad_loss and pods/bad_gradient.",
-                step, loss, gradient, LIMIT,
+                step, loss, gradient, MAX_BAD_STEPS,
             )  # fmt: skip
 
     def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
         """If too many steps were bad, save the weights, which are the last good ones, and stop."""
-        if len(self.bad_steps) >= LIMIT:
+        if len(self.bad_steps) >= MAX_BAD_STEPS:
             control.should_save = True
             control.should_training_stop = True
 
     def raise_if_unstable(self) -> None:
         """After the training: raise if too many steps were bad."""
-        if len(self.bad_steps) < LIMIT:
+        if len(self.bad_steps) < MAX_BAD_STEPS:
             return
         steps = [step for step, _, _ in self.bad_steps]
         last, loss, gradient = self.bad_steps[-1]

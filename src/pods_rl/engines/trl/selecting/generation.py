@@ -203,7 +203,7 @@ class Generation:
         process = trainer.accelerator.process_index
         each = self.rows // trainer.accelerator.num_processes
         n = self.rounds[0].shares.num_rollouts
-        columns: dict[Any, Any] = _joined([round_.columns for round_ in self.rounds])
+        columns: dict[Any, Any] = _join_rounds([round_.columns for round_ in self.rounds])
         lists = [
             [value for part in parts for value in part]
             for parts in zip(*(round_.lists for round_ in self.rounds), strict=True)
@@ -273,7 +273,7 @@ class Generation:
         trainer._metrics["train"]["pods/rows/empty"].append(float(self.rows - kept))
 
 
-def _joined(parts: Sequence[Columns]) -> dict[Any, list[Any]]:
+def _join_rounds(parts: Sequence[Columns]) -> dict[Any, list[Any]]:
     """Return the columns of several rounds as one; a column that a round does not have is None there."""
     names = dict.fromkeys(name for part in parts for name in part)
     joined: dict[Any, list[Any]] = {}

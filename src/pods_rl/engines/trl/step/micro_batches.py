@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..compat import CLIP_RATIO, ENTROPY, EXTREMES, LOSS_METRICS, PHI, Batch, TRLTrainer
+from ..compat import CLIP_RATIO, ENTROPY, EXTREMES, LOSS_METRICS, PHI, Batch, Metrics, TRLTrainer
 
 
 def step_windows(steps_per_generation: int, accumulation_steps: int) -> list[range]:
@@ -80,7 +80,7 @@ def pack_rows(batches: Sequence[Batch], computed: Tensor | None, divide: Divide,
     """
     lengths = [len(batch["completion_ids"]) for batch in batches]
     names = batches[0].keys() - {LOSS_SHARE, REPEATED_ROWS}
-    columns = {name: _joined([batch[name] for batch in batches], lengths) for name in sorted(names)}
+    columns = {name: _join_column([batch[name] for batch in batches], lengths) for name in sorted(names)}
     is_known = not any(column is _UNKNOWN for column in columns.values())
     if not all(flag for (flag,) in gather([int(is_known)])):
         return None
@@ -125,7 +125,7 @@ class _Shared:
 _UNKNOWN = object()
 
 
-def _joined(parts: list[Any], lengths: list[int]) -> Any:
+def _join_column(parts: list[Any], lengths: list[int]) -> Any:
     """Return a column's values for each row of a window, as a tensor or a list, or what its rows share."""
     first = parts[0]
     has_rows = isinstance(first, list) or (isinstance(first, Tensor) and first.dim() > 0)
@@ -150,8 +150,6 @@ def _divided(column: Any, order: list[int], index: Tensor, sizes: list[int]) -> 
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
-
-Metrics = dict[str, list[float]]
 
 
 @dataclass(frozen=True)
