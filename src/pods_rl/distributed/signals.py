@@ -87,7 +87,7 @@ class Stop:
         is_first = self.number is None
         if is_first:
             self.number = number
-        if self.ended:
+        if self.ended:  # the last status is being written
             return
         if self._forward is not None:
             self._forward(number, not is_first)

@@ -50,6 +50,7 @@ class Ledger:
         for old_step in sorted(self._rows)[:-HELD_STEPS]:
             del self._rows[old_step]
             del self._groups[old_step]
+        # Parquet cannot be appended to: each part writes the file of its step again.
         write_parquet(self._folder / f"step-{step:06d}.parquet", to_columns(rows))
 
 

@@ -436,6 +436,7 @@ def visible_gpus() -> list[str]:
     if chosen is not None:
         names = [name.strip() for name in chosen.split(",")]
         return [name for name in names if name not in ("", "-1")]
+    # Not with torch, which takes seconds to import.
     try:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):

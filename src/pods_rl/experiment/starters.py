@@ -140,7 +140,7 @@ class Starter:
         """Yield the answers to a request; the last is the exit code of its process, unless the starter was killed."""
         self.begin()
         assert self._connection is not None
-        with suppress(EOFError, ConnectionError):
+        with suppress(EOFError, ConnectionError):  # the starter was killed
             self._connection.send(request)
             while True:
                 answer = self._connection.recv()

@@ -265,7 +265,7 @@ def check_output(
         force: replace an existing file that is not ours.
     """
     try:
-        target = Path(os.path.realpath(path))
+        target = Path(os.path.realpath(path))  # `write_output` replaces the target of a link
         if target.exists() and any(read.is_file() and target.samefile(read) for read in inputs):
             raise UserError(f"{option} {path} is the input: choose another file.")
         if target.is_dir():

@@ -163,6 +163,7 @@ def _join_sets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if "set" not in row:
             joined.append(row)
             continue
+        # The first set of an evaluation begins a line, which the other sets of the same step join.
         if not joined or "step" not in row or joined[-1].get("step") != row["step"]:
             joined.append({name: row[name] for name in _MOMENT if name in row})
         for name, value in row.items():
@@ -322,6 +323,7 @@ class RunWriter:
             self._lock = _take_lock(self.path)
         except OSError as error:
             raise UserError(f"Cannot write to {self.path}: {error.strerror}. Choose another directory.") from error
+        # Only under the lock, so that no two processes can both find the directory unused.
         if not resume:
             try:
                 check_unused(self.path)
@@ -351,6 +353,7 @@ class RunWriter:
         for name, file in {_LOCK: self._lock, **self._files}.items():
             path = self.path / name
             try:
+                # Another file may have the name by now, and the open one still takes what is written.
                 is_ours = os.path.samestat(path.stat(), os.fstat(file.fileno()))
             except FileNotFoundError:
                 is_ours = False

@@ -43,7 +43,7 @@ def as_recipe_errors(
     try:
         yield
     except UserError as error:
-        if str(error).startswith(recipe.source):
+        if str(error).startswith(recipe.source):  # it names the recipe already
             raise
         raise UserError(f"{recipe.source}: {error}") from error
     except Exception as error:
@@ -89,7 +89,7 @@ def check_task(
     key = repr((recipe.task_settings(), recipe.model_arguments(), recipe.values.get("chat_template_kwargs")))
     if key not in loaded:
         if policy_problem:
-            loaded[key] = (training_task(recipe), None)
+            loaded[key] = (training_task(recipe), None)  # without its tokenizer no prompt's length is known
         else:
             prepared = prepare(recipe)
             loaded[key] = (prepared.task, prepared.fitted)

@@ -206,6 +206,7 @@ class RunDisplay(LiveLine):
                 line = f"{self.bar(share)}  {line}"
             self.show(f"{line}\n{seconds_of_step(row)}".rstrip())
             return
+        # In a log: plain lines of a fixed width, without a bar.
         if has_budget:
             facts.insert(0, percentage(share))
         lines = textwrap.wrap(f"{self._label}: {', '.join(facts)}", _LOG_WIDTH, subsequent_indent="  ")

@@ -158,7 +158,7 @@ def last_lines(output: Path, launch: str = "", *, shown_as: Path | None = None) 
     rows = [("run", f"{shown_as} ({run.state} at step {run.step})")]
     if run.evals:
         rows.append(("result", result_of(run.evals)))
-    if not finished and (last_checkpoint or not run.metrics):
+    if not finished and (last_checkpoint or not run.metrics):  # steps without a checkpoint cannot be resumed
         rows.append(("resume", f"pods train --output {place}{launch} --resume"))
     if run.evals:
         rows.append(("report", f"pods report {place}"))

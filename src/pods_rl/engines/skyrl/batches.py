@@ -102,6 +102,7 @@ def take_rows(output: Mapping[str, Any], rows: Sequence[int], trajectories: Sequ
     """
     number_of_last_row = {trajectory[-1]: number for number, trajectory in enumerate(trajectories)}
     kept = [number_of_last_row[row] for row in rows if row in number_of_last_row]
+    # If both lengths are equal, each trajectory has one row, and both lists are the same.
     taken = {len(trajectories): kept, len(output["response_ids"]): rows}
 
     def take(value: Any) -> Any:

@@ -432,6 +432,7 @@ def warn_of_lossy_cast(trainer: TRLTrainer) -> None:
 @contextmanager
 def replacing(holder: Any, **values: Any) -> Iterator[None]:
     """Replace attributes or methods of an object or a module while the context is open."""
+    # Its own, and not those of its class: afterwards a method is again the one of the class.
     attributes = vars(holder)
     replaced = {name: attributes[name] for name in values if name in attributes}
     attributes.update(values)

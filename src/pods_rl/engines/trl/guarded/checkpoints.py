@@ -244,12 +244,13 @@ def read_state(folder: Path, process: int, processes: int) -> dict[str, Any]:
     Raises:
         UserError: the checkpoint was made by another number of processes, or has no state of this one.
     """
+    # Of no process: if only the file of this one is missing, the checkpoint is refused below.
     if next(folder.glob("pods_state_*"), None) is None:
         return {}
     values_file = _file(folder, process, "json")
     tensors_file = _file(folder, process, "safetensors")
     tensors: dict[str, Tensor] = {}
-    if tensors_file.is_file():
+    if tensors_file.is_file():  # a state without tensors has no such file
         with restoring(folder, [tensors_file.name]):
             tensors = load_file(tensors_file)
 

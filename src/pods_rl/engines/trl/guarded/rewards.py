@@ -268,7 +268,7 @@ def check_scores(returned: Any, name: str, rows: int) -> CheckedScores:
             "completion (None if it does not apply). Nothing was trained on it: fix the function's return value"
         )
 
-    if hasattr(returned, "tolist") and hasattr(returned, "shape"):
+    if hasattr(returned, "tolist") and hasattr(returned, "shape"):  # an array or a tensor of any library
         if len(returned.shape) != 1:
             raise refuse(f"{_kind(returned)} of shape {list(returned.shape)}")
         returned = returned.tolist()

@@ -162,7 +162,7 @@ class RunDirectory(TrainerCallback):
             return []
         run = Run(self.path)
         self._check_run(run)
-        if not state.global_step:
+        if not state.global_step:  # from the start, and not from a checkpoint
             if not self._overwrite:
                 checkpoint = self._last_checkpoint()
                 raise UserError(
@@ -215,7 +215,7 @@ class RunDirectory(TrainerCallback):
         except OSError as error:
             writer.close()
             raise UserError(self._cannot_write(error)) from error
-        except BaseException:
+        except BaseException:  # an open writer would hold the lock of the directory until the process ends
             writer.close()
             raise
 

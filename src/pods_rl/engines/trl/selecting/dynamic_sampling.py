@@ -92,7 +92,7 @@ class DynamicSampling:
         if not isinstance(name, str):
             return is_constant(record.scored_rewards(), self._trainer.args.reward_tolerance)
         named_PN = round_.scores[:, record.reward_names.index(name)].cpu().view(record.rewards.shape)
-        if record.masked is not None:
+        if record.masked is not None:  # these count as unscored, as in `scored_rewards`
             named_PN = named_PN.masked_fill(record.masked, torch.nan)
         return is_constant(named_PN, self._trainer.args.reward_tolerance)
 

@@ -188,6 +188,7 @@ class Generation:
         if record.masked is not None:
             masked = record.masked.flatten()[kept].to(scores.device)
             kept_scores = kept_scores.masked_fill(masked.unsqueeze(1), torch.nan)
+        # TRL expects the scores of R rows, also of those that no rollout fills.
         empty = scores.new_full((self.rows - len(kept), scores.size(1)), torch.nan)
         self.record = record
         self.kept_scores = torch.cat([kept_scores, empty])
@@ -269,6 +270,7 @@ class Generation:
         batch["completion_mask"] = tokens
         if "tool_mask" in batch:
             tokens = tokens * batch["tool_mask"]
+        # The divisor of losses over tokens, in which TRL has counted the tokens of these rows.
         batch["num_items_in_batch"] = trainer.accelerator.gather(tokens.sum()).sum()
         trainer._metrics["train"]["pods/rows/empty"].append(float(self.rows - kept))
 

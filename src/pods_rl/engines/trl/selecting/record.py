@@ -53,6 +53,7 @@ class Rollouts:
             lists[name] = [value for part in parts for value in getattr(part, name)]
         if has_turns:
             for part in parts:
+                # A round without turns still needs an entry for each rollout.
                 lists["turn_rewards"] += part.turn_rewards or [None] * len(part.numbers)
         masks = [part.masked for part in parts if part.masked is not None]
         return replace(

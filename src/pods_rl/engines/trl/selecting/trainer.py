@@ -74,14 +74,15 @@ class Selecting(Layer):
         if not self.model.training:
             with self._in("evaluating"):
                 return super()._generate_and_score_completions(inputs)
-        if self._mode == "adding":
+        if self._mode == "adding":  # new prompts: their rollouts join those of the running generation
             assert self._generation is not None
             round_ = self._begin_round(self._generation, inputs)
             with self._in("generating"):
                 return super()._generate_and_score_completions(round_.rollouts)  # raises _Generated
+        # What is added to these lists from here on is of this generation.
         before = {name: len(values) for name, values in self._metrics["train"].items()}
         plan = self._plan
-        if plan is not None:
+        if plan is not None:  # of `measure`
             self.num_generations = plan.num_generations
             self.args.num_generations = plan.num_generations
             self.args.num_rollouts = plan.num_rollouts
@@ -107,7 +108,7 @@ class Selecting(Layer):
         set_advantages(batch, generation, self)
         of_all_processes = self.accelerator.gather(batch["advantages"]).cpu()
         record.advantages = of_all_processes[: len(record.kept)]  # [B] -> [R]
-        if batch["advantages"] is not advantages_of_trl:
+        if batch["advantages"] is not advantages_of_trl:  # TRL's table of completions has those
             show_advantages(self._logs["advantages"], record, generation.rows)
         log_generation(self, generation, before)
         self.rollouts = record
@@ -120,6 +121,7 @@ class Selecting(Layer):
         each = self.args.prompt_rows
         shares = Shares(len(inputs) * processes // each, n, each, processes)
         step = self.state.global_step
+        # Of the rule's draws. It depends on these alone, so a resumed run makes the same ones.
         key = (self.args.seed, step, self._selections.number(step))
         rounds = generation.rounds
         first_group = sum(round_.shares.prompts for round_ in rounds)

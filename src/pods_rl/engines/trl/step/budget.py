@@ -95,6 +95,7 @@ class Budget:
         held = torch.cuda.memory_allocated(device)
         yield
         tokens = computed() - before
+        # The largest pass decides: from it the memory of a token is estimated.
         if tokens >= max(1, self._largest):
             self._largest = tokens
             self._growth = torch.cuda.max_memory_allocated(device) - held

@@ -201,7 +201,7 @@ class StepMetrics:
             if name not in LOSS_METRICS or len(values) == before.get(name, 0):
                 continue
             value = values.pop()
-            if not values:
+            if not values:  # TRL would log None for an empty list
                 del metrics[name]
             if name in EXTREMES:
                 self._extremes[name].append(value)

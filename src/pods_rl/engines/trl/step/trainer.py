@@ -127,7 +127,7 @@ class PrefixTreeTrainer(Layer):
         # TRL shuffles the rows of a new generation over its micro-batches: those of a step are packed into few passes.
         if not self.model.training:
             return super()._prepare_inputs(generation_batch)
-        if not self._update.waiting:
+        if not self._update.waiting:  # all passes of the micro-batch before are computed
             before = self._buffered_inputs
             inputs = super()._prepare_inputs(generation_batch)
             self._enter_phase("update")

@@ -70,6 +70,7 @@ class PhaseClock:
         """Close the running phase, if any, and start `phase`; None starts none."""
         if phase == self.phase:
             return
+        # A GPU still works on what was called in this phase. Without waiting, the next phase would be charged for it.
         if self._device is not None and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         now = self._now()
