@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +14,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from trl import ModelConfig, get_peft_config
 
 from ..engines.trl import PODSTrainer
-from ..engines.trl.compat import caching_as_loaded, replacing
+from ..engines.trl.compat import replacing
 from ..engines.trl.config import PODSConfig, check_prompts
 from ..loading.policy import load_options
 from ..loading.prepare import Prepared
@@ -141,7 +142,7 @@ class RunTrainer(PODSTrainer):
         def write(folder: Path) -> None:
             # TRL writes in the output folder, which is replaced by .saving/.
             staged = replacing(self, _get_output_dir=lambda trial: str(folder.parent))
-            with staged, caching_as_loaded(self.accelerator.unwrap_model(self.model)):
+            with staged, _caching_as_loaded(self.accelerator.unwrap_model(self.model)):
                 save(model, trial)
             if self.args.should_save:  # a pickle, which nothing reads: config.yaml has the settings
                 (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
@@ -149,6 +150,12 @@ class RunTrainer(PODSTrainer):
         self.publish_folder(target, write)
         if self.args.should_save:
             prune(target.parent, self.args.save_total_limit or 0)
+
+
+def _caching_as_loaded(policy: Any) -> AbstractContextManager[None]:
+    """Save `use_cache` as the policy generates: transformers' trainer turns it off in the configuration to train."""
+    as_loaded = getattr(getattr(policy, "generation_config", None), "use_cache", True)
+    return replacing(policy.config, use_cache=as_loaded)
 
 
 def save_policy(trainer: PODSTrainer, folder: Path) -> None:
@@ -167,6 +174,6 @@ def save_policy(trainer: PODSTrainer, folder: Path) -> None:
         if weights:  # tied weights were gathered as separate tensors
             for tied in getattr(policy, "all_tied_weights_keys", ()):
                 weights.pop(tied, None)
-        with caching_as_loaded(policy):
+        with _caching_as_loaded(policy):
             policy.save_pretrained(folder, state_dict=weights)
         trainer.processing_class.save_pretrained(folder)

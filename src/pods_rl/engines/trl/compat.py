@@ -21,13 +21,11 @@ compares these names with TRL's source both ways. `test_contract.py` finds what 
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import torch
 import transformers
 import trl
 from accelerate import Accelerator
@@ -71,8 +69,6 @@ LOSS_METRICS = {
     "cispo_clip_ratio",
 }  # fmt: skip
 
-Metrics = dict[str, list[float]]  # by name, the values since the last line of the log
-
 # Our metrics that count rollouts, rows or steps: they add up within a step, and are not logged while they are zero.
 COUNTERS = (
     "pods/unusable_rewards", "pods/unscored_rollouts", "pods/reward_errors", "pods/reward_timeouts",
@@ -85,26 +81,6 @@ IMAGE_INPUTS = (
     "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
     "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
 )  # fmt: skip
-
-
-def drop_zero_counters(metrics: Metrics) -> None:
-    """Remove counters that were zero in every step since the last line of the log.
-
-    >>> metrics = {"pods/bad_loss": [0.0, 0.0], "reward": [0.0]}
-    >>> drop_zero_counters(metrics); metrics
-    {'reward': [0.0]}
-    """
-    for name in COUNTERS:
-        if name in metrics and not any(metrics[name]):
-            del metrics[name]
-
-
-def add_up_counters(metrics: Metrics, before: Mapping[str, int]) -> None:
-    """Add up what several generations of one step counted after `before`: TRL logs the mean of the entries."""
-    for name in COUNTERS:
-        start = before.get(name, 0)
-        if len(metrics.get(name, ())) > start + 1:
-            metrics[name][start:] = [sum(metrics[name][start:])]
 
 
 class Generated(NamedTuple):
@@ -408,24 +384,6 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
         )
 
 
-def warn_of_lossy_cast(trainer: TRLTrainer) -> None:
-    """Warn if continuous batching makes TRL round the policy's weights."""
-    args = trainer.args
-    if not (trainer.use_transformers_continuous_batching and (args.bf16 or args.fp16)):
-        return
-    trained_dtypes = {weight.dtype for weight in trainer.model.parameters() if weight.requires_grad}
-    if torch.float32 in trained_dtypes:
-        key = "bf16" if args.bf16 else "fp16"
-        dtype = "bfloat16" if args.bf16 else "float16"
-        warnings.warn(
-            f"use_transformers_continuous_batching with {key} = true: before each generation TRL turns the trained "
-            f"float32 weights into {dtype}, permanently, and small updates are then rounded away. Set {key}: false, or "
-            f"load the policy in {dtype} on purpose (dtype: {dtype}).",
-            UserWarning,
-            stacklevel=3,
-        )
-
-
 # -- what is replaced for a time, and put back at the end --------------------------------------------------------------
 
 
@@ -447,12 +405,6 @@ def replacing(holder: Any, **values: Any) -> Iterator[None]:
 def parsing_by(change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> AbstractContextManager[None]:
     """Let TRL read turns of the policy with its `parse_response` as `change` returns it."""
     return replacing(grpo_trainer, parse_response=change(grpo_trainer.parse_response))
-
-
-def caching_as_loaded(policy: Any) -> AbstractContextManager[None]:
-    """Save `use_cache` as the policy generates: transformers' trainer turns it off in the configuration to train."""
-    as_loaded = getattr(getattr(policy, "generation_config", None), "use_cache", True)
-    return replacing(policy.config, use_cache=as_loaded)
 
 
 def printing_escaped() -> AbstractContextManager[None]:

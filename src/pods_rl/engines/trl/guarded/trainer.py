@@ -5,18 +5,20 @@ A layer of PODSTrainer, and its outermost one: what it lets through is what TRL 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
 from ....errors import UserError
 from .. import compat, sharding
-from ..compat import Batch, Completions, Layer, drop_zero_counters
+from ..compat import COUNTERS, Batch, Completions, Layer
 from ..config import check_prompts
 from .checkpoints import OPTIMIZER, WEIGHTS, ExactResume, load_renamed, restoring
 from .rewards import CheckedRewards
@@ -39,7 +41,17 @@ class Guarded(Layer):
         compat.check_overrides(Guarded)
         compat.check_config(args)
         super().__init__(model, reward_funcs, args, *others, **named)  # type: ignore[call-arg]
-        compat.warn_of_lossy_cast(self)
+        is_cast = self.use_transformers_continuous_batching and (self.args.bf16 or self.args.fp16)
+        if is_cast and torch.float32 in {weight.dtype for weight in self.model.parameters() if weight.requires_grad}:
+            key = "bf16" if self.args.bf16 else "fp16"
+            dtype = "bfloat16" if self.args.bf16 else "float16"
+            warnings.warn(
+                f"use_transformers_continuous_batching with {key} = true: before each generation TRL turns the trained "
+                f"float32 weights into {dtype}, permanently, and small updates are then rounded away. Set {key}: "
+                f"false, or load the policy in {dtype} on purpose (dtype: {dtype}).",
+                UserWarning,
+                stacklevel=2,
+            )
         self._rewards = CheckedRewards(self)
         self._stability = Stability(self)
         self._tools = Tools(self)
@@ -107,8 +119,11 @@ class Guarded(Layer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         # Log the original loss and no zero counters. TRL prints model output to the terminal, and saves it.
         self._stability.restore_loss(logs)
-        drop_zero_counters(self._metrics["train"])
-        drop_zero_counters(self._metrics["eval"])
+        for mode in ("train", "eval"):
+            metrics = self._metrics[mode]
+            for name in COUNTERS:
+                if name in metrics and not any(metrics[name]):
+                    del metrics[name]
         if self.log_completions:
             make_table_storable(self._logs)
         with compat.printing_escaped():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....selection import BatchSelection, Selection, advantages, is_constant, spread
 from ...measuring import mark_unusable
-from ..compat import Batch, TRLTrainer, add_up_counters, nanstd
+from ..compat import COUNTERS, Batch, TRLTrainer, nanstd
 from ..config import group_sizes
 from .generation import Generation
 from .record import Rollouts, total_reward
@@ -34,8 +34,26 @@ def set_advantages(batch: Batch, generation: Generation, trainer: TRLTrainer) ->
     if record.without_signal is not None:
         without_signal_G |= record.without_signal
     if over_all_rollouts or record.is_ragged or args.advantage_baseline != "mean":
+        G, N = record.rewards.shape
+        settings: dict[str, Any] = {
+            "when": args.advantages,
+            "baseline": args.advantage_baseline,
+            "scale": trainer.scale_rewards,
+        }
+        # In float32, as TRL adds rewards up.
+        totals_GN = total_reward(
+            generation.scores.cpu(), trainer.reward_weights, N, trainer.multi_objective_aggregation, dtype=torch.float32
+        )
+        rewards_GN = mark_unusable(totals_GN, None if record.masked is None else ~record.masked)
+        if record.is_ragged:
+            selection = BatchSelection(record.kept, G, N, record.weights)
+            kept_advantages = advantages(rewards_GN, selection, **settings)
+        else:
+            groups_P = (record.kept // N).unique_consecutive()
+            kept_PM = (record.kept % N).view(len(groups_P), -1)
+            kept_advantages = advantages(rewards_GN[groups_P], Selection(kept_PM), **settings).flatten()
         rows_R = batch["advantages"].new_zeros(generation.rows)
-        rows_R[: len(record.kept)] = _our_advantages(generation, trainer).to(rows_R)
+        rows_R[: len(record.kept)] = kept_advantages.to(rows_R)
         advantages_B = rows_R[rows_here]
         if over_all_rollouts:
             without_signal_G |= is_constant(record.scored_rewards(), args.reward_tolerance)
@@ -56,29 +74,6 @@ def set_advantages(batch: Batch, generation: Generation, trainer: TRLTrainer) ->
     advantages_B[without_signal_R[rows_here].to(advantages_B.device)] = 0.0
     if not torch.equal(advantages_B, batch["advantages"]):
         batch["advantages"] = advantages_B
-
-
-def _our_advantages(generation: Generation, trainer: TRLTrainer) -> Tensor:
-    """Return the advantage of each kept rollout, in the order of the rows."""
-    record = generation.record
-    assert record is not None
-    G, N = record.rewards.shape
-    settings: dict[str, Any] = {
-        "when": trainer.args.advantages,
-        "baseline": trainer.args.advantage_baseline,
-        "scale": trainer.scale_rewards,
-    }
-    # In float32, as TRL adds rewards up.
-    totals_GN = total_reward(
-        generation.scores.cpu(), trainer.reward_weights, N, trainer.multi_objective_aggregation, dtype=torch.float32
-    )
-    rewards_GN = mark_unusable(totals_GN, None if record.masked is None else ~record.masked)
-    if not record.is_ragged:
-        groups_P = (record.kept // N).unique_consecutive()
-        kept_PM = (record.kept % N).view(len(groups_P), -1)
-        return advantages(rewards_GN[groups_P], Selection(kept_PM), **settings).flatten()
-    selection = BatchSelection(record.kept, G, N, record.weights)
-    return advantages(rewards_GN, selection, **settings)
 
 
 def _constant_groups(record: Rollouts, rewards_QN: Tensor, tolerance: float) -> Tensor:
@@ -105,7 +100,11 @@ def log_generation(trainer: TRLTrainer, generation: Generation, before: Mapping[
     if record.is_ragged:
         metrics["pods/prompts_trained"].append(float(len(kept_QN)))
         metrics["pods/rows_a_prompt"].append(len(record.kept) / max(1, len(kept_QN)))
-    add_up_counters(metrics, before)
+    # Several generations of one step may have counted, and TRL logs the mean of the entries: here it is their sum.
+    for name in COUNTERS:
+        start = before.get(name, 0)
+        if len(metrics.get(name, ())) > start + 1:
+            metrics[name][start:] = [sum(metrics[name][start:])]
     if record.kept.numel() == record.rewards.numel():
         return
     # Reward statistics of all rollouts instead of those that TRL logged of the kept rows.

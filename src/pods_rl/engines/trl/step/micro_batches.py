@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..compat import CLIP_RATIO, ENTROPY, EXTREMES, LOSS_METRICS, PHI, Batch, Metrics, TRLTrainer
+from ..compat import CLIP_RATIO, ENTROPY, EXTREMES, LOSS_METRICS, PHI, Batch, TRLTrainer
 
 
 def step_windows(steps_per_generation: int, accumulation_steps: int) -> list[range]:
@@ -150,6 +150,8 @@ def _divided(column: Any, order: list[int], index: Tensor, sizes: list[int]) -> 
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
+
+Metrics = dict[str, list[float]]  # by name, the values since the last line of the log
 
 
 @dataclass(frozen=True)
