@@ -48,15 +48,6 @@ def has_turns(completion: Any) -> bool:
     return len(completion) > 1 or any(message.get("tool_calls") for message in completion)
 
 
-def messages_json(completion: Any) -> str | None:
-    """Return the messages of a completion that has turns; None for one that has none."""
-    from ...runs import to_json
-
-    if not has_turns(completion):
-        return None
-    return to_json(plain_completion(completion))
-
-
 def plain_completion(completion: Any) -> Any:
     """Return messages as files hold them: their texts, and tool calls as they are unless they nest too deeply."""
     if isinstance(completion, str):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from ....errors import UserError
 from ....sandbox.limits import ToolLimits, close_environment, parsing_anything, tokenizable
-from ....text import change_text, utf8_text
 from .. import compat
 from ..compat import TRLTrainer
 
@@ -107,11 +106,3 @@ def check_completions(prompts: int, completion_ids: Sequence[Sequence[int]]) -> 
             "a token, so they cannot be matched to prompts. The generator's log above says why; if it ran out of "
             "memory, set a smaller rollout_batch_size."
         )
-
-
-def make_table_storable(logs: Mapping[str, Any]) -> None:
-    """Escape characters in TRL's table of completions, in place, that its Parquet file cannot hold."""
-    for column in (logs["prompt"], logs["completion"], *logs["extra"].values()):
-        storable = [change_text(entry, utf8_text) for entry in column]
-        column.clear()
-        column.extend(storable)

@@ -17,13 +17,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from ....errors import UserError
+from ....text import change_text, utf8_text
 from .. import compat, sharding
 from ..compat import COUNTERS, Batch, Completions, Layer
 from ..config import check_prompts
 from .checkpoints import OPTIMIZER, WEIGHTS, ExactResume, load_renamed, restoring
 from .rewards import CheckedRewards
 from .stability import Stability
-from .tools import Tools, check_completions, make_table_storable
+from .tools import Tools, check_completions
 
 
 class Guarded(Layer):
@@ -125,7 +126,11 @@ class Guarded(Layer):
                 if name in metrics and not any(metrics[name]):
                     del metrics[name]
         if self.log_completions:
-            make_table_storable(self._logs)
+            # Escape characters that the Parquet file of the table cannot hold.
+            for column in (self._logs["prompt"], self._logs["completion"], *self._logs["extra"].values()):
+                storable = [change_text(entry, utf8_text) for entry in column]
+                column.clear()
+                column.extend(storable)
         with compat.printing_escaped():
             super().log(logs, start_time)
 

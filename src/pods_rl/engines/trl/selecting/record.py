@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ....selection import is_constant
 from ...measuring import mark_unusable
-from ..transcript import as_text, has_turns, messages_json, plain_completion, turn_numbers, without_images
+from ..transcript import as_text, has_turns, plain_completion, turn_numbers, without_images
 
 
 @dataclass
@@ -103,7 +103,12 @@ class Rollouts:
         ]
         columns["completion_tokens"] = list(self.completion_tokens)
         if any(map(has_turns, self.completions)):
-            columns["messages"] = [messages_json(completion) for completion in self.completions]
+            from ....runs import to_json  # a script that only trains does not need the package
+
+            columns["messages"] = [
+                to_json(plain_completion(completion)) if has_turns(completion) else None
+                for completion in self.completions
+            ]
         if any(rewards is not None for rewards in self.turn_rewards):
             columns["turn_rewards"] = [turn_numbers(rewards) for rewards in self.turn_rewards]
         return columns
