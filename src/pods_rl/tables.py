@@ -36,8 +36,9 @@ def columns_of(rows: Sequence[Mapping[Any, Any]], missing: Any = None) -> dict[A
 def rows_hash(dataset: Any) -> str:
     """Return the sha256 of the rows of a `datasets.Dataset`: all columns, in order, wherever they were read."""
     digest = hashlib.sha256()
+    encoder = json.JSONEncoder(sort_keys=True, default=repr)  # `json.dumps` would make one for every row
     # As Arrow stores them: an image is then its bytes, and no object of a library.
     for table in dataset.with_format("arrow").iter(_BATCH):
         for row in table.to_pylist():
-            digest.update(json.dumps(row, sort_keys=True, default=repr).encode())
+            digest.update(encoder.encode(row).encode())
     return digest.hexdigest()

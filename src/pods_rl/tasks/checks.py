@@ -50,6 +50,7 @@ _VAGUE = re.compile(
     re.IGNORECASE,
 )
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z][a-z'’]+")
+_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")  # most gold answers of large data sets
 _MANY_WORDS = 9
 # roles of a chat template whose turn, at the end of a prompt, leaves nothing to answer
 _ASSISTANT = frozenset(("assistant", "gpt", "model", "bot", "chatbot"))
@@ -101,6 +102,8 @@ def read_gold(value: object, grader: str | None) -> str:
     ('4', '1.5')
     """
     text = answer_text(value)
+    if _NUMBER.fullmatch(text):  # it has no mark, brace or backslash, so the extraction returns it and nothing is wrong
+        return text
     # Mark the places first, because the extraction strips a tab or a form feed at the start of an answer.
     marked = text
     for lost in (_CONTROL_OF_COMMAND, _REST_OF_COMMAND):
@@ -110,7 +113,7 @@ def read_gold(value: object, grader: str | None) -> str:
         raise UserError(f"no gold answer in {describe(text)}; fix the row")
     problem = gold_problem(gold, grader)
     # a box or a tag for the answer, but none with an answer in it
-    if problem is None and grader and extract_answer(marked) is None and any(mark in gold for mark in _MARKS):
+    if problem is None and grader and any(mark in gold for mark in _MARKS) and extract_answer(marked) is None:
         problem = "its box or answer tag is empty or not closed"
     if problem:
         shown = describe(gold.replace(_LOST, ""))
@@ -175,8 +178,15 @@ from 1), 'Answers vary'. Shorten or remove it, or grade it with a reward of your
     if grader != "accuracy":
         return ()
     notes: tuple[str, ...] = ()
-    rows = list(enumerate(golds, start=1))
-    unlikely = [f"row {row} (counted from 1), {short(gold)!r}" for row, gold in rows if is_unlikely(gold)]
+    unlikely: list[str] = []
+    codes: list[str] = []
+    for row, gold in enumerate(golds, start=1):  # once over the rows, which may not fit in memory
+        if _NUMBER.fullmatch(gold):
+            continue
+        if is_unlikely(gold):
+            unlikely.append(f"row {row} (counted from 1), {short(gold)!r}")
+        if is_code(gold):
+            codes.append(f"row {row} (counted from 1), {short(gold)!r}")
     if unlikely:
         several = len(unlikely) > 1
         notes += (
@@ -184,7 +194,6 @@ from 1), 'Answers vary'. Shorten or remove it, or grade it with a reward of your
             f"which completions are unlikely to match: {'; '.join(unlikely[:SHOWN])}. Shorten or remove "
             f"{'them, or grade them' if several else 'it, or grade it'} with a reward of your own.",
         )
-    codes = [f"row {row} (counted from 1), {short(gold)!r}" for row, gold in rows if is_code(gold)]
     if codes:
         several_codes = f"{counted(len(codes), 'gold answer')} look like dates, ranges, scores or codes, such as"
         subject = several_codes if len(codes) > 1 else "1 gold answer looks like a date, a range, a score or a code:"

@@ -25,6 +25,7 @@ from .sources import (
     listing,
     local_folder,
     names_data,
+    parsed,
     question_hash,
 )
 from .task import COLUMNS, PAPER_REWARDS, Prompt, Settings, Task, deciding_reward
@@ -211,7 +212,7 @@ class _Questions:
     def texts(self) -> Iterator[object]:
         """Yield the questions as the data have them, without a system prompt."""
         for batch in self.rows.iter(_BATCH):
-            yield from column_values(batch, self.question_column)
+            yield from column_values(parsed(batch), self.question_column)
 
 
 def _read(source: DataSource, settings: Settings, size: int | None) -> _Questions:
@@ -233,16 +234,18 @@ def _split(questions: _Questions, form: PromptForm, grader: str | None) -> Datas
     question_column = questions.question_column
     answer_column = questions.answer_column
     answer_dtype = getattr(rows.features.get(answer_column), "dtype", None)
+    source_name = str(source)
 
     def prepare(batch: Mapping[str, list[object]], numbers: list[int]) -> dict[str, list[Any]]:
-        texts = column_values(batch, question_column)
-        answers = column_values(batch, answer_column, answer_dtype)
+        rows_here = parsed(batch)
+        texts = column_values(rows_here, question_column)
+        answers = column_values(rows_here, answer_column, answer_dtype)
         prompts: list[Prompt] = []
         golds: list[str] = []
         gold_places: list[str] = []
         problems: list[str] = []
         for question, answer, number in zip(texts, answers, numbers, strict=True):
-            row_place = f"{source}, row {number + 1} (counted from 1)"
+            row_place = f"{source_name}, row {number + 1} (counted from 1)"
             gold_place = f"{row_place}, column {answer_column!r}"
             gold_places.append(gold_place)
             try:
@@ -260,7 +263,7 @@ def _split(questions: _Questions, form: PromptForm, grader: str | None) -> Datas
         return {"prompt": prompts, "answer": golds}
 
     try:
-        return mapped(rows, prepare, form.version(1), question_column, answer_column, grader, str(source))
+        return mapped(rows, prepare, form.version(1), question_column, answer_column, grader, source_name)
     except UnicodeDecodeError as error:  # a reader of the hub's files accepts any bytes
         raise UserError(f"{source} is not text in UTF-8 ({error.reason}); save it as UTF-8") from error
 

@@ -37,6 +37,7 @@ _MARKERS = ("dataset_dict.json", "state.json")  # of a folder that `save_to_disk
 _BATCH = 1000  # rows read at once
 _HELD_OUT_BELOW = (2**256 // 10).to_bytes(32, "big")  # of the hashes of questions: one in ten
 _MOST_HELD_OUT = 1000
+_ENCODER = json.JSONEncoder(sort_keys=True, default=str)
 
 
 @dataclass(frozen=True)
@@ -206,10 +207,17 @@ def read_rows(rows: Dataset) -> Iterator[dict[str, Any]]:
             yield from rows_of(batch)
 
 
+def parsed(batch: Mapping[str, list[Any]]) -> Mapping[str, list[Any]]:
+    """Return a batch of a source's rows as `column_values` reads it: rows of text are parsed, once for all columns."""
+    if ROW not in batch:
+        return batch
+    return {ROW: [parse_row(text) for text in batch[ROW]]}
+
+
 def column_values(batch: Mapping[str, list[Any]], column: str, dtype: str | None = None) -> list[object]:
-    """Return the values of one column in a batch of a source's rows."""
+    """Return the values of one column in a batch that `parsed` returned."""
     if ROW in batch:
-        return [parse_row(text).get(column) for text in batch[ROW]]
+        return [row.get(column) for row in batch[ROW]]
     values: list[object] = list(batch[column])
     if dtype not in ("float16", "float32"):  # in the file; these keep their own shortest text
         return values
@@ -222,7 +230,7 @@ def column_values(batch: Mapping[str, list[Any]], column: str, dtype: str | None
 
 def column_of(rows: Dataset, column: str) -> Iterator[Any]:
     """Yield the values of a column, with the memory of a batch."""
-    for batch in rows.iter(_BATCH):
+    for batch in rows.select_columns([column]).iter(_BATCH):  # the other columns are not converted
         yield from batch[column]
 
 
@@ -263,7 +271,7 @@ def question_hash(question: object) -> bytes:
     """
     if isinstance(question, str):
         question = " ".join(question.split()).casefold()
-    return hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).digest()
+    return hashlib.sha256(_ENCODER.encode(question).encode()).digest()
 
 
 def _reason(error: Exception) -> str:
@@ -274,11 +282,12 @@ def _reason(error: Exception) -> str:
 
 def _slice(rows: Dataset, split: str) -> Dataset:
     """Return the rows of a split of a file, such as `train[:80%]` or `train[:10]+train[20:30]`."""
+    all_rows = range(len(rows))
     parts = ReadInstruction.from_spec(split).to_absolute({_bare(split): len(rows)})
-    kept: list[int] = []
-    for part in parts:
-        kept += range(len(rows))[part.from_ : part.to]
-    return rows if kept == list(range(len(rows))) else rows.select(kept)
+    ranges = [all_rows[part.from_ : part.to] for part in parts]
+    if ranges == [all_rows]:
+        return rows
+    return rows.select([row for part in ranges for row in part])
 
 
 def _bare(split: str) -> str:

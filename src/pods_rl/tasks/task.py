@@ -369,9 +369,13 @@ def _opening_of(content: str, prompt: str, raw: str) -> str:
 
 def shared_prompts(task: Task) -> int:
     """Count the test prompts that are also training prompts: the same text, or the same turns."""
-    test_prompts = [json.dumps(prompt) for prompt in task.test["prompt"]]
+    test_prompts = [_prompt_key(prompt) for prompt in task.test["prompt"]]
     distinct = set(test_prompts)
     shared: set[str] = set()
-    for batch in task.train.iter(_BATCH):
-        shared |= distinct & {json.dumps(prompt) for prompt in batch["prompt"]}
+    for batch in task.train.select_columns(["prompt"]).iter(_BATCH):
+        shared |= distinct & {_prompt_key(prompt) for prompt in batch["prompt"]}
     return sum(prompt in shared for prompt in test_prompts)
+
+
+def _prompt_key(prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else json.dumps(prompt)
