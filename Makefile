@@ -17,13 +17,13 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 REAL_VENV  ?= .venv-real
 REAL_STAMP := $(REAL_VENV)/.installed
 
-.PHONY: quickstart test tests test-slow test-numeric step test-all test-verl test-skyrl test-vllm verl-demo test-real-model test-trl test-oldest test-newest test-main upstream \
+.PHONY: quickstart test tests test-slow test-numeric step test-all environments test-verl test-skyrl test-vllm verl-demo test-real-model test-trl test-oldest test-newest test-main upstream \
   test-reliability coverage packages dist docs lint types lock clean help
 
 help:
 	@echo "make quickstart  train TRL's GRPO and PODS on sums, then write a report (3 to 5 minutes with the set-up)"
 	@echo "make test        lint, type check, unit and contract tests and one complete run (2 to 4 minutes with the set-up)"
-	@echo "make test-all    everything that the gate runs (16 to 29 minutes): tests, test-numeric, docs, test-verl, test-skyrl, test-vllm, dist, step"
+	@echo "make test-all    everything that the gate runs (16 to 29 minutes): tests, test-numeric, docs, test-verl, test-skyrl, test-vllm, dist"
 	@echo "make tests       test and test-slow, in one session"
 	@echo "make test-slow   complete runs and several processes"
 	@echo "make test-numeric  the numeric tests under other instruction sets than the processor's own"
@@ -94,24 +94,28 @@ test-slow: $(STAMP)
 	$(PYTEST) -m "slow and not reliability"
 
 # No number may depend on the processor: torch's kernels for other instruction sets, on the files with such tests.
-# `make test` and `make test-slow` have run those of the processor's own. The gate runs the simplest set, the nightly
-# run both.
+# `make test` and `make test-slow` have run those of the processor's own. The gate runs the simplest set without slow
+# tests, the nightly run both sets with all tests.
 SETS ?= avx2 default
+NUMERIC_MARKS ?= numeric and not reliability
 NUMERIC := $(sort $(shell grep -rl --include='test_*.py' mark.numeric tests))
 test-numeric: $(STAMP)
 	@own=$$($(BIN)/python -c "import torch; print(torch.backends.cpu.get_cpu_capability().lower())"); \
 	for set in $(SETS); do \
 	  if [ $$set = "$$own" ]; then continue; fi; \
 	  echo "== the kernels of $$set"; \
-	  ATEN_CPU_CAPABILITY=$$set $(PYTEST) -m "numeric and not reliability" $(NUMERIC) || exit 1; \
+	  ATEN_CPU_CAPABILITY=$$set $(PYTEST) -m "$(NUMERIC_MARKS)" $(NUMERIC) || exit 1; \
 	done
 
-# What a step costs next to TRL's. It fails above a limit, which the nightly run takes for a failure and the gate does not.
+# What a step costs next to TRL's. It fails above a limit; the nightly run has it.
 step: $(STAMP)
 	$(BIN)/python benchmarks/step.py --parts words --repeats 2 --steps 4
 
 test-all:
 	.ci/run --no-install
+
+# Of the engines' tests, so that the gate can install them while it checks types.
+environments: $(VERL_STAMP) $(SKYRL_STAMP) $(VLLM_STAMP)
 
 # Every promise of docs/reliability.md at full length, and the long tests of other files. test-slow has a sample of each.
 LONG := $(sort tests/reliability $(shell grep -rl --include='test_*.py' mark.reliability tests | grep -v ^tests/reliability/))
