@@ -17,7 +17,7 @@ SENTENCE = 4  # words from which on a text is a sentence
 PRIVATE = re.compile(r"\b_[a-z]\w*")
 
 LIMITS = {
-    "lines of src": 39156,
+    "lines of src": 39157,
     "lines of tests": 33651,
     "words of pages": 22476,
     "docstrings longer than the body": 163,

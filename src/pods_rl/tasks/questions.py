@@ -152,7 +152,8 @@ def _cut_in_two(
 
 def _notes(rows: Dataset, source: DataSource, grader: str | None) -> tuple[str, ...]:
     """Return what a user should know about the prompts and gold answers of a split."""
-    on_golds = gold_notes(column_of(rows, "answer"), str(source), grader)
+    answers = rows.select_columns(["answer"])  # the prompts, which may be many messages, are not read with them
+    on_golds = gold_notes(column_of(answers, "answer"), str(source), grader)
     on_prompts = prompt_notes(column_of(rows, "prompt"), str(source))
     return on_golds + on_prompts
 

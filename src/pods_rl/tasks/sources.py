@@ -230,7 +230,7 @@ def column_values(batch: Mapping[str, list[Any]], column: str, dtype: str | None
 
 def column_of(rows: Dataset, column: str) -> Iterator[Any]:
     """Yield the values of a column, with the memory of a batch."""
-    for batch in rows.select_columns([column]).iter(_BATCH):  # the other columns are not converted
+    for batch in rows.iter(_BATCH):
         yield from batch[column]
 
 

@@ -372,7 +372,7 @@ def shared_prompts(task: Task) -> int:
     test_prompts = [_prompt_key(prompt) for prompt in task.test["prompt"]]
     distinct = set(test_prompts)
     shared: set[str] = set()
-    for batch in task.train.select_columns(["prompt"]).iter(_BATCH):
+    for batch in task.train.iter(_BATCH):
         shared |= distinct & {_prompt_key(prompt) for prompt in batch["prompt"]}
     return sum(prompt in shared for prompt in test_prompts)
 
