@@ -1,4 +1,7 @@
-"""verl's own trainer on the CPU, through the example: a real policy generates, is trained, and generates again."""
+"""verl's own trainer on the CPU, through the example: a real policy generates, is trained, and generates again.
+
+Another run selects over a batch of two prompts, has a KL term in the reward and an update a prompt, and is resumed.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import math
 import subprocess
 import sys
 
+import pyarrow.parquet as pq
 import pytest
 
 from pods_rl.runs import Run
@@ -72,3 +76,48 @@ def test_the_run_directory_is_that_of_a_run(output):
     assert [row["step"] for row in run.metrics] == list(range(1, STEPS + 1))
     assert run.metrics[-1]["seconds"] == pytest.approx(run.seconds)
     assert (run.config["num_rollouts"], run.config["num_generations"]) == (N, M)
+
+
+# -- selection over the batch, and a resume ---------------------------------------------------------------------------
+
+PROMPTS = 2
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory):
+    """The folders of a run of two steps, and of the run that continues it to step 4."""
+    place = tmp_path_factory.mktemp("halves")
+    folders = []
+    for half, last in (("first", 2), ("second", 4)):
+        command = [sys.executable, str(ROOT / "examples" / "verl_cpu.py"), "--output", str(place / half), "--evals=1"]
+        command += [
+            f"--arms={N}:{M}", f"--steps={last}", *OVERRIDES, f"data.train_batch_size={PROMPTS}",
+            "trainer.v1.sampler.sampler_kwargs.selection=batch", "trainer.v1.sampler.sampler_kwargs.ledger_every=1",
+            "algorithm.use_kl_in_reward=true", "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true",
+            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=256", f"trainer.rollout_data_dir={place}/{half}-dump",
+            f"trainer.default_local_dir={place}/checkpoints", "trainer.save_freq=2", "trainer.resume_mode=auto",
+            "trainer.val_before_train=false",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=place)
+        folder = place / half / f"pods-{N}-{M}"
+        log = folder / "log.txt"
+        assert done.returncode == 0, done.stderr + (log.read_text()[-5000:] if log.is_file() else "")
+        folders.append(folder)
+    return folders
+
+
+def test_verl_trains_the_rows_that_the_ledger_has_as_selected(halves):
+    for folder, steps in zip(halves, ((1, 2), (3, 4)), strict=True):
+        for step in steps:
+            rows = pq.read_table(folder / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
+            kept = [(row["prompt"], row["completion"], row["reward"]) for row in rows if row["selected"]]
+            dump = (folder.parent.parent / f"{folder.parent.name}-dump" / f"{step}.jsonl").read_text().splitlines()
+            trained = [(line["input"], line["output"], line["score"]) for line in map(json.loads, dump)]
+            assert len(rows) == PROMPTS * N
+            assert len(kept) == PROMPTS * M
+            assert sorted(kept) == sorted(trained)
+
+
+def test_a_resumed_run_goes_on_after_the_last_checkpoint(halves):
+    for folder, steps in zip(halves, ([1, 2], [3, 4]), strict=True):
+        assert [row["step"] for row in Run.open(folder).metrics] == steps
