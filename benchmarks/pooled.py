@@ -4,7 +4,7 @@ Reads the `curves.csv` of each cell of batch_study.yaml that has one, and writes
 each kind of arm, the batch against it in accuracy over time, in seconds and steps to 50 %, and in the price of a step.
 Differences are means, and ratios geometric means, with an interval of 95 % of the mean over these cells, all with the
 same weight. It says nothing about other tasks. A cell in which an arm does not reach 50 % has no ratio and is not
-counted: the column `cells` has the number of those that are.
+counted: the column `cells` has the number of those that are, at least two.
 
 `predicted on a GPU` is not measured. It is the ratio of steps, times the ratio of what a step cost on one H100 with a
 model of 3 billion parameters (docs/results/gpu/results.jsonl). Steps with 16 rows and with one and four times as many
@@ -174,7 +174,7 @@ def pool(of_cells: Mapping[str, Mapping[tuple[str, str], Estimate]]) -> list[dic
     for key in dict.fromkeys(key for found in of_cells.values() for key in found):
         estimates = [found[key] for found in of_cells.values() if key in found]
         known = [estimate for estimate in estimates if math.isfinite(estimate.value + estimate.square)]
-        if not known:
+        if len(known) < 2:  # the comparisons of a cell have its own intervals
             continue
         kind, measure = key
         numbers = mean_estimate(known)

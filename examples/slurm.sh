@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 #SBATCH --job-name=pods
-#SBATCH --array=0-29               # one task for each arm and seed: 3 arms x 10 seeds
+#SBATCH --array=0-41               # one task for each arm and seed: 3 arms x 14 seeds
 #SBATCH --ntasks=1
 #SBATCH --gpus-per-task=1
 #SBATCH --time=02:00:00
@@ -15,12 +15,12 @@
 #   sbatch --dependency=afterany:$job --wrap 'pods compare quickstart --output runs/quickstart'
 #
 # Needs: pods-rl on every node, and a file system that they share. The second job makes what failed again.
-# Without Slurm: for task in $(seq 0 29); do SLURM_ARRAY_TASK_ID=$task examples/slurm.sh; done
+# Without Slurm: for task in $(seq 0 41); do SLURM_ARRAY_TASK_ID=$task examples/slurm.sh; done
 set -euo pipefail
 
 EXPERIMENT=${EXPERIMENT:-quickstart}  # a shipped experiment
 ARMS=(grpo-trl pods grpo)             # its arms: `pods recipes quickstart`
-SEEDS=(1 2 3 4 5 6 7 8 9 10)
+SEEDS=(1 2 3 4 5 6 7 8 9 10 11 12 13 14)
 OUTPUT=${OUTPUT:-runs/$EXPERIMENT}
 
 arm=${ARMS[SLURM_ARRAY_TASK_ID % ${#ARMS[@]}]}

@@ -185,8 +185,10 @@ def test_an_arm_without_the_target_has_no_ratio_and_is_not_pooled():
     estimate = pooled.jackknife(pooled.log_times, arm, low)
     assert math.isnan(estimate.value)
     known = pooled.Estimate(math.log(2.0), 0.01, 11)
-    rows = pooled.pool({"a": {("grpo", "steps"): estimate}, "b": {("grpo", "steps"): known}})
-    assert [(row["cells"], row["value"]) for row in rows] == [(1, pytest.approx(2.0))]
+    cells = {name: {("grpo", "steps"): found} for name, found in {"a": estimate, "b": known, "c": known}.items()}
+    rows = pooled.pool(cells)
+    assert [(row["cells"], row["value"]) for row in rows] == [(2, pytest.approx(2.0))]
+    assert pooled.pool({"b": cells["b"]}) == []
 
 
 def test_the_prices_of_the_gpu_are_those_of_the_page():
