@@ -15,7 +15,8 @@ MAX_BETWEEN = 60  # characters between two boxes that are one answer
 MAX_FORMS = 8  # in which one value is written
 
 _BOXES = (r"\boxed", r"\fbox", r"\framebox")
-_ANSWER_MARKS = (ANSWER_OPENS, MARKER, *_BOXES)
+_MARKS = (ANSWER_OPENS, MARKER, *_BOXES)
+_BEGUN_MARKS = tuple(mark[:size] for mark in _MARKS for size in range(2, len(mark) + 1))
 _END_LENGTH = 40  # characters at the end of a text that may announce an answer
 _ANNOUNCED = re.compile(  # The answer is
     r"\banswer(?:\s{1,9}(?:is|should\sbe|must\sbe)|\s{0,9}[:=])[\s:$*(\[\\]*$", re.IGNORECASE
@@ -129,10 +130,7 @@ def _is_cut_off(text: str) -> bool:
     if ANSWER_OPENS in rest:
         return True
     end = rest.rstrip()[-_END_LENGTH:]
-    for mark in _ANSWER_MARKS:
-        if any(end.endswith(mark[:size]) for size in range(2, len(mark) + 1)):
-            return True
-    if _ANNOUNCED.search(end):
+    if end.endswith(_BEGUN_MARKS) or _ANNOUNCED.search(end):
         return True
     boxes, open_boxes = _read_boxes(rest)
     last_content = boxes[-1].content if boxes else 0
