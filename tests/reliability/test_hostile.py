@@ -107,9 +107,10 @@ def test_nothing_of_a_run_is_live_in_the_markdown_of_its_report(tmp_path: Path) 
         texts = dict.fromkeys(("prompt", "completion", "answer", "reward", "text"), payload)
         write_run(path, seed=place, arm=name_of(payload, place), **texts)
         path.joinpath("status.json").write_text(json.dumps({"state": payload, "reason": payload, "step": payload}))
-    markdown = build_report([root], tmp_path / "out", baseline="none").markdown.read_text(encoding="utf-8")
+    report = build_report([root], tmp_path / "out", baseline="none")
+    markdown = (report.folder / "report.md").read_text(encoding="utf-8")
     assert "<" not in markdown
-    assert not re.search(r"(?<!\\)\]\((?!figures/)", markdown)
+    assert not re.search(r"(?<!\\)\]\(", markdown)
     assert not harmful(markdown)
 
 
