@@ -17,13 +17,13 @@ SENTENCE = 4  # words from which on a text is a sentence
 PRIVATE = re.compile(r"\b_[a-z]\w*")
 
 LIMITS = {
-    "lines of src": 39157,
-    "lines of tests": 33651,
-    "words of pages": 22476,
-    "docstrings longer than the body": 163,
-    "internal functions that are named at one place": 349,
-    "names that several modules define": 159,
-    "checks that compare a sentence": 178,
+    "lines of src": 36945,
+    "lines of tests": 29733,
+    "words of pages": 19783,
+    "docstrings longer than the body": 154,
+    "internal functions that are named at one place": 299,
+    "names that several modules define": 83,
+    "checks that compare a sentence": 157,
 }
 
 
