@@ -118,7 +118,7 @@ test-all:
 environments: $(VERL_STAMP) $(SKYRL_STAMP) $(VLLM_STAMP)
 
 # Every promise of docs/reliability.md at full length, and the long tests of other files. test-slow has a sample of each.
-LONG := $(sort tests/reliability $(shell grep -rl --include='test_*.py' mark.reliability tests | grep -v ^tests/reliability/))
+LONG := $(sort tests/reliability $(shell grep -rl --include='test_*.py' mark.reliability tests | grep -v -e ^tests/reliability/ -e ^tests/verl/))
 test-reliability: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "reliability or not reliability" $(LONG)
 
@@ -128,8 +128,10 @@ $(VERL_STAMP): pyproject.toml constraints-verl.txt
 	$(ENVIRONMENT) $(VERL_VENV) --no-deps -r constraints-verl.txt -e .
 	@touch $(VERL_STAMP)
 
+# The nightly run adds the run that is resumed: VERL_MARKS="reliability or not reliability".
+VERL_MARKS ?= not reliability
 test-verl: $(VERL_STAMP)
-	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python -m pytest -q tests/verl src/pods_rl/engines/verl
+	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python -m pytest -q -m "$(VERL_MARKS)" tests/verl src/pods_rl/engines/verl
 
 # The SkyRL engine against the real SkyRL without its GPU parts, in an environment of its own (docs/engines.md).
 $(SKYRL_STAMP): pyproject.toml constraints-skyrl.txt

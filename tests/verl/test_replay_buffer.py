@@ -92,7 +92,7 @@ def test_the_rows_of_every_engine_are_kept(make_buffer):
 
 
 def test_the_rows_of_every_engine_are_kept_over_the_batch(make_buffer):
-    buffer = make_buffer("+trainer.v1.sampler.sampler_kwargs.selection=batch")
+    buffer = make_buffer("trainer.v1.sampler.sampler_kwargs.selection=batch")
     for group, (rewards, tokens) in enumerate(zip(same_rows.REWARDS, same_rows.TOKENS, strict=True)):
         values = [math.nan if reward is None else reward for reward in rewards]
         put_group(f"g{group}", values, tokens=[min(count, 2) for count in tokens])

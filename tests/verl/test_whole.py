@@ -1,6 +1,6 @@
 """verl's own trainer on the CPU, through the example: a real policy generates, is trained, and generates again.
 
-Another run selects over a batch of two prompts, has a KL term in the reward and an update a prompt, and is resumed.
+Rows are selected over a batch of two prompts. The reward has a KL term, and each prompt an update of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -19,6 +20,7 @@ from .. import DEADLINE
 from .conftest import ROOT
 
 STEPS = 3
+PROMPTS = 2  # a step
 N = 8
 M = 4
 VALIDATED = 32  # prompts of an evaluation
@@ -26,20 +28,32 @@ OVERRIDES = [
     "actor_rollout_ref.actor.optim.lr=0.01",  # each step changes the policy so much that old weights would show
     f"data.val_max_samples={VALIDATED}",
     "actor_rollout_ref.rollout.val_kwargs.n=2",
+    f"data.train_batch_size={PROMPTS}",
+    "trainer.v1.sampler.sampler_kwargs.selection=batch",
+    "trainer.v1.sampler.sampler_kwargs.ledger_every=1",
+    "algorithm.use_kl_in_reward=true",
+    "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true",
+    "trainer.resume_mode=auto",
 ]
+
+
+def run_verl(place: Path, steps: int) -> Path:
+    """Train to a step, from the last checkpoint if there is one; return the run directory."""
+    output = place / f"to-{steps}"
+    command = [sys.executable, str(ROOT / "examples" / "verl_cpu.py"), "--output", str(output), "--evals=1"]
+    command += [f"--arms={N}:{M}", f"--steps={steps}", *OVERRIDES, f"trainer.save_freq={steps}"]
+    command += [f"trainer.default_local_dir={place}/checkpoints", f"trainer.rollout_data_dir={place}/dump"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=output.parent)
+    folder = output / f"pods-{N}-{M}"
+    log = folder / "log.txt"
+    assert done.returncode == 0, done.stderr + (log.read_text()[-5000:] if log.is_file() else "")
+    return folder
 
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory):
     """The folder of a finished run."""
-    folder = tmp_path_factory.mktemp("whole")
-    command = [sys.executable, str(ROOT / "examples" / "verl_cpu.py"), "--output", str(folder), "--evals=1"]
-    command += [f"--arms={N}:{M}", f"--steps={STEPS}", *OVERRIDES]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=folder)
-    output = folder / f"pods-{N}-{M}"
-    log = output / "log.txt"
-    assert done.returncode == 0, done.stderr + (log.read_text()[-5000:] if log.is_file() else "")
-    return output
+    return run_verl(tmp_path_factory.mktemp("whole"), STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +66,8 @@ def logged(output):
 def test_each_step_generates_n_and_trains_m(logged):
     assert sorted(logged) == list(range(STEPS + 1))
     for step in range(1, STEPS + 1):
-        assert logged[step]["pods/all/rows"] == N
-        assert logged[step]["pods/selected/rows"] == M
+        assert logged[step]["pods/all/rows"] == PROMPTS * N
+        assert logged[step]["pods/selected/rows"] == PROMPTS * M
 
 
 def test_the_server_generates_with_the_weights_of_each_update(logged):
@@ -66,7 +80,7 @@ def test_the_server_generates_with_the_weights_of_each_update(logged):
 
 def test_the_run_directory_is_that_of_a_run(output):
     run = Run.open(output)
-    assert list(output.parent.iterdir()) == [output]  # nothing in the working directory
+    assert {path.name for path in output.parents[1].iterdir()} == {"to-3", "checkpoints", "dump"}  # and nothing else
     assert run.state == "finished"
     assert run.step == STEPS
     assert [row["step"] for row in run.evals] == [0, STEPS]
@@ -78,46 +92,24 @@ def test_the_run_directory_is_that_of_a_run(output):
     assert (run.config["num_rollouts"], run.config["num_generations"]) == (N, M)
 
 
-# -- selection over the batch, and a resume ---------------------------------------------------------------------------
-
-PROMPTS = 2
-
-
-@pytest.fixture(scope="module")
-def halves(tmp_path_factory):
-    """The folders of a run of two steps, and of the run that continues it to step 4."""
-    place = tmp_path_factory.mktemp("halves")
-    folders = []
-    for half, last in (("first", 2), ("second", 4)):
-        command = [sys.executable, str(ROOT / "examples" / "verl_cpu.py"), "--output", str(place / half), "--evals=1"]
-        command += [
-            f"--arms={N}:{M}", f"--steps={last}", *OVERRIDES, f"data.train_batch_size={PROMPTS}",
-            "trainer.v1.sampler.sampler_kwargs.selection=batch", "trainer.v1.sampler.sampler_kwargs.ledger_every=1",
-            "algorithm.use_kl_in_reward=true", "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true",
-            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=256", f"trainer.rollout_data_dir={place}/{half}-dump",
-            f"trainer.default_local_dir={place}/checkpoints", "trainer.save_freq=2", "trainer.resume_mode=auto",
-            "trainer.val_before_train=false",
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=place)
-        folder = place / half / f"pods-{N}-{M}"
-        log = folder / "log.txt"
-        assert done.returncode == 0, done.stderr + (log.read_text()[-5000:] if log.is_file() else "")
-        folders.append(folder)
-    return folders
+def check_trained_rows(output: Path, steps: range) -> None:
+    """Compare verl's own dump of what it trained with the rows that the ledger has as selected."""
+    for step in steps:
+        rows = pq.read_table(output / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
+        kept = [(row["prompt"], row["completion"], row["reward"]) for row in rows if row["selected"]]
+        dump = (output.parents[1] / "dump" / f"{step}.jsonl").read_text().splitlines()
+        trained = [(line["input"], line["output"], line["score"]) for line in map(json.loads, dump)]
+        assert len(rows) == PROMPTS * N
+        assert len(kept) == PROMPTS * M
+        assert sorted(kept) == sorted(trained)
 
 
-def test_verl_trains_the_rows_that_the_ledger_has_as_selected(halves):
-    for folder, steps in zip(halves, ((1, 2), (3, 4)), strict=True):
-        for step in steps:
-            rows = pq.read_table(folder / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
-            kept = [(row["prompt"], row["completion"], row["reward"]) for row in rows if row["selected"]]
-            dump = (folder.parent.parent / f"{folder.parent.name}-dump" / f"{step}.jsonl").read_text().splitlines()
-            trained = [(line["input"], line["output"], line["score"]) for line in map(json.loads, dump)]
-            assert len(rows) == PROMPTS * N
-            assert len(kept) == PROMPTS * M
-            assert sorted(kept) == sorted(trained)
+def test_verl_trains_the_rows_that_the_ledger_has_as_selected(output):
+    check_trained_rows(output, range(1, STEPS + 1))
 
 
-def test_a_resumed_run_goes_on_after_the_last_checkpoint(halves):
-    for folder, steps in zip(halves, ([1, 2], [3, 4]), strict=True):
-        assert [row["step"] for row in Run.open(folder).metrics] == steps
+@pytest.mark.reliability
+def test_a_resumed_run_goes_on_after_the_last_checkpoint(output):
+    resumed = run_verl(output.parents[1], STEPS + 1)
+    assert [row["step"] for row in Run.open(resumed).metrics] == [STEPS + 1]
+    check_trained_rows(resumed, range(STEPS + 1, STEPS + 2))
