@@ -54,8 +54,8 @@ def test_verl_accepts_the_shipped_configuration(make_config, estimator):
 REFUSED = [
     ([f"{KWARGS}.rule=max_varience"], "max_varience"),
     ([f"+{KWARGS}.num_rolouts=64"], "num_rolouts"),
-    ([f"+{KWARGS}.selection=batch", f"{KWARGS}.rule=percentile"], "percentile"),
-    ([f"+{KWARGS}.selection=batch", "data.train_batch_size=1"], "data.train_batch_size"),
+    ([f"{KWARGS}.selection=batch", f"{KWARGS}.rule=percentile"], "percentile"),
+    ([f"{KWARGS}.selection=batch", "data.train_batch_size=1"], "data.train_batch_size"),
     ([f"{KWARGS}.num_rollouts=3"], "num_rollouts = 3"),
     ([f"{KWARGS}.poll_interval=0"], "poll_interval"),
     ([f"{KWARGS}.check_data=nowhere:check"], "nowhere:check"),
@@ -104,7 +104,7 @@ def test_one_kept_session_is_refused_where_kept_sessions_are_compared(make_confi
 
 def test_a_mean_of_one_session_is_accepted_over_the_batch(make_config):
     """A prompt keeps none or at least two."""
-    settings = read_settings(make_config("actor_rollout_ref.rollout.n=1", f"+{KWARGS}.selection=batch"))
+    settings = read_settings(make_config("actor_rollout_ref.rollout.n=1", f"{KWARGS}.selection=batch"))
     assert settings.num_generations == 1
     assert settings.batch_rule is BATCH_RULES["max_variance"]
 

@@ -1,6 +1,6 @@
 """verl's own trainer on the CPU, through the example: a real policy generates, is trained, and generates again.
 
-Rows are selected over a batch of two prompts. The reward has a KL term, and each prompt an update of its own.
+Rows are selected over a batch of two prompts, and each prompt has an update of its own. A reference model needs a GPU.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ OVERRIDES = [
     f"data.train_batch_size={PROMPTS}",
     "trainer.v1.sampler.sampler_kwargs.selection=batch",
     "trainer.v1.sampler.sampler_kwargs.ledger_every=1",
-    "algorithm.use_kl_in_reward=true",
-    "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true",
     "trainer.resume_mode=auto",
 ]
 
