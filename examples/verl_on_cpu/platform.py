@@ -35,6 +35,9 @@ class _Device(ModuleType):
 
     def empty_cache(self) -> None: ...
 
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        torch.set_rng_state(state)
+
     def max_memory_allocated(self) -> int:
         return 0
 
