@@ -18,8 +18,8 @@ PRIVATE = re.compile(r"\b_[a-z]\w*")
 
 LIMITS = {
     "lines of src": 36945,
-    "lines of tests": 29733,
-    "words of pages": 19783,
+    "lines of tests": 29723,
+    "words of pages": 19803,
     "docstrings longer than the body": 154,
     "internal functions that are named at one place": 299,
     "names that several modules define": 83,
