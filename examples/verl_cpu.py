@@ -179,7 +179,7 @@ def record(writer: RunWriter, name: str, lines: Iterator[Mapping[str, Any]], val
         total = data.get("timing_s/step", 0.0)
         seconds += total
         clock = {"step": step, "seconds": seconds, "elapsed": time.perf_counter() - started}
-        if step:
+        if "pods/all/reward_mean" in data:  # not in a validation before the first step
             ours = {
                 "reward": data["pods/all/reward_mean"],
                 "reward_std": data["pods/all/reward_std"],
