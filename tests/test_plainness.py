@@ -19,7 +19,7 @@ PRIVATE = re.compile(r"\b_[a-z]\w*")
 LIMITS = {
     "lines of src": 36945,
     "lines of tests": 29723,
-    "words of pages": 19803,
+    "words of pages": 19824,
     "docstrings longer than the body": 154,
     "internal functions that are named at one place": 299,
     "names that several modules define": 83,
