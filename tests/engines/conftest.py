@@ -149,7 +149,7 @@ def random_policy(tokenizer: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def random_model(tokenizer, tmp_path_factory):
-    """Saved and loaded again: TRL builds its reference model from where the policy came from."""
+    """A policy loaded from a folder, because TRL loads its reference model from the same folder."""
     model = random_policy(tokenizer)
     path = tmp_path_factory.mktemp("random-model")
     model.save_pretrained(path)

@@ -157,7 +157,7 @@ def test_groups_that_stay_dead_by_the_named_reward_train_nothing(make_trainer):
 
 
 def test_rounds_without_a_live_prompt_end_and_are_reported_once(make_trainer, caplog, monkeypatch):
-    """So many prompts in a row are drawn for a batch, at most."""
+    """After 64 prompts in a row without a signal no more are drawn for the batch."""
     monkeypatch.setattr("pods_rl.engines.measuring.GIVE_UP_AFTER", 64)
     settings = {"num_rollouts": 4, "reward": constant, "max_completion_length": 1, "max_steps": 2}
     trainer = make_trainer(dynamic_sampling="constant", dynamic_sampling_rounds=1000, **settings)

@@ -230,9 +230,8 @@ def watch(
         address = f"http://{LOOPBACK}:{pages.server_port}/"
         console().print(f"Watching {safe_text(directory)} at {address}  (Ctrl-C ends this, not the runs)")
         # Without a screen, as on a machine reached through ssh, the reader opens the page on another machine.
-        has_screen = True
-        if sys.platform.startswith("linux"):
-            has_screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+        has_display = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+        has_screen = has_display if sys.platform.startswith("linux") else True
         if has_screen and not no_browser:
             webbrowser.open(address)
         elif os.environ.get("SSH_CONNECTION"):

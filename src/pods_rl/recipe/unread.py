@@ -35,7 +35,7 @@ _READERS = {
 _NEEDS: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("lora_", "use_rslora", "use_dora"), ("use_peft",), "use_peft: true"),
     (("bnb_4bit_", "use_bnb_nested_quant"), ("load_in_4bit",), "load_in_4bit: true"),
-    (("sync_ref_model",), ("beta",), "beta above 0, since there is no reference model without a KL term"),
+    (("sync_ref_model",), ("beta",), "beta above 0: only a KL term reads the reference model"),
     (("ref_model_mixup_alpha", "ref_model_sync_steps"), ("sync_ref_model",), "sync_ref_model: true"),
     (
         ("transformers_continuous_batching_config",),

@@ -115,12 +115,10 @@ def curve_of(evals: Evals, metric: str, clock: str = "seconds", running: Collect
         points: Points = {}
         for row in rows:
             score = finite(row.get(metric))
-            seconds = finite(row.get(clock))
-            nominal = finite(row.get("due"))
-            if nominal is None:
-                nominal = seconds
-            if seconds is None:
-                seconds = nominal
+            measured = finite(row.get(clock))
+            scheduled = finite(row.get("due"))
+            nominal = measured if scheduled is None else scheduled
+            seconds = scheduled if measured is None else measured
             if score is not None and nominal is not None and seconds is not None:
                 points[nominal] = (seconds, score, standard_error(row, metric))
         if points:

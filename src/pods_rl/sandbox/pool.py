@@ -131,7 +131,7 @@ class Worker:
                 if isinstance(work, Work):
                     self.process = psutil.Process(fork(lambda: lead(channel_of_process.detach(), lambda: work)))
                 else:
-                    # What a user's code prints is shown. The verifier's libraries print warnings about odd answers.
+                    # A user's code may print. Output of the verifier is dropped: its libraries warn of odd answers.
                     output = None if self._pool.runs_user_code else subprocess.DEVNULL
                     paths = list(dict.fromkeys(sys.path))
                     command = [sys.executable, "-c", _PROGRAM, json.dumps(paths), *work]

@@ -66,9 +66,9 @@ class Stability(TrainerCallback):
         if self.step_loss is None:  # a subclass's `training_step` that does not call ours: only its gradient is known
             self.step_loss = torch.zeros((), device=accelerator.device)
         loss = accelerator.gather(self.step_loss.detach().float().reshape(1)).mean().item()
-        norm = self.gradient_norm
-        if hasattr(norm, "full_tensor"):  # of sharded weights: gathered, to be equal on every process
-            norm = norm.full_tensor()
+        local_norm = self.gradient_norm
+        # With sharded weights it is gathered, to be equal on every process.
+        norm = local_norm.full_tensor() if hasattr(local_norm, "full_tensor") else local_norm
         gradient = 0.0 if norm is None else float(norm)  # DeepSpeed may return none: its own overflow check decides
         self.step_loss = None
         loss_is_finite = math.isfinite(loss)

@@ -108,12 +108,11 @@ class Round:
         self.columns = columns
         self.lists = [list(values) for values in row_lists(trainer, rows)]
         self.scores = scores
+        of_environments = [getattr(environment, "turn_rewards", None) for environment in trainer.environments or ()]
+        of_rollout_function = list(output.extra_fields.get("turn_rewards") or ())
+        has_none = all(rewards is None for rewards in of_environments)
         # Copies: the environment's next rollout may change its own.
-        turn_rewards = copies(
-            [getattr(environment, "turn_rewards", None) for environment in trainer.environments or ()]
-        )
-        if all(rewards is None for rewards in turn_rewards):  # else those that a rollout function returned
-            turn_rewards = list(output.extra_fields.get("turn_rewards") or ())
+        turn_rewards = of_rollout_function if has_none else copies(of_environments)
         n = self.shares.num_rollouts
         here = list(self.numbers)
         self.record = Rollouts(

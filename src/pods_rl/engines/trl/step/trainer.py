@@ -178,7 +178,7 @@ class PrefixTreeTrainer(Layer):
 
     @property
     def generation(self) -> str | None:
-        """What generates the rollouts, and by which code; None before the first rollout."""
+        """How rollouts are generated, and by which code; None before the first generation."""
         return describe_generation(self)
 
     @property
