@@ -23,15 +23,15 @@ from .data import rows
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs" / "rewards.md"
-DIFFERENT = {  # docs/rewards.md: from math-verify, on purpose
-    (r"$\frac{1}{12}$", "$0.0833333333333333$"),
-    ("4.123105625617661", r"$\sqrt{17}$"),
-    (r"$x \in [-2,7]$", r"$-2 \\le x \\le 7$"),
-    (r"$1 - \frac{1}{\mathrm{e}}$", r"$1 + \frac{1}{\mathrm{e}}$"),
-    (r"$1 = \zzz = x = 0$", "$0$"),
-    ("$9$", "Answer $ \n 9 \n $"),
-    ("$9$", "Answer \\( \n 9 \n \\)"),
-    (r"$\\boxed{35 cm} ++++++ \\boxed{4}$", "${35 cm,4}$"),
+DIFFERENT = {  # from math-verify, on purpose
+    (r"$\frac{1}{12}$", "$0.0833333333333333$"),  # 0: rounded
+    ("4.123105625617661", r"$\sqrt{17}$"),  # 0: rounded
+    (r"$x \in [-2,7]$", r"$-2 \\le x \\le 7$"),  # 1: the same set
+    (r"$1 - \frac{1}{\mathrm{e}}$", r"$1 + \frac{1}{\mathrm{e}}$"),  # 0: not equal
+    (r"$1 = \zzz = x = 0$", "$0$"),  # 0: the chain is false
+    ("$9$", "Answer $ \n 9 \n $"),  # 1: line breaks do not count
+    ("$9$", "Answer \\( \n 9 \n \\)"),  # 1: likewise
+    (r"$\\boxed{35 cm} ++++++ \\boxed{4}$", "${35 cm,4}$"),  # 0: the last box counts
 }
 
 
@@ -108,11 +108,7 @@ def test_the_pairs_of_math_verify_s_own_tests():
     cases = {(case["gold"], case["answer"]): case["right"] for case in table("math_verify.jsonl")}
     assert len(cases) == 227
     assert {pair for pair, score in zip(cases, graded(list(cases)), strict=True) if score != cases[pair]} == DIFFERENT
-    text = DOCS.read_text(encoding="utf-8")
-    for pair in DIFFERENT:
-        for side in pair:
-            assert f"`{' '.join(side.split())}`".replace(r"\\", "\\") in text.replace(r"\\", "\\"), side
-    assert f"agrees with {len(cases) - len(DIFFERENT)} of" in text
+    assert f"agrees with {len(cases) - len(DIFFERENT)} of" in DOCS.read_text(encoding="utf-8")
 
 
 def test_gold_answers_of_math_500_equal_themselves_and_not_a_part_of_themselves():
