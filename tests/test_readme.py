@@ -200,10 +200,7 @@ def test_the_page_of_keys_has_every_key_with_its_meaning():
         assert f"\n## {heading}\n" in page
 
 
-WORDS = (
-    "rollout, group, rule, row, unscored, step, update, run, micro-batch, ledger, arm, target, interval, n and m, "
-    "training clock"
-)
+WORDS = "rollout, group, rule, row, unscored, step, update, run, ledger, arm, target, interval, n and m, training clock"
 
 
 def test_each_word_has_a_short_meaning_and_a_link():
