@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -78,11 +79,6 @@ class Round:
             row = number // self.shares.num_rollouts * each  # the first rows of the group may be another process's
             rows.append(self.inputs[max(row, first) - first])
         return rows
-
-    def place(self, number: int) -> tuple[int, int]:
-        """Return the process that has a rollout of this round, and its index in the lists of that process."""
-        process, index = divmod(number - self.first_group * self.shares.num_rollouts, self.shares.rollouts_each)
-        return process, self.offset + index
 
     def take(self, trainer: TRLTrainer, prompts: list[Any], output: Generated, scores: Tensor) -> None:
         """Take all that TRL has of each rollout of this process, and make a record; `output_of` reverses the first.
@@ -161,13 +157,6 @@ class Generation:
         each = self.rows // shares.processes
         return range(self.rounds[0].process * each, (self.rounds[0].process + 1) * each)
 
-    @property
-    def has_changed(self) -> bool:
-        """Whether the rows are not those of TRL's prompts, the same number of each."""
-        record = self.record
-        assert record is not None
-        return len(self.rounds) > 1 or record.is_ragged
-
     def keep(self, kept: Tensor, weights: Tensor | None, unreplaced: Tensor, is_ragged: bool) -> None:
         """Record which rollouts are kept, in the order of the rows.
 
@@ -203,14 +192,18 @@ class Generation:
         process = trainer.accelerator.process_index
         each = self.rows // trainer.accelerator.num_processes
         n = self.rounds[0].shares.num_rollouts
-        columns: dict[Any, Any] = _join_rounds([round_.columns for round_ in self.rounds])
-        lists = [
-            [value for part in parts for value in part]
-            for parts in zip(*(round_.lists for round_ in self.rounds), strict=True)
-        ]
+        # The rounds become one; a column that a round does not have is None there.
+        columns: dict[Any, Any] = {}
+        for name in dict.fromkeys(name for round_ in self.rounds for name in round_.columns):
+            columns[name] = []
+            for round_ in self.rounds:
+                columns[name] += round_.columns.get(name, [None] * len(round_.rollouts))
+        lists = [list(chain(*parts)) for parts in zip(*(round_.lists for round_ in self.rounds), strict=True)]
         rollouts = [row for round_ in self.rounds for row in round_.rollouts]
-        if not self.has_changed:
-            columns = {name: values for name, values in columns.items() if name != "data"}
+        # Otherwise the rows are those of TRL's prompts, the same number of each, and have their own data.
+        has_other_prompts = len(self.rounds) > 1 or record.is_ragged
+        if not has_other_prompts:
+            del columns["data"]
         group_here: dict[int, int] = {}  # by group, the index of one of its rollouts on this process
         for index, number in enumerate(record.numbers):
             group_here.setdefault(number // n, index)
@@ -227,7 +220,8 @@ class Generation:
             else:
                 number = int(record.kept[row])
                 round_ = next(r for r in reversed(self.rounds) if number >= r.first_group * n)
-                source, index = round_.place(number)
+                source, index = divmod(number - round_.first_group * n, round_.shares.rollouts_each)
+                index += round_.offset
                 moves.append((source, index, target))
                 here = index if source == process else group_here.get(number // n, shortest)
             if target == process:
@@ -238,7 +232,7 @@ class Generation:
         self.rounds[0].rollouts[:] = [rollouts[index] for index in stand_ins]
         for current, joined in zip(row_lists(trainer, None), lists, strict=True):
             current[:] = [joined[index] for index in stand_ins]
-        if self.has_changed:
+        if has_other_prompts:
             self.rounds[0].inputs[:] = columns["data"]  # a subclass reads columns of its rows once the batch is built
         return output_of(columns), sum(source != target for source, _, target in moves)
 
@@ -272,17 +266,6 @@ class Generation:
         # The divisor of losses over tokens, in which TRL has counted the tokens of these rows.
         batch["num_items_in_batch"] = trainer.accelerator.gather(tokens.sum()).sum()
         trainer._metrics["train"]["pods/rows/empty"].append(float(self.rows - kept))
-
-
-def _join_rounds(parts: Sequence[Columns]) -> dict[Any, list[Any]]:
-    """Return the columns of several rounds as one; a column that a round does not have is None there."""
-    names = dict.fromkeys(name for part in parts for name in part)
-    joined: dict[Any, list[Any]] = {}
-    for name in names:
-        joined[name] = []
-        for part in parts:
-            joined[name] += part.get(name, [None] * len(part["prompt"]))
-    return joined
 
 
 # -- the rollouts that TRL generated -----------------------------------------------------------------------------------

@@ -201,7 +201,17 @@ class Selecting(Layer):
             return max(0, prompts - live)
 
         dynamic.fill(missing, self._add_round, rounds[0])
-        kept_GM = torch.cat([self._select(round_) for round_ in rounds])
+        n, m = group_sizes(self.args)
+        kept_of_rounds: list[Tensor] = []
+        for round_ in rounds:
+            if n == m:
+                kept_of_rounds.append(torch.arange(n).repeat(round_.shares.prompts, 1))  # [N] -> [P, N]
+                continue
+            assert round_.record is not None
+            rewards_PN = round_.record.scored_rewards()
+            selection = select(rewards_PN, m, self.args.rule, generator=seeded_generator(*round_.key))
+            kept_of_rounds.append(selection.indices.sort(dim=1).values)  # [P, M]
+        kept_GM = broadcast(torch.cat(kept_of_rounds).to(self.accelerator.device)).cpu()  # the first process decides
         groups_P = torch.arange(prompts)
         unreplaced_G = torch.zeros(len(kept_GM), dtype=torch.bool)
         if dynamic.rounds:
@@ -213,21 +223,8 @@ class Selecting(Layer):
             unreplaced_G[dead_slots[count:]] = True
             live_share = 1 - (len(dead_slots) - count) / prompts
             self._metrics["train"]["pods/dynamic_sampling/live_share"].append(live_share)
-        n = rounds[0].shares.num_rollouts
         kept = (groups_P[:, None] * n + kept_GM[groups_P]).flatten()  # [P, M] -> [R]
         generation.keep(kept, None, unreplaced_G, is_ragged=False)
-
-    def _select(self, round_: Round) -> Tensor:
-        """Return which m rollouts of each prompt the rule keeps, int64 `[P, M]`; the first process decides for all."""
-        assert round_.record is not None
-        n, m = group_sizes(self.args)
-        if n > m:
-            rewards_PN = round_.record.scored_rewards()
-            selection = select(rewards_PN, m, self.args.rule, generator=seeded_generator(*round_.key))
-            kept_PM = selection.indices.sort(dim=1).values
-        else:
-            kept_PM = torch.arange(n).repeat(round_.shares.prompts, 1)  # [N] -> [P, N]
-        return broadcast(kept_PM.to(self.accelerator.device)).cpu()
 
     def _select_batch(self, generation: Generation) -> None:
         """Keep R rollouts of all prompts; dynamic sampling adds prompts while fewer than R are live."""

@@ -16,20 +16,6 @@ from torch import Tensor
 
 from ..compat import CLIP_RATIO, ENTROPY, EXTREMES, LOSS_METRICS, PHI, Batch, TRLTrainer
 
-
-def step_windows(steps_per_generation: int, accumulation_steps: int) -> list[range]:
-    """Return the micro-batches of a generation that are always trained in one optimizer step, window by window.
-
-    >>> step_windows(steps_per_generation=8, accumulation_steps=4)
-    [range(0, 4), range(4, 8)]
-    >>> step_windows(steps_per_generation=6, accumulation_steps=4)  # one step takes 4 and 5, and 0 and 1 once more
-    [range(0, 2), range(2, 4), range(4, 6)]
-    """
-    # Every step takes whole windows of this size, at whichever one it begins.
-    size = math.gcd(steps_per_generation, accumulation_steps)
-    return [range(start, start + size) for start in range(0, steps_per_generation, size)]
-
-
 Gather = Callable[[list[int]], list[list[int]]]
 """Returns the numbers of every process; called with as many numbers on each of them."""
 

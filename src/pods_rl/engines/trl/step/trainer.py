@@ -145,7 +145,7 @@ class PrefixTreeTrainer(Layer):
             inputs = super()._prepare_inputs(generation_batch)
             self._enter_phase("update")
             if self._buffered_inputs is not None and self._buffered_inputs is not before:
-                self._buffered_inputs = self._update.pack_rows(self._buffered_inputs)
+                self._buffered_inputs = self._update.pack_generation(self._buffered_inputs)
                 inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
             self._update.begin_micro_batch(inputs)
         return self._update.next_pass()
