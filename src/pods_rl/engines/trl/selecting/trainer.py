@@ -176,15 +176,14 @@ class Selecting(Layer):
         options = {"has_tool_images": True} if has_tool_images else {}
         return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **options)
 
-    def _add_round(self, inputs: list[Batch]) -> Round:
+    def _add_round(self, inputs: list[Batch]) -> None:
         """Generate for rows of new prompts, which pass through what a subclass's method does before it calls ours."""
-        assert self._generation is not None
         self._enter_phase("rollout")
         with self._in("adding"):
             try:
                 self._generate_and_score_completions(inputs)
             except _Generated:
-                return self._generation.rounds[-1]
+                return
         raise UserError(
             f"{type(self).__name__}._generate_and_score_completions did not call super() for the rows that "
             "dynamic_sampling drew: call it, or set dynamic_sampling: false."
