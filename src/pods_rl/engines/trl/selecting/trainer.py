@@ -6,9 +6,8 @@ lists to the kept rows before TRL computes a log-probability. `compat.py` lists 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
-from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping, Sized
+from typing import Any
 
 import torch
 from accelerate.utils import broadcast
@@ -27,9 +26,6 @@ from .advantages import log_generation, set_advantages
 from .dynamic_sampling import DynamicSampling
 from .generation import Generation, Round, copies
 from .record import Rollouts, show_advantages, show_scores
-
-# What TRL's methods run for: nothing yet, an evaluation, the first prompts of a generation, or further prompts.
-Mode: TypeAlias = Literal["resting", "evaluating", "generating", "adding"]
 
 
 class _Generated(BaseException):
@@ -52,8 +48,7 @@ class Selecting(Layer):
     _name = "PODS"
     _paper = PAPER
     _selects = True
-    _mode: Mode = "resting"
-    _generation: Generation | None = None  # the latest one
+    _generation: Generation | None = None  # the running one
     _plan: BatchPlan | None = None  # of `measure`: the next generations have new prompts, and other group sizes
     rollouts: Rollouts | None = None  # of the latest generation
 
@@ -72,13 +67,10 @@ class Selecting(Layer):
     @override
     def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
         if not self.model.training:
-            with self._in("evaluating"):
-                return super()._generate_and_score_completions(inputs)
-        if self._mode == "adding":  # new prompts: their rollouts join those of the running generation
-            assert self._generation is not None
+            return super()._generate_and_score_completions(inputs)
+        if self._generation is not None:  # new prompts: their rollouts join those of the running generation
             round_ = self._begin_round(self._generation, inputs)
-            with self._in("generating"):
-                return super()._generate_and_score_completions(round_.rollouts)  # raises _Generated
+            return super()._generate_and_score_completions(round_.rollouts)  # raises _Generated
         # What is added to these lists from here on is of this generation.
         before = {name: len(values) for name, values in self._metrics["train"].items()}
         plan = self._plan
@@ -95,11 +87,9 @@ class Selecting(Layer):
         rows = self.args.generation_batch_size if self.args.num_prompts else len(inputs) * processes
         assert rows is not None
         generation = Generation(rows, self._calculate_rewards, [])
-        self._generation = generation
         round_ = self._begin_round(generation, inputs)
         # TRL scores after `_generate`, which has scored and selected by then.
-        scoring = compat.replacing(self, _calculate_rewards=generation.scores_of_kept_rows)
-        with self._in("generating"), scoring:
+        with compat.replacing(self, _generation=generation, _calculate_rewards=generation.scores_of_kept_rows):
             batch = super()._generate_and_score_completions(round_.rollouts)
         record = generation.record_of(batch, type(self).__name__)
         generation.empty_rows(batch, self)
@@ -112,7 +102,6 @@ class Selecting(Layer):
             show_advantages(self._logs["advantages"], record, generation.rows)
         log_generation(self, generation, before)
         self.rollouts = record
-        self._generation = None
         return batch
 
     def _begin_round(self, generation: Generation, inputs: list[Batch]) -> Round:
@@ -132,7 +121,7 @@ class Selecting(Layer):
     @override
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         generation = self._generation
-        if self._mode != "generating" or generation is None:
+        if generation is None or not self.model.training:
             return super()._generate(prompts)
         round_ = generation.rounds[-1]
         n = round_.shares.num_rollouts
@@ -171,7 +160,7 @@ class Selecting(Layer):
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int,
         has_tool_images: bool = False,
     ) -> Completions:  # fmt: skip
-        if self._mode == "generating" and num_generations == self.num_generations:
+        if self._generation is not None and self.model.training and num_generations == self.num_generations:
             num_generations = group_sizes(self.args)[0]  # vLLM returns this many for each prompt
         options = {"has_tool_images": True} if has_tool_images else {}
         return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **options)
@@ -179,11 +168,10 @@ class Selecting(Layer):
     def _add_round(self, inputs: list[Batch]) -> None:
         """Generate for rows of new prompts, which pass through what a subclass's method does before it calls ours."""
         self._enter_phase("rollout")
-        with self._in("adding"):
-            try:
-                self._generate_and_score_completions(inputs)
-            except _Generated:
-                return
+        try:
+            self._generate_and_score_completions(inputs)
+        except _Generated:
+            return
         raise UserError(
             f"{type(self).__name__}._generate_and_score_completions did not call super() for the rows that "
             "dynamic_sampling drew: call it, or set dynamic_sampling: false."
@@ -263,15 +251,6 @@ class Selecting(Layer):
             self._metrics["train"]["pods/dynamic_sampling/live_share"].append(is_kept.double().mean().item())
         without_signal_G = torch.zeros(len(rewards_GN), dtype=torch.bool)
         generation.keep(numbers[is_kept].long(), weights[is_kept], without_signal_G, is_ragged=True)
-
-    @contextmanager
-    def _in(self, mode: Mode) -> Iterator[None]:
-        before = self._mode
-        self._mode = mode
-        try:
-            yield
-        finally:
-            self._mode = before
 
     # -- prompts of a generation that do not follow from its rows ------------------------------------------------------
 
