@@ -123,7 +123,6 @@ class Counter:
 
     def reset(self, start: int = 0, **_) -> str:
         self.count = start
-        self.turn_rewards = []
         return f" Count from {start}."
 
     def step(self, by: int) -> int:
@@ -136,7 +135,6 @@ class Counter:
             The count.
         """
         self.count += by
-        self.turn_rewards.append(float(by))
         return self.count
 
     def get_reward(self) -> float:
@@ -437,7 +435,6 @@ def test_each_rollout_has_its_environment(build):
     assert all(
         f"Count from {row['start']}." in text for row, text in zip(trainer.rollouts.inputs, prompts, strict=True)
     )
-    assert trainer.rollouts.turn_rewards == [[float(row), float(row)] for row in range(12)]
 
 
 def test_no_environment_is_left_open_after_ctrl_c(build):
@@ -556,7 +553,7 @@ class Riddle(Counter):
     """Owns its data: each rollout begins with a prompt of its own."""
 
     def reset(self, **_) -> list[dict[str, str]]:
-        self.count, self.turn_rewards = Counter.made, []
+        self.count = Counter.made
         return [{"type": "text", "text": f"Riddle {Counter.made}."}]
 
     async def get_reward(self) -> float:

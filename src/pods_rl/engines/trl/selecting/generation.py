@@ -104,11 +104,6 @@ class Round:
         self.columns = columns
         self.lists = [list(values) for values in row_lists(trainer, rows)]
         self.scores = scores
-        of_environments = [getattr(environment, "turn_rewards", None) for environment in trainer.environments or ()]
-        of_rollout_function = list(output.extra_fields.get("turn_rewards") or ())
-        has_none = all(rewards is None for rewards in of_environments)
-        # Copies: the environment's next rollout may change its own.
-        turn_rewards = of_rollout_function if has_none else copies(of_environments)
         n = self.shares.num_rollouts
         here = list(self.numbers)
         self.record = Rollouts(
@@ -122,7 +117,6 @@ class Round:
             numbers=[self.first_group * n + number for number in here],
             rewards=total_reward(scores.cpu(), trainer.reward_weights, n, trainer.multi_objective_aggregation),
             kept=torch.empty(0, dtype=torch.int64),
-            turn_rewards=turn_rewards,
             masked=masked_rollouts(self.shares, output, trainer),
         )
 
