@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -161,26 +161,8 @@ def total_reward(
     return total.masked_fill(unscored, torch.nan).view(-1, group)
 
 
-# -- TRL's table of completions ----------------------------------------------------------------------------------------
-
-
-def show_scores(logged: Mapping[str, Any], record: Rollouts, scores: Tensor, rows: int) -> None:
-    """Put the scores of rows that are masked out into TRL's table of completions, which has NaN for them."""
-    if record.masked is None:
-        return
-    kept_scores = scores[record.kept]
-    for i, name in enumerate(record.reward_names):
-        _replace_last(logged[name], kept_scores[:, i].tolist() + [math.nan] * (rows - len(record.kept)))
-
-
-def show_advantages(logged: Any, record: Rollouts, rows: int) -> None:
-    """Put the advantages of the batch into TRL's table of completions, which has those that TRL computed."""
-    assert record.advantages is not None
-    _replace_last(logged, record.advantages.tolist() + [0.0] * (rows - len(record.kept)))
-
-
-def _replace_last(column: Any, values: list[float]) -> None:
-    """Replace the last entries of a column of TRL's table, a deque that may hold fewer than these."""
+def replace_last(column: Any, values: list[float]) -> None:
+    """Replace the last entries of a column of TRL's table of completions, a deque that may hold fewer than these."""
     for _ in range(min(len(column), len(values))):
         column.pop()
     column.extend(values)

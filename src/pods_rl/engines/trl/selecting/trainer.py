@@ -6,6 +6,7 @@ lists to the kept rows before TRL computes a log-probability. `compat.py` lists 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sized
 from typing import Any
 
@@ -25,7 +26,7 @@ from ..config import PAPER, PODSConfig, group_sizes
 from .advantages import log_generation, set_advantages
 from .dynamic_sampling import DynamicSampling
 from .generation import Generation, Round, copies
-from .record import Rollouts, show_advantages, show_scores
+from .record import Rollouts, replace_last
 
 
 class _Generated(BaseException):
@@ -93,13 +94,18 @@ class Selecting(Layer):
             batch = super()._generate_and_score_completions(round_.rollouts)
         record = generation.record_of(batch, type(self).__name__)
         generation.empty_rows(batch, self)
-        show_scores(self._logs["rewards"], record, generation.scores, generation.rows)
         advantages_of_trl = batch["advantages"]
         set_advantages(batch, generation, self)
         of_all_processes = self.accelerator.gather(batch["advantages"]).cpu()
         record.advantages = of_all_processes[: len(record.kept)]  # [B] -> [R]
-        if batch["advantages"] is not advantages_of_trl:  # TRL's table of completions has those
-            show_advantages(self._logs["advantages"], record, generation.rows)
+        # TRL's table of completions has its own advantages, and NaN as the scores of rows that are masked out.
+        empty_rows = rows - len(record.kept)
+        if batch["advantages"] is not advantages_of_trl:
+            replace_last(self._logs["advantages"], record.advantages.tolist() + [0.0] * empty_rows)
+        if record.masked is not None:
+            kept_scores = generation.scores[record.kept]
+            for i, name in enumerate(record.reward_names):
+                replace_last(self._logs["rewards"][name], kept_scores[:, i].tolist() + [math.nan] * empty_rows)
         log_generation(self, generation, before)
         self.rollouts = record
         return batch

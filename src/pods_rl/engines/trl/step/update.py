@@ -150,10 +150,21 @@ class Update(TrainerCallback):
         logged_times = len(metrics.get("step_time", ()))
         total: Tensor | float = 0.0
         while True:
+            smaller_passes: list[Batch] = []
             with ExitStack() as self._unsynced, self.budget.measuring(lambda: self.tokens["computed"]):
-                loss = self._attempt(turn)
-            # If the step started again, without the losses that were returned for its micro-batches before.
-            total = -sum(self._losses) if loss is None else total + loss
+                try:
+                    total = total + turn()
+                except torch.OutOfMemoryError as error:
+                    smaller_passes = self._smaller_passes(error)
+            # Outside of the handler, which holds what the failed pass has allocated.
+            if smaller_passes:
+                gc.collect()
+                torch.cuda.empty_cache()
+                trainer.model_wrapped.zero_grad(set_to_none=True)
+                self._begin_passes()
+                self.waiting = smaller_passes
+                # The step starts again, without the losses that were returned for its micro-batches before.
+                total = -sum(self._losses)
             if not self.waiting:
                 break
             # TRL counts passes. This one is not the last of its micro-batch.
@@ -180,20 +191,6 @@ class Update(TrainerCallback):
             self._taken.append(batch)
             self.trained_tokens += policy_tokens(batch).sum()
         return batch
-
-    def _attempt(self, turn: Callable[[], Tensor]) -> Tensor | None:
-        """Compute a pass; return None if it ran out of memory, and the step starts again with smaller ones."""
-        try:
-            return turn()
-        except torch.OutOfMemoryError as error:
-            passes = self._smaller_passes(error)
-        # Outside of the handler, which holds what the failed pass has allocated.
-        gc.collect()
-        torch.cuda.empty_cache()
-        self._trainer.model_wrapped.zero_grad(set_to_none=True)
-        self._begin_passes()
-        self.waiting = passes
-        return None
 
     def loss(self, batch: Batch, compute: Callable[[], Tensor]) -> Tensor:
         """Call TRL's `compute` on a pass, or return 0 where it cannot change a gradient.
