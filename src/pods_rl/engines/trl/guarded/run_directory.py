@@ -212,11 +212,10 @@ class RunDirectory(TrainerCallback):
             self._record.begin(environment, step=state.global_step, saved=kept_state(state.stateful_callbacks))
             self._record.write_status("running")
             writer.write_config(dump_yaml(settings_of(self._trainer)))
-        except OSError as error:
-            writer.close()
-            raise UserError(self._cannot_write(error)) from error
-        except BaseException:  # an open writer would hold the lock of the directory until the process ends
-            writer.close()
+        except BaseException as error:
+            writer.close()  # it would hold the lock of the directory until the process ends
+            if isinstance(error, OSError):
+                raise UserError(self._cannot_write(error)) from error
             raise
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
