@@ -69,10 +69,8 @@ class Guarded(Layer):
 
     @override
     def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
-        score = self._calculate_rewards
-        if not (isinstance(score, partial) and score.func == self._rewards.score):  # not within another generation
-            score = partial(self._rewards.score, score)
         # Replaced, since a subclass's `_calculate_rewards` need not call ours.
+        score = partial(self._rewards.score, self._calculate_rewards)
         with compat.replacing(self, _calculate_rewards=score), self._tools.reading_anything():
             return super()._generate_and_score_completions(inputs)
 
