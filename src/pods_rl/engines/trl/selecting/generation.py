@@ -194,9 +194,9 @@ class Generation:
                 columns[name] += round_.columns.get(name, [None] * len(round_.rollouts))
         lists = [list(chain(*parts)) for parts in zip(*(round_.lists for round_ in self.rounds), strict=True)]
         rollouts = [row for round_ in self.rounds for row in round_.rollouts]
-        # Otherwise the rows are those of TRL's prompts, the same number of each, and have their own data.
-        has_other_prompts = len(self.rounds) > 1 or record.is_ragged
-        if not has_other_prompts:
+        # In one round with the same number of rows of each prompt, rows have the data that TRL gave them.
+        has_other_data = len(self.rounds) > 1 or record.is_ragged
+        if not has_other_data:
             del columns["data"]
         group_here: dict[int, int] = {}  # by group, the index of one of its rollouts on this process
         for index, number in enumerate(record.numbers):
@@ -210,41 +210,40 @@ class Generation:
             if row >= len(record.kept):
                 # An empty row: it is masked out of the loss once TRL has built the batch.
                 moves.append((target, shortest if target == process else 0, target))
-                here = shortest
+                stand_in = shortest
             else:
                 number = int(record.kept[row])
                 round_ = next(r for r in reversed(self.rounds) if number >= r.first_group * n)
                 source, index = divmod(number - round_.first_group * n, round_.shares.rollouts_each)
                 index += round_.offset
                 moves.append((source, index, target))
-                here = index if source == process else group_here.get(number // n, shortest)
+                stand_in = index if source == process else group_here.get(number // n, shortest)
             if target == process:
-                stand_ins.append(here)
+                stand_ins.append(stand_in)
         columns = dict(move_rows(columns, moves, trainer.accelerator))
         prompts[:] = columns["prompt"]
         trainer._pending_extra_logs.update(named(columns, "logged"))
         self.rounds[0].rollouts[:] = [rollouts[index] for index in stand_ins]
         for current, joined in zip(row_lists(trainer, None), lists, strict=True):
             current[:] = [joined[index] for index in stand_ins]
-        if has_other_prompts:
+        if has_other_data:
             self.rounds[0].inputs[:] = columns["data"]  # a subclass reads columns of its rows once the batch is built
         return output_of(columns), sum(source != target for source, _, target in moves)
 
-    def scores_of_kept_rows(self, *columns: Sequence[Any]) -> Tensor:
-        """Return the scores where TRL calls `_calculate_rewards`, after `_generate`: the kept rows have theirs."""
-        if self.kept_scores is None:  # a subclass's `_generate` that did not call ours: `record_of` raises
-            return self.calculate_rewards(*columns)
-        return self.kept_scores
+    def scores_of_kept_rows(self, trainer: TRLTrainer, *columns: Sequence[Any]) -> Tensor:
+        """Return the scores where TRL calls `_calculate_rewards`, after `_generate`: the kept rows have theirs.
 
-    def record_of(self, batch: Batch, name: str) -> Rollouts:
-        """Return the record; raise UserError unless the trainer `name` built its batch from the kept rows."""
-        if self.record is None or len(batch["completion_ids"]) != len(self.rows_here):
+        Raises:
+            UserError: a subclass's `_generate` returned other rows than ours.
+        """
+        rows = len(columns[-1])
+        if self.kept_scores is None or rows != len(self.rows_here):
             raise UserError(
-                f"{name}._generate returned {len(batch['completion_ids'])} rows without a selection; PODSTrainer keeps "
+                f"{type(trainer).__name__}._generate returned {rows} rows without a selection; PODSTrainer keeps "
                 f"{len(self.rows_here)} of them in its own `_generate`. Call super()._generate(prompts) with TRL's "
                 "list of prompts, or override `_generate_single_turn`."
             )
-        return self.record
+        return self.kept_scores
 
     def empty_rows(self, batch: Batch, trainer: TRLTrainer) -> None:
         """Mask rows without a rollout out of the loss; means over rows count them. Call this on every process."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sized
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,9 +91,11 @@ class Selecting(Layer):
         generation = Generation(rows, self._calculate_rewards, [])
         round_ = self._begin_round(generation, inputs)
         # TRL scores after `_generate`, which has scored and selected by then.
-        with compat.replacing(self, _generation=generation, _calculate_rewards=generation.scores_of_kept_rows):
+        scores_of_kept_rows = partial(generation.scores_of_kept_rows, self)
+        with compat.replacing(self, _generation=generation, _calculate_rewards=scores_of_kept_rows):
             batch = super()._generate_and_score_completions(round_.rollouts)
-        record = generation.record_of(batch, type(self).__name__)
+        record = generation.record
+        assert record is not None
         generation.empty_rows(batch, self)
         advantages_of_trl = batch["advantages"]
         set_advantages(batch, generation, self)
