@@ -190,7 +190,7 @@ def train_case(folder: Path, name: str, settings: dict[str, Any]) -> None:
 
     @around(trainer, "_generate_and_score_completions")
     def keep(score: Callable[..., Any], inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if trainer._mode == "adding":  # a round of dynamic sampling
+        if trainer._generation is not None:  # a round of dynamic sampling
             return score(inputs)
         seen.append({"asked": [row["prompt"] for row in inputs]})
         batch = score(inputs)

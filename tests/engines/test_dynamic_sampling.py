@@ -156,17 +156,6 @@ def test_groups_that_stay_dead_by_the_named_reward_train_nothing(make_trainer):
     assert set(live_and_dead) == {True, False}
 
 
-def test_rounds_without_a_live_prompt_end_and_are_reported_once(make_trainer, caplog, monkeypatch):
-    """After 64 prompts in a row without a signal no more are drawn for the batch."""
-    monkeypatch.setattr("pods_rl.engines.measuring.GIVE_UP_AFTER", 64)
-    settings = {"num_rollouts": 4, "reward": constant, "max_completion_length": 1, "max_steps": 2}
-    trainer = make_trainer(dynamic_sampling="constant", dynamic_sampling_rounds=1000, **settings)
-    trainer.train()
-    assert trainer.state.log_history[0]["pods/dynamic_sampling/prompts_drawn"] == 64
-    (said,) = [record.getMessage() for record in caplog.records if "Dynamic sampling" in record.getMessage()]
-    assert "'constant'" in said
-
-
 def test_dynamic_sampling_that_cannot_work_is_refused(make_trainer, dataset):
     stream = IterableDataset.from_generator(lambda: iter(dataset.to_list()))
     for words, config in (

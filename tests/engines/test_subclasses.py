@@ -367,7 +367,7 @@ def test_a_subclass_that_generates_nothing_for_drawn_prompts_is_refused(make_tra
         batch = None
 
         def _generate_and_score_completions(self, inputs):
-            if self._mode == "adding":
+            if self._generation is not None:
                 return {}
             return super()._generate_and_score_completions(inputs)
 

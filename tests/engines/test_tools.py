@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import time
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -124,7 +123,6 @@ class Counter:
 
     def reset(self, start: int = 0, **_) -> str:
         self.count = start
-        self.turn_rewards = []
         return f" Count from {start}."
 
     def step(self, by: int) -> int:
@@ -137,7 +135,6 @@ class Counter:
             The count.
         """
         self.count += by
-        self.turn_rewards.append(float(by))
         return self.count
 
     def get_reward(self) -> float:
@@ -219,23 +216,17 @@ def test_n_conversations_a_prompt_and_results_in_their_rows(build):
 
 def test_each_turn_of_a_rollout_draws_anew():
     """A row is found again by its tokens; of equal rows the first asked is the first."""
-    trainer = SimpleNamespace(args=SimpleNamespace(rollout_batch_size=2), use_vllm=False)
-    turns = Turns(trainer, [(9, 1, 1, 0, number) for number in range(4)])
-    asked = []
+    turns = Turns([(9, 1, 1, 0, number) for number in range(4)])
 
     def ask(prompt_ids):
-        def sample(rows, keys):
-            asked.append((prompt_ids[rows], keys))
-            return [[7, ids[-1]] for ids in prompt_ids[rows]], None
+        keys = turns.begin(prompt_ids)
+        turns.end(prompt_ids, [[7, ids[-1]] for ids in prompt_ids])
+        return keys
 
-        turns.generate(prompt_ids, False, sample)
-
-    ask([[1], [2], [2], [3]])
-    assert [keys for _, keys in asked] == [[(9, 1, 1, 0, 0), (9, 1, 1, 0, 1)], [(9, 1, 1, 0, 2), (9, 1, 1, 0, 3)]]
-    ask([[2, 7, 2, 5], [2, 7, 2, 5], [3, 7, 3, 6]])
-    assert [keys for _, keys in asked[2:]] == [[(9, 1, 1, 0, 1, 1), (9, 1, 1, 0, 2, 1)], [(9, 1, 1, 0, 3, 1)]]
-    ask([[3, 7, 3, 6, 7, 6, 8]])
-    assert asked[-1][1] == [(9, 1, 1, 0, 3, 2)]
+    assert ask([[1], [2], [2], [3]]) == [(9, 1, 1, 0, number) for number in range(4)]
+    asked = ask([[2, 7, 2, 5], [2, 7, 2, 5], [3, 7, 3, 6]])
+    assert asked == [(9, 1, 1, 0, 1, 1), (9, 1, 1, 0, 2, 1), (9, 1, 1, 0, 3, 1)]
+    assert ask([[3, 7, 3, 6, 7, 6, 8]]) == [(9, 1, 1, 0, 3, 2)]
 
 
 def asked_to_tokenize(monkeypatch):
@@ -444,7 +435,6 @@ def test_each_rollout_has_its_environment(build):
     assert all(
         f"Count from {row['start']}." in text for row, text in zip(trainer.rollouts.inputs, prompts, strict=True)
     )
-    assert trainer.rollouts.turn_rewards == [[float(row), float(row)] for row in range(12)]
 
 
 def test_no_environment_is_left_open_after_ctrl_c(build):
@@ -563,7 +553,7 @@ class Riddle(Counter):
     """Owns its data: each rollout begins with a prompt of its own."""
 
     def reset(self, **_) -> list[dict[str, str]]:
-        self.count, self.turn_rewards = Counter.made, []
+        self.count = Counter.made
         return [{"type": "text", "text": f"Riddle {Counter.made}."}]
 
     async def get_reward(self) -> float:

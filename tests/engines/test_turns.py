@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -90,7 +89,6 @@ def record(*completions: Any, **changes: Any) -> Rollouts:
 def test_conversations_of_several_turns_are_json_without_images_and_single_turns_are_text():
     columns = record("12", PLAIN, [says("two")]).columns()
     assert "messages" not in columns
-    assert "turn_rewards" not in columns
     assert columns["completion"] == ["12", "12", "two"]
     thought = {"role": "assistant", "reasoning_content": "hm", "content": "", "tool_calls": [call("add", a=1)]}
     refused = [says("11"), {"role": "user", "content": "No."}, says("12")]
@@ -123,19 +121,9 @@ def test_arguments_may_nest_to_any_depth(depth):
     assert record(record(deep).saved()["completions"][0]).columns() == columns
 
 
-def test_rewards_by_turn_are_numbers():
-    given = [None, [1, 0.5], np.float32([0.25]), torch.tensor([1.0, 2.0]), ["high", None, np.float64(1)], 3]
-    columns = record(*[PLAIN] * len(given), turn_rewards=given).columns()
-    assert columns["turn_rewards"][:4] == [None, [1.0, 0.5], [0.25], [1.0, 2.0]]
-    assert [math.isnan(x) for x in columns["turn_rewards"][4]] == [True, True, False]
-    assert columns["turn_rewards"][5] == [3.0]
-    assert "turn_rewards" not in record(PLAIN, turn_rewards=[None]).columns()
-
-
 def test_a_checkpoint_restores_turns_and_holds_no_image(tmp_path):
     seen = [says("", call("look")), result("look", [{"type": "image", "image": np.zeros((64, 64, 3))}])]
-    rewards = [torch.tensor([0.5, math.inf]), None, None, None]
-    made = record(TURNS, PLAIN, "12", seen, turn_rewards=rewards)
+    made = record(TURNS, PLAIN, "12", seen)
     write_state(tmp_path, 0, {"processes": 1, "record": made.saved()})
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 3500
     restored = Rollouts(**read_state(tmp_path, 0, 1)["record"])
@@ -147,8 +135,8 @@ def test_a_checkpoint_restores_turns_and_holds_no_image(tmp_path):
 
 
 def test_a_ledger_is_written_and_read_back(tmp_path, monkeypatch):
-    """Two processes, of which one alone has turns and the other rewards by turn."""
-    parts = [record(PLAIN, turn_rewards=[[1.0]]), record(TURNS, numbers=[1], rewards=torch.ones(1, 2))]
+    """Two processes, of which one alone has turns."""
+    parts = [record(PLAIN), record(TURNS, numbers=[1], rewards=torch.ones(1, 2))]
     parts[0].rewards = torch.ones(1, 2)
     columns = [part.columns() for part in parts]
     rows = [[dict(zip(part, row, strict=True)) for row in zip(*part.values(), strict=True)] for part in columns]
@@ -156,7 +144,6 @@ def test_a_ledger_is_written_and_read_back(tmp_path, monkeypatch):
     columns = gather_columns(None)
     with RunWriter(tmp_path / "run") as writer:
         rows = pq.read_table(writer.write_rollouts(1, columns)).to_pylist()
-    assert [row["turn_rewards"] for row in rows] == [[1.0], None]
     assert rows[0]["messages"] is None
     assert json.loads(rows[1]["messages"])[:2] == TURNS[:2]
     assert rows[1]["completion"] == TEXT.replace("\ud800", "\\ud800")

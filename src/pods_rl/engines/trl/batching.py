@@ -239,8 +239,7 @@ def check_values(settings: Mapping[str, Any]) -> None:
     budget = settings.get("max_tokens_per_microbatch")
     if budget not in (None, "auto"):
         whole_number("max_tokens_per_microbatch", budget, why="unset it for those of TRL's, or set auto")
-    # With these numbers of iterations, steps and epochs, TRL's `train` would return at once, without an error.
-    whole_number("num_iterations", settings.get("num_iterations", 1), why="how often each generation is trained on")
+    # With these numbers of steps and epochs, TRL's `train` would return at once, without an error.
     steps = settings.get("max_steps", -1)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps == 0:
         raise UserError(

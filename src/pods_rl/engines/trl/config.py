@@ -77,8 +77,7 @@ class PODSConfig(GRPOConfig):
         dynamic_sampling: replace groups whose rewards are all equal by groups of new prompts (DAPO, arXiv
             2503.14476). If True, the total reward decides; if a name, the reward function of that name. Groups that
             cannot be replaced have advantage 0.
-        dynamic_sampling_rounds: the most times that new prompts are generated for a batch. It ends earlier if one pass
-            over the prompts, and at least 256 of them, found no group whose rewards differ.
+        dynamic_sampling_rounds: the most times that new prompts are generated for a batch.
         mask_constant_groups: leave groups whose advantages are all 0 out of the loss, whose means are then over the
             tokens or rows of the other groups of a generation. If False, they count in its denominators, as in TRL.
             Not with loss_type bnpo, an entropy bonus or an auxiliary loss, which are means over a micro-batch.

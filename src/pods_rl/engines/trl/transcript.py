@@ -1,8 +1,7 @@
-"""Prompts, completions and rewards by turn as text, and as the plain data without images that files hold."""
+"""Prompts and completions as text, and as the plain data without images that files hold."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,19 +79,3 @@ def without_images(prompt: Any) -> Any:
             message = {**message, "content": parts}
         messages.append(message)
     return messages
-
-
-def turn_numbers(rewards: Any) -> list[float] | None:
-    """Return one rollout's rewards by turn; NaN: not a number."""
-    if rewards is None:
-        return None
-    values = rewards.tolist() if hasattr(rewards, "tolist") else rewards
-    if not isinstance(values, list | tuple):
-        values = [values]
-    numbers: list[float] = []
-    for value in values:
-        try:
-            numbers.append(float(value))
-        except (TypeError, ValueError):
-            numbers.append(math.nan)  # so that the other turns keep their rewards
-    return numbers

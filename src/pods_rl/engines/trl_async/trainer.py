@@ -137,5 +137,5 @@ class AsyncPODSTrainer(AsyncGRPOTrainer):
         except Exception:
             # Lost rollouts can fail the step in many ways. They are the reason that the user reads, in one line.
             if self.rollout_worker is not None and self.rollout_worker.lost:
-                raise LostRolloutsError(self.rollout_worker.lost) from None
+                raise LostRolloutsError(f"No more rollouts: {self.rollout_worker.lost}") from None
             raise

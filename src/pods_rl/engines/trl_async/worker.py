@@ -6,7 +6,6 @@ import math
 import queue
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import requests
@@ -16,33 +15,20 @@ from .loop import DeadGroupsError, FrozenServerError, KeptSample, PODSRolloutLoo
 
 CHECK_EVERY = 10.0  # seconds between two checks of the worker and the server
 
-
 RESUME = "resume from the last checkpoint: trainer.train(resume_from_checkpoint=True)."
 START_SERVER = f"Start the vLLM server again, and {RESUME}"
 CORRECT = f"Correct this, and {RESUME}"
-CONTINUE = f"To continue, {RESUME}"
-
-
-@dataclass(frozen=True)
-class Loss:
-    """Why there are no more rollouts, and what to do."""
-
-    reason: str
-    advice: str
 
 
 class LostRolloutsError(RuntimeError):
     """The rollout worker or the vLLM server has ended, so the run cannot continue."""
-
-    def __init__(self, loss: Loss) -> None:
-        super().__init__(f"No more rollouts: {loss.reason}. {loss.advice}")
 
 
 class PODSRolloutWorker(AsyncRolloutWorker):
     """TRL's worker with the loop of PODS, and the queue that TRL's data set reads."""
 
     _loop_cls = PODSRolloutLoop
-    lost: Loss | None = None  # why there are no more rollouts
+    lost: str | None = None  # why there are no more rollouts, and what to do
     _process: Any
     finished_groups: set[int]  # ids of the groups that were read or dropped, by which the trainer counts epochs
     _next_check = 0.0
@@ -87,7 +73,7 @@ class PODSRolloutWorker(AsyncRolloutWorker):
         """Raise LostRolloutsError if the worker or the server has ended, and TRL's error if the worker hangs."""
         self.lost = self.lost or self._find_loss()
         if self.lost:
-            raise LostRolloutsError(self.lost)
+            raise LostRolloutsError(f"No more rollouts: {self.lost}")
         super().check_health(stale_after_s)
 
     def stop(self) -> None:
@@ -100,8 +86,8 @@ class PODSRolloutWorker(AsyncRolloutWorker):
         super().stop()
         self.metrics_queue: Any = queue.Queue()  # the trainer reads it whenever it logs
 
-    def _find_loss(self) -> Loss | None:
-        """Return why there are no more rollouts; None if the worker and the server run."""
+    def _find_loss(self) -> str | None:
+        """Return why there are no more rollouts, and what to do; None if the worker and the server run."""
         if self._process is None:
             return None
         url = self._loop_kwargs["vllm_server_url"]
@@ -110,20 +96,19 @@ class PODSRolloutWorker(AsyncRolloutWorker):
                 kind, text, _ = self._exception_info_queue.get(timeout=5)
                 message = " ".join(text.split())
                 if kind == FrozenServerError.__name__:
-                    return Loss(message, START_SERVER)
+                    return f"{message}. {START_SERVER}"
                 if kind == DeadGroupsError.__name__:
-                    return Loss(message, CORRECT)
+                    return f"{message}. {CORRECT}"
                 # The worker's requests fail if the server has ended.
                 advice = CORRECT if _is_healthy(url) else START_SERVER
-                return Loss(f"the rollout worker failed with {kind}: {message}", advice)
+                return f"the rollout worker failed with {kind}: {message}. {advice}"
         if not self._process.is_alive():
-            return Loss(f"the rollout worker ended with exit code {self._process.exitcode}", CONTINUE)
+            return f"the rollout worker ended with exit code {self._process.exitcode}. To continue, {RESUME}"
         # A busy server can refuse one connection, so it is asked again.
         if not _is_healthy(url):
             time.sleep(1)
             if not _is_healthy(url):
-                reason = f"the vLLM server at {url} cannot be reached or reports that it has failed"
-                return Loss(reason, START_SERVER)
+                return f"the vLLM server at {url} cannot be reached or reports that it has failed. {START_SERVER}"
         return None
 
 

@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,15 +31,6 @@ logger = logging.getLogger(__name__)
 CheckedScores = list[float | RewardFailure | None]
 
 
-@dataclass
-class Faults:
-    """Rows without a score in one generation, over the reward functions of this process."""
-
-    errors: int = 0
-    timeouts: int = 0
-    first: dict[str, str] = field(default_factory=dict)  # by function, the failure of its first such row
-
-
 class CheckedRewards:
     """The checked rewards of one trainer; usable rewards equal TRL's bit for bit."""
 
@@ -50,7 +40,10 @@ class CheckedRewards:
         self._begin()
 
     def _begin(self) -> None:
-        self._faults = Faults()
+        # Of one generation. Rows without a score, over the reward functions of this process:
+        self._errors = 0
+        self._timeouts = 0
+        self._first_failures: dict[str, str] = {}  # by function
         self._unusable = [0] * len(self._trainer.reward_func_names)  # rewards of each function, over all processes
 
     def score(self, calculate: Callable[..., Tensor], *columns: Sequence[Any]) -> Tensor:
@@ -80,10 +73,10 @@ class CheckedRewards:
         # Count and log, over all processes, the rollouts without a score and the first failure of each function.
         unusable = sum(self._unusable)
         unscored = int(rewards.isnan().all(dim=1).sum())
-        counts = torch.tensor([self._faults.errors, self._faults.timeouts], device=accelerator.device)
+        counts = torch.tensor([self._errors, self._timeouts], device=accelerator.device)
         errors, timeouts = accelerator.reduce(counts, reduction="sum").tolist()
         if errors or timeouts:
-            for name, message in gather_object(list(self._faults.first.items())):
+            for name, message in gather_object(list(self._first_failures.items())):
                 self._warn_once(f"errors of {name}", f"{message}. Logged once; see pods/reward_errors and _timeouts.")
         mode = "train" if trainer.model.training else "eval"
         metrics = trainer._metrics[mode]
@@ -102,9 +95,68 @@ class CheckedRewards:
         """Inside, TRL calls checked reward functions; outside, `reward_funcs` holds the user's own objects."""
         trainer = self._trainer
         pairs = zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
-        functions = [watched(function, name, trainer.args.reward_errors, self._faults) for function, name in pairs]
+        functions = [self._watched(function, name) for function, name in pairs]
         with compat.replacing(trainer, reward_funcs=functions):
             yield
+
+    def _watched(self, function: Any, name: str) -> Any:
+        """Return the reward function as TRL calls it in one generation; a reward model stays as it is."""
+        if isinstance(function, nn.Module):
+            return function
+
+        async def call_async(**columns: Any) -> list[float | None]:
+            rows = len(columns["completions"])
+            outcome = await _attempt(function, columns, name, rows)
+            scores: CheckedScores = []
+            if not isinstance(outcome, BaseException):
+                scores = outcome
+            elif self._trainer.args.reward_errors == "raise":
+                batch = f"for a batch of {rows} completions. {_ADVICE['raise']}"
+                if isinstance(outcome, SystemExit):  # it would end the run without a word
+                    raise UserError(
+                        plain_text(f"reward function {name!r} raised {raised(outcome)} {batch}")
+                    ) from outcome
+                outcome.add_note(plain_text(f"reward function {name!r} raised this {batch}"))
+                raise outcome
+            else:
+                # Score the rows one by one, so that only those that raise are without a score.
+                for row in range(rows):
+                    of_row = await _attempt(function, one_row(columns, row, rows), name, 1)
+                    if isinstance(of_row, BaseException):
+                        scores.append(RewardFailure(f"raised {raised(of_row)}", error=of_row))
+                    else:
+                        scores += of_row
+            return [self._handle_failure(score, row, columns, name) for row, score in enumerate(scores)]
+
+        def call(**columns: Any) -> list[float | None]:
+            scores: list[float | None] = []
+            try:
+                call_async(**columns).send(None)  # it ends here: nothing in it waits for a plain function
+            except StopIteration as end:
+                scores = end.value
+            return scores
+
+        return call_async if is_async_callable(function) else call
+
+    def _handle_failure(
+        self, score: float | RewardFailure | None, row: int, columns: Mapping[str, Any], name: str
+    ) -> float | None:
+        """Handle a failure as `reward_errors` says; inf marks the rollout as unscored, since TRL reads NaN as None."""
+        if not isinstance(score, RewardFailure):
+            return score
+        policy = self._trainer.args.reward_errors
+        prompt = _short_repr(as_text(columns["prompts"][row]))
+        completion = _short_repr(as_text(columns["completions"][row]))
+        failed = f"reward function {name!r} {score.reason} for row {row} of {len(columns['completions'])}"
+        message = f"{plain_text(failed)}, prompt {prompt}, completion {completion}. {_ADVICE[policy]}"
+        if policy == "raise":
+            raise UserError(message) from score.error
+        if score.late:
+            self._timeouts += 1
+        else:
+            self._errors += 1
+        self._first_failures.setdefault(name, message)
+        return 0.0 if policy == "zero" else math.inf
 
     def clean(self, rewards: Tensor) -> Tensor:
         """Return `[rows, F]` of all processes with unusable rewards as NaN, and count these."""
@@ -158,49 +210,6 @@ _ADVICE = {
 }
 
 
-def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
-    """Return the reward function as TRL calls it in one generation; a reward model stays as it is.
-
-    `policy` is `reward_errors`: raise, zero or drop, for rows without a score, which `faults` counts.
-    """
-    if isinstance(function, nn.Module):
-        return function
-
-    async def call_async(**columns: Any) -> list[float | None]:
-        rows = len(columns["completions"])
-        outcome = await _attempt(function, columns, name, rows)
-        scores: CheckedScores = []
-        if isinstance(outcome, BaseException):
-            if policy == "raise":
-                batch = f"for a batch of {rows} completions. {_ADVICE['raise']}"
-                if isinstance(outcome, SystemExit):  # it would end the run without a word
-                    raise UserError(
-                        plain_text(f"reward function {name!r} raised {raised(outcome)} {batch}")
-                    ) from outcome
-                outcome.add_note(plain_text(f"reward function {name!r} raised this {batch}"))
-                raise outcome
-            # Score the rows one by one, so that only those that raise are without a score.
-            for row in range(rows):
-                of_row = await _attempt(function, one_row(columns, row, rows), name, 1)
-                if isinstance(of_row, BaseException):
-                    scores.append(RewardFailure(f"raised {raised(of_row)}", error=of_row))
-                else:
-                    scores += of_row
-        else:
-            scores = outcome
-        return [_apply_policy(score, row, columns, name, policy, faults) for row, score in enumerate(scores)]
-
-    def call(**columns: Any) -> list[float | None]:
-        scores: list[float | None] = []
-        try:
-            call_async(**columns).send(None)  # it ends here: nothing in it waits for a plain function
-        except StopIteration as end:
-            scores = end.value
-        return scores
-
-    return call_async if is_async_callable(function) else call
-
-
 async def _attempt(
     function: Any, columns: Mapping[str, Any], name: str, rows: int
 ) -> CheckedScores | Exception | SystemExit:
@@ -213,26 +222,6 @@ async def _attempt(
         raise
     except (Exception, SystemExit) as error:  # SystemExit, which would end the run without a word
         return error
-
-
-def _apply_policy(
-    score: float | RewardFailure | None, row: int, columns: Mapping[str, Any], name: str, policy: str, faults: Faults
-) -> float | None:
-    """Apply the policy to a failure; inf marks the rollout as unscored, since TRL reads NaN as None."""
-    if not isinstance(score, RewardFailure):
-        return score
-    prompt = _short_repr(as_text(columns["prompts"][row]))
-    completion = _short_repr(as_text(columns["completions"][row]))
-    failed = f"reward function {name!r} {score.reason} for row {row} of {len(columns['completions'])}"
-    message = f"{plain_text(failed)}, prompt {prompt}, completion {completion}. {_ADVICE[policy]}"
-    if policy == "raise":
-        raise UserError(message) from score.error
-    if score.late:
-        faults.timeouts += 1
-    else:
-        faults.errors += 1
-    faults.first.setdefault(name, message)
-    return 0.0 if policy == "zero" else math.inf
 
 
 def one_row(columns: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:

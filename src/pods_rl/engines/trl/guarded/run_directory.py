@@ -212,11 +212,10 @@ class RunDirectory(TrainerCallback):
             self._record.begin(environment, step=state.global_step, saved=kept_state(state.stateful_callbacks))
             self._record.write_status("running")
             writer.write_config(dump_yaml(settings_of(self._trainer)))
-        except OSError as error:
-            writer.close()
-            raise UserError(self._cannot_write(error)) from error
-        except BaseException:  # an open writer would hold the lock of the directory until the process ends
-            writer.close()
+        except BaseException as error:
+            writer.close()  # it would hold the lock of the directory until the process ends
+            if isinstance(error, OSError):
+                raise UserError(self._cannot_write(error)) from error
             raise
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -268,24 +267,18 @@ class RunDirectory(TrainerCallback):
         """Inside, an error of a file ends the record, and no more is written."""
         try:
             yield
-        except OSError as error:
-            self._drop(self._cannot_write(error))
-        except UserError as error:
-            self._drop(str(error))
+        except (OSError, UserError) as error:
+            self._problem = self._cannot_write(error) if isinstance(error, OSError) else str(error)
+            with suppress(OSError):
+                if self.path.is_dir():
+                    self._record.write_status("stopped", self._problem)
+            self._close()
 
     def _cannot_write(self, error: OSError) -> str:
         return (
             f"Cannot write to {error.filename or self.path}: {error.strerror or error}. Make the directory writable, "
             "then continue with trainer.train(resume_from_checkpoint=True)."
         )
-
-    def _drop(self, problem: str) -> None:
-        """Write no more, because of a problem."""
-        self._problem = problem
-        with suppress(OSError):
-            if self.path.is_dir():
-                self._record.write_status("stopped", problem)
-        self._close()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._end("finished", "training ended")

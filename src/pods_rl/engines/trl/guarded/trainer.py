@@ -6,8 +6,7 @@ A layer of PODSTrainer, and its outermost one: what it lets through is what TRL 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sized
-from contextlib import contextmanager
+from collections.abc import Sized
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,10 +68,8 @@ class Guarded(Layer):
 
     @override
     def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
-        score = self._calculate_rewards
-        if not (isinstance(score, partial) and score.func == self._rewards.score):  # not within another generation
-            score = partial(self._rewards.score, score)
         # Replaced, since a subclass's `_calculate_rewards` need not call ours.
+        score = partial(self._rewards.score, self._calculate_rewards)
         with compat.replacing(self, _calculate_rewards=score), self._tools.reading_anything():
             return super()._generate_and_score_completions(inputs)
 
@@ -157,31 +154,26 @@ class Guarded(Layer):
         self._stability.reset()
         checkpoint = self._resume.find(resume_from_checkpoint)
         explaining_memory = self._stability.explaining_memory(self._running_phase)
-        with self._reporting_errors(), explaining_memory, self._tools.closing():
-            output = super().train(checkpoint, *args, **kwargs)
-        if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
-            load_renamed(self, self.state.best_model_checkpoint)
-        self._stability.raise_if_unstable()
-        return output
-
-    @contextmanager
-    def _reporting_errors(self) -> Iterator[None]:
-        """Inside, pass an exception to callbacks with `on_train_error`; that of a full disk becomes a UserError."""
         try:
-            yield
+            with explaining_memory, self._tools.closing():
+                output = super().train(checkpoint, *args, **kwargs)
         except BaseException as error:
             for callback in self.callback_handler.callbacks:
-                if hasattr(callback, "on_train_error"):
+                if hasattr(callback, "on_train_error"):  # of RunDirectory
                     callback.on_train_error(error, self.state)
             from ....runs.files import write_failure
 
-            full = write_failure(error)
+            full = write_failure(error)  # of a disk
             if full is None or isinstance(error, UserError):
                 raise
             raise UserError(
                 f"Cannot write to {getattr(error, 'filename', None) or self.args.output_dir}: {full}. Free some space, "
                 "then continue from the last checkpoint with resume_from_checkpoint=True."
             ) from error
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
+            load_renamed(self, self.state.best_model_checkpoint)
+        self._stability.raise_if_unstable()
+        return output
 
     @override
     def _run_epoch(self, **kwargs: Any) -> None:  # transformers calls it by keyword

@@ -6,7 +6,6 @@ are still dead after the last round stay, with advantages of 0.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 
@@ -16,20 +15,15 @@ from torch import Tensor
 
 from ....errors import UserError
 from ....selection import is_constant
-from ...measuring import gives_up
 from ...seeds import seeded_generator
 from ..batching import Shares
 from ..compat import Batch, TRLTrainer
 from ..config import group_sizes
 from .generation import Round
 
-logger = logging.getLogger(__name__)
-
 
 class DynamicSampling:
     """Adds groups of new prompts to a generation, at most `dynamic_sampling_rounds` times.
-
-    It stops earlier after one pass over the prompts, and at least 256 of them, without a live group.
 
     Raises:
         UserError: `dynamic_sampling` names a reward function that does not exist, or the prompts are a stream.
@@ -41,7 +35,6 @@ class DynamicSampling:
         names = trainer.reward_func_names
         self.rounds = trainer.args.dynamic_sampling_rounds if name else 0
         self.drawn = 0  # new prompts so far; after a resume with the same number it continues with the same prompts
-        self._gave_up = False  # whether this was logged
         if isinstance(name, str) and name not in names:
             raise UserError(
                 f"dynamic_sampling = {name!r} is not a reward function: got {', '.join(names)}. Name one of them, "
@@ -53,36 +46,18 @@ class DynamicSampling:
                 "a Dataset, or set dynamic_sampling: false."
             )
 
-    def fill(self, missing: Callable[[], int], generate: Callable[[list[Batch]], Round], first: Round) -> None:
+    def fill(self, missing: Callable[[], int], generate: Callable[[list[Batch]], None], first: Round) -> None:
         """Generate further prompts until `missing` says that the batch lacks none, after its `first` round."""
         if not self.rounds:
             return
-        drawn = 0
-        drawn_in_vain = 0  # since the last live group
+        drawn_before = self.drawn
         for _ in range(self.rounds):
             count = missing()
             if not count:
                 break
-            if gives_up(drawn_in_vain, len(self._trainer.train_dataset)):
-                if not self._gave_up and self._trainer.is_world_process_zero():
-                    self._gave_up = True
-                    name = self._trainer.args.dynamic_sampling
-                    logger.warning(
-                        "Dynamic sampling in step %d: %d new prompts in a row had equal rewards (%s), as many as one "
-                        "pass over the data. No more are drawn for this batch; its other groups stay, with advantage "
-                        "0. Use prompts that the policy answers right sometimes, another reward or more rollouts "
-                        "(num_rollouts), or lower dynamic_sampling_rounds. Logged once.",
-                        self._trainer.state.global_step + 1,
-                        drawn_in_vain,
-                        f"of the reward function {name!r}" if isinstance(name, str) else "in total",
-                    )
-                break
-            new = generate(self.new_rows(count, first.inputs[0]))
-            prompts = new.shares.prompts
-            live_groups = int((~self.is_dead(new)).sum())
-            drawn += prompts
-            drawn_in_vain = 0 if live_groups else drawn_in_vain + prompts
-        self._trainer._metrics["train"]["pods/dynamic_sampling/prompts_drawn"].append(float(drawn))
+            generate(self.new_rows(count, first.inputs[0]))
+        drawn = float(self.drawn - drawn_before)
+        self._trainer._metrics["train"]["pods/dynamic_sampling/prompts_drawn"].append(drawn)
 
     def is_dead(self, round_: Round) -> Tensor:
         """Return which groups have equal rewards, in total or of the named function, bool `[P]`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -79,11 +80,6 @@ class Round:
             rows.append(self.inputs[max(row, first) - first])
         return rows
 
-    def place(self, number: int) -> tuple[int, int]:
-        """Return the process that has a rollout of this round, and its index in the lists of that process."""
-        process, index = divmod(number - self.first_group * self.shares.num_rollouts, self.shares.rollouts_each)
-        return process, self.offset + index
-
     def take(self, trainer: TRLTrainer, prompts: list[Any], output: Generated, scores: Tensor) -> None:
         """Take all that TRL has of each rollout of this process, and make a record; `output_of` reverses the first.
 
@@ -108,11 +104,6 @@ class Round:
         self.columns = columns
         self.lists = [list(values) for values in row_lists(trainer, rows)]
         self.scores = scores
-        of_environments = [getattr(environment, "turn_rewards", None) for environment in trainer.environments or ()]
-        of_rollout_function = list(output.extra_fields.get("turn_rewards") or ())
-        has_none = all(rewards is None for rewards in of_environments)
-        # Copies: the environment's next rollout may change its own.
-        turn_rewards = of_rollout_function if has_none else copies(of_environments)
         n = self.shares.num_rollouts
         here = list(self.numbers)
         self.record = Rollouts(
@@ -126,7 +117,6 @@ class Round:
             numbers=[self.first_group * n + number for number in here],
             rewards=total_reward(scores.cpu(), trainer.reward_weights, n, trainer.multi_objective_aggregation),
             kept=torch.empty(0, dtype=torch.int64),
-            turn_rewards=turn_rewards,
             masked=masked_rollouts(self.shares, output, trainer),
         )
 
@@ -160,13 +150,6 @@ class Generation:
         shares = self.rounds[0].shares
         each = self.rows // shares.processes
         return range(self.rounds[0].process * each, (self.rounds[0].process + 1) * each)
-
-    @property
-    def has_changed(self) -> bool:
-        """Whether the rows are not those of TRL's prompts, the same number of each."""
-        record = self.record
-        assert record is not None
-        return len(self.rounds) > 1 or record.is_ragged
 
     def keep(self, kept: Tensor, weights: Tensor | None, unreplaced: Tensor, is_ragged: bool) -> None:
         """Record which rollouts are kept, in the order of the rows.
@@ -203,14 +186,18 @@ class Generation:
         process = trainer.accelerator.process_index
         each = self.rows // trainer.accelerator.num_processes
         n = self.rounds[0].shares.num_rollouts
-        columns: dict[Any, Any] = _join_rounds([round_.columns for round_ in self.rounds])
-        lists = [
-            [value for part in parts for value in part]
-            for parts in zip(*(round_.lists for round_ in self.rounds), strict=True)
-        ]
+        # The rounds become one; a column that a round does not have is None there.
+        columns: dict[Any, Any] = {}
+        for name in dict.fromkeys(name for round_ in self.rounds for name in round_.columns):
+            columns[name] = []
+            for round_ in self.rounds:
+                columns[name] += round_.columns.get(name, [None] * len(round_.rollouts))
+        lists = [list(chain(*parts)) for parts in zip(*(round_.lists for round_ in self.rounds), strict=True)]
         rollouts = [row for round_ in self.rounds for row in round_.rollouts]
-        if not self.has_changed:
-            columns = {name: values for name, values in columns.items() if name != "data"}
+        # In one round with the same number of rows of each prompt, rows have the data that TRL gave them.
+        has_other_data = len(self.rounds) > 1 or record.is_ragged
+        if not has_other_data:
+            del columns["data"]
         group_here: dict[int, int] = {}  # by group, the index of one of its rollouts on this process
         for index, number in enumerate(record.numbers):
             group_here.setdefault(number // n, index)
@@ -223,40 +210,40 @@ class Generation:
             if row >= len(record.kept):
                 # An empty row: it is masked out of the loss once TRL has built the batch.
                 moves.append((target, shortest if target == process else 0, target))
-                here = shortest
+                stand_in = shortest
             else:
                 number = int(record.kept[row])
                 round_ = next(r for r in reversed(self.rounds) if number >= r.first_group * n)
-                source, index = round_.place(number)
+                source, index = divmod(number - round_.first_group * n, round_.shares.rollouts_each)
+                index += round_.offset
                 moves.append((source, index, target))
-                here = index if source == process else group_here.get(number // n, shortest)
+                stand_in = index if source == process else group_here.get(number // n, shortest)
             if target == process:
-                stand_ins.append(here)
+                stand_ins.append(stand_in)
         columns = dict(move_rows(columns, moves, trainer.accelerator))
         prompts[:] = columns["prompt"]
         trainer._pending_extra_logs.update(named(columns, "logged"))
         self.rounds[0].rollouts[:] = [rollouts[index] for index in stand_ins]
         for current, joined in zip(row_lists(trainer, None), lists, strict=True):
             current[:] = [joined[index] for index in stand_ins]
-        if self.has_changed:
+        if has_other_data:
             self.rounds[0].inputs[:] = columns["data"]  # a subclass reads columns of its rows once the batch is built
         return output_of(columns), sum(source != target for source, _, target in moves)
 
-    def scores_of_kept_rows(self, *columns: Sequence[Any]) -> Tensor:
-        """Return the scores where TRL calls `_calculate_rewards`, after `_generate`: the kept rows have theirs."""
-        if self.kept_scores is None:  # a subclass's `_generate` that did not call ours: `record_of` raises
-            return self.calculate_rewards(*columns)
-        return self.kept_scores
+    def scores_of_kept_rows(self, trainer: TRLTrainer, *columns: Sequence[Any]) -> Tensor:
+        """Return the scores where TRL calls `_calculate_rewards`, after `_generate`: the kept rows have theirs.
 
-    def record_of(self, batch: Batch, name: str) -> Rollouts:
-        """Return the record; raise UserError unless the trainer `name` built its batch from the kept rows."""
-        if self.record is None or len(batch["completion_ids"]) != len(self.rows_here):
+        Raises:
+            UserError: a subclass's `_generate` returned other rows than ours.
+        """
+        rows = len(columns[-1])
+        if self.kept_scores is None or rows != len(self.rows_here):
             raise UserError(
-                f"{name}._generate returned {len(batch['completion_ids'])} rows without a selection; PODSTrainer keeps "
+                f"{type(trainer).__name__}._generate returned {rows} rows without a selection; PODSTrainer keeps "
                 f"{len(self.rows_here)} of them in its own `_generate`. Call super()._generate(prompts) with TRL's "
                 "list of prompts, or override `_generate_single_turn`."
             )
-        return self.record
+        return self.kept_scores
 
     def empty_rows(self, batch: Batch, trainer: TRLTrainer) -> None:
         """Mask rows without a rollout out of the loss; means over rows count them. Call this on every process."""
@@ -272,17 +259,6 @@ class Generation:
         # The divisor of losses over tokens, in which TRL has counted the tokens of these rows.
         batch["num_items_in_batch"] = trainer.accelerator.gather(tokens.sum()).sum()
         trainer._metrics["train"]["pods/rows/empty"].append(float(self.rows - kept))
-
-
-def _join_rounds(parts: Sequence[Columns]) -> dict[Any, list[Any]]:
-    """Return the columns of several rounds as one; a column that a round does not have is None there."""
-    names = dict.fromkeys(name for part in parts for name in part)
-    joined: dict[Any, list[Any]] = {}
-    for name in names:
-        joined[name] = []
-        for part in parts:
-            joined[name] += part.get(name, [None] * len(part["prompt"]))
-    return joined
 
 
 # -- the rollouts that TRL generated -----------------------------------------------------------------------------------

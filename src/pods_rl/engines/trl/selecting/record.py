@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ....selection import is_constant
 from ...measuring import mark_unusable
-from ..transcript import as_text, has_turns, plain_completion, turn_numbers, without_images
+from ..transcript import as_text, has_turns, plain_completion, without_images
 
 
 @dataclass
@@ -35,7 +35,6 @@ class Rollouts:
     rewards: Tensor  # [G, N]; NaN: not scored
     kept: Tensor  # int64, the number of each kept rollout, in the order of the rows; fewer than R leave rows empty
     advantages: Tensor | None = None  # of each kept rollout, known once the batch is built
-    turn_rewards: list[Any] = field(default_factory=list)  # of each rollout's assistant turns, or None; empty: none
     masked: Tensor | None = None  # [G, N] bool, rollouts without a token in the loss. If None, none of them
     weights: Tensor | None = None  # of each kept rollout, a factor of its advantage. If None, 1
     without_signal: Tensor | None = None  # [G] bool, groups that must not train. If None, none of them
@@ -47,14 +46,9 @@ class Rollouts:
         first = parts[0]
         if len(parts) == 1:
             return first
-        has_turns = any(part.turn_rewards for part in parts)
-        lists: dict[str, Any] = {"turn_rewards": []}
+        lists: dict[str, Any] = {}
         for name in ("inputs", "prompts", "completions", "completion_tokens", "numbers"):
             lists[name] = [value for part in parts for value in getattr(part, name)]
-        if has_turns:
-            for part in parts:
-                # A round without turns still needs an entry for each rollout.
-                lists["turn_rewards"] += part.turn_rewards or [None] * len(part.numbers)
         masks = [part.masked for part in parts if part.masked is not None]
         return replace(
             first,
@@ -109,8 +103,6 @@ class Rollouts:
                 to_json(plain_completion(completion)) if has_turns(completion) else None
                 for completion in self.completions
             ]
-        if any(rewards is not None for rewards in self.turn_rewards):
-            columns["turn_rewards"] = [turn_numbers(rewards) for rewards in self.turn_rewards]
         return columns
 
     def sizes(self) -> Tensor:
@@ -144,7 +136,6 @@ class Rollouts:
             "inputs": [{"answer": row["answer"]} if "answer" in row else {} for row in self.inputs],
             "prompts": [without_images(prompt) for prompt in self.prompts],
             "completions": [plain_completion(completion) for completion in self.completions],
-            "turn_rewards": [turn_numbers(rewards) for rewards in self.turn_rewards],
         }
 
 
@@ -170,26 +161,8 @@ def total_reward(
     return total.masked_fill(unscored, torch.nan).view(-1, group)
 
 
-# -- TRL's table of completions ----------------------------------------------------------------------------------------
-
-
-def show_scores(logged: Mapping[str, Any], record: Rollouts, scores: Tensor, rows: int) -> None:
-    """Put the scores of rows that are masked out into TRL's table of completions, which has NaN for them."""
-    if record.masked is None:
-        return
-    kept_scores = scores[record.kept]
-    for i, name in enumerate(record.reward_names):
-        _replace_last(logged[name], kept_scores[:, i].tolist() + [math.nan] * (rows - len(record.kept)))
-
-
-def show_advantages(logged: Any, record: Rollouts, rows: int) -> None:
-    """Put the advantages of the batch into TRL's table of completions, which has those that TRL computed."""
-    assert record.advantages is not None
-    _replace_last(logged, record.advantages.tolist() + [0.0] * (rows - len(record.kept)))
-
-
-def _replace_last(column: Any, values: list[float]) -> None:
-    """Replace the last entries of a column of TRL's table, a deque that may hold fewer than these."""
+def replace_last(column: Any, values: list[float]) -> None:
+    """Replace the last entries of a column of TRL's table of completions, a deque that may hold fewer than these."""
     for _ in range(min(len(column), len(values))):
         column.pop()
     column.extend(values)

@@ -6,9 +6,10 @@ lists to the kept rows before TRL computes a log-probability. `compat.py` lists 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
-from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias
+import math
+from collections.abc import Mapping, Sized
+from functools import partial
+from typing import Any
 
 import torch
 from accelerate.utils import broadcast
@@ -26,10 +27,7 @@ from ..config import PAPER, PODSConfig, group_sizes
 from .advantages import log_generation, set_advantages
 from .dynamic_sampling import DynamicSampling
 from .generation import Generation, Round, copies
-from .record import Rollouts, show_advantages, show_scores
-
-# What TRL's methods run for: nothing yet, an evaluation, the first prompts of a generation, or further prompts.
-Mode: TypeAlias = Literal["resting", "evaluating", "generating", "adding"]
+from .record import Rollouts, replace_last
 
 
 class _Generated(BaseException):
@@ -52,8 +50,7 @@ class Selecting(Layer):
     _name = "PODS"
     _paper = PAPER
     _selects = True
-    _mode: Mode = "resting"
-    _generation: Generation | None = None  # the latest one
+    _generation: Generation | None = None  # the running one
     _plan: BatchPlan | None = None  # of `measure`: the next generations have new prompts, and other group sizes
     rollouts: Rollouts | None = None  # of the latest generation
 
@@ -72,13 +69,10 @@ class Selecting(Layer):
     @override
     def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
         if not self.model.training:
-            with self._in("evaluating"):
-                return super()._generate_and_score_completions(inputs)
-        if self._mode == "adding":  # new prompts: their rollouts join those of the running generation
-            assert self._generation is not None
+            return super()._generate_and_score_completions(inputs)
+        if self._generation is not None:  # new prompts: their rollouts join those of the running generation
             round_ = self._begin_round(self._generation, inputs)
-            with self._in("generating"):
-                return super()._generate_and_score_completions(round_.rollouts)  # raises _Generated
+            return super()._generate_and_score_completions(round_.rollouts)  # raises _Generated
         # What is added to these lists from here on is of this generation.
         before = {name: len(values) for name, values in self._metrics["train"].items()}
         plan = self._plan
@@ -95,24 +89,28 @@ class Selecting(Layer):
         rows = self.args.generation_batch_size if self.args.num_prompts else len(inputs) * processes
         assert rows is not None
         generation = Generation(rows, self._calculate_rewards, [])
-        self._generation = generation
         round_ = self._begin_round(generation, inputs)
         # TRL scores after `_generate`, which has scored and selected by then.
-        scoring = compat.replacing(self, _calculate_rewards=generation.scores_of_kept_rows)
-        with self._in("generating"), scoring:
+        scores_of_kept_rows = partial(generation.scores_of_kept_rows, self)
+        with compat.replacing(self, _generation=generation, _calculate_rewards=scores_of_kept_rows):
             batch = super()._generate_and_score_completions(round_.rollouts)
-        record = generation.record_of(batch, type(self).__name__)
+        record = generation.record
+        assert record is not None
         generation.empty_rows(batch, self)
-        show_scores(self._logs["rewards"], record, generation.scores, generation.rows)
         advantages_of_trl = batch["advantages"]
         set_advantages(batch, generation, self)
         of_all_processes = self.accelerator.gather(batch["advantages"]).cpu()
         record.advantages = of_all_processes[: len(record.kept)]  # [B] -> [R]
-        if batch["advantages"] is not advantages_of_trl:  # TRL's table of completions has those
-            show_advantages(self._logs["advantages"], record, generation.rows)
+        # TRL's table of completions has its own advantages, and NaN as the scores of rows that are masked out.
+        empty_rows = rows - len(record.kept)
+        if batch["advantages"] is not advantages_of_trl:
+            replace_last(self._logs["advantages"], record.advantages.tolist() + [0.0] * empty_rows)
+        if record.masked is not None:
+            kept_scores = generation.scores[record.kept]
+            for i, name in enumerate(record.reward_names):
+                replace_last(self._logs["rewards"][name], kept_scores[:, i].tolist() + [math.nan] * empty_rows)
         log_generation(self, generation, before)
         self.rollouts = record
-        self._generation = None
         return batch
 
     def _begin_round(self, generation: Generation, inputs: list[Batch]) -> Round:
@@ -132,7 +130,7 @@ class Selecting(Layer):
     @override
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         generation = self._generation
-        if self._mode != "generating" or generation is None:
+        if generation is None or not self.model.training:
             return super()._generate(prompts)
         round_ = generation.rounds[-1]
         n = round_.shares.num_rollouts
@@ -171,20 +169,18 @@ class Selecting(Layer):
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int,
         has_tool_images: bool = False,
     ) -> Completions:  # fmt: skip
-        if self._mode == "generating" and num_generations == self.num_generations:
+        if self._generation is not None and self.model.training and num_generations == self.num_generations:
             num_generations = group_sizes(self.args)[0]  # vLLM returns this many for each prompt
         options = {"has_tool_images": True} if has_tool_images else {}
         return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **options)
 
-    def _add_round(self, inputs: list[Batch]) -> Round:
+    def _add_round(self, inputs: list[Batch]) -> None:
         """Generate for rows of new prompts, which pass through what a subclass's method does before it calls ours."""
-        assert self._generation is not None
         self._enter_phase("rollout")
-        with self._in("adding"):
-            try:
-                self._generate_and_score_completions(inputs)
-            except _Generated:
-                return self._generation.rounds[-1]
+        try:
+            self._generate_and_score_completions(inputs)
+        except _Generated:
+            return
         raise UserError(
             f"{type(self).__name__}._generate_and_score_completions did not call super() for the rows that "
             "dynamic_sampling drew: call it, or set dynamic_sampling: false."
@@ -201,7 +197,17 @@ class Selecting(Layer):
             return max(0, prompts - live)
 
         dynamic.fill(missing, self._add_round, rounds[0])
-        kept_GM = torch.cat([self._select(round_) for round_ in rounds])
+        n, m = group_sizes(self.args)
+        kept_of_rounds: list[Tensor] = []
+        for round_ in rounds:
+            if n == m:
+                kept_of_rounds.append(torch.arange(n).repeat(round_.shares.prompts, 1))  # [N] -> [P, N]
+                continue
+            assert round_.record is not None
+            rewards_PN = round_.record.scored_rewards()
+            selection = select(rewards_PN, m, self.args.rule, generator=seeded_generator(*round_.key))
+            kept_of_rounds.append(selection.indices.sort(dim=1).values)  # [P, M]
+        kept_GM = broadcast(torch.cat(kept_of_rounds).to(self.accelerator.device)).cpu()  # the first process decides
         groups_P = torch.arange(prompts)
         unreplaced_G = torch.zeros(len(kept_GM), dtype=torch.bool)
         if dynamic.rounds:
@@ -213,21 +219,8 @@ class Selecting(Layer):
             unreplaced_G[dead_slots[count:]] = True
             live_share = 1 - (len(dead_slots) - count) / prompts
             self._metrics["train"]["pods/dynamic_sampling/live_share"].append(live_share)
-        n = rounds[0].shares.num_rollouts
         kept = (groups_P[:, None] * n + kept_GM[groups_P]).flatten()  # [P, M] -> [R]
         generation.keep(kept, None, unreplaced_G, is_ragged=False)
-
-    def _select(self, round_: Round) -> Tensor:
-        """Return which m rollouts of each prompt the rule keeps, int64 `[P, M]`; the first process decides for all."""
-        assert round_.record is not None
-        n, m = group_sizes(self.args)
-        if n > m:
-            rewards_PN = round_.record.scored_rewards()
-            selection = select(rewards_PN, m, self.args.rule, generator=seeded_generator(*round_.key))
-            kept_PM = selection.indices.sort(dim=1).values
-        else:
-            kept_PM = torch.arange(n).repeat(round_.shares.prompts, 1)  # [N] -> [P, N]
-        return broadcast(kept_PM.to(self.accelerator.device)).cpu()
 
     def _select_batch(self, generation: Generation) -> None:
         """Keep R rollouts of all prompts; dynamic sampling adds prompts while fewer than R are live."""
@@ -267,15 +260,6 @@ class Selecting(Layer):
             self._metrics["train"]["pods/dynamic_sampling/live_share"].append(is_kept.double().mean().item())
         without_signal_G = torch.zeros(len(rewards_GN), dtype=torch.bool)
         generation.keep(numbers[is_kept].long(), weights[is_kept], without_signal_G, is_ragged=True)
-
-    @contextmanager
-    def _in(self, mode: Mode) -> Iterator[None]:
-        before = self._mode
-        self._mode = mode
-        try:
-            yield
-        finally:
-            self._mode = before
 
     # -- prompts of a generation that do not follow from its rows ------------------------------------------------------
 

@@ -35,13 +35,11 @@ class Budget:
         self._log = log
         setting = trainer.args.max_tokens_per_microbatch
         self.is_auto = setting == AUTO
-        self.may_lower = setting is not None  # if a pass runs out of memory
         self.tokens = setting if isinstance(setting, int) else None  # None: those of TRL's micro-batch
         device = trainer.accelerator.device
         self._measures = self.is_auto and device.type == "cuda" and torch.cuda.is_available()
         self._largest = 0  # tokens of the largest pass that was measured
         self._growth = 0  # bytes that it took above what was held before
-        self._failed = 0  # tokens of the latest pass that ran out of memory
         if self.is_auto and not self._measures:
             log(f"{KEY} = {self}, because {device.type} does not report its free memory.", logging.WARNING)
 
@@ -126,23 +124,18 @@ class Budget:
         self._log(text, logging.WARNING)
 
     def lower(self, tokens: int) -> None:
-        """Halve the budget, because a pass of this many tokens ran out of memory."""
+        """Halve the budget, because a pass of this many tokens ran out of memory.
+
+        Raises:
+            UserError: the step cannot start again: the budget is a number, or there are several processes or DeepSpeed.
+        """
+        trainer = self._trainer
         self._measures = False
-        self._failed = tokens
         self.tokens = max(1, tokens // 2)
-        if self.is_auto:
-            text = f"A pass of {tokens} tokens ran out of memory. The step starts again with {KEY} = {self}."
-            self._log(text, logging.WARNING)
-
-    def refuse_lowered(self) -> None:
-        """Raise UserError if a fixed budget was lowered, now that smaller passes had room."""
-        if self._failed and not self.is_auto:
-            raise self.error("Passes of half of them had room.")
-
-    def error(self, reason: str) -> UserError:
-        """Return the error for a budget that the device has no room for."""
-        setting = self._trainer.args.max_tokens_per_microbatch
-        return UserError(
-            f"{KEY} = {setting}: a pass of {self._failed} tokens ran out of memory. {reason} Set {KEY}: {self.tokens}, "
-            "and continue from the last checkpoint."
-        )
+        if not self.is_auto or trainer.accelerator.num_processes > 1 or trainer.is_deepspeed_enabled:
+            raise UserError(
+                f"{KEY} = {trainer.args.max_tokens_per_microbatch}: a pass of {tokens} tokens ran out of memory. Set "
+                f"{KEY}: {self.tokens}, and continue from the last checkpoint."
+            )
+        text = f"A pass of {tokens} tokens ran out of memory. The step starts again with {KEY} = {self}."
+        self._log(text, logging.WARNING)

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,20 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..compat import CLIP_RATIO, ENTROPY, EXTREMES, LOSS_METRICS, PHI, Batch, TRLTrainer
-
-
-def step_windows(steps_per_generation: int, accumulation_steps: int) -> list[range]:
-    """Return the micro-batches of a generation that are always trained in one optimizer step, window by window.
-
-    >>> step_windows(steps_per_generation=8, accumulation_steps=4)
-    [range(0, 4), range(4, 8)]
-    >>> step_windows(steps_per_generation=6, accumulation_steps=4)  # one step takes 4 and 5, and 0 and 1 once more
-    [range(0, 2), range(2, 4), range(4, 6)]
-    """
-    # Every step takes whole windows of this size, at whichever one it begins.
-    size = math.gcd(steps_per_generation, accumulation_steps)
-    return [range(start, start + size) for start in range(0, steps_per_generation, size)]
-
 
 Gather = Callable[[list[int]], list[list[int]]]
 """Returns the numbers of every process; called with as many numbers on each of them."""
@@ -79,9 +65,20 @@ def pack_rows(batches: Sequence[Batch], computed: Tensor | None, divide: Divide,
     a token in the loss. `computed`, `[R]`, says which rows are computed; None means all.
     """
     lengths = [len(batch["completion_ids"]) for batch in batches]
-    names = batches[0].keys() - {LOSS_SHARE, REPEATED_ROWS}
-    columns = {name: _join_column([batch[name] for batch in batches], lengths) for name in sorted(names)}
-    is_known = not any(column is _UNKNOWN for column in columns.values())
+    shared: Batch = {}  # what all rows have in common
+    columns: Batch = {}  # a value for each row of the window
+    is_known = True
+    for name in sorted(batches[0].keys() - {LOSS_SHARE, REPEATED_ROWS}):
+        parts = [batch[name] for batch in batches]
+        first = parts[0]
+        is_tensor = isinstance(first, Tensor) and first.dim() > 0
+        if not is_tensor and not isinstance(first, list):
+            shared[name] = first
+            is_known &= all(part is first for part in parts)  # TRL gives the same object to every micro-batch
+        elif [len(part) for part in parts] == lengths:
+            columns[name] = torch.cat(parts) if is_tensor else list(chain(*parts))
+        else:
+            is_known = False
     if not all(flag for (flag,) in gather([int(is_known)])):
         return None
     # The rows of a micro-batch of TRL.
@@ -90,18 +87,23 @@ def pack_rows(batches: Sequence[Batch], computed: Tensor | None, divide: Divide,
     sizes = [max(of_processes) for of_processes in zip(*gather([len(members) for members in passes]), strict=True)]
     padded = [members + members[:1] * (count - len(members)) for members, count in zip(passes, sizes, strict=True)]
     order = [row for members in padded for row in members]
+    packed: list[Batch] = [dict(shared) for _ in passes]
     # One copy to the device, and one selection for each column.
     index = torch.tensor(order, device=batches[0]["completion_ids"].device)
-    divided = {name: _divided(column, order, index, sizes) for name, column in columns.items()}
-    packed = []
-    for number, members in enumerate(passes):
-        batch = {name: values[number] for name, values in divided.items()}
-        repeated = sizes[number] - len(members)
+    for name, column in columns.items():
+        of_passes: Sequence[Any]
+        if isinstance(column, Tensor):
+            of_passes = column[index.to(column.device)].split(sizes)  # a copy only for a column on another device
+        else:
+            of_passes = [[column[row] for row in members] for members in padded]
+        for batch, values in zip(packed, of_passes, strict=True):
+            batch[name] = values
+    for batch, members, count in zip(packed, passes, sizes, strict=True):
+        repeated = count - len(members)
         if repeated:
-            batch["completion_mask"][len(members) :] = 0  # of this pass alone, because `_divided` copies
-        batch[LOSS_SHARE] = sizes[number] / size
+            batch["completion_mask"][len(members) :] = 0  # of this pass alone, because `index` has copied its rows
+        batch[LOSS_SHARE] = count / size
         batch[REPEATED_ROWS] = repeated
-        packed.append(batch)
     return packed
 
 
@@ -113,40 +115,6 @@ def tokens_of(columns: Mapping[str, Any], computed: Tensor | None = None) -> NDA
         mask = mask * computed.unsqueeze(1)
     rows: NDArray[np.int64] = ids.masked_fill(mask == 0, -1).cpu().numpy()
     return rows
-
-
-class _Shared:
-    """A value that all rows of a generation share."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-_UNKNOWN = object()
-
-
-def _join_column(parts: list[Any], lengths: list[int]) -> Any:
-    """Return a column's values for each row of a window, as a tensor or a list, or what its rows share."""
-    first = parts[0]
-    has_rows = isinstance(first, list) or (isinstance(first, Tensor) and first.dim() > 0)
-    if has_rows:
-        if [len(part) for part in parts] != lengths:
-            return _UNKNOWN
-        return torch.cat(parts) if isinstance(first, Tensor) else list(chain(*parts))
-    # TRL gives the same object to every micro-batch.
-    if all(part is first for part in parts):
-        return _Shared(first)
-    return _UNKNOWN
-
-
-def _divided(column: Any, order: list[int], index: Tensor, sizes: list[int]) -> Sequence[Any]:
-    """Return the values of a column for each pass; `index` is `order` on the device of the batch."""
-    if isinstance(column, _Shared):
-        return [column.value] * len(sizes)
-    if isinstance(column, Tensor):
-        return column[index.to(column.device)].split(sizes)  # a copy only for a column on another device
-    values = iter(column[row] for row in order)
-    return [list(islice(values, size)) for size in sizes]
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------

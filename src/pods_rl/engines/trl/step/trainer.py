@@ -6,7 +6,6 @@ is not computed, and a step without one does not move the weights. The rows and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from .. import compat
 from ..compat import Batch, Completions, Generated, Layer, LogProbs, Tokenized
 from ..config import complete_config
 from ..sharding import whole_weights
-from .turns import Turns, describe_generation, over_prefix_tree, sequences_at_once
+from .turns import Turns, other_generator, over_prefix_tree, sequences_at_once, tokenize_copies_once
 from .update import Update
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class PrefixTreeTrainer(Layer):
             for row in range(first_row, first_row + len(prompts)):
                 groups.append(row // size)
                 keys.append((*generation, row // size, row % size))
-            self._turns = Turns(self, keys)
+            self._turns = Turns(keys)
             try:
                 results = super()._generate(prompts)
             finally:
@@ -96,29 +95,43 @@ class PrefixTreeTrainer(Layer):
 
     @override
     def _tokenize_prompts(self, prompts: list[Any]) -> Tokenized:
-        # Tokenize the copies of a prompt once.
         tokenize = super()._tokenize_prompts
-        return tokenize(prompts) if self._turns is None else self._turns.tokenize(tokenize, prompts)
+        # With environments TRL reads the tools of each prompt from a list.
+        if self._turns is None or self.args.exact_trl or self.environment_factories is not None:
+            return tokenize(prompts)
+        return tokenize_copies_once(tokenize, prompts)
 
     @override
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int,
         has_tool_images: bool = False,
     ) -> Completions:  # fmt: skip
-        # Generate in parts of `rollout_batch_size` rows, each prefix once.
         sample = super()._generate_single_turn
         # Without pixels TRL would add token types of images, which few models take.
         has_pixels = "pixel_values" in multimodal_fields
         options = {"has_tool_images": True} if has_tool_images and has_pixels else {}
-
-        def generate(rows: slice, keys: Sequence[tuple[int, ...]] = ()) -> Completions:
-            fields = {name: values[rows] for name, values in multimodal_fields.items()}
-            with over_prefix_tree(self, keys):
-                return sample(prompt_ids[rows], images, fields, num_generations, **options)
-
         if self._turns is None:  # an evaluation
-            return generate(slice(None))
-        return self._turns.generate(prompt_ids, has_pixels, generate)
+            return sample(prompt_ids, images, multimodal_fields, num_generations, **options)
+        count = len(prompt_ids)
+        size = self.args.rollout_batch_size or count
+        parts: list[slice] = [slice(None)]
+        if size < count and not self.use_vllm:  # which has a limit of its own
+            if has_pixels:
+                raise UserError(
+                    f"rollout_batch_size is {size}, and {count} rows with images cannot be split. "
+                    "Set rollout_batch_size: null, and fewer rollouts if memory runs out."
+                )
+            parts = [slice(start, start + size) for start in range(0, count, size)]
+        keys = self._turns.begin(prompt_ids)
+        completion_ids: list[list[int]] = []
+        logprobs = None  # also of each part: only vLLM returns any
+        for part in parts:
+            fields = {name: values[part] for name, values in multimodal_fields.items()}
+            with over_prefix_tree(self, keys[part]):
+                part_ids, logprobs = sample(prompt_ids[part], images, fields, num_generations, **options)
+            completion_ids.extend(part_ids)
+        self._turns.end(prompt_ids, completion_ids)
+        return completion_ids, logprobs
 
     # -- the update ----------------------------------------------------------------------------------------------------
 
@@ -132,7 +145,7 @@ class PrefixTreeTrainer(Layer):
             inputs = super()._prepare_inputs(generation_batch)
             self._enter_phase("update")
             if self._buffered_inputs is not None and self._buffered_inputs is not before:
-                self._buffered_inputs = self._update.pack_rows(self._buffered_inputs)
+                self._buffered_inputs = self._update.pack_generation(self._buffered_inputs)
                 inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
             self._update.begin_micro_batch(inputs)
         return self._update.next_pass()
@@ -179,7 +192,13 @@ class PrefixTreeTrainer(Layer):
     @property
     def generation(self) -> str | None:
         """How rollouts are generated, and by which code; None before the first generation."""
-        return describe_generation(self)
+        otherwise = other_generator(self)
+        if otherwise is not None:
+            return otherwise
+        from ....prefix_tree.decoding import generation_path  # not needed to generate with vLLM
+
+        policy = self.accelerator.unwrap_model(self.model_wrapped)
+        return generation_path(policy.get_base_model() if hasattr(policy, "get_base_model") else policy)
 
     @property
     def token_budget(self) -> str | None:

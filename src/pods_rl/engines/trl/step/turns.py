@@ -12,10 +12,9 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from ....distributed.processes import version
-from ....errors import UserError
 from .. import compat
 from ..batching import Shares
-from ..compat import Completions, Tokenized, TRLTrainer
+from ..compat import Tokenized, TRLTrainer
 from ..config import PODSConfig
 
 # What a row's random draws depend on: seed, step, how many generations the step had before, prompt of the generation
@@ -23,7 +22,7 @@ from ..config import PODSConfig
 Key = tuple[int, ...]
 
 
-def _generates_otherwise(trainer: TRLTrainer) -> str | None:
+def other_generator(trainer: TRLTrainer) -> str | None:
     """Return what generates, and why, where it is not `prefix_tree.decoding`; otherwise None."""
     args = trainer.args
     if trainer.use_vllm:
@@ -38,25 +37,14 @@ def _generates_otherwise(trainer: TRLTrainer) -> str | None:
     return None
 
 
-def describe_generation(trainer: TRLTrainer) -> str | None:
-    """Return what generates the rollouts, and by which code; None before the first rollout."""
-    otherwise = _generates_otherwise(trainer)
-    if otherwise is not None:
-        return otherwise
-    from ....prefix_tree.decoding import generation_path
-
-    policy = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-    return generation_path(policy.get_base_model() if hasattr(policy, "get_base_model") else policy)
-
-
 @contextmanager
 def over_prefix_tree(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]:
     """Inside, `generate` of the policy computes each distinct prefix once, and row i draws by `keys[i]`.
 
-    Nothing changes without keys, and with another generator: see `_generates_otherwise`.
+    Nothing changes without keys, and with another generator: see `other_generator`.
     """
     args = trainer.args
-    if not keys or _generates_otherwise(trainer) is not None:
+    if not keys or other_generator(trainer) is not None:
         yield
         return
     # Here, since a trainer that generates with vLLM never needs it.
@@ -81,66 +69,23 @@ def over_prefix_tree(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]
 
 
 class Turns:
-    """The turns of one `_generate`: each in parts of `rollout_batch_size` rows, every row with draws of its own.
+    """The rows of one `_generate` over its turns: which keys they draw by.
 
     `keys` are those of the rows of the latest turn; empty once they are not known.
     """
 
-    def __init__(self, trainer: TRLTrainer, keys: list[Key]) -> None:
-        self._trainer = trainer
+    def __init__(self, keys: list[Key]) -> None:
         self.keys = keys
         self._number = 0
         self._rows: list[list[int]] = []  # of the turn before, its prompts and completions
 
-    def tokenize(self, tokenize: Callable[[list[Any]], Tokenized], prompts: list[Any]) -> Tokenized:
-        """Return TRL's tokens of the prompts of the first turn; the copies of a prompt are tokenized once.
-
-        With `exact_trl`, TRL tokenizes each, and with environments, where it reads the tools of each prompt from a
-        list.
-        """
-        trainer = self._trainer
-        if trainer.args.exact_trl or trainer.environment_factories is not None:
-            return tokenize(prompts)
-        return tokenize_copies_once(tokenize, prompts)
-
-    def generate(
-        self, prompt_ids: list[list[int]], images: bool, sample: Callable[[slice, list[Key]], Completions]
-    ) -> Completions:
-        """Call `sample` for the rows of a turn, part by part; for all at once if it is vLLM.
-
-        Raises:
-            UserError: rows with `images` would be split.
-        """
-        if self._number > 0:
-            self.keys = self._remaining_keys(prompt_ids)
-        keys = [(*key, self._number) if self._number else key for key in self.keys]
-        count = len(prompt_ids)
-        size = self._trainer.args.rollout_batch_size or count
-        if self._trainer.use_vllm or size >= count:  # vLLM has a limit of its own
-            completion_ids, logprobs = sample(slice(None), keys)
-        elif images:
-            raise UserError(
-                f"rollout_batch_size is {size}, and {count} rows with images cannot be split. "
-                "Set rollout_batch_size: null, and fewer rollouts if memory runs out."
-            )
-        else:
-            completion_ids = []
-            for start in range(0, count, size):
-                part = slice(start, start + size)
-                part_ids, _ = sample(part, keys[part])
-                completion_ids.extend(part_ids)
-            logprobs = None  # generators that work in parts return none
-        self._rows = [[*ids, *new] for ids, new in zip(prompt_ids, completion_ids, strict=False)]
-        self._number += 1
-        return completion_ids, logprobs
-
-    def _remaining_keys(self, prompt_ids: list[list[int]]) -> list[Key]:
-        """Return the keys of the rows of a later turn; none if they are not known."""
-        if not self.keys:
-            return []
+    def begin(self, prompt_ids: list[list[int]]) -> list[Key]:
+        """Return the keys by which the rows of the next turn draw; none if they are not known."""
+        if self._number == 0:
+            return self.keys
         remaining: list[Key] = []
         row_before = 0
-        for ids in prompt_ids:
+        for ids in prompt_ids if self.keys else ():
             # A row begins with all tokens of its row of the turn before, and the order stays.
             while row_before < len(self._rows) and ids[: len(self._rows[row_before])] != self._rows[row_before]:
                 row_before += 1  # it has ended
@@ -149,12 +94,19 @@ class Turns:
                     "A prompt of a later turn does not begin with the tokens of a row of the turn before. This turn "
                     "and those after it draw without seeds of their own, and not over the tree of prefixes.",
                     UserWarning,
-                    stacklevel=3,
+                    stacklevel=2,
                 )
-                return []
+                remaining = []
+                break
             remaining.append(self.keys[row_before])
             row_before += 1
-        return remaining
+        self.keys = remaining
+        return [(*key, self._number) for key in self.keys]
+
+    def end(self, prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> None:
+        """Take what the rows of a turn have generated, by which the next turn finds them again."""
+        self._rows = [[*ids, *new] for ids, new in zip(prompt_ids, completion_ids, strict=False)]
+        self._number += 1
 
 
 def tokenize_copies_once(tokenize: Callable[[list[Any]], Tokenized], prompts: list[Any]) -> Tokenized:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -33,7 +33,6 @@ from .micro_batches import (
     Counts,
     StepMetrics,
     pack_rows,
-    step_windows,
     tokens_of,
 )
 
@@ -78,21 +77,6 @@ class PhaseClock:
             self.seconds[self.phase] += now - self._since
         self.phase = phase
         self._since = now
-
-
-@dataclass(frozen=True)
-class Signal:
-    """What has a gradient in a micro-batch, over all processes.
-
-    Args:
-        has_gradient: whether one of its rows has a gradient.
-        may_skip_rows_everywhere: whether every process may skip rows without a gradient.
-        counts: its tokens and rows; None with a user's loss, where the processes need not agree on them.
-    """
-
-    has_gradient: bool
-    may_skip_rows_everywhere: bool
-    counts: Counts | None
 
 
 class Update(TrainerCallback):
@@ -166,10 +150,21 @@ class Update(TrainerCallback):
         logged_times = len(metrics.get("step_time", ()))
         total: Tensor | float = 0.0
         while True:
+            smaller_passes: list[Batch] = []
             with ExitStack() as self._unsynced, self.budget.measuring(lambda: self.tokens["computed"]):
-                loss = self._attempt(turn)
-            # If the step started again, without the losses that were returned for its micro-batches before.
-            total = -sum(self._losses) if loss is None else total + loss
+                try:
+                    total = total + turn()
+                except torch.OutOfMemoryError as error:
+                    smaller_passes = self._smaller_passes(error)
+            # Outside of the handler, which holds what the failed pass has allocated.
+            if smaller_passes:
+                gc.collect()
+                torch.cuda.empty_cache()
+                trainer.model_wrapped.zero_grad(set_to_none=True)
+                self._begin_passes()
+                self.waiting = smaller_passes
+                # The step starts again, without the losses that were returned for its micro-batches before.
+                total = -sum(self._losses)
             if not self.waiting:
                 break
             # TRL counts passes. This one is not the last of its micro-batch.
@@ -177,7 +172,6 @@ class Update(TrainerCallback):
             if len(metrics.get("step_time", ())) > logged_times:
                 trainer._current_train_step_time = metrics["step_time"].pop()
         self._unsynced = None
-        self.budget.refuse_lowered()
         assert isinstance(total, Tensor)
         self._losses.append(total)
         return total
@@ -198,20 +192,6 @@ class Update(TrainerCallback):
             self.trained_tokens += policy_tokens(batch).sum()
         return batch
 
-    def _attempt(self, turn: Callable[[], Tensor]) -> Tensor | None:
-        """Compute a pass; return None if it ran out of memory, and the step starts again with smaller ones."""
-        try:
-            return turn()
-        except torch.OutOfMemoryError as error:
-            passes = self._smaller_passes(error)
-        # Outside of the handler, which holds what the failed pass has allocated.
-        gc.collect()
-        torch.cuda.empty_cache()
-        self._trainer.model_wrapped.zero_grad(set_to_none=True)
-        self._begin_passes()
-        self.waiting = passes
-        return None
-
     def loss(self, batch: Batch, compute: Callable[[], Tensor]) -> Tensor:
         """Call TRL's `compute` on a pass, or return 0 where it cannot change a gradient.
 
@@ -223,20 +203,36 @@ class Update(TrainerCallback):
         self._reached_loss = True
         if not batch:
             return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
-        counts = token_counts(batch)
-        tokens, with_gradient = counts.tolist()  # of each row; the only wait for the device
+        row_counts = token_counts(batch)
+        tokens, with_gradient = row_counts.tolist()  # the only wait for the device
+        repeated_rows = batch.get(REPEATED_ROWS, 0)
+        has_gradient = self._has_other_terms or any(with_gradient)
         may_skip_rows = self._may_skip_rows(batch)
-        signal = self._signal(batch, tokens, with_gradient, may_skip_rows)
-        self._has_signal |= signal.has_gradient
         if may_skip_rows:
-            self.rows_left_out += with_gradient.count(0) - batch.get(REPEATED_ROWS, 0)
-        if self._can_skip(signal):
-            assert signal.counts is not None
-            self._step_metrics.skip(signal.counts)
-            return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
+            self.rows_left_out += with_gradient.count(0) - repeated_rows
+        counts: Counts | None = None
+        if not self._has_user_loss:  # its code may not reach this line on all processes: they need not agree
+            # One message for all of them.
+            sums = self._sums({
+                "has_gradient": int(has_gradient),
+                "needs_all_rows": int(not may_skip_rows),
+                "tokens": sum(tokens),
+                "computed": sum(with_gradient if may_skip_rows else tokens),
+                "repeated_rows": repeated_rows,
+            })  # fmt: skip
+            has_gradient = sums["has_gradient"] > 0
+            rows = len(tokens) * trainer.accelerator.num_processes
+            counts = Counts(sums["tokens"], sums["computed"], rows, sums["repeated_rows"])
+            if batch["completion_mask"].shape[1] == 1:  # TRL's means are then over rows
+                computed_rows = round(rows * counts.computed / counts.tokens) if counts.tokens else rows
+                counts = Counts(rows, computed_rows, rows, counts.repeated)
+            if not has_gradient and self._can_skip(may_skip_rows=sums["needs_all_rows"] == 0):
+                self._step_metrics.skip(counts)
+                return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
+        self._has_signal |= has_gradient
         self._passes += 1
         self._batch = batch
-        self._computed = counts[1] > 0 if may_skip_rows else None
+        self._computed = row_counts[1] > 0 if may_skip_rows else None
         metrics = trainer._metrics["train"]
         before = {name: len(values) for name, values in metrics.items()}
         try:
@@ -244,25 +240,25 @@ class Update(TrainerCallback):
         finally:
             self._batch = {}
             self._computed = None
-        if signal.counts is not None and not trainer.args.exact_trl:
-            self._step_metrics.take(metrics, before, signal.counts)
+        if counts is not None and not trainer.args.exact_trl:
+            self._step_metrics.take(metrics, before, counts)
         # TRL divides a mean over rows by the number of micro-batches. Sums over tokens have one divisor for all rows.
         if trainer.loss_type in MEANS_OVER_ROWS:
-            for factor in (LOSS_SHARE, ROW_SCALE):
-                if factor in batch:
-                    loss = loss * batch[factor]
+            loss = loss * batch.get(LOSS_SHARE, 1.0) * batch.get(ROW_SCALE, 1.0)
         return loss
 
     # -- which rows share a pass ---------------------------------------------------------------------------------------
 
-    def pack_rows(self, batches: list[Batch]) -> list[Any]:
+    def pack_generation(self, batches: list[Batch]) -> list[Any]:
         """Return the micro-batches of a generation as lists of passes, with as few passes as possible in each step.
 
         Only rows of one pass share a tree. A row stays in its optimizer step, on its process. Call this on every
         process. Where rows may not be moved, the micro-batches are returned as they are.
         """
-        windows = step_windows(len(batches), self._trainer.args.gradient_accumulation_steps)
-        if len(windows[0]) == 1 and self.budget.tokens is None:
+        # The most micro-batches that are always in one optimizer step. With 6 of a generation and 4 of a step these are
+        # 2: a step takes 4 and 5, and then 0 and 1 of the next iteration.
+        window = math.gcd(len(batches), self._trainer.args.gradient_accumulation_steps)
+        if window == 1 and self.budget.tokens is None:
             return batches
         if self._unsynced is None:  # a user's `training_step` does not call ours, which computes several passes
             return batches
@@ -270,8 +266,8 @@ class Update(TrainerCallback):
         if not all(flag for (flag,) in self._gather([int(may_pack)])):  # one process alone may have images
             return batches
         packed: list[Any] = []
-        for window in windows:
-            of_step = [batches[number] for number in window]
+        for start in range(0, len(batches), window):
+            of_step = batches[start : start + window]
             passes = self._pack(of_step)
             if passes is None:
                 packed += of_step
@@ -299,7 +295,9 @@ class Update(TrainerCallback):
         """Return the rows of the step so far, in smaller passes than one that ran out of memory, or raise its error."""
         trainer = self._trainer
         failed = self._taken[-1] if self._taken else {}
-        if not self.budget.may_lower or not failed or not all(map(self._may_pack, self._taken)):
+        # By default nothing says that passes may differ from TRL's micro-batches.
+        may_differ = trainer.args.max_tokens_per_microbatch is not None
+        if not may_differ or not failed or not all(map(self._may_pack, self._taken)):
             raise error
         rows = tokens_of(failed, rows_with_gradient(failed) if self._may_skip_rows(failed) else None)
         rows = rows[(rows >= 0).any(1)]
@@ -308,8 +306,6 @@ class Update(TrainerCallback):
         if parts < 2:
             raise error
         self.budget.lower(count_nodes(rows) if trees else rows.size)
-        if trainer.accelerator.num_processes > 1 or trainer.is_deepspeed_enabled:
-            raise self.budget.error("A step of several processes, or of DeepSpeed, cannot start again.") from error
         passes = self._pack([*self._taken, *self.waiting])
         if passes is None:
             raise error
@@ -362,53 +358,31 @@ class Update(TrainerCallback):
             return False
         return trainer.top_entropy_quantile >= 1.0 and trainer.loss_type != "vespo"  # logs the weight of each row
 
-    def _signal(self, batch: Batch, tokens: list[int], with_gradient: list[int], may_skip_rows: bool) -> Signal:
-        """Return what has a gradient in a pass, the same on every process, from the tokens of each row here."""
-        has_gradient = self._has_other_terms or any(with_gradient)
-        if self._has_user_loss:  # its code may not reach this line on all processes: they need not agree
-            return Signal(has_gradient, may_skip_rows_everywhere=False, counts=None)
-        # One message for all of them.
-        sums = self._sums({
-            "has_gradient": int(has_gradient),
-            "needs_all_rows": int(not may_skip_rows),
-            "tokens": sum(tokens),
-            "computed": sum(with_gradient if may_skip_rows else tokens),
-            "repeated_rows": batch.get(REPEATED_ROWS, 0),
-        })  # fmt: skip
-        rows = len(tokens) * self._trainer.accelerator.num_processes
-        counts = Counts(sums["tokens"], sums["computed"], rows, sums["repeated_rows"])
-        if batch["completion_mask"].shape[1] == 1:  # TRL's means are then over rows
-            computed_rows = round(rows * counts.computed / counts.tokens) if counts.tokens else rows
-            counts = Counts(rows, computed_rows, rows, counts.repeated)
-        return Signal(sums["has_gradient"] > 0, sums["needs_all_rows"] == 0, counts)
+    def _can_skip(self, may_skip_rows: bool) -> bool:
+        """Return whether a micro-batch without a gradient needs no pass. Call this on every process.
 
-    def _has_later_signal(self) -> bool:
-        """Return whether a later pass of this step has a gradient on any process; true if it is unknown."""
+        Args:
+            may_skip_rows: whether every process may skip its rows without a gradient.
+        """
         trainer = self._trainer
-        remaining = trainer.current_gradient_accumulation_steps - self._micro_batches
-        buffered = trainer._buffered_inputs or []
-        start = trainer._step % trainer.args.steps_per_generation + 1
-        later = buffered[start : start + remaining]
-        is_unknown = len(later) < remaining  # the rest of the step is not generated yet
-        batches = list(self.waiting)
-        for micro_batch in later:
-            batches += micro_batch if isinstance(micro_batch, list) else [micro_batch]
-        has_gradient = is_unknown or any(bool(rows_with_gradient(batch).any()) for batch in batches)
-        return self._on_any_process(has_gradient)
-
-    def _can_skip(self, signal: Signal) -> bool:
-        """Return whether a micro-batch needs no pass."""
-        trainer = self._trainer
-        if signal.has_gradient or self._has_user_loss:
-            return False
         skips_steps = bool(trainer.args.skip_zero_advantage_steps) and self._passes == 0
         if trainer.accelerator.sync_gradients and not self.waiting:
             # The last pass before an optimizer step sends the sum of the gradients to all processes, if there is one.
             return skips_steps
-        if skips_steps and not self._has_later_signal():
+        if may_skip_rows and not trainer.is_deepspeed_enabled:  # which counts the passes of a step
             return True
-        # DeepSpeed counts the passes of a step.
-        return signal.may_skip_rows_everywhere and not trainer.is_deepspeed_enabled
+        if not skips_steps:
+            return False
+        # A step of which no later pass has a gradient is skipped, with all of its passes.
+        remaining = trainer.current_gradient_accumulation_steps - self._micro_batches
+        buffered = trainer._buffered_inputs or []
+        start = trainer._step % trainer.args.steps_per_generation + 1
+        later = buffered[start : start + remaining]
+        batches = list(self.waiting)
+        for micro_batch in later:
+            batches += micro_batch if isinstance(micro_batch, list) else [micro_batch]
+        is_unknown = len(later) < remaining  # the rest of the step is not generated yet
+        return not self._on_any_process(is_unknown or any(bool(rows_with_gradient(batch).any()) for batch in batches))
 
     def _has_gradient(self) -> bool:
         """Return whether a parameter has a gradient, from a term that TRL's loss does not have."""
