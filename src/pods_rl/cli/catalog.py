@@ -57,19 +57,17 @@ def recipes(
     files = shipped_recipes() | accelerate_configs()
     if name is None:
         _list_recipes()
-    elif name not in arms and name not in files:
+        return
+    if name in arms:
+        file, arm = arms[name]
+        text = dump_yaml(read_arm(file, arm))
+    elif name in files:
+        file = files[name]
+        text = file.read_text(encoding="utf-8")
+    else:
         near = suggest(name, [*files, *arms]) or " `pods recipes` lists all names."
         raise UserError(f"{short(name)} is not shipped.{near}")
-    elif name in arms:
-        file, arm = arms[name]
-        if path:
-            print(plain_text(file))
-        else:
-            print(dump_yaml(read_arm(file, arm)), end="")
-    elif path:
-        print(plain_text(files[name]))
-    else:
-        print(plain_text(files[name].read_text(encoding="utf-8")), end="")
+    print(plain_text(f"{file}\n" if path else text), end="")
 
 
 def _list_recipes() -> None:

@@ -263,7 +263,6 @@ class _Runner:
         config = self._output / "configs" / f"{run.arm}-seed-{run.seed}.yaml"
         write_atomic(config, run.recipe.to_yaml())
         earlier_status = Run(path).status
-        killed_before = oom_kills()
         log_before = 0  # bytes of an earlier attempt, whose error says nothing about this one
         if resume:
             with suppress(OSError):
@@ -272,7 +271,7 @@ class _Runner:
             code = self._starters.train(config, path, _in_progress, resume=resume)
         else:
             code = train_in_process(config, path, self._accelerate, environment, resume=resume)
-        reason = how_it_ended(code, killed_before)
+        reason = how_it_ended(code)
         error = _last_error(path / LOG, log_before)
         if error is not None:
             reason += f": {error}"
@@ -319,15 +318,7 @@ def _set_aside(path: Path, attempts: Path) -> None:
 def train_in_process(
     config: Path, output: Path, accelerate: Path | None, environment: Mapping[str, str], *, resume: bool = False
 ) -> int:
-    """Run `pods train` in its own process, which prints to ``log.txt`` of the run's directory; return the exit code.
-
-    Args:
-        config: the recipe's file.
-        output: the run's directory.
-        accelerate: the configuration to launch several processes with. If None, one process.
-        environment: variables to add to those of this process.
-        resume: continue the run in its directory, and its log.
-    """
+    """Run `pods train` in its own process, which prints to ``log.txt`` of the run's directory; return the exit code."""
     words = ["train", "--config", str(config), "--output", str(output)]
     if accelerate is not None:
         words += ["--accelerate_config", str(accelerate)]
@@ -374,37 +365,17 @@ def _end_runs(futures: Sequence[Future[None]], stop: Stop) -> None:
             pass_on(signal.SIGTERM, False)  # again: a run may have started, or lost the first one
 
 
-def oom_kills() -> int | None:
-    """Return how many processes Linux has killed for lack of memory since it started; None if that is unknown."""
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
-    return None
+def how_it_ended(code: int) -> str:
+    """Return how a run's process ended, by its exit code, which is negative for a signal that killed it.
 
-
-def how_it_ended(code: int, killed_before: int | None) -> str:
-    """Return how a run's process ended, as far as that is known.
-
-    Args:
-        code: its exit code, negative for a signal that killed it.
-        killed_before: `oom_kills` when it started.
-
-    >>> how_it_ended(3, None), how_it_ended(-11, None)
-    ('exit code 3', 'killed by signal 11 (SIGSEGV)')
+    >>> how_it_ended(3), how_it_ended(-9)
+    ('exit code 3', 'killed by signal 9 (SIGKILL), perhaps out of memory')
     """
     if code >= 0:
         return f"exit code {code}"
-    ending = f"killed by signal {-code} ({signal.Signals(-code).name})"
-    if code != -signal.SIGKILL:
-        return ending
-    kills = oom_kills()
-    if kills is None or killed_before is None:
-        return f"{ending}, by the system if memory ran out, or by another process or its own code"
-    if kills > killed_before:
-        return f"{ending} while the system killed a process because memory ran out"
-    return f"{ending} by another process or its own code: the system killed none for lack of memory"
+    name = signal.Signals(-code).name
+    cause = ", perhaps out of memory" if name == "SIGKILL" else ""
+    return f"killed by signal {-code} ({name}){cause}"
 
 
 def _last_error(log: Path, begin: int) -> str | None:

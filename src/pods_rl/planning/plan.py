@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -57,44 +56,19 @@ class Step:
     without_signal: float
 
 
-class Study(NamedTuple):
-    """How many times fewer steps one arm of a study needed than another, to an accuracy that both reach."""
+def studies_near(rows: int) -> list[dict[str, str]]:
+    """Return the lines of `studies.csv` on steps that trained nearest to `rows` rows, by ratio.
 
-    rows: int
-    arm: str
-    rival: str
-    fewer_steps: float
-    low: float
-    high: float
-    name: str
+    A line says how many times fewer steps one arm of a study needed than another, to an accuracy that both reach.
 
-    def line(self) -> str:
-        """Return the comparison as a line.
-
-        >>> Study(16, "prompt, 4 x 16", "none, 1 x 16", 2.72, 2.45, 3.05, "equal_rows_16").line()
-        'prompt, 4 x 16    none, 1 x 16      2.72 [2.45, 3.05]   equal_rows_16'
-        """
-        fewer = f"{self.fewer_steps:.2f} [{self.low:.2f}, {self.high:.2f}]"
-        return f"{self.arm:<18}{self.rival:<18}{fewer:<20}{self.name}"
-
-
-def studies_near(rows: int) -> list[Study]:
-    """Return the comparisons of the studies whose steps trained nearest to `rows` rows, by ratio.
-
-    >>> {study.rows for study in studies_near(20)}
-    {16}
+    >>> {study["rows"] for study in studies_near(20)}
+    {'16'}
     """
     with Path(__file__).with_name("studies.csv").open(encoding="utf-8", newline="") as file:
-        found = [
-            Study(
-                int(row["rows"]), row["arm"], row["rival"], float(row["fewer_steps"]), float(row["low"]),
-                float(row["high"]), row["study"],
-            )
-            for row in csv.DictReader(file)
-        ]  # fmt: skip
+        studies = list(csv.DictReader(file))
     # By ratio, 16 rows are as near to 8 as to 32.
-    nearest = min((study.rows for study in found), key=lambda rows_of: abs(math.log(rows_of / rows)))
-    return [study for study in found if study.rows == nearest]
+    nearest = min((study["rows"] for study in studies), key=lambda count: abs(math.log(int(count) / rows)))
+    return [study for study in studies if study["rows"] == nearest]
 
 
 @dataclass(frozen=True)
@@ -155,17 +129,17 @@ class Plan:
             lines.append(_aligned_row(cells, widths))
         lines += ["", *LEGEND.splitlines()]
         studies = studies_near(self.rows)
-        lines += ["", f"In our studies with {studies[0].rows} rows a step (one small policy, docs/results.md):"]
-        lines.append(f"{'this selection':<18}{'against':<18}{'times fewer steps':<20}study")
-        lines += [study.line() for study in studies]
+        lines += ["", f"In our studies with {studies[0]['rows']} rows a step (one small policy, docs/results.md):"]
+        widths = [18, 18, 20, 14]
+        lines.append(_aligned_row(["this selection", "against", "times fewer steps", "study"], widths))
+        for study in studies:
+            fewer, least, most = (f"{float(study[name]):.2f}" for name in ("fewer_steps", "low", "high"))
+            cells = [study["arm"], study["rival"], f"{fewer} [{least}, {most}]", study["study"]]
+            lines.append(_aligned_row(cells, widths))
         return lines
 
     def experiment(self, base: str) -> list[str]:
-        """Return an experiment that compares the settings.
-
-        Args:
-            base: the recipe.
-        """
+        """Return an experiment that compares the settings over a recipe."""
         lines = ["name: settings", f"base: {base}", "baseline: none", "seeds: 3", "arms:"]
         for setting in self.steps:
             name = "none" if setting.selection == "none" else f"{setting.selection}-{setting.prompts}x{setting.n}"

@@ -74,7 +74,13 @@ def build_report(
         sources = [sources]
     paths = [Path(source) for source in sources]
     account = read_account(paths, baseline=baseline, metric=metric)
-    folder = usual_folder(paths) if output is None else Path(output)
+    if output is not None:
+        folder = Path(output)
+    elif len(paths) == 1:
+        folder = paths[0] / "report"
+    else:  # next to them
+        parents = [os.path.dirname(os.path.realpath(path)) for path in paths]
+        folder = Path(os.path.commonpath(parents), "report")
     report = ReportFiles(account, folder)
     # Every content is made before the first file is written, so that an error leaves an old report as it is.
     contents = {PAGE: to_html(account), MARKDOWN: to_markdown(account)}
@@ -89,14 +95,6 @@ def build_report(
 def print_summary(report: ReportFiles, console: Console) -> None:
     """Print the summary of a report, the path of its page, and last the sentences that open it."""
     print_account(report.account, report.html, console)
-
-
-def usual_folder(paths: Sequence[Path]) -> Path:
-    """Return ``report`` inside the one directory, or next to several directories."""
-    if len(paths) == 1:
-        return paths[0] / "report"
-    parents = [os.path.dirname(os.path.realpath(path)) for path in paths]
-    return Path(os.path.commonpath(parents), "report")
 
 
 def _usual_baseline(settings: Mapping[str, Any], arms: Sequence[Arm]) -> tuple[str, str]:

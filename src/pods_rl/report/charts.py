@@ -39,7 +39,6 @@ _METRIC_TITLES = {
 
 _CLOCKS = ("step", "seconds", "elapsed")  # not drawn over another clock
 _MOST_METRICS = 200  # that are drawn
-_METRIC_DIGITS = 4
 
 _MOST_RUNS = 20  # drawn of an arm, evenly chosen; means are over all
 _MOST_POINTS = 300  # of a line; a longer curve keeps evenly spread ones
@@ -233,7 +232,7 @@ def _metric_lines(logged: _Logged, metric: str, axes: Sequence[_Axis]) -> dict[s
     """Return the line of an arm over the first axis, and its x over the others."""
     curve = logged.metrics[metric]
     has_mean = np.flatnonzero(~np.isnan(curve.mean))
-    mean, low, high = (_values(values[has_mean], _METRIC_DIGITS) for values in (curve.mean, *curve.interval))
+    mean, low, high = (_values(values[has_mean]) for values in (curve.mean, *curve.interval))
     lines: dict[str, Line] = {}
     for axis in axes:
         x = _values(logged.clocks[_CLOCK_OF_AXIS[axis.key]][has_mean] * axis.scale)
@@ -319,5 +318,5 @@ def _even(count: int, most: int) -> list[int]:
     return indices
 
 
-def _values(values: Array, digits: int = 5) -> PlotValues:
-    return [rounded(value, digits) for value in values.tolist()]
+def _values(values: Array) -> PlotValues:
+    return [rounded(value) for value in values.tolist()]

@@ -70,7 +70,6 @@ _KEYS_OF_ROWS = {
     "test": (*_PROMPTS, "task_rewards"),
     "train": (*_PROMPTS, "task_rewards", "dataset_train_split", "task_train_size"),
 }
-_MOST_FILES = 3  # that a reason names
 
 Config = Mapping[str, Any]
 Runs = Sequence[Run]
@@ -146,9 +145,7 @@ def _differs(key: str, ours: Config, theirs: Config) -> str:
 def _other_contents(other_keys: Sequence[str], ours: Config, theirs: Config) -> str:
     """Return which contents differ although both recipes name the same; empty if none do, or if it is unknown.
 
-    Args:
-        other_keys: of the recipes.
-        ours, theirs: hashes by key of the recipe and file.
+    Contents are hashes by key of the recipe and file; `other_keys` are those in which the recipes differ.
     """
     for key in sorted(ours.keys() & theirs.keys()):
         our_files = ours[key]
@@ -169,27 +166,23 @@ def _other_contents(other_keys: Sequence[str], ours: Config, theirs: Config) -> 
             }
         changed = sorted(str(file) for file in files if our_files.get(file) != their_files.get(file))
         if changed:
-            return f"the contents of {one_line(key)} differ ({one_line(', '.join(changed[:_MOST_FILES]))})"
+            return f"the contents of {one_line(key)} differ ({listed(changed)})"
     return ""
 
 
 def machine_notes(arms: Mapping[str, Runs]) -> list[str]:
-    """Return a sentence if runs that are compared used different devices, and one for processors; runs by label."""
-    devices: dict[str, dict[str, None]] = {}  # labels by device, each once
-    processors: dict[str, dict[str, None]] = {}
+    """Return a sentence if runs that are compared used different GPUs or processors; runs by label."""
+    labels: dict[str, dict[str, None]] = {}  # by machine, each once
     for label, runs in arms.items():
         for run in runs:
             device = str(run.environment.get("device") or "")
-            # a GPU by its model, since two of one machine are alike
-            model = one_line(run.environment.get("device_name") or device)
-            if model:
-                devices.setdefault(model, {})[label] = None
-            processor = one_line(run.environment.get("processor") or "")
-            if processor and device.startswith("cpu"):
-                processors.setdefault(processor, {})[label] = None
-    lines = []
-    for what, labels_by_model in (("devices", devices), ("processors", processors)):
-        if len(labels_by_model) > 1:
-            parts = [f"{model} ({listed([*labels])})" for model, labels in labels_by_model.items()]
-            lines.append(f"Runs used different {what}: {'; '.join(parts)}. Their times cannot be compared.")
-    return lines
+            names = [run.environment.get("device_name") or device]
+            if device.startswith("cpu"):
+                names.append(run.environment.get("processor"))
+            machine = one_line(", ".join(str(name) for name in names if name))
+            if machine:
+                labels.setdefault(machine, {})[label] = None
+    if len(labels) < 2:
+        return []
+    parts = [f"{machine} ({listed([*of_machine])})" for machine, of_machine in labels.items()]
+    return [f"Runs used different machines: {'; '.join(parts)}. Their times cannot be compared."]

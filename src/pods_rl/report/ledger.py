@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..runs import Run
 from ..text import call_text, content_text, plain_text
 from .arms import Arm
 from .text import finite, finite_numbers, one_line, rounded
@@ -138,48 +137,25 @@ class _Rollout:
 def ledger_of(arms: Sequence[Arm], colours: Mapping[str, str] | None = None) -> Ledger:
     """Read every ledger file of the arms; skip and name a damaged one, or one with other columns.
 
-    If not all groups fit, the dropped ones are spread over steps and runs: files are read in a shuffled order, the arms
-    in turn.
+    If not all groups fit, the dropped ones are spread over arms, runs and steps: files are read in a shuffled order.
     """
     labels = [*dict.fromkeys(arm.label for arm in arms)]
-    # The names of all runs by seed, then those without a seed in the order of their arms.
-    names: list[str] = []
-    seeds: dict[str, float] = {}
+    seeds: dict[str, float] = {}  # by the name of a run; those without a seed come last
+    files: list[tuple[Path, str, Arm]] = []
     for arm in arms:
         for run in arm.runs:
             name = one_line(run.path.name)
-            names.append(name)
-            match = re.fullmatch(r"seed-(\d{1,15})", name)
-            if match:
-                seeds[name] = int(match[1])
-    run_names = sorted(dict.fromkeys(names), key=lambda name: seeds.get(name, math.inf))
-    ledger = Ledger(arms=labels, runs=run_names, colours=colours or {})
-    queue: list[tuple[int, Path, Run, Arm]] = []
-    for arm in arms:
-        queue += [(order, path, run, arm) for order, (run, path) in enumerate(_shuffled_files(arm))]
-    queue.sort(key=lambda entry: entry[0])
-    for _, path, run, arm in queue:
-        ledger.files += 1
-        name = one_line(run.path.name)
+            seeds[name] = math.inf if run.seed is None else run.seed
+            files += [(path, name, arm) for path in run.rollout_files()]
+    random.Random(0).shuffle(files)  # always the same order
+    ledger = Ledger(files=len(files), arms=labels, runs=sorted(seeds, key=seeds.__getitem__), colours=colours or {})
+    for path, name, arm in files:
         try:
             ledger.read(path, arm, name)
         except _READ_ERRORS:
             ledger.unreadable.append(one_line(f"{name}/{path.name}"))
     ledger.unreadable.sort()
     return ledger
-
-
-def _shuffled_files(arm: Arm) -> list[tuple[Run, Path]]:
-    """Return the ledger files of an arm in an order that looks random and is always the same."""
-    files: list[tuple[Run, Path]] = []
-    for run in arm.runs:
-        files += [(run, path) for path in run.rollout_files()]
-
-    def digest(file: tuple[Run, Path]) -> bytes:
-        run, path = file
-        return sha256(f"{run.path.name}/{path.name}".encode(errors="replace")).digest()
-
-    return sorted(files, key=digest)
 
 
 def _rollout(row: Mapping[str, Any], position: int) -> _Rollout:
