@@ -6,7 +6,6 @@ import importlib
 import os
 import re
 import shlex
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ PAGE = (ROOT / "docs" / "how-do-i.md").read_text(encoding="utf-8")
 INTRODUCTION, *PARTS = re.split(r"^## ", PAGE, flags=re.MULTILINE)
 SECTIONS = {part.partition("\n")[0]: part for part in PARTS}
 QUICK = ("Train on data from the hub",)
-PLACE = re.compile(r"`([\w-]+\.(?:jsonl|toml|yaml|py))`[^`]*\Z")  # the file that the text before a block names
+PLACE = re.compile(r"`([\w-]+\.(?:jsonl|yaml|py))`[^`]*\Z")  # the file that the text before a block names
 
 
 def code_blocks(section: str) -> list[tuple[str, str, str | None]]:
@@ -90,8 +89,6 @@ def test_a_section_runs(name, tmp_path, monkeypatch):
                 save(Path(model))
         if file is not None:
             Path(file).write_text(code, encoding="utf-8")
-            if file == "pyproject.toml":
-                install(tomllib.loads(code)["project"])
             importlib.invalidate_caches()
         elif language == "python":
             exec(code, names)
@@ -99,17 +96,6 @@ def test_a_section_runs(name, tmp_path, monkeypatch):
             run_commands(code)
     if "trainer" in names:
         assert names["trainer"].state.global_step == 1
-
-
-def install(project: dict) -> None:
-    """What `pip install .` writes of a package's entry points, in the folder that the test imports from."""
-    folder = Path(f"{project['name'].replace('-', '_')}-{project['version']}.dist-info")
-    folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    lines = []
-    for group, names in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in names.items())]
-    (folder / "entry_points.txt").write_text("\n".join(lines))
 
 
 def run_commands(code: str) -> None:
@@ -126,10 +112,8 @@ def run_commands(code: str) -> None:
 
 def test_the_files_of_the_page_are_found():
     files = {file for section in SECTIONS.values() for _, _, file in code_blocks(section)} - {None}
-    assert {file for file in files if not file.endswith(".py")} == {
-        "questions.jsonl", "mine.yaml", "hub.yaml", "pyproject.toml",
-    }  # fmt: skip
-    assert {file for file in files if file.endswith(".py")} == {"my_rewards.py", "judge.py", "my_pods.py"}
+    assert {file for file in files if not file.endswith(".py")} == {"questions.jsonl", "mine.yaml", "hub.yaml"}
+    assert {file for file in files if file.endswith(".py")} == {"my_rewards.py", "judge.py"}
 
 
 def test_each_recipe_sets_a_learning_rate_and_lora_a_higher_one_than_the_default():

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pods_rl.recipe import Origin, build_recipe
-from pods_rl.recipe.contents import contents_of, module_hashes
+from pods_rl.recipe.contents import module_hashes
 from pods_rl.runs.identity import changed_contents
-from pods_rl.runs.sources import code_hash, file_hashes, installed_hash
+from pods_rl.runs.sources import code_hash, file_hashes
 
 FILES = {
     "judge.py": "import json, numpy\nimport helper\ndef judge(text, gold): ...\n",
@@ -77,20 +76,6 @@ def test_the_modules_that_a_process_has_imported_are_found(place, name):
     found = sources(name)
     assert sorted(found) == sorted(IMPORTED[name])
     assert all(Path(file).is_file() for file in found.values())
-
-
-def build(**values):
-    return build_recipe({"max_seconds": 1, "model_name_or_path": "tiny", **values}, Origin("r.yaml"))
-
-
-@pytest.mark.parametrize("name", ["bought/help.py", "bought/rules.py"])
-def test_the_code_of_an_installed_package_is_in_the_contents(place, name):
-    recipe = build(rule="bought.rules:best", num_rollouts=16)
-    before = contents_of(recipe)
-    assert set(before["rule"]) == {"bought"}
-    (place / "env/lib/site-packages" / name).write_text("scale = 2\n")
-    assert changed_contents(before, contents_of(recipe)) == ["rule (bought)"]
-    assert installed_hash("json") is installed_hash("judge") is installed_hash("numpy") is None
 
 
 def test_recorded_files_are_read_again(place):

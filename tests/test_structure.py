@@ -22,9 +22,8 @@ LOW = {"distributed", "errors", "masking", "runs", "text"}
 ALLOWED = {
     "errors": set(),
     "masking": set(),
-    "packages": {"errors"},
     "tables": set(),
-    "text": {"errors", "packages"},
+    "text": {"errors"},
     "streams": {"text"},
     "yaml_files": {"errors", "text"},
     "runs": {"errors", "masking", "text", "yaml_files"},
@@ -38,7 +37,7 @@ ALLOWED = {
     "engines": LOW | {"prefix_tree", "sandbox", "selection", "tables", "yaml_files"},
     "report": {"engines", "errors", "runs", "text"},
     "policies": set(),
-    "recipe": {"engines", "errors", "masking", "packages", "policies", "runs", "text", "yaml_files"},
+    "recipe": {"engines", "errors", "masking", "policies", "runs", "text", "yaml_files"},
     "loading": {"errors", "policies", "prefix_tree", "recipe", "runs", "tasks", "text"},
     "evaluation": LOW | {"loading", "prefix_tree", "recipe", "sandbox", "tasks"},
     "training": LOW
@@ -53,7 +52,6 @@ ROOT_MODULES = {
     "__main__",
     "errors",
     "masking",
-    "packages",
     "streams",
     "sums",
     "tables",

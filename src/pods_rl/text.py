@@ -12,7 +12,6 @@ from reprlib import Repr
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import UserError
-from .packages import brought, find_brought
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,10 +34,9 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     """Return the entry of that name, or the function at that import path.
 
     Args:
-        kind: rule, reward or task, for messages. An installed package may bring rules and tasks of its own.
-        name: a key of the table, or a name that a package brings, or a function's path, `package.module:function` or
-            `package.module.function`.
-        table: entries by name, which no package can replace; empty if only import paths are allowed.
+        kind: rule, reward or task, for messages.
+        name: a key of the table, or a function's path, `package.module:function` or `package.module.function`.
+        table: entries by name; empty if only import paths are allowed.
 
     Raises:
         UserError: an unknown name (with the nearest one), or a path that does not lead to a function.
@@ -57,16 +55,10 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
         return table[name]
     named = f"Choose one of {', '.join(table)}, or give your own" if table else "Give it"
     choices = f"{named} as package.module:function."
-    path, what = name, f"the {kind} '{name}'"
     if ":" not in name and "." not in name:
-        of_package = find_brought(kind, name)
-        if of_package is None:
-            damaged: list[str] = []
-            names = [*table, *(entry.name for entry in brought(kind, damaged))]
-            raise UserError(" ".join([f"unknown {kind} '{name}'.{suggest(name, names)} {choices}", *damaged]))
-        path = of_package.path
-        what += f" of the package {of_package.package}"
-    module, attribute = module_of(path)
+        raise UserError(f"unknown {kind} '{name}'.{suggest(name, table)} {choices}")
+    what = f"the {kind} '{name}'"
+    module, _, attribute = name.rpartition(":" if ":" in name else ".")
     try:
         function = getattr(import_module(module), attribute)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
@@ -77,16 +69,6 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     if not callable(function):
         raise UserError(f"{what} is a {type(function).__name__}, not a function. {choices}")
     return function
-
-
-def module_of(path: str) -> tuple[str, str]:
-    """Return the module and the function of an import path; the module is empty for a name alone.
-
-    >>> module_of("package.module:function"), module_of("package.module.function"), module_of("accuracy")
-    (('package.module', 'function'), ('package.module', 'function'), ('', 'accuracy'))
-    """
-    module, _, function = path.rpartition(":" if ":" in path else ".")
-    return module, function
 
 
 def suggest(word: str, names: Iterable[str]) -> str:

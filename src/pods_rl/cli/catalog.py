@@ -11,13 +11,12 @@ import typer
 from typer import Argument, Option
 
 from ..errors import UserError
-from ..packages import brought
 from ..recipe import Origin, build_recipe, shipped_arms, shipped_recipes
 from ..recipe.catalog import accelerate_configs, read_arm
 from ..recipe.schema import parse_overrides
 from ..text import console, plain_text, safe_text, short, suggest
 from ..yaml_files import dump_yaml
-from .train import show_notes, working
+from .train import working
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -119,11 +118,6 @@ def tasks(context: typer.Context) -> None:
         rewards = ", ".join(f"{reward} {weight:g}" for reward, weight in entry.rewards.items())
         out.print(f"  rewards  {rewards}")
     out.print(f"[bold]reasoning_gym:NAME[/bold]\n  {GYM_TASKS.what}\n  from     {safe_text(GYM_TASKS.source)}")
-    damaged: list[str] = []
-    for task in brought("task", damaged):
-        out.print(f"[bold]{safe_text(task.name)}[/bold]\n  {safe_text(task.path)}")
-        out.print(f"  from     the package {safe_text(task.package)}")
-    show_notes(damaged)
 
 
 @tasks_app.command(

@@ -9,7 +9,6 @@ or repeats it reads the same files again (`module_hashes`).
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -18,14 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..packages import GROUPS, find_brought
 from ..policies import SHIPPED
 from ..runs.identity import MODULES
-from ..runs.sources import file_hashes, installed_hash
-from ..text import module_of
+from ..runs.sources import file_hashes
 from .catalog import local_path
 from .recipe import DATA_FILES, DATA_FOLDERS, FREE, Recipe
-from .schema import GYM
 
 Contents = dict[str, dict[str, str | None]]
 """By key of a recipe: the sha256 of each file that it names, by the file's place; None if it was not read."""
@@ -35,7 +31,6 @@ ROWS = "prompts"
 
 # what transformers and PEFT read of a policy's folder; `manifest.json` describes the files of a checkpoint of ours
 _OF_POLICY = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "additional_chat_templates/*.jinja")
-CODE_KEYS = ("rule", "task", "task_rewards")  # which name functions
 _DATA_KEYS = ("data_dir", "dataset_name", "dataset_test_name")
 _MANIFEST = "manifest.json"
 _WEIGHTS_SUFFIX = ".safetensors"
@@ -47,8 +42,7 @@ def contents_of(recipe: Recipe, *, weights: bool = True) -> Contents:
     """Return a hash for each file that a recipe names and that decides the run.
 
     These are data, a policy's folder, and any other file that a key names. Of a policy on the hub it is the commit, if
-    that is in the cache. Of a task, rule or reward of an installed package it is the path of the function and a hash of
-    the package's sources. Files that cannot be read are not in it.
+    that is in the cache. Files that cannot be read are not in it.
 
     Args:
         recipe: a loaded recipe.
@@ -58,13 +52,10 @@ def contents_of(recipe: Recipe, *, weights: bool = True) -> Contents:
     >>> contents_of(load_recipe("tiny-pods"))
     {}
     """
-    importlib.invalidate_caches()  # a module may be newer than what the import system has listed
     contents: Contents = {}
     for key, value in recipe.values.items():
         if key == "model_name_or_path":
             of_key = _policy(str(value), str(recipe.values.get("model_revision") or "main"), weights)
-        elif key in CODE_KEYS:
-            of_key = _installed_code(key, value)
         else:
             of_key = _hashes(dict(_named_by(key, value, str(recipe.values["task"]))))
         if of_key:
@@ -81,25 +72,6 @@ def module_hashes(sources: object) -> Contents:
     if not isinstance(sources, Mapping):
         return {}
     return {MODULES: _hashes({str(name): Path(str(place)) for name, place in sources.items()})}
-
-
-def _installed_code(key: str, value: Any) -> dict[str, str | None]:
-    """Return the entry points of what a key names, and a hash of each installed package that it is from."""
-    hashes: dict[str, str | None] = {}
-    for name in value or () if key == "task_rewards" else [value]:
-        of_package = find_brought(key, str(name)) if key in GROUPS else None
-        if key == "rule" and of_package is None:
-            of_package = find_brought("batch rule", str(name))
-        module, _ = module_of(of_package.path if of_package else str(name))
-        if not module or module == GYM:  # reasoning_gym:NAME is not a function
-            continue
-        if of_package:
-            hashes |= {"entry point": of_package.path, "package": of_package.package}
-        package = module.partition(".")[0]
-        digest = installed_hash(package)
-        if digest is not None:
-            hashes[package] = digest
-    return hashes
 
 
 def _named_by(key: str, value: Any, task: str) -> Iterator[tuple[str, Path]]:

@@ -20,7 +20,6 @@ from ..engines.trl.batching import BatchPlan, batch_plan
 from ..engines.versions import check_versions
 from ..errors import UserError
 from ..masking import mask_secrets
-from ..packages import brought
 from ..policies import SHIPPED
 from ..runs.files import check_regular
 from ..runs.identity import FREE
@@ -385,17 +384,12 @@ def _is_quantised(values: Mapping[str, Any]) -> bool:
 
 
 def _check_name(key: str, name: Any, shipped: tuple[str, ...]) -> None:
-    """Raise UserError unless a name is a shipped one, one of an installed package, or an import path."""
-    if name in shipped or _IMPORT_PATH.fullmatch(str(name)):
-        return
-    damaged: list[str] = []
-    names = [*shipped, *(entry.name for entry in brought(key, damaged))]
-    if name not in names:
-        unknown = (
-            f"{key}: unknown name {name}.{suggest(str(name), names)} Expected one of {', '.join(names)}, or your own "
-            "as package.module:function."
+    """Raise UserError unless a name is a shipped one or an import path."""
+    if name not in shipped and not _IMPORT_PATH.fullmatch(str(name)):
+        raise UserError(
+            f"{key}: unknown name {name}.{suggest(str(name), shipped)} Expected one of {', '.join(shipped)}, or your "
+            "own as package.module:function."
         )
-        raise UserError(" ".join([unknown, *damaged]))
 
 
 def _check_task_keys(values: Mapping[str, Any]) -> None:

@@ -292,9 +292,8 @@ class TaskKeys:
     """The task: its data and rewards."""
 
     task: str = _key(
-        "arithmetic", f"The task to train on: {', '.join(TASKS)}, reasoning_gym:NAME, a task of an installed "
-        "package, or a function of your own as package.module:function. dataset reads your own prompts and answers. "
-        "`pods tasks` describes each.",
+        "arithmetic", f"The task to train on: {', '.join(TASKS)}, reasoning_gym:NAME, or a function of your "
+        "own as package.module:function. dataset reads your own prompts and answers. `pods tasks` describes each.",
         source="needs no download")
     task_difficulty: str = _key(
         "mixed", "Difficulty of the generated tasks arithmetic, words and countdown: easy, mixed or hard.",

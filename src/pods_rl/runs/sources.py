@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -59,24 +58,6 @@ def _required() -> frozenset[str]:
         for requirement in requires("pods-rl") or ():
             names.add(_REQUIREMENT_NAME.match(requirement)[0].lower().replace("-", "_"))  # type: ignore[index]
     return frozenset(names)
-
-
-def installed_hash(package: str) -> str | None:
-    """Return a sha256 of the sources of an installed package or module; None for any other, and for what we require.
-
-    It is of the files as they are, since a package may be installed again, or edited, under one version.
-    """
-    if package.lower() in _required():
-        return None
-    spec = None
-    with suppress(Exception):  # the finder of a library may raise anything
-        spec = find_spec(package)
-    if spec is None or not spec.origin or not _INSTALLED & set(Path(spec.origin).parts):
-        return None
-    files = {"": Path(spec.origin)}
-    for folder in spec.submodule_search_locations or ():
-        files |= {path.relative_to(folder).as_posix(): path for path in sorted(Path(folder).rglob("*.py"))}
-    return hashlib.sha256(repr(sorted(file_hashes(files).items())).encode()).hexdigest()
 
 
 def file_hashes(files: Mapping[str, str | Path]) -> dict[str, str]:

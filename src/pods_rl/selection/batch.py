@@ -133,7 +133,7 @@ def select_batch(
 
 
 def get_batch_rule(name: str) -> BatchRule:
-    """Return the rule of that name in `BATCH_RULES`, of an installed package (`pods_rl.batch_rules`), or at that path.
+    """Return the rule of that name in `BATCH_RULES`, or at that import path.
 
     >>> get_batch_rule("max_variance").__name__
     'max_variance'

@@ -185,11 +185,10 @@ def _pick(order_PN: Tensor, ranks_PM: Tensor) -> Tensor:
 
 
 def get_rule(name: str) -> Rule:
-    """Return the rule of that name in `RULES`, of an installed package, or at that import path.
+    """Return the rule of that name in `RULES`, or at that import path.
 
     Args:
-        name: a key of `RULES`, a name among the entry points `pods_rl.rules` of installed packages, or a function's
-            path, `package.module:function` or `package.module.function`.
+        name: a key of `RULES`, or a function's path, `package.module:function` or `package.module.function`.
 
     Raises:
         UserError: an unknown name (the message suggests the nearest), or a path that does not lead to a function.

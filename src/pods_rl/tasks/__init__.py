@@ -55,9 +55,8 @@ class TaskEntry:
 def load_task(settings: Settings, *, reward_errors: str = "raise", check: bool = True) -> Task:
     """Make the task of a recipe. A setting that is absent or None has the task's default.
 
-    `task` is a key of `TASKS` (default: `dataset` if `dataset_name` is given, else `arithmetic`), the dotted path of a
-    function of your own that takes the settings and returns a `Task`, or the name of such a function among the entry
-    points `pods_rl.tasks` of an installed package. `task_rewards` maps names of rewards,
+    `task` is a key of `TASKS` (default: `dataset` if `dataset_name` is given, else `arithmetic`), or the dotted path of
+    a function of your own that takes the settings and returns a `Task`. `task_rewards` maps names of rewards,
     or dotted paths, to weights, and replaces the task's own. `reward_seconds` and `reward_errors` are those of `Task`.
     `check`: raise for prompts and gold answers of your own function's task that cannot be used.
 

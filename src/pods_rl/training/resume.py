@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..errors import UserError
 from ..recipe import Recipe
-from ..recipe.contents import CODE_KEYS, ROWS, Contents
+from ..recipe.contents import ROWS, Contents
 from ..recipe.recipe import changed_keys, checkpoint_keys, differences
 from ..runs import Run, is_run
 from ..runs.checkpoints import MANIFEST, last_good
@@ -20,6 +20,7 @@ from .display import result_of
 
 CHANGED = "--allow_changed_recipe"
 CHANGED_CONTENTS = "--allow_changed_contents"
+_CODE_KEYS = ("rule", "task", "task_rewards")  # which name functions
 
 
 class Start(NamedTuple):
@@ -121,7 +122,7 @@ def _still_bound(saved: Any, saved_keys: Mapping[str, Any] | None, recipe: Recip
         bound.pop(key, None)
         if key in recipe.task_settings():
             bound.pop(ROWS, None)  # another task has other rows
-        if key in CODE_KEYS:
+        if key in _CODE_KEYS:
             bound.pop(MODULES, None)  # another function is of other modules
     return bound
 
