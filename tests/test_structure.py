@@ -24,7 +24,7 @@ ALLOWED = {
     "masking": set(),
     "tables": set(),
     "text": {"errors"},
-    "streams": {"text"},
+    "streams": set(),
     "yaml_files": {"errors", "text"},
     "runs": {"errors", "masking", "text", "yaml_files"},
     "sums": set(),

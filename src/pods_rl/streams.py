@@ -1,4 +1,4 @@
-"""Standard output and error of a process: safe to use, and replaced by a log when they can no longer be written."""
+"""Standard output and error of a process: safe to use, and dropped when they can no longer be written."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, TextIO
-
-from .text import plain_text
 
 
 class Stream:
@@ -76,17 +73,14 @@ def drop_pending_output() -> None:
 
 
 @contextmanager
-def outlive_output(log: Path | None) -> Iterator[None]:
+def outlive_output() -> Iterator[None]:
     """Inside, work continues even if standard output or error can no longer be written: its reader or terminal is gone,
-    or its disk is full. Text is then appended to `log`, with the reason.
-
-    Args:
-        log: a file, opened when it is needed. If None, the text is dropped.
+    or its disk is full. What is printed after that is dropped; a run's files say what it does.
     """
     output_before = sys.stdout
     errors_before = sys.stderr
-    errors = _Lasting("error", sys.stderr, log)
-    output = _Lasting("output", sys.stdout, log, errors)
+    output = _Lasting(sys.stdout)
+    errors = _Lasting(sys.stderr)
     sys.stdout = output
     sys.stderr = errors
     try:
@@ -102,49 +96,18 @@ def outlive_output(log: Path | None) -> Iterator[None]:
 
 
 class _Lasting(Stream):
-    """A standard stream that never raises: after a failed write the log replaces it.
-
-    Args:
-        name: of the stream, in a message.
-        stream: the one that is written.
-        log: as of `outlive_output`.
-        notices: receives a message that names the log. If None, there is no message.
-    """
-
-    def __init__(self, name: str, stream: TextIO, log: Path | None, notices: Stream | None = None) -> None:
-        super().__init__(stream)
-        self._name = name
-        self._log = log
-        self._notices = notices
+    """A standard stream that never raises: after a failed write the null device replaces it."""
 
     def _attempt(self, step: Callable[[], object]) -> None:
         try:
             step()
         except (BlockingIOError, UnicodeError):
             pass  # a slow reader, or text that the encoding cannot represent
-        except (OSError, ValueError) as error:
-            self._replace(getattr(error, "strerror", None) or "it is closed")
+        except (OSError, ValueError):
+            null = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+            try:
+                os.dup2(null.fileno(), self._stream.fileno())  # also for processes that inherit it
+            except (OSError, ValueError):
+                self._stream = null
             with suppress(OSError, ValueError):
                 self._stream.flush()  # what was lost is still in the buffer
-
-    def _replace(self, reason: str) -> None:
-        """Replace the stream by the log, or by the null device if there is none or it cannot be written either."""
-        log = self._log
-        if log is not None and not log.parent.is_dir():
-            return  # the run has no directory yet: the text waits in the buffer
-        self._log = None  # a log that fails is not opened again
-        target = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-        note = f"Standard {self._name} cannot be written: {reason}. The run continues and prints"
-        if log is not None:
-            with suppress(OSError):
-                # a pipe in its place would block without this option
-                handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o666)
-                target = open(handle, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
-                print(f"{note} here.", file=target, flush=True)
-        try:
-            os.dup2(target.fileno(), self._stream.fileno())  # also for processes that inherit it
-        except (OSError, ValueError):
-            self._stream = target
-        if log is not None and self._notices is not None:
-            # Not `sys.stderr`: rich sends that to standard output while it redraws a line.
-            print(plain_text(f"{note} to {log}."), file=self._notices, flush=True)

@@ -220,10 +220,3 @@ def outlive(tmp_path: Path, kind: str, streams: tuple[str, ...], rewards: tuple[
         run = Run(place / "run")
         assert run.state == "finished"
         assert last_good(run.path / "checkpoints")[0].name == f"checkpoint-{STEPS}"
-        if streams == ("stderr",) and seconds is not None:
-            continue  # the run itself prints nothing there, and its worker drops what it cannot print
-        log, printed = (run.path / "log.txt").read_text(), command.log.read_text()
-        assert "cannot" in log
-        if "stdout" in streams:
-            assert "run: 1 CPU" in log
-            assert ("run/log.txt" in printed) == ("stderr" not in streams)

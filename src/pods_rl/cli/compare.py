@@ -69,7 +69,7 @@ def compare(
         show(experiment)
         show_notes(notes)
         return
-    with outlive_output(output / LOG), make_starters(experiment, parallel) as starters:
+    with outlive_output(), make_starters(experiment, parallel) as starters:
         # A recipe that a library rejects stops the command here, before any run.
         _check_arms(experiment, starters)
         for line in experiment.about.splitlines():

@@ -77,7 +77,7 @@ def evaluate(
     from ..training.display import EvaluationDisplay
 
     is_main = get_rank() == 0
-    with stoppable(), outlive_output(None):
+    with stoppable(), outlive_output():
         with EvaluationDisplay(shows=is_main) as display:
             display.begin("importing torch")
             from ..evaluation.checkpoint import evaluate_checkpoint, write_results

@@ -20,7 +20,7 @@ from ..recipe import Recipe, find_accelerate_config, load_recipe
 from ..recipe.catalog import accelerate_processes, check_accelerate
 from ..recipe.schema import UNSUPPORTED, explain, fields, parse_overrides
 from ..runs import Run, RunInUseError, RunWriter, check_unused, last_clocks, place_of
-from ..runs.files import LOG, STATUS
+from ..runs.files import STATUS
 from ..streams import outlive_output
 from ..text import console, counted, plain_text, safe_text, short, suggest
 
@@ -153,7 +153,7 @@ def working(what: str, *, in_log: bool = True) -> Iterator[LiveLine]:
     from ..training.display import LiveLine, progress_console
 
     # A command does not end because its progress cannot be written.
-    with outlive_output(None), LiveLine(progress_console(), silent=_SOON) as line:
+    with outlive_output(), LiveLine(progress_console(), silent=_SOON) as line:
         line.begin(what, in_log=in_log)
         yield line
 
@@ -343,7 +343,7 @@ def _train_here(
     """Train in this process; return the last status of the run. The import of torch takes seconds and is shown."""
     from ..training.display import RunDisplay, label_of
 
-    with outlive_output(output / LOG):
+    with outlive_output():
         display = RunDisplay(label_of(output)) if get_rank() == 0 else None
         with display or nullcontext():
             if display is not None:
@@ -370,7 +370,7 @@ def _last_words(output: Path, shown_as: Path, launch: Launch | None) -> Iterator
             options = f" --num_processes {launch.processes} --accelerate_config {launch.name}" if launch else ""
             # among the lines of a launcher a line needs the run's name
             prefix = f"{label_of(output)}: " if launch or get_world_size() > 1 else ""
-            with outlive_output(output / LOG):
+            with outlive_output():
                 for line in last_lines(output, options, shown_as=shown_as):
                     console().print(f"{prefix}{safe_text(line)}")
 
@@ -392,7 +392,7 @@ def _launch_run(
     words += [f"--{key}={'true' if value is True else value}" for key, value in keys.items()]
     failure = None
     earlier_status = _stamp(output / STATUS)  # a resumed run has one before its processes write their own
-    with stop.later(), outlive_output(output / LOG):
+    with stop.later(), outlive_output():
         with suppress(Interrupted):  # before the processes started
             failure = start(words, launch.config, launch.processes, stop)
         stop.over()

@@ -82,7 +82,7 @@ def main(maker: str, *arguments: str) -> None:
 
     os.dup2(2, 1)  # the work's output goes to standard error
     module, _, name = maker.partition(":")
-    with outlive_output(None):  # without a reader, it is dropped
+    with outlive_output():  # without a reader, it is dropped
         lead(0, lambda: getattr(import_module(module), name)(*arguments))
 
 

@@ -25,7 +25,7 @@ from ..evaluation.sampling import sampling_of
 from ..recipe import Recipe
 from ..recipe.contents import ROWS, Contents, contents_of, module_hashes
 from ..runs import Run, RunWriter, place_of
-from ..runs.files import CHECKPOINTS, LOG
+from ..runs.files import CHECKPOINTS
 from ..runs.sources import user_sources
 from ..streams import outlive_output
 from ..tasks import row_hashes
@@ -59,8 +59,7 @@ def train(
 
     A signal of `SIGNALS` ends the run after the current step: its checkpoint, its policy and its files are complete.
     While the run loads or evaluates, the signal ends it at once; a second SIGINT always does. If standard output can no
-    longer be written, the run continues and logs to its log.txt. A resume that fails before it trains leaves the
-    directory as it was.
+    longer be written, the run continues. A resume that fails before it trains leaves the directory as it was.
 
     Args:
         recipe: from `load_recipe`.
@@ -92,7 +91,7 @@ def train(
         if resume:
             find(hashes=False)  # refuse before anything is written
         writer = stack.enter_context(RunWriter(output, resume=resume)) if get_rank() == 0 else None
-        stack.enter_context(outlive_output(output / LOG if writer else None))
+        stack.enter_context(outlive_output())
         shows = progress and writer is not None
         label = label_of(shown_as)
         display = stack.enter_context(_display(recipe, label, shows=shows))
