@@ -28,7 +28,6 @@ LOG = "log.txt"
 ROLLOUTS = "rollouts"
 CHECKPOINTS = "checkpoints"
 EVALUATIONS = "evaluations"
-TRACKING = "tracking"
 _TAIL = 1 << 16  # bytes: some dozens of lines
 # Disk full, quota exceeded, file too large, read-only disk. Not every system has each.
 _FULL_NAMES = ("ENOSPC", "EDQUOT", "EFBIG", "EROFS")

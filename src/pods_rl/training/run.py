@@ -98,10 +98,6 @@ def train(
         shown = Watcher("the progress display", display)
         shown.begin("importing TRL")
         quiet_libraries()
-        from .recorder import trackers_inside
-
-        if writer:
-            stack.enter_context(trackers_inside(output, recipe.values.get("report_to")))
         notice = _ON_SIGNAL if writer and LAUNCHED not in os.environ else ""  # our launcher prints its own
         stack.enter_context(stop.later(notice))  # a signal that raises anywhere could prevent the last status
         context = Context(recipe, output, writer, shown, stop)
