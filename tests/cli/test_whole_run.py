@@ -146,29 +146,6 @@ def test_a_dry_run_refuses_the_data_that_training_refuses(place):
         pods("train", *words, "--dataset_name", "good.jsonl", "--output", "run", "--dry_run")
 
 
-@pytest.mark.parametrize(
-    ("keys", "facts"),
-    [
-        ({}, {"precision": "float32", "update": "over prefix trees"}),
-        (
-            {"bf16": "true", "prefix_tree": "false"},
-            {"precision": "bf16", "update": "row by row: prefix_tree"},
-        ),
-        (
-            {"use_peft": "true", "lora_r": "8", "lora_target_modules": "[q_proj, v_proj]", "use_rslora": "true"},
-            {"LoRA": "lora_r 8, lora_alpha 32"},
-        ),
-    ],
-)
-def test_a_dry_run_says_how_the_run_computes(place, keys, facts):
-    words = [word for key, value in keys.items() for word in (f"--{key}", value)]
-    output = pods("train", "--config", "r.yaml", *words, "--dry_run").output
-    text = " ".join(output.split())
-    for name, value in facts.items():
-        assert f" {name} {value}" in text
-    assert ("LoRA" in output) == ("use_peft" in keys)
-
-
 def test_a_dry_run_says_what_it_cannot_check_without_the_hub(place, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     Path("a.jsonl").write_text('{"question": "1+1=", "answer": "\\frac12"}\n')

@@ -130,10 +130,7 @@ def _show_dry_run(
 ) -> None:
     """Check a recipe and its data, and print what a run would do."""
     processes = launch and launch.processes
-    with working("importing torch and TRL, to check the recipe") as line:
-        from ..training.checks import describe_update
-
-        line.begin("checking the recipe and its data")
+    with working("importing torch and TRL, to check the recipe and its data"):
         notes = check_recipe(recipe, processes)
     if output is not None:
         if resume_options["resume"]:
@@ -142,7 +139,6 @@ def _show_dry_run(
             check_unused(output)
     print(plain_text(recipe.to_yaml()))
     show_facts(recipe.batch_plan(processes).describe())
-    show_facts(describe_update(recipe))
     show_notes(notes)
     note_missing(recipe)
 

@@ -13,7 +13,6 @@ from trl import ModelConfig, get_peft_config
 
 from ..distributed.processes import quiet_libraries
 from ..engines.trl.config import PODSConfig, check_prompts
-from ..engines.trl.guarded.run_directory import precision
 from ..engines.trl.guarded.stability import is_out_of_memory
 from ..errors import UserError
 from ..loading.prepare import prepare, training_task
@@ -26,7 +25,6 @@ from .arguments import engine_arguments
 _VOCABULARY = 2**18  # tokens that settings of generation may name
 _STEPS = 100  # of a schedule without a number of steps
 _WRONG_VALUE = (ValueError, TypeError, LookupError, ImportError, NotImplementedError)
-_LORA = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")  # the dry run shows these even if unset
 
 
 @contextmanager
@@ -109,32 +107,6 @@ def check_task(
     if policy_problem:
         notes.append(f"The policy is not checked: {policy_problem}")
     return tuple(notes)
-
-
-def describe_update(recipe: Recipe) -> list[tuple[str, str]]:
-    """Return (label, value) lines on how a run computes, as far as that is known without its policy."""
-    values = recipe.every_value()
-    arguments = engine_arguments(recipe)
-    computes_in = precision(arguments["bf16"], bool(arguments.get("fp16")), str(values["dtype"]))
-    if computes_in in ("auto", "None"):
-        computes_in = "the precision of the weights"
-    device = "a CPU" if arguments.get("use_cpu") else "a GPU"
-    lines = [("precision", f"{computes_in}, on {device}")]
-    if values["use_peft"]:
-        set_keys = [key for key in recipe.given if key.startswith("lora_") or key in ("use_rslora", "use_dora")]
-        shown_keys = dict.fromkeys([*_LORA, *set_keys])  # each once
-        settings = [f"{key} {values[key]}" for key in shown_keys if values[key] is not None]
-        if values["lora_target_modules"] is None:
-            settings.append("on the layers that PEFT chooses for this model")
-        lines.append(("LoRA", ", ".join(settings)))
-    if not values["prefix_tree"] or values["exact_trl"]:
-        update = "row by row: prefix_tree is false"
-    elif values["torch_compile"]:
-        update = "row by row: torch_compile would compile a tree for every batch"
-    else:
-        update = "over prefix trees, unless a test pass before the first update shows that the policy cannot"
-    lines.append(("update", update))
-    return lines
 
 
 def check_engine(recipe: Recipe, processes: int = 1) -> PODSConfig:
