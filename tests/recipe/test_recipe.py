@@ -98,7 +98,7 @@ REJECTED = {
     "temperature": [0], "cache_implementation": ["fast"], "lora_task_type": ["X"], "optim": ["adam"],
     "optim_args": ["rank"], "report_to": ["tensorbord"],
     "lr_scheduler_type": ["reduce_lr_on_plateau"],
-    "activation_checkpointing_kwargs": ["[1]"], "generation_kwargs": ["{a", {"eos_token_id": "x"}],
+    "activation_checkpointing_kwargs": ["[1]"], "generation_kwargs": ["{a"],
     "accelerator_config": ["gone.json"],
     "fsdp": [True], "lora_dropout": [2], "log_level": ["loud"],
     "debug": ["zz"],

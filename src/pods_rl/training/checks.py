@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Trainer, generation, get_scheduler
+from transformers import Trainer, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 from trl import ModelConfig, get_peft_config
 
@@ -22,7 +22,6 @@ from ..tasks import Fitted, Task
 from ..text import describe, short, suggest
 from .arguments import engine_arguments
 
-_VOCABULARY = 2**18  # tokens that settings of generation may name
 _STEPS = 100  # of a schedule without a number of steps
 _WRONG_VALUE = (ValueError, TypeError, LookupError, ImportError, NotImplementedError)
 
@@ -110,7 +109,7 @@ def check_task(
 
 
 def check_engine(recipe: Recipe, processes: int = 1) -> PODSConfig:
-    """Construct the configurations, sampling, optimizer, schedule and trackers of a recipe, without its policy.
+    """Construct the configurations, optimizer, schedule and trackers of a recipe, without its policy.
 
     Returns the configuration, for one process that trains the rows of all.
 
@@ -154,30 +153,7 @@ def check_engine(recipe: Recipe, processes: int = 1) -> PODSConfig:
                 num_training_steps=steps,
                 scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
             )
-        if not config.use_vllm:
-            with reading("generation_kwargs", "cache_implementation", "transformers_continuous_batching_config"):
-                _check_generation(config)
         with reading("report_to"):
             for callback in get_reporting_integration_callbacks(recipe.values.get("report_to") or []):
                 callback()
     return config
-
-
-def _check_generation(config: PODSConfig) -> None:
-    """Raise what `generate` raises for the settings of generation. A model of one small layer stands for the policy."""
-    if config.use_transformers_continuous_batching:
-        generation.ContinuousBatchingConfig(**config.transformers_continuous_batching_config or {})
-        return
-    if not config.generation_kwargs:
-        return
-    settings = {"do_sample": True, "pad_token_id": 0, **config.generation_kwargs, "max_new_tokens": 2}
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "vocab_size": _VOCABULARY}
-    with torch.random.fork_rng(devices=[]):
-        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes))
-        try:
-            tokens = model.generate(torch.ones(1, 2, dtype=torch.long), GenerationConfig(**settings))
-        except Exception as error:  # it raises errors of many kinds
-            reason = short(" ".join(str(error).split()) or type(error).__name__, 300)
-            raise UserError(f"generation_kwargs = {describe(config.generation_kwargs)}: {reason}") from error
-    if not isinstance(tokens, torch.Tensor):
-        raise UserError("generation_kwargs: `generate` would not return tokens alone. Remove return_dict_in_generate.")
