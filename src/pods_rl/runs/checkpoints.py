@@ -99,7 +99,7 @@ def verify(folder: Path, *, hashes: bool = True) -> list[str]:
     quick: hashes read every byte. A folder called ``checkpoint-<step>`` must be of that step.
     """
     if not (folder / MANIFEST).is_file():
-        return [f"no {MANIFEST}: killed while it was saved, or saved by an earlier version or another trainer"]
+        return [f"no {MANIFEST}: killed while it was saved, or saved by another trainer"]
     manifest = read_mapping(folder / MANIFEST)
     files = manifest.get("files")
     if manifest.get("format") != FORMAT or not isinstance(files, dict) or not files:

@@ -1,7 +1,6 @@
 """Whether a run directory and a checkpoint belong to one run: compared before a record of the run is removed.
 
-A run has a token. It is in `environment.json` (`run`) and in the `trainer_state.json` of each of its checkpoints. Runs
-of earlier versions have none.
+A run has a token. It is in `environment.json` (`run`) and in the `trainer_state.json` of each of its checkpoints.
 """
 
 from __future__ import annotations
@@ -49,11 +48,9 @@ _FREE_OF_SCRIPTS = frozenset((
 
 
 def token_of(run: Path) -> str | None:
-    """Return the token of a run; empty if it has none, None if there is no readable `environment.json`."""
-    environment = read_mapping(run / ENVIRONMENT)
-    if not environment:
-        return None
-    return str(environment.get(TOKEN) or "")
+    """Return the token of a run; None if there is no readable `environment.json`."""
+    token: str | None = read_mapping(run / ENVIRONMENT).get(TOKEN)
+    return token
 
 
 def keep_state(callbacks: dict[str, Any], state: Mapping[str, Any]) -> None:
@@ -88,20 +85,18 @@ def check_token(run: Path, step: int, token: str) -> None:
         )
 
 
-def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any], *, all_keys: bool = True) -> list[str]:
+def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return each setting of a script that differs from those of the run that it continues, with both values.
 
     Args:
         saved: `config.yaml` of the run.
         now: of the script, as plain data.
-        all_keys: also compare what only one of the two has. Earlier versions wrote settings that follow from others.
 
     >>> changed_settings({"seed": 1, "max_steps": 4}, {"seed": 2, "max_steps": 8})
     ['seed (saved 1, now 2)']
     """
-    keys = {**saved, **now} if all_keys else [key for key in now if key in saved]
     changes = []
-    for key in keys:
+    for key in {**saved, **now}:
         if key not in FREE | _FREE_OF_SCRIPTS and saved.get(key) != now.get(key):
             changes.append(f"{key} (saved {saved.get(key)}, now {now.get(key)})")
     return changes
@@ -114,7 +109,7 @@ def changed_contents(saved: object, now: Mapping[str, Mapping[str, str | None]])
     has imported, such as a debugger, does not matter.
 
     Args:
-        saved: what a run has written; anything but a mapping counts as nothing, as of a run of an earlier version.
+        saved: what a run has written; anything but a mapping counts as nothing, as in a damaged file.
         now: of what the run would use now (`recipe.contents_of`).
 
     >>> changed_contents({"data_dir": {"gsm8k/train.jsonl": "3f"}}, {"data_dir": {"gsm8k/train.jsonl": "a0"}})

@@ -369,10 +369,8 @@ class RunWriter:
 
     def write_environment(self, environment: Mapping[str, Any], token: str = "") -> str:
         """Write ``environment.json``; return the run's token: its own, else this one, or a new one."""
-        kept = token_of(self.path)
-        if kept is None:
-            kept = token or uuid4().hex
-        self._write_json(files.ENVIRONMENT, {**environment, TOKEN: kept} if kept else environment)
+        kept = token_of(self.path) or token or uuid4().hex
+        self._write_json(files.ENVIRONMENT, {**environment, TOKEN: kept})
         return kept
 
     def add_to_environment(self, values: Mapping[str, Any]) -> None:

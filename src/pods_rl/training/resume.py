@@ -115,7 +115,7 @@ def find_start(
 
 def _still_bound(saved: Any, saved_keys: Mapping[str, Any] | None, recipe: Recipe) -> dict[str, Any]:
     """Return the contents of a checkpoint without those of keys that the recipe changes, and so names other files."""
-    if not isinstance(saved, Mapping):  # the trainer was used without a recipe, or by an earlier version
+    if not isinstance(saved, Mapping):  # the trainer was used without a recipe
         return {}
     bound = dict(saved)
     for key in differences(checkpoint_keys(saved_keys or {}), checkpoint_keys(recipe.values)):

@@ -185,7 +185,7 @@ class RunDirectory(TrainerCallback):
                 f"{self.path} ends at step {recorded_step}, and the checkpoint is of step {state.global_step}: the "
                 f"steps between were trained without RunDirectory. Resume from an earlier checkpoint, or {_NEW}."
             )
-        changes = changed_settings(run.config, settings_of(self._trainer), all_keys=bool(token_of(self.path)))
+        changes = changed_settings(run.config, settings_of(self._trainer))
         changes += changed_contents(run.environment.get("contents"), self._contents)
         if changes and not self._allow_changes:
             raise UserError(
