@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 from ..errors import UserError
@@ -84,42 +83,15 @@ def read_selection(
     # A rule over the batch decides alone; the rule of a prompt is then the one for batches without a live prompt.
     prompt_rule = get_rule(rule if batch_rule is None else "max_variance")
     check_rule(prompt_rule)
+    ledger = options.get("ledger")
+    if ledger is not None and not (isinstance(ledger, str) and ledger.strip()):
+        raise UserError(f"{prefix}.ledger must be the path of a folder; got {ledger!r}.")
     return {
         "num_rollouts": n,
         "num_generations": m,
         "rule": prompt_rule,
         "batch_rule": batch_rule,
         "seed": whole_number(f"{prefix}.seed", options.get("seed", 0), 0),
-        "ledger": folder(f"{prefix}.ledger", options.get("ledger")),
+        "ledger": ledger,
         "ledger_every": whole_number(f"{prefix}.ledger_every", options.get("ledger_every", 10)),
     }
-
-
-def seconds(name: str, value: Any) -> float:
-    """Return a time in seconds.
-
-    Raises:
-        UserError: it is not a finite number above 0.
-
-    >>> seconds("poll_interval", 2)
-    2.0
-    """
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < float("inf"):
-        raise UserError(f"{name} must be a number of seconds above 0; got {value!r}.")
-    return float(value)
-
-
-def folder(name: str, value: Any) -> str | None:
-    """Return the path of a folder, which need not exist, or None.
-
-    Raises:
-        UserError: it is neither None nor a text with a character.
-
-    >>> folder("pods.ledger", "rollouts")
-    'rollouts'
-    """
-    if value is None:
-        return None
-    if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{name} must be the path of a folder; got {value!r}.")
-    return value

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
 from ...text import find
-from ..settings import SelectionSettings, read_selection, seconds
+from ..settings import SelectionSettings, read_selection
 from .estimators import BEFORE, GROUP_ESTIMATORS
 
 if TYPE_CHECKING:
@@ -52,6 +54,9 @@ def read_settings(config: DictConfig) -> VerlSettings:
         keys = {}
     own = ("poll_interval", "check_data")  # of verl alone
     selection = read_selection(keys, _get(config, _M), prefix=_KWARGS, m_key=_M, more=own)
+    interval = keys.get("poll_interval", 2.0)
+    if isinstance(interval, bool) or not isinstance(interval, Real) or not 0 < float(interval) < math.inf:
+        raise UserError(f"{_KWARGS}.poll_interval must be a number of seconds above 0; got {interval!r}.")
     _check_plugins(config)
     if not _get(config, "trainer.use_v1", True):
         raise UserError(
@@ -82,7 +87,7 @@ def read_settings(config: DictConfig) -> VerlSettings:
         **selection,
         before=_get(config, _ESTIMATOR) == BEFORE,
         filter_arguments=_filter_arguments(config),
-        poll_interval=seconds(f"{_KWARGS}.poll_interval", keys.get("poll_interval", 2.0)),
+        poll_interval=float(interval),
         batches_per_step=batches_per_step,
     )
 
