@@ -52,29 +52,6 @@ def raised(error: BaseException) -> str:
     return f"{description} ({Path(innermost.filename).name}, line {innermost.lineno})"
 
 
-def exit_reason(error: SystemExit) -> str:
-    """Return a message on a user's code that ended a command with `sys.exit`, with its file and line.
-
-    The place is the last one outside of Python's own library: `exit()` and argparse raise inside of it.
-
-    >>> try:
-    ...     raise SystemExit(0)
-    ... except SystemExit as error:
-    ...     exit_reason(error).startswith("Your code called sys.exit(0) in <module> (")
-    True
-    """
-    library = sysconfig.get_path("stdlib")
-    packages = sysconfig.get_path("purelib")
-    place = ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        # the folder of installed packages lies inside that of Python's own library
-        in_packages = frame.filename.startswith(packages)
-        in_library = frame.filename.startswith((library, "<frozen"))
-        if in_packages or not in_library:
-            place = f" in {frame.name} ({Path(frame.filename).name}, line {frame.lineno})"
-    return f"Your code called sys.exit({error.code!r}){place}. Remove the call, or raise an exception that says why."
-
-
 @contextmanager
 def users_code(what: str) -> Iterator[None]:
     """Inside, an exception of a user's code becomes a UserError of one line that names what raised it, and where.

@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from .. import __version__
 from ..distributed import is_launched
 from ..distributed.signals import end_with_parent, ignore_signals, stop_on_signals
-from ..errors import Interrupted, UserError, code_reason, exit_reason
+from ..errors import Interrupted, UserError, code_reason
 from ..masking import mask_secrets
 from ..runs.files import write_failure
 from ..streams import drop_pending_output, lost_output, settle_streams
@@ -139,7 +139,7 @@ def _without_traceback(error: BaseException) -> BaseException:
     known = isinstance(error, (UserError, typer.Exit)) or hasattr(error, "show")
     if known or lost_output(error) is not None or write_failure(error):
         return error
-    reason = exit_reason(error) if isinstance(error, SystemExit) else code_reason(error)
+    reason = code_reason(error)
     if reason is None:
         return error
     return UserError(reason).with_traceback(error.__traceback__)

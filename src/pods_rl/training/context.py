@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..distributed.signals import Stop
-from ..errors import Interrupted, UserError, exit_reason
+from ..errors import Interrupted, UserError
 from ..recipe import Recipe
 from ..runs import RunWriter, last_clocks
 from ..runs.checkpoints import clean, last_good
@@ -51,8 +51,7 @@ class Context:
     def status_at_end(self) -> Iterator[None]:
         """Inside, write the status of a run that ends early by an exception.
 
-        The error of a file that cannot be written becomes one line that says how to continue, and so does a call of
-        `sys.exit` in a user's code.
+        The error of a file that cannot be written becomes one line that says how to continue.
         """
         try:
             yield
@@ -67,8 +66,6 @@ class Context:
                 else:
                     advice = "start again"
                 shown_error = UserError(f"Cannot write to {self.output}: {full}. Free some space, then {advice}")
-            elif isinstance(error, SystemExit):
-                shown_error = UserError(exit_reason(error))
             state = "stopped" if isinstance(shown_error, KeyboardInterrupt) else "failed"
             says_all = isinstance(shown_error, Interrupted)
             reason = str(shown_error) if says_all else f"{type(shown_error).__name__}: {shown_error}"
