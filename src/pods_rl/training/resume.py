@@ -82,7 +82,14 @@ def find_start(
         raise UserError(f"--resume: a script made the run in {output}. Continue it with that script.")
     checkpoint, skipped = last_good(output / CHECKPOINTS, hashes=hashes)
     if checkpoint is None:
-        _refuse_to_lose(Run(output), skipped)
+        run = Run(output)
+        if run.metrics or skipped:  # starting again would delete them
+            missing = "complete checkpoint" if skipped else "checkpoint"
+            damaged = "".join(f"\n  skipped {line}" for line in skipped)
+            raise UserError(
+                f"--resume: {output} ({run.state}) has no {missing} to resume from, and its results would be lost. "
+                f"Start again in another --output, with save_steps or save_seconds low enough.{damaged}"
+            )
         return Start(None, skipped, [], [])
     manifest = read_mapping(checkpoint / MANIFEST)
     saved_processes = manifest.get("processes") or processes
@@ -125,18 +132,6 @@ def _still_bound(saved: Any, saved_keys: Mapping[str, Any] | None, recipe: Recip
         if key in _CODE_KEYS:
             bound.pop(MODULES, None)  # another function is of other modules
     return bound
-
-
-def _refuse_to_lose(run: Run, skipped: list[str]) -> None:
-    """Raise UserError if a run without a complete checkpoint has made steps, which starting again would delete."""
-    if not run.metrics and not skipped:
-        return
-    missing = "complete checkpoint" if skipped else "checkpoint"
-    damaged = "".join(f"\n  skipped {line}" for line in skipped)
-    raise UserError(
-        f"--resume: {run.path} ({run.state}) has no {missing} to resume from, and its results would be lost. Start "
-        f"again in another --output, with save_steps or save_seconds low enough.{damaged}"
-    )
 
 
 def last_lines(output: Path, launch: str = "", *, shown_as: Path | None = None) -> list[str]:

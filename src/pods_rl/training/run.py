@@ -94,7 +94,13 @@ def train(
         stack.enter_context(outlive_output())
         shows = progress and writer is not None
         label = label_of(shown_as)
-        display = stack.enter_context(_display(recipe, label, shows=shows))
+        display = RunDisplay(
+            label,
+            max_seconds=recipe.run_settings()["max_seconds"],
+            max_steps=recipe.values.get("max_steps"),
+            out=None if shows else Console(quiet=True),
+        )
+        stack.enter_context(display)
         shown = Watcher("the progress display", display)
         shown.begin("importing TRL")
         quiet_libraries()
@@ -119,13 +125,6 @@ def train(
         shown.begin("saving the policy")
         _finish(context, trainer, recorder)
     return Run.open(output)
-
-
-def _display(recipe: Recipe, label: str, *, shows: bool) -> RunDisplay:
-    """Return the display of a run's steps and evaluations."""
-    out = None if shows else Console(quiet=True)
-    max_seconds = recipe.run_settings()["max_seconds"]
-    return RunDisplay(label, max_seconds=max_seconds, max_steps=recipe.values.get("max_steps"), out=out)
 
 
 def _on_first_process(writer: RunWriter | None, work: Callable[[], _Result]) -> _Result | None:
