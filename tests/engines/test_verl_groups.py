@@ -113,7 +113,7 @@ def launch(tmp_path, *arguments: str, **variables: str) -> subprocess.CompletedP
 
 
 def test_the_launch_script_on_one_node_and_on_several(tmp_path):
-    for name, estimator in (("grpo", "grpo"), ("ppo", "gae"), ("rloo", "rloo"), ("before", "pods_before")):
+    for name, estimator in (("grpo", "grpo"), ("ppo", "gae"), ("rloo", "rloo")):
         done = launch(tmp_path, "trainer.total_epochs=2", ESTIMATOR=name)
         assert done.returncode == 0, done.stderr
         assert f"algorithm.adv_estimator={estimator} trainer.nnodes=1 trainer.n_gpus_per_node=8" in done.stdout

@@ -174,20 +174,6 @@ def test_groups_not_sampled_stay_as_they_are(make_buffer):
     assert {key for key in left_in_queue() if key.startswith(other)} == {other, *(f"{other}_{i}_0" for i in range(8))}
 
 
-def test_before_refuses_groups_it_did_not_sample(make_buffer):
-    buffer = make_buffer("algorithm.adv_estimator=pods_before")
-    put_group("a", REWARDS)
-    sample(buffer, 1)
-    pods_before = get_adv_estimator_fn("pods_before")
-    scores, mask = torch.tensor([[0.0, 1.0], [0.0, 0.3]]), torch.ones(2, 2)
-    known, _ = pods_before(scores, mask, np.array(["a", "a"], dtype=object))
-    assert known[0, 0] > known[1, 0] > 0
-    with pytest.raises(ValueError, match="prompt b"):
-        pods_before(scores, mask, np.array(["a", "b"], dtype=object))
-    padded, _ = pods_before(scores, torch.tensor([[1, 1], [0, 0]]), np.array(["a", "pad1"], dtype=object))
-    assert padded[1].tolist() == [0.0, 0.0]
-
-
 def test_the_reward_of_a_row_that_is_alone_changes_no_advantage(make_buffer):
     make_buffer()
     for estimator in GROUP_ESTIMATORS:

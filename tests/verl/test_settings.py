@@ -32,7 +32,6 @@ def test_settings_are_read_from_verls_configuration(make_config):
         num_generations=4,
         rule=percentile,
         seed=5,
-        before=False,
         filter_arguments={
             "filter_groups_metric": None,
             "sync_refill_failed_groups": False,
@@ -44,7 +43,7 @@ def test_settings_are_read_from_verls_configuration(make_config):
     assert read_settings(config) == expected
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gae", "pods_before"])
+@pytest.mark.parametrize("estimator", ["grpo", "gae"])
 def test_verl_accepts_the_shipped_configuration(make_config, estimator):
     config = make_config(f"algorithm.adv_estimator={estimator}", "actor_rollout_ref.actor.ppo_mini_batch_size=2")
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
@@ -65,7 +64,6 @@ REFUSED = [
     ([f"{SAMPLER}.path=pkg://verl.trainer.ppo.v1.replay_buffer", f"{SAMPLER}.name=ReplayBuffer"], "is ReplayBuffer"),
     (["trainer.use_v1=false"], "use_v1"),
     (["reward.reward_model.enable=true"], "enable_resource_pool"),
-    (["algorithm.adv_estimator=pods_before", "algorithm.use_kl_in_reward=true"], "use_kl_in_reward"),
     (["algorithm.adv_estimator=grpo_passk"], "grpo_passk"),
     (["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=null"], "algorithm.filter_groups"),
 ]
@@ -98,8 +96,6 @@ def test_one_kept_session_is_refused_where_kept_sessions_are_compared(make_confi
         config.algorithm.adv_estimator = estimator
         with pytest.raises(UserError, match=rf" algorithm\.adv_estimator={estimator} "):
             read_settings(config)
-    config.algorithm.adv_estimator = "pods_before"
-    assert read_settings(config).num_generations == 1
 
 
 def test_a_mean_of_one_session_is_accepted_over_the_batch(make_config):

@@ -23,7 +23,7 @@ from ...errors import UserError
 from ..ledger import Ledger
 from ..measuring import describe_selection, pad_rewards
 from ..seeds import seeded_generator
-from .estimators import AdvantagesBefore, install_before, install_guards
+from .estimators import install_guards
 from .groups import Group, choose, group_keys, kept_keys, last_keys, stack_groups
 from .ledger import session_rows
 from .settings import read_settings
@@ -79,10 +79,6 @@ class PODSMixin:
         self._batches: list[SampledBatch] = []  # of the step, until its metrics are returned
         self._pods_metrics: dict[str, float] = {}
         self._sizes_checked = False
-        self._before: AdvantagesBefore | None = None
-        if self.pods.before:
-            self._before = AdvantagesBefore()
-            install_before(self._before)
         install_guards()
         self._ledger: Ledger | None = None
         if self.pods.ledger:
@@ -133,8 +129,6 @@ class PODSMixin:
                 "your agent loop."
             )
         kept = kept_keys(groups, kept_PN)
-        if self._before is not None:
-            self._before.remember(groups, rewards_PN)
         if self._ledger is not None and self._ledger.keeps(self._step):
             # verl may sample several batches a step (`parameter_sync_step`), which become one file
             rows = session_rows(groups, rewards, kept, partition_id=batch.partition_id, tokenizer=self._tokenizer)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UserError
 from ...text import find
 from ..settings import SelectionSettings, read_selection
-from .estimators import BEFORE, GROUP_ESTIMATORS
+from .estimators import GROUP_ESTIMATORS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -29,13 +29,11 @@ class VerlSettings(SelectionSettings):
     """The settings of a run under verl: those of `sampler_kwargs`, with m from `actor_rollout_ref.rollout.n`.
 
     Args:
-        before: whether advantages are computed over all n (`algorithm.adv_estimator: pods_before`).
         filter_arguments: arguments of verl's own replay buffer for DAPO's dynamic sampling (`algorithm.filter_groups`).
         poll_interval: seconds between two looks at the queue while a batch is generated; verl's default is 2.
         batches_per_step: how often verl samples in a step (`parameter_sync_step` of the trainer's mode).
     """
 
-    before: bool
     filter_arguments: Mapping[str, Any]
     poll_interval: float = 2.0
     batches_per_step: int = 1
@@ -85,7 +83,6 @@ def read_settings(config: DictConfig) -> VerlSettings:
         )
     return VerlSettings(
         **selection,
-        before=_get(config, _ESTIMATOR) == BEFORE,
         filter_arguments=_filter_arguments(config),
         poll_interval=float(interval),
         batches_per_step=batches_per_step,
@@ -127,11 +124,6 @@ def _check_plugins(config: DictConfig) -> None:
 def _check_estimator(config: DictConfig, m: int, *, over_batch: bool) -> None:
     """Refuse estimators that would have no signal on the kept m, or the wrong one."""
     estimator = _get(config, _ESTIMATOR)
-    if estimator == BEFORE and _get(config, "algorithm.use_kl_in_reward"):
-        raise UserError(
-            f"{_ESTIMATOR}={BEFORE} needs algorithm.use_kl_in_reward=False: only the kept sessions have a "
-            "KL term. Use actor_rollout_ref.actor.use_kl_loss=True instead."
-        )
     if estimator == "grpo_passk":
         raise UserError(
             f"{_ESTIMATOR}=grpo_passk trains the best kept session by its distance to the second best. Rules keep "
@@ -142,8 +134,7 @@ def _check_estimator(config: DictConfig, m: int, *, over_batch: bool) -> None:
     if m == 1 and not over_batch and estimator in GROUP_ESTIMATORS:
         raise UserError(
             f"actor_rollout_ref.rollout.n (m, trained per prompt) is 1, and {_ESTIMATOR}={estimator} compares the kept "
-            f"sessions of a prompt with each other: every advantage would be 0. Set rollout.n to at least 2, or "
-            f"{_ESTIMATOR} to {BEFORE}, which compares with all n."
+            "sessions of a prompt with each other: every advantage would be 0. Set rollout.n to at least 2."
         )
 
 

@@ -2,7 +2,7 @@
 # PODS with verl on GSM8K, on one node or several.
 #
 #   TRAIN=train.parquet TEST=test.parquet ./launch.sh
-#   ESTIMATOR=ppo ./launch.sh trainer.total_epochs=2          # grpo (default), ppo, rloo or before; verl's keys follow
+#   ESTIMATOR=ppo ./launch.sh trainer.total_epochs=2          # grpo (default), ppo or rloo; verl's keys follow
 #
 # Several nodes: run it on each with the same NODES and HEAD_ADDRESS, and RANK counting from 0. Node 0 starts Ray's head,
 # waits for the others and trains; the others lend their GPUs until it ends. DATA and models lie where all nodes read them.
@@ -24,8 +24,7 @@ case $ESTIMATOR in
   grpo) estimator=grpo ;;
   ppo) estimator=gae ;;  # PPO: a critic, trained on the kept sessions
   rloo) estimator=rloo ;;
-  before) estimator=pods_before ;;
-  *) echo "ESTIMATOR must be grpo, ppo, rloo or before; got '$ESTIMATOR'." >&2; exit 2 ;;
+  *) echo "ESTIMATOR must be grpo, ppo or rloo; got '$ESTIMATOR'." >&2; exit 2 ;;
 esac
 
 if [ "$NODES" -gt 1 ]; then
