@@ -19,7 +19,7 @@ from ..errors import Interrupted, UserError, raised
 from ..recipe import Recipe, find_accelerate_config, load_recipe
 from ..recipe.catalog import accelerate_processes, check_accelerate
 from ..recipe.schema import UNSUPPORTED, explain, fields, parse_overrides
-from ..runs import Run, RunInUseError, RunWriter, check_unused, last_clocks, place_of
+from ..runs import Run, RunInUseError, RunWriter, check_unused, last_clocks
 from ..runs.files import STATUS
 from ..streams import outlive_output
 from ..text import console, counted, plain_text, safe_text, short, suggest
@@ -113,7 +113,7 @@ def train(
             _show_dry_run(recipe, output, launch, resume_options)
             return
         shown_as = _named_output(recipe, output)
-        output = place_of(shown_as)  # messages name the directory as it was given
+        output = shown_as.absolute()  # messages name the directory as it was given
         _prepare(recipe, output, launch, resume_options)
         with _last_words(output, shown_as, launch):
             if launch:

@@ -15,7 +15,6 @@ from .run import (
     is_run,
     last_clocks,
     not_begun,
-    place_of,
     undeclared_runs,
 )
 
@@ -32,7 +31,6 @@ __all__ = [
     "is_run",
     "last_clocks",
     "not_begun",
-    "place_of",
     "read_jsonl",
     "to_json",
     "undeclared_runs",

@@ -267,28 +267,6 @@ def not_begun(experiment_dir: str | Path) -> list[str]:
     return [run for run in runs if not is_run(Path(experiment_dir) / run)]
 
 
-def place_of(output: Path) -> Path:
-    """Return a run's directory as an absolute path: a task, a rule or a reward may change the working directory.
-
-    If the working directory's own name is not UTF-8, the path stays relative, since checkpoints can be written to it.
-
-    >>> place_of(Path("/runs/mine")).as_posix()
-    '/runs/mine'
-    """
-    absolute = output.absolute()
-    if _is_utf8(absolute):
-        return absolute
-    return output
-
-
-def _is_utf8(path: Path) -> bool:
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 class RunInUseError(UserError):
     """Another process, or another writer in this process, has locked the run."""
 
@@ -311,11 +289,6 @@ class RunWriter:
 
     def __init__(self, path: str | Path, *, resume: bool = False) -> None:
         self.path = Path(path)
-        if not _is_utf8(self.path):
-            raise UserError(
-                f"{path}: the name of a run's directory must be UTF-8, since checkpoints cannot be written to others. "
-                "Choose another directory."
-            )
         self._files: dict[str, IO[str]] = {}
         self._made = not self.path.exists()
         try:

@@ -24,7 +24,7 @@ from ..evaluation import Evaluation, GenerateSampler, evaluate
 from ..evaluation.sampling import sampling_of
 from ..recipe import Recipe
 from ..recipe.contents import ROWS, Contents, contents_of, module_hashes
-from ..runs import Run, RunWriter, place_of
+from ..runs import Run, RunWriter
 from ..runs.files import CHECKPOINTS
 from ..runs.sources import user_sources
 from ..streams import outlive_output
@@ -77,7 +77,7 @@ def train(
     """
     recipe.check_installed()
     shown_as = shown_as or output
-    output = place_of(output)
+    output = output.absolute()  # a task, a rule or a reward may change the working directory
     with ExitStack() as stack:
         stop = stop or stack.enter_context(stop_on_signals())
         find = partial(

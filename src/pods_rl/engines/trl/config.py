@@ -145,10 +145,8 @@ class PODSConfig(GRPOConfig):
             as_batch_function(self.rule)  # type: ignore[arg-type]
         else:
             check_rule(self.rule)
-        from ...runs import place_of  # not with this module: a script that only trains does not need the package
-
         if self.output_dir is not None:  # a reward may change the working directory
-            self.output_dir = str(place_of(Path(self.output_dir)))
+            self.output_dir = str(Path(self.output_dir).absolute())
         self._replaced = {}
         for name, value in given.items():
             if getattr(self, name) is not value:

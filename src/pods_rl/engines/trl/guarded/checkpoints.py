@@ -66,8 +66,6 @@ class ExactResume:
         Raises:
             UserError: it is incomplete, or cannot be resumed here.
         """
-        from ....runs import place_of
-
         self._resumed = None
         if not wanted:
             return None
@@ -93,7 +91,7 @@ class ExactResume:
                 "DeepSpeed shards is not saved). Resume from another checkpoint, or start a new run without "
                 "sync_ref_model."
             )
-        self._resumed = place_of(checkpoint)  # a callback may change the working directory
+        self._resumed = checkpoint.absolute()  # a callback may change the working directory
         return str(self._resumed)
 
     def _find(self, wanted: str | bool) -> tuple[Path | None, str | None]:

@@ -20,7 +20,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ....distributed.processes import gather, versions
 from ....errors import UserError
 from ....masking import mask_secrets
-from ....runs import Record, Run, RunWriter, is_run, last_clocks, place_of
+from ....runs import Record, Run, RunWriter, is_run, last_clocks
 from ....runs.checkpoints import find_checkpoints
 from ....runs.environment import git_commit, processor_name
 from ....runs.files import CONFIG, EXPERIMENT, plain
@@ -96,7 +96,7 @@ class RunDirectory(TrainerCallback):
     ) -> None:
         if not hasattr(trainer, "rollouts"):  # its class would be loaded with this module
             raise TypeError(f"RunDirectory records a PODSTrainer: got {type(trainer).__name__}.")
-        self.path = place_of(Path(path))
+        self.path = Path(path).absolute()
         self._trainer = trainer
         self._overwrite = overwrite
         self._allow_changes = allow_changes
