@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from pods_rl.runs import RunWriter
-from pods_rl.runs.checkpoints import prepare, publish
+from pods_rl.runs.checkpoints import publish, staging
 from pods_rl.training.display import RunDisplay
 from pods_rl.training.resume import last_lines
 
@@ -77,8 +77,10 @@ def write(run: Path, state: str, *, steps: int = 3, saved: bool = True, final: b
         for step, accuracy in [(0, 0.168), (steps, 0.281)][:evals]:
             writer.append_eval({"step": step, "accuracy": accuracy, "prompts": 256})
     for name in [f"checkpoint-{steps}"] * saved + ["final"] * final:
-        (prepare(run / "checkpoints" / name) / "model.bin").write_bytes(b"x")
-        publish(run / "checkpoints" / name, {"step": steps})
+        target = run / "checkpoints" / name
+        staging(target).mkdir(parents=True)
+        (staging(target) / "model.bin").write_bytes(b"x")
+        publish(target, {"step": steps})
     return run
 
 

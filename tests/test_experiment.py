@@ -18,7 +18,7 @@ from pods_rl.experiment import DeclaredPair, build_experiment, load_experiment, 
 from pods_rl.recipe import load_recipe
 from pods_rl.recipe.contents import contents_of
 from pods_rl.runs import Run, RunWriter, find_runs
-from pods_rl.runs.checkpoints import prepare, publish
+from pods_rl.runs.checkpoints import publish, staging
 from pods_rl.yaml_files import Origin, parse_yaml
 
 from . import DEADLINE
@@ -173,8 +173,10 @@ def test_a_failed_run_costs_one_run_and_is_made_again(tmp_path):
 
 def save(run: Path, step: int, processes: int = 1) -> None:
     """A complete checkpoint."""
-    (prepare(run / f"checkpoints/checkpoint-{step}") / "model.bin").write_bytes(b"x")
-    publish(run / f"checkpoints/checkpoint-{step}", {"step": step, "processes": processes})
+    target = run / f"checkpoints/checkpoint-{step}"
+    staging(target).mkdir(parents=True)
+    (staging(target) / "model.bin").write_bytes(b"x")
+    publish(target, {"step": step, "processes": processes})
 
 
 def interrupted(config: Path, output: Path, *_, resume: bool = False) -> int:

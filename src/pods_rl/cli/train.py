@@ -337,10 +337,10 @@ def _train_here(
     recipe: Recipe, output: Path, shown_as: Path, resume_options: Mapping[str, bool], stop: Stop
 ) -> Mapping[str, Any]:
     """Train in this process; return the last status of the run. The import of torch takes seconds and is shown."""
-    from ..training.display import RunDisplay, label_of
+    from ..training.display import RunDisplay, run_label
 
     with outlive_output():
-        display = RunDisplay(label_of(output)) if get_rank() == 0 else None
+        display = RunDisplay(run_label(output)) if get_rank() == 0 else None
         with display or nullcontext():
             if display is not None:
                 display.begin("importing torch")
@@ -355,7 +355,7 @@ def _train_here(
 def _last_words(output: Path, shown_as: Path, launch: Launch | None) -> Iterator[None]:
     """At the end, also after an error, print the directory of the run, how to resume it and what to do next."""
     from ..distributed.launch import LAUNCHED
-    from ..training.display import label_of
+    from ..training.display import run_label
     from ..training.resume import last_lines
 
     try:
@@ -365,7 +365,7 @@ def _last_words(output: Path, shown_as: Path, launch: Launch | None) -> Iterator
         if get_rank() == 0 and LAUNCHED not in os.environ:
             options = f" --num_processes {launch.processes} --accelerate_config {launch.name}" if launch else ""
             # among the lines of a launcher a line needs the run's name
-            prefix = f"{label_of(output)}: " if launch or get_world_size() > 1 else ""
+            prefix = f"{run_label(output)}: " if launch or get_world_size() > 1 else ""
             with outlive_output():
                 for line in last_lines(output, options, shown_as=shown_as):
                     console().print(f"{prefix}{safe_text(line)}")

@@ -78,9 +78,9 @@ def _named_by(key: str, value: Any, task: str) -> Iterator[tuple[str, Path]]:
     """Yield the files that a key names, each with its place below what is named."""
     if key == "data_dir" and task in DATA_FOLDERS:
         for folder in DATA_FOLDERS[task]:
-            yield from _files_below(value, folder, endings=DATA_FILES)
+            yield from _data_files(value, folder, endings=DATA_FILES)
     elif key in _DATA_KEYS:
-        yield from _files_below(value)
+        yield from _data_files(value)
     elif key not in FREE:
         for text in _texts(value):
             path = _existing(text)
@@ -88,7 +88,7 @@ def _named_by(key: str, value: Any, task: str) -> Iterator[tuple[str, Path]]:
                 yield path.name, path
 
 
-def _files_below(name: str | None, below: str = "", endings: tuple[str, ...] = ("",)) -> Iterator[tuple[str, Path]]:
+def _data_files(name: str | None, below: str = "", endings: tuple[str, ...] = ("",)) -> Iterator[tuple[str, Path]]:
     """Yield the file that is named, or each file of its folder `below`, without hidden ones and results of runs."""
     root = _existing(name)
     if root is None:

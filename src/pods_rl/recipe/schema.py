@@ -391,7 +391,7 @@ _INTERVALS = INTERVALS | {
     "lora_dropout": "[0, 1]",
 }
 _LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
-_CHOICES = CHOICES | {
+_KEY_CHOICES = CHOICES | {
     "save_strategy": ("no", "steps", "epoch"),  # "best" needs TRL's evaluation
     "log_level": _LOG_LEVELS,
     "log_level_replica": _LOG_LEVELS,
@@ -448,7 +448,7 @@ def fields() -> dict[str, Field]:
     keys |= trl_fields()  # which has none of these names
     for name, (default, why) in _DEFAULTS.items():
         keys[name] = replace(keys[name], default=default, source=why)
-    for name, choices in _CHOICES.items():
+    for name, choices in _KEY_CHOICES.items():
         keys[name] = replace(keys[name], choices=choices)
     for name, interval in _INTERVALS.items():
         keys[name] = replace(keys[name], within=interval)

@@ -35,14 +35,6 @@ def staging(target: Path) -> Path:
     return target.parent / _STAGING / target.name
 
 
-def prepare(target: Path) -> Path:
-    """Make and return an empty folder ``staging(target)``; remove what an interrupted save left."""
-    staged = staging(target)
-    clean(target.parent)
-    staged.mkdir(parents=True)
-    return staged
-
-
 def publish(target: Path, about: Mapping[str, Any]) -> None:
     """Move the folder ``staging(target)`` to ``target``, with a manifest; replace an older one of ours.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import UserError
-from ..text import change_text
+from ..text import change_text, utf8_text
 
 CONFIG = "config.yaml"
 EXPERIMENT = "experiment.yaml"  # above the runs of `pods compare`
@@ -124,7 +124,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         content: bytes, or any text: a lone surrogate, which UTF-8 cannot hold, is written as an escape.
     """
     data = encoded(content) if isinstance(content, str) else content
-    with replacing(path) as file:
+    with open_replacement(path) as file:
         file.write(data)
 
 
@@ -138,7 +138,7 @@ def encoded(text: str) -> bytes:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def open_replacement(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that replaces another once it is complete and on disk."""
     part = path.with_name(f".{os.getpid()}-{threading.get_ident()}.part")  # short: `path` may have the longest name
     try:
@@ -177,8 +177,8 @@ def write_parquet(target: Path, columns: Mapping[str, Sequence[Any]]) -> Path:
     import pyarrow.parquet as pq
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table(change_text(columns, lambda text: encoded(text).decode()))
-    with replacing(target) as file:  # a handle, since pyarrow rejects paths that are not UTF-8
+    table = pa.table(change_text(columns, utf8_text))
+    with open_replacement(target) as file:  # a handle, since pyarrow rejects paths that are not UTF-8
         pq.write_table(table, file, compression="zstd")
     return target
 
@@ -296,7 +296,7 @@ def write_output(path: Path, option: str, text: str) -> None:
     Raises UserError if the disk is full or refuses it.
     """
     try:
-        with _special(path) or replacing(Path(os.path.realpath(path))) as file:
+        with _special(path) or open_replacement(Path(os.path.realpath(path))) as file:
             file.write(encoded(text))
     except OSError as error:
         raise UserError(f"{option} {path} was not written: {error.strerror or error}. Choose another file.") from error

@@ -307,10 +307,10 @@ def duration(seconds: float) -> str:
     return f"{second} s"
 
 
-def label_of(output: Path) -> str:
+def run_label(output: Path) -> str:
     """Return the name of a run in each line that it prints; a run of an experiment has its arm's name too.
 
-    >>> label_of(Path("runs/mine")), label_of(Path("runs/quickstart/pods/seed-1"))
+    >>> run_label(Path("runs/mine")), run_label(Path("runs/quickstart/pods/seed-1"))
     ('mine', 'pods seed-1')
     """
     path = output.resolve()

@@ -31,7 +31,7 @@ from ..streams import outlive_output
 from ..tasks import row_hashes
 from ..text import counted
 from .context import Context
-from .display import RunDisplay, Watcher, label_of
+from .display import RunDisplay, Watcher, run_label
 from .resume import Start, find_start
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def train(
         writer = stack.enter_context(RunWriter(output, resume=resume)) if get_rank() == 0 else None
         stack.enter_context(outlive_output())
         shows = progress and writer is not None
-        label = label_of(shown_as)
+        label = run_label(shown_as)
         display = RunDisplay(
             label,
             max_seconds=recipe.run_settings()["max_seconds"],

@@ -22,7 +22,7 @@ from ..loading.turns import TurnReader
 from ..policies import policy_path
 from ..recipe import Recipe
 from ..recipe.recipe import checkpoint_keys
-from ..runs.checkpoints import clean, prepare, prune, publish, staging
+from ..runs.checkpoints import clean, prune, publish, staging
 from .arguments import engine_arguments
 from .checks import as_recipe_errors
 from .rewards import reward_functions
@@ -123,7 +123,8 @@ class RunTrainer(PODSTrainer):
         # Each wait separates what one process does from what all need: the folder, their parts, the published folder.
         try:
             if publishes:
-                prepare(target)
+                clean(target.parent)
+                staging(target).mkdir(parents=True)
             accelerator.wait_for_everyone()
             write(staging(target))
             accelerator.wait_for_everyone()
