@@ -212,6 +212,7 @@ def test_the_prompt_of_a_shipped_policy_is_the_question_alone(gsm8k):
     [
         ({"lora_r": 8}, "lora_r", {"use_peft": True}),
         ({"ref_model_sync_steps": 8, "beta": 0.1}, "ref_model_sync_steps", {"sync_ref_model": True}),
+        ({"model_revision": "v2"}, "model_revision", {"model_name_or_path": "owner/model", "task": "arithmetic"}),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor", None),
     ],
 )
@@ -222,3 +223,10 @@ def test_a_key_that_would_change_nothing_is_refused(values, key, accepted):
     if accepted is not None:
         build(**values, **accepted)
     build(**{key: fields()[key].default})  # as in the config.yaml of a run
+
+
+def test_a_local_folder_has_no_revision(tmp_path):
+    with pytest.raises(UserError, match="model_revision"):
+        build(model_name_or_path=str(tmp_path), model_revision="v2")
+    values = {**MINIMAL, "model_name_or_path": str(tmp_path), "model_revision": "v2", "task": "arithmetic"}
+    build_recipe(values, Origin("r.yaml"), trains=False)  # the policy of a run whose base is on the hub

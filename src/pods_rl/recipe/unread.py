@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import UserError
+from ..policies import SHIPPED
 from ..text import describe
+from .catalog import local_path
 from .schema import GYM, fields
 
 Values = Mapping[str, Any]
@@ -51,6 +53,12 @@ def check_keys_of_task(values: Values, family: str) -> None:
         raise UserError(
             f"task = {values['task']} does not read {key}: unset one of them. Tasks that read it: {', '.join(readers)}."
         )
+    name = values["dataset_name"]
+    if values["dataset_config"] is not None and name and local_path(name).is_file():
+        raise UserError(
+            f"dataset_config = {values['dataset_config']} names a part of a data set of the hub, and dataset_name = "
+            f"{name} is a file: unset dataset_config."
+        )
 
 
 def check_read(values: Values, given: Values) -> None:
@@ -59,8 +67,18 @@ def check_read(values: Values, given: Values) -> None:
         if any(values.get(key) for key in needed):
             continue
         for key in given:
-            if key.startswith(starts) and given[key] != fields()[key].default:
+            if key.startswith(starts) and not _has_default(key, given):
                 raise UserError(
                     f"{key} = {describe(given[key])} would change nothing: set {remedy}, or remove {key} (its default "
                     f"is {describe(fields()[key].default)})."
                 )
+    name = str(values["model_name_or_path"])
+    if not _has_default("model_revision", given) and (name in SHIPPED or local_path(name).is_dir()):
+        raise UserError(
+            f"model_revision = {given['model_revision']} is of a model on the hub, and model_name_or_path = {name} is "
+            "a local folder: remove model_revision, or name the model of the hub."
+        )
+
+
+def _has_default(key: str, given: Values) -> bool:
+    return key not in given or given[key] == fields()[key].default
