@@ -45,11 +45,11 @@ def test_the_list_says_of_each_task_what_it_is_and_fits_80_columns():
     assert names == [*TASKS, "reasoning_gym:NAME"]
     assert max(map(len, result.output.splitlines())) <= 80
     assert "openai/gsm8k" in result.output
-    assert "countdown 1, format 0.1, tag_count 1" in result.output
+    assert "chemistry 1, format 0.1, tag_count 1" in result.output
 
 
 def test_generated_tasks_are_checked():
-    result = pods("check", "countdown", "arithmetic", "--task_train_size", "20", "--task_test_size=6")
+    result = pods("check", "words", "arithmetic", "--task_train_size", "20", "--task_test_size=6")
     assert result.exit_code == 0
     assert sum(line.startswith("train 20 prompts, 20 ") for line in lines_of(result)) == 2
 
@@ -69,7 +69,7 @@ def test_a_task_that_cannot_be_loaded_fails_and_the_others_are_still_checked(mon
         raise ConnectionError("Couldn't reach the hub")
 
     monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", unreachable)
-    result = pods("check", "math", "countdown", "--task_train_size", "5", "--task_test_size", "2")
+    result = pods("check", "math", "words", "--task_train_size", "5", "--task_test_size", "2")
     assert result.exit_code == 1
     assert "DigitalLearningGmbH/MATH-lighteval" in result.output
     assert "--data_dir" in result.output

@@ -85,10 +85,10 @@ def test_rows_that_our_reward_function_cannot_score_are_refused_before_a_model_l
 
 
 def test_scores_are_the_tasks_own():
-    task = load_task({"task": "countdown", "task_train_size": 1, "task_test_size": 1})
+    task = load_task({"task": "arithmetic", "task_train_size": 1, "task_test_size": 1})
     gold = task.test["answer"][0]
     for text in (f"<think>a</think><answer>{gold}</answer>", f"<answer>{gold}</answer>", "no answer"):
-        found = compute_score("countdown", text, gold, extra_info={})
+        found = compute_score("arithmetic", text, gold, extra_info={})
         marks = {name: task.scores(name, [text], [gold])[0] for name in task.rewards}
         total = sum(weight * marks[name] for name, weight in task.rewards.items())
         assert found == {"score": pytest.approx(total), "acc": float(task.grade([text], [gold])[0].answer), **marks}

@@ -90,7 +90,7 @@ def test_the_gold_answer_of_a_column():
 
 
 def test_every_grader_ignores_what_is_said_in_a_thought():
-    golds = {"accuracy": "18", "choice": "B", "equation": "2H2 + O2 = 2H2O", "countdown": "6*(5-1)", "chemistry": "Yes"}
+    golds = {"accuracy": "18", "choice": "B", "equation": "2H2 + O2 = 2H2O", "chemistry": "Yes"}
     for name, gold in golds.items():
         said = f"<answer>{gold}</answer>"
         assert REWARDS[name](f"<think>{said}</think>{said}", gold) == 1.0

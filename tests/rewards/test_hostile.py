@@ -16,7 +16,6 @@ GOLDS = {
     "choice": "B",
     "equation": "2H2 + O2 = 2H2O",
     "chemistry": "2H2 + O2 = 2H2O",
-    "countdown": "6*(5-1)",
 }
 ANY = (  # each reaches another pattern of the extraction
     "(", "9", " ", "<answer>", "</answer><answer>", "\\boxed{", "\\boxed{1},", "\\boxed{1}\\text{", "\\",
@@ -33,7 +32,6 @@ OWN = {
     "choice": ("answer A ", "is true ", "A: ", "A. ", "or ", "A no ", "wait, ", "(A) ", "A, ", "not answer A "),
     "equation": ("H(", "((1)", "Ag+ + ", "²⁺", "\\xright[", "->", "="),
     "chemistry": ("->", "A: "),
-    "countdown": ("((1)", "-", "1/", "+", "1=", ",000", "\\frac{"),
 }  # fmt: skip
 ABSURD = [
     "9^{9^{9^9}}", "9^9^9^9", "10^{999999999}", "(10^{10^{10}})!", "((9!)!)!", "99999!", "9!!!!", "(((9^9)^9)^9)",

@@ -27,7 +27,7 @@ def test_a_batch_scores_as_one_by_one():
 
 
 def test_no_answer_no_gold_answer_and_an_answer_that_is_not_marked_are_wrong():
-    golds = {"accuracy": "18", "choice": "B", "equation": "2H2 + O2 = 2H2O", "countdown": "6*(5-1)"}
+    golds = {"accuracy": "18", "choice": "B", "equation": "2H2 + O2 = 2H2O"}
     for name, gold in (golds | {"chemistry": "B"}).items():
         for text, wanted in (("", gold), (gold, gold), ("<answer> </answer>", gold), (f"<answer>{gold}</answer>", " ")):
             assert REWARDS[name](text, wanted) == 0.0

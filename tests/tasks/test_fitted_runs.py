@@ -28,17 +28,25 @@ RECIPE = {
     "use_cpu": True,
     "eval_prompts": 2,
     "threads": 1,
-    "task": "countdown",
+    "task": "gsm8k",
+    "data_dir": ".",
     "task_train_size": 40,
     "task_test_size": 10,
     "system_prompt": "",
 }
 
 
+def questions(numbers):
+    """Questions of several lengths, of which one is the shortest."""
+    return [{"question": f"{i}{'+1' * (i % 10)} is?", "answer": f"#### {i + i % 10}"} for i in numbers]
+
+
 @pytest.fixture
 def policy(tmp_path, monkeypatch):
-    """A random policy in ``policy/``; gives a function that sets its chat template."""
+    """A random policy in ``policy/`` and questions in ``gsm8k/``; gives a function that sets its chat template."""
     monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "gsm8k" / "train.jsonl", questions(range(40)))
+    write_jsonl(tmp_path / "gsm8k" / "test.jsonl", questions(range(40, 50)))
     tokenizer = build_tokenizer()
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
     build_model(tokenizer, **sizes).save_pretrained("policy")

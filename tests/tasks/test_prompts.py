@@ -22,8 +22,9 @@ def task_of(train, test=("a",)):
 
 
 def test_a_policy_without_a_template_reads_what_plain_prompts_are():
-    chat = load_task({"task": "countdown", **TWO})
-    plain = load_task({"task": "countdown", **TWO, "prompt_style": "plain"})
+    words = {"task": "words", "system_prompt": "Add.", **TWO}
+    chat = load_task({**words, "prompt_style": "chat"})
+    plain = load_task(words)
     fitted, found = fit_prompts(chat, chat=False)
     assert fitted.train.to_list() == plain.train.to_list()
     assert fitted.test.to_list() == plain.test.to_list()

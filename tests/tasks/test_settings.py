@@ -21,7 +21,7 @@ def build(**values):
     [
         ({"task": "gsm8"}, r"gsm8k\?"),
         ({"task": "dataset", "data_dir": ".", "dataset_name": "a/b"}, "data_dir"),
-        ({"task": "countdown", "task_options": {"a": 1}}, "task_options"),
+        ({"task": "words", "task_options": {"a": 1}}, "task_options"),
         ({"task": "reasoning_gym:chain_sum", "task_difficulty": "hard"}, "task_difficulty"),
         ({"dataset_name": __file__, "dataset_config": "main"}, "dataset_config = main "),
         ({"max_prompt_length": 0}, "max_prompt_length: "),

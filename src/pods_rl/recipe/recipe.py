@@ -48,7 +48,7 @@ DATA_FOLDERS = {
     "sciknoweval_chemistry": ("sciknoweval_chemistry",),
 }
 _ON_HUB = tuple(DATA_FOLDERS)  # tasks of published data
-_GENERATED = ("arithmetic", "words", "countdown")  # tasks without data; so are those of reasoning_gym
+_GENERATED = ("arithmetic", "words")  # tasks without data; so are those of reasoning_gym
 _ENDLESS_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt", None)  # schedules without a last step
 _FILE_KEYS = ("dataset_name", "dataset_test_name", "deepspeed", "fsdp_config", "accelerator_config")  # may name a file
 DATA_KEYS = ("dataset_name", "dataset_test_name", "task")  # the keys that may name data on the hub

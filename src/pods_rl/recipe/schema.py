@@ -269,12 +269,8 @@ def _literal(node: ast.expr | None) -> Any:
 
 # -- the keys of the task and of the run ------------------------------------------------------------------------------
 
-REWARDS = (
-    "accuracy", "format", "tag_count", "choice", "equation", "chemistry", "countdown", "overlong",
-)  # fmt: skip
-TASKS = (
-    "arithmetic", "words", "countdown", "gsm8k", "math", "amc23", "sciknoweval_chemistry", "dataset",
-)  # fmt: skip
+REWARDS = ("accuracy", "format", "tag_count", "choice", "equation", "chemistry", "overlong")
+TASKS = ("arithmetic", "words", "gsm8k", "math", "amc23", "sciknoweval_chemistry", "dataset")
 GYM = "reasoning_gym"  # tasks of this library are reasoning_gym:NAME
 
 
@@ -296,7 +292,7 @@ class TaskKeys:
         "own as package.module:function. dataset reads your own prompts and answers. `pods tasks` describes each.",
         source="needs no download")
     task_difficulty: str = _key(
-        "mixed", "Difficulty of the generated tasks arithmetic, words and countdown: easy, mixed or hard.",
+        "mixed", "Difficulty of the generated tasks arithmetic and words: easy, mixed or hard.",
         source="the tiny policy's own", choices=("easy", "mixed", "hard"))
     task_options: dict[str, Any] | None = _key(
         None, "Options of the data set of a task reasoning_gym:NAME, as in {max_terms: 4}.")

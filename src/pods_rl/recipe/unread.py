@@ -13,7 +13,7 @@ from .schema import GYM, fields
 
 Values = Mapping[str, Any]
 
-_WITHOUT_DATA = ("arithmetic", "words", "countdown", GYM)  # tasks without data
+_WITHOUT_DATA = ("arithmetic", "words", GYM)  # tasks without data
 _PUBLISHED = ("gsm8k", "math", "amc23")
 _CHEMISTRY = "sciknoweval_chemistry"
 # the tasks that read each of these keys; a task of the user's own may read any
@@ -26,7 +26,7 @@ _READERS = {
     "answer_column": ("dataset", *_PUBLISHED),
     "data_dir": (*_PUBLISHED, _CHEMISTRY),
     "task_options": (GYM,),
-    "task_difficulty": ("arithmetic", "words", "countdown"),
+    "task_difficulty": ("arithmetic", "words"),
     "task_seed": _WITHOUT_DATA,
 }
 

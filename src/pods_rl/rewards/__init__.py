@@ -22,7 +22,7 @@ from ..text import find
 from .answers import accuracy, accuracy_batch
 from .chemistry import chemistry, choice, equation
 from .extraction import extract_answer, extract_gold
-from .graded import countdown, format_reward, overlong, tag_count
+from .graded import format_reward, overlong, tag_count
 from .thinking import graded_text
 from .verifier import VerifierPool, default_pool
 
@@ -93,7 +93,6 @@ _BUILT_IN = (
     Reward("choice", choice),
     Reward("equation", equation),
     Reward("chemistry", chemistry),
-    Reward("countdown", countdown),
     Reward("overlong", overlong, reads="tokens"),
 )
 REWARDS: dict[str, Reward] = {reward.name: reward for reward in _BUILT_IN}
@@ -221,6 +220,6 @@ def attempt(reward: Callable[[str, str], float], text: str, gold: str) -> float 
 
 __all__ = [
     "GRADER_VERSION", "REWARDS", "Reward", "VerifierPool", "accuracy", "accuracy_batch", "check_reward",
-    "check_rewards", "chemistry", "choice", "countdown", "default_pool", "equation", "extract_answer", "extract_gold",
+    "check_rewards", "chemistry", "choice", "default_pool", "equation", "extract_answer", "extract_gold",
     "format_reward", "get_reward", "graded_text", "overlong", "score", "tag_count",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from ..rewards import check_reward
 from ..text import find
 from .checks import check_own_task, shared_note
 from .chemistry import CHEMISTRY, chemistry_task
-from .generated import GYM, arithmetic_task, countdown_task, gym_task
+from .generated import GYM, arithmetic_task, gym_task
 from .prompts import Fitted, fit_prompts
 from .questions import PUBLISHED, dataset_task, published_task
 from .task import (
@@ -63,8 +63,8 @@ def load_task(settings: Settings, *, reward_errors: str = "raise", check: bool =
     Which settings a task reads:
 
     - all but `arithmetic`: `system_prompt`, `prompt_style` (`chat`, `plain`);
-    - generated ones (`arithmetic`, `words`, `countdown`, `reasoning_gym:NAME`): `task_train_size`,
-      `task_test_size`, `task_seed`; the last one `task_options`, the others `task_difficulty`;
+    - generated ones (`arithmetic`, `words`, `reasoning_gym:NAME`): `task_train_size`, `task_test_size`, `task_seed`;
+      the last one `task_options`, the others `task_difficulty`;
     - published ones (`gsm8k`, `math`, `amc23`, `sciknoweval_chemistry`): `data_dir`, a local folder instead of the hub;
     - `dataset`: `dataset_name` (a local file or folder, or a hub id), `dataset_config`, `dataset_train_split`,
       `dataset_test_name` (a split, or where else the test rows are), `question_column`, `answer_column`.
@@ -124,9 +124,6 @@ def _published(name: str, what: str) -> TaskEntry:
 TASKS: dict[str, TaskEntry] = {
     "arithmetic": TaskEntry(arithmetic_task, "sums of two to six integers, for the tiny policy", "generated"),
     "words": TaskEntry(words_task, "word problems of one to four steps, in English", "generated"),
-    "countdown": TaskEntry(
-        countdown_task, "an expression of given numbers with a given value", "generated", "countdown"
-    ),
     "gsm8k": _published("gsm8k", "grade-school word problems"),
     "math": _published("math", "competition mathematics, tested on MATH-500"),
     "amc23": _published("amc23", "AMC 2023 to test, MATH to train on"),

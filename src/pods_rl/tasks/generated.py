@@ -1,4 +1,4 @@
-"""Generated tasks: shared functions, arithmetic, countdown, and the data sets of reasoning-gym.
+"""Generated tasks: shared functions, arithmetic, and the data sets of reasoning-gym.
 
 Prompts are distinct and depend on the seed; no seed trains on a problem of the test side.
 """
@@ -35,9 +35,6 @@ _TRIED = 8  # gold answers of each split that the scorer must accept before anyt
 # fewest and most terms of a sum; the size of every term and every running total is from 10 to 99
 _SUMS = {"easy": (2, 3), "mixed": (2, 6), "hard": (5, 6)}
 DIFFICULTIES = tuple(_SUMS)
-# fewest and most numbers, and the largest of them
-_COUNTDOWN = {"easy": (3, 3, 20), "mixed": (3, 4, 50), "hard": (4, 6, 99)}
-_LARGEST_VALUE = 999  # of a countdown's target and of every step of its gold expression
 
 
 class Drawn(NamedTuple):
@@ -91,11 +88,7 @@ def sizes_of(settings: Settings) -> tuple[int, int]:
 
 
 def generated_task(
-    name: str,
-    settings: Settings,
-    draw: Callable[[random.Random, str], Drawn],
-    form: PromptForm | None,
-    answer: str = "accuracy",
+    name: str, settings: Settings, draw: Callable[[random.Random, str], Drawn], form: PromptForm | None
 ) -> Task:
     """Generate a task: distinct prompts, the same ones for the same settings, disjoint splits over all seeds."""
     difficulty = settings.get("task_difficulty") or "mixed"
@@ -106,7 +99,7 @@ def generated_task(
     train = to_dataset(distinct(problems, train_size, held_out=False, of=source), form)
     test = to_dataset(distinct(problems, test_size, held_out=True, of=source), form)
     version = form.version(1) if form else f"{GRADER_VERSION}-1"
-    return Task(name, version, train, test, {answer: 1.0, **FORM_REWARDS}, answer)
+    return Task(name, version, train, test, {"accuracy": 1.0, **FORM_REWARDS})
 
 
 def arithmetic_task(settings: Settings) -> Task:
@@ -147,63 +140,6 @@ def draw_sum(rng: random.Random, fewest: int, most: int) -> list[int]:
         terms.append(term)
         total += term
     return terms
-
-
-def countdown_task(settings: Settings) -> Task:
-    """Generate countdown problems; the gold answer is one right expression, which uses every number once.
-
-    Graded by the reward `countdown`, which parses an expression, never evaluates it as code, and gives partial
-    credit.
-
-    >>> task = countdown_task({"task_train_size": 2, "task_test_size": 1})
-    >>> print(task.train[0]["prompt"][1]["content"])
-    Write an arithmetic expression that uses each of the numbers 3, 17, 27, 49 exactly once and has the value 8. \
-Use only +, -, *, / and parentheses.
-    """
-    return generated_task("countdown", settings, _draw_countdown, PromptForm.of(settings), "countdown")
-
-
-def _draw_countdown(rng: random.Random, difficulty: str) -> Drawn:
-    fewest, most, largest = _COUNTDOWN[difficulty]
-    numbers = [rng.randint(1, largest) for _ in range(rng.randint(fewest, most))]
-    target, expression = combine(rng, numbers)
-    # sorted, so that a problem has one wording, and no seed tests a problem that another trains on
-    listed = ", ".join(str(number) for number in sorted(numbers))
-    question = (
-        f"Write an arithmetic expression that uses each of the numbers {listed} exactly once and has the value "
-        f"{target}. Use only +, -, *, / and parentheses."
-    )
-    return Drawn(question, expression, is_held_out(question))
-
-
-def combine(rng: random.Random, numbers: list[int]) -> tuple[int, str]:
-    """Join numbers by random operations to one expression; return its value and its text.
-
-    >>> combine(random.Random(0), [3, 7, 25])
-    (172, '(25 * 7) - 3')
-    """
-    while True:
-        parts = [(number, str(number)) for number in numbers]
-        while len(parts) > 1 and parts[0][0] <= _LARGEST_VALUE:
-            rng.shuffle(parts)
-            first = parts.pop()
-            second = parts.pop()
-            parts.insert(0, _join(rng, *first, *second))
-        value, text = parts[0]
-        if len(parts) == 1 and value <= _LARGEST_VALUE:
-            return value, text[1:-1]
-
-
-def _join(rng: random.Random, a: int, left: str, b: int, right: str) -> tuple[int, str]:
-    if a < b:
-        return _join(rng, b, right, a, left)
-    results = {"+": a + b, "*": a * b}
-    if a > b:
-        results["-"] = a - b
-    if a % b == 0:
-        results["/"] = a // b
-    sign = rng.choice(sorted(results))
-    return results[sign], f"({left} {sign} {right})"
 
 
 def gym_task(settings: Settings) -> Task:

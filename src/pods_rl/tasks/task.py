@@ -27,7 +27,7 @@ COLUMNS = ("prompt", "answer")
 FORM_REWARDS = {"format": 0.1, "tag_count": 1.0}
 ENVIRONMENT = "environment"  # the `answer` of a task that its environments grade
 PAPER_REWARDS = {"accuracy": 1.0, **FORM_REWARDS}
-GRADERS = ("accuracy", "choice", "chemistry", "equation", "countdown")  # the rewards that compare with a gold answer
+GRADERS = ("accuracy", "choice", "chemistry", "equation")  # the rewards that compare with a gold answer
 _BATCH = 1000  # prompts read at once
 NO_TOOLS = ("reset", "get_reward", "close")  # of an environment's public methods
 

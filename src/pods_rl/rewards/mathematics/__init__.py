@@ -20,7 +20,6 @@ otherwise. `equal` loads SymPy and may take forever on a hostile answer, so call
 
 from __future__ import annotations
 
-from .arithmetic import read_expression
 from .choices import VERDICTS, read_letter, read_verdict
 from .codes import is_code
 from .comparison import Pair, decide, same_text
@@ -41,6 +40,6 @@ def equal(gold: str, answer: str) -> bool:
 
 
 __all__ = [
-    "MAX_LENGTH", "VERDICTS", "Pair", "decide", "equal", "is_code", "is_formula", "plain", "read_expression",
-    "read_letter", "read_number", "read_verdict", "same_text",
+    "MAX_LENGTH", "VERDICTS", "Pair", "decide", "equal", "is_code", "is_formula", "plain", "read_letter",
+    "read_number", "read_verdict", "same_text",
 ]  # fmt: skip

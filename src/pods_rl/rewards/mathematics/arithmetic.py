@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
 
@@ -22,43 +21,20 @@ _TIMES = re.compile(
 _OPERATORS = str.maketrans("×·∗÷∶−–[]{}", "***//--()()")
 _IMPLICIT = re.compile(r"(?<=[0-9)])\s*(?=\()|(?<=\))\s*(?=[0-9])")  # 2(3+4), (3+4)2
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")  # the comma of 1,200
-_OPERAND = re.compile(r"[0-9]{1,100}(?:\.[0-9]{1,100})?")  # 12, 12.5
-_SIGNED_OPERAND = re.compile(rf"-?{_OPERAND.pattern}")
-_ARITHMETIC = re.compile(rf"{_OPERAND.pattern}|[-+*/()]")
+_ARITHMETIC = re.compile(r"[0-9]{1,100}(?:\.[0-9]{1,100})?|[-+*/()]")  # 12, 12.5, +
 _ZEROS = re.compile(r"(?<![0-9.])0+(?=[0-9])")  # of 007: Python does not read such numbers
 _DOTTED_SUM = re.compile(r"\s*((?:[0-9]{1,9}\s*\+\s*){2,9})(?:\.{3}|\\[lc]?dots)\s*\+\s*([0-9]{1,9})\s*")  # 1+2+...+9
 _APPLY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
-def read_expression(text: str) -> tuple[Fraction, Counter[Fraction]] | None:
-    """Return the exact value of an arithmetic expression and how often it uses each number, or None.
+def read_expression(text: str) -> Fraction | None:
+    r"""Return the exact value of arithmetic on numbers, or None. Division by zero has no value.
 
-    An equation with a bare number on one side counts if it is true. Division by zero has no value. The caller
-    bounds the length of the text.
+    The caller bounds the length of the text.
 
-    >>> value, numbers = read_expression("(1 + 2) / 6"); value, sorted(numbers.elements())
-    (Fraction(1, 2), [Fraction(1, 1), Fraction(2, 1), Fraction(6, 1)])
-    >>> read_expression("2 + 2 = 5") is None, read_expression("2 **  3") is None
-    (True, True)
+    >>> read_expression(r"(1 + 2) \div 6"), read_expression("2 ** 3") is None
+    (Fraction(1, 2), True)
     """
-    sides = [side.strip() for side in _in_ascii(text).split("=")]
-    if len(sides) == 1:
-        return _evaluate(sides[0])
-    if len(sides) > 2:
-        return None
-    expression, claimed = sides
-    if not _SIGNED_OPERAND.fullmatch(claimed):  # 24 = 6*(5-1)
-        claimed, expression = sides
-    result = _evaluate(expression)
-    if result is None or not _SIGNED_OPERAND.fullmatch(claimed):
-        return None
-    value, _ = result
-    if value != Fraction(claimed):
-        return None
-    return result
-
-
-def _in_ascii(text: str) -> str:
     text = text.strip().removesuffix(".")
     if text.startswith("**") and text.endswith("**"):  # bold
         text = text[2:-2]
@@ -67,15 +43,10 @@ def _in_ascii(text: str) -> str:
     text = _THOUSANDS.sub("", text)
     text = _TIMES.sub("*", text.replace(r"\div", "/"))
     text = text.translate(_OPERATORS)
-    return _IMPLICIT.sub("*", text).strip()
-
-
-def _evaluate(text: str) -> tuple[Fraction, Counter[Fraction]] | None:
-    """Evaluate numbers and operators as Python reads them, but exactly."""
+    text = _IMPLICIT.sub("*", text).strip()
     if "".join(_ARITHMETIC.findall(text)) != "".join(text.split()):
         return None
     text = _ZEROS.sub("", text)
-    numbers: Counter[Fraction] = Counter()
 
     def evaluate(part: ast.AST) -> Fraction:
         if isinstance(part, ast.BinOp):
@@ -87,12 +58,10 @@ def _evaluate(text: str) -> tuple[Fraction, Counter[Fraction]] | None:
         if not isinstance(part, ast.Constant):
             raise ValueError(part)
         # from the text, since Python has read it as a float
-        number = Fraction(text[part.col_offset : part.end_col_offset])
-        numbers[number] += 1
-        return number
+        return Fraction(text[part.col_offset : part.end_col_offset])
 
     try:
-        return evaluate(ast.parse(text, mode="eval").body), numbers
+        return evaluate(ast.parse(text, mode="eval").body)
     except (SyntaxError, KeyError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
 

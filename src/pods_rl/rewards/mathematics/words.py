@@ -342,5 +342,5 @@ def _is_true(equation: str) -> bool:
         result = read_expression(_UNIT_IN_SUM.sub(" ", side))
         if result is None:
             return False
-        values.add(result[0])
+        values.add(result)
     return len(values) == 1
