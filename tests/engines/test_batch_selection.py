@@ -117,18 +117,11 @@ def test_accumulated_micro_batches_are_one_batch(make_trainer):
         torch.testing.assert_close(weight, dict(parts.model.named_parameters())[name], rtol=0, atol=1e-5)
 
 
-def test_a_rule_of_a_user_s_over_the_batch_may_weigh_its_rows(make_trainer):
+def test_a_rule_of_a_user_s_over_the_batch_keeps_its_rows(make_trainer):
     def first_two(batch):
-        indices = torch.tensor([0, 1, 8, 9])
-        return BatchSelection(indices, *batch.rewards.shape, weights=torch.tensor([2.0, 2.0, 0.5, 0.5]))
+        return BatchSelection(torch.tensor([0, 1, 8, 9]), *batch.rewards.shape)
 
-    def unweighted(batch):
-        return torch.tensor([0, 1, 8, 9])
-
-    heavy = trained(make_trainer, rule=first_two, max_steps=1, scale_rewards="none").rollouts
-    plain = trained(make_trainer, rule=unweighted, max_steps=1, scale_rewards="none").rollouts
-    assert heavy.kept.tolist() == plain.kept.tolist() == [0, 1, 8, 9]
-    torch.testing.assert_close(heavy.advantages, plain.advantages * torch.tensor([2.0, 2.0, 0.5, 0.5]))
+    assert trained(make_trainer, rule=first_two, max_steps=1).rollouts.kept.tolist() == [0, 1, 8, 9]
 
 
 def test_a_subclass_sees_the_rows_of_its_batch(make_trainer):

@@ -105,13 +105,6 @@ def test_groups_of_equal_sizes_are_a_selection_to_the_last_bit(when: str, scale:
     assert torch.equal(ragged_R, advantages(rewards_PN, selection, **ways).flatten())
 
 
-def test_weights_are_factors_of_the_advantages() -> None:
-    rewards_PN, kept = example()
-    weights_R = torch.linspace(0, 2, len(kept.indices), dtype=torch.float64)
-    weighted = BatchSelection(kept.indices, 6, 6, weights=weights_R)
-    assert torch.equal(advantages(rewards_PN, weighted), advantages(rewards_PN, kept) * weights_R)
-
-
 def test_an_empty_selection_has_no_advantages() -> None:
     nothing = BatchSelection(torch.zeros(0, dtype=torch.int64), 2, 4)
     assert advantages(torch.zeros(2, 4), nothing).shape == (0,)

@@ -291,9 +291,9 @@ def lowest(batch: RolloutBatch) -> Tensor:
     return numbers
 
 
-def weighted(batch: RolloutBatch) -> BatchSelection:
+def first_two(batch: RolloutBatch) -> BatchSelection:
     prompts, n = batch.rewards.shape
-    return BatchSelection(torch.tensor([0, 1]), prompts, n, weights=torch.tensor([0.5, 2.0]))
+    return BatchSelection(torch.tensor([0, 1]), prompts, n)
 
 
 def test_a_users_rule_returns_flat_numbers_or_a_selection() -> None:
@@ -302,7 +302,7 @@ def test_a_users_rule_returns_flat_numbers_or_a_selection() -> None:
     kept = select_batch(rewards_PN, 4, lowest)
     assert kept.indices.tolist() == [0, 2, 4, 5]
     assert torch.equal(rewards_PN, before_PN)
-    assert select_batch(rewards_PN, 4, weighted).weights.tolist() == [0.5, 2.0]
+    assert select_batch(rewards_PN, 4, first_two).indices.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -388,8 +388,6 @@ def test_a_batch_selection_marks_counts_and_takes_its_rows() -> None:
         ((torch.tensor([0, 1, 4]), 2, 4), ValueError, "prompt 1"),
         ((torch.tensor([0, 1]), 1.0, 4), TypeError, "num_prompts"),
         ((torch.tensor([0, 1]), 1, -4), ValueError, "num_rollouts"),
-        ((torch.tensor([0, 1]), 1, 4, torch.ones(3)), ValueError, "weights"),
-        ((torch.tensor([0, 1]), 1, 4, torch.tensor([1.0, NAN])), ValueError, "weights"),
     ],
 )
 def test_a_batch_selection_checks_its_rows(arguments: tuple, error: type[Exception], message: str) -> None:

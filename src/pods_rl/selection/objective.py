@@ -35,8 +35,7 @@ def advantages(
 
     Args:
         rewards_PN: `[P, N]`, finite or NaN.
-        selection: the rollouts kept of each prompt, or of the batch. Each advantage of a `BatchSelection` with weights
-            is multiplied by its row's weight.
+        selection: the rollouts kept of each prompt, or of the batch.
         when: "after" takes mean and deviation of the prompt's kept rewards (the paper), "before" of all n.
         scale: divide by the deviation of the "group", of the "batch" (all prompts' rewards), or "none".
         baseline: the group's "mean", or for each rollout the mean of the others ("leave_one_out"). With the
@@ -91,10 +90,9 @@ def advantages(
     # Rounding of a constant group's mean must not become an advantage.
     constant_P1 = is_constant(reference_PR, tolerance).unsqueeze(1)
     advantages_PM = scaled_PM.nan_to_num(nan=0.0).masked_fill(constant_P1, 0.0)
-    if not isinstance(selection, BatchSelection):
-        return advantages_PM
-    advantages_R = advantages_PM[selection.groups, selection.slots]
-    return advantages_R if selection.weights is None else advantages_R * selection.weights.to(advantages_R.dtype)
+    if isinstance(selection, BatchSelection):
+        return advantages_PM[selection.groups, selection.slots]
+    return advantages_PM
 
 
 def spread(rewards_PN: Tensor) -> Tensor:

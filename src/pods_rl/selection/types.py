@@ -62,13 +62,10 @@ class BatchSelection:
             none or at least two, because a single rollout has nothing to be compared with.
         num_prompts: P.
         num_rollouts: N, generated of each prompt.
-        weights: `[R]`, finite and at least 0: a factor of each kept rollout's advantage. If None, all are 1.
 
     Raises:
-        TypeError: indices that are not a dense int64 tensor, weights that are not real numbers, or sizes that are not
-            ints.
-        ValueError: another shape, indices that do not ascend or are out of range, a prompt with one rollout, or a
-            weight that is negative, NaN or infinite.
+        TypeError: indices that are not a dense int64 tensor, or sizes that are not ints.
+        ValueError: another shape, indices that do not ascend or are out of range, or a prompt with one rollout.
 
     >>> kept = BatchSelection(torch.tensor([0, 3, 8, 9, 11]), num_prompts=3, num_rollouts=4)
     >>> kept.sizes, kept.groups
@@ -78,7 +75,6 @@ class BatchSelection:
     indices: Tensor
     num_prompts: int
     num_rollouts: int
-    weights: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_tensor("BatchSelection.indices", self.indices)
@@ -106,21 +102,6 @@ class BatchSelection:
                 f"BatchSelection.indices keep a single rollout of prompt {int(alone_P.nonzero()[0])}; keep none of a "
                 "prompt, or at least two."
             )
-        if self.weights is not None:
-            self._check_weights(self.weights)
-
-    def _check_weights(self, weights_R: Tensor) -> None:
-        check_tensor("BatchSelection.weights", weights_R)
-        check_device("BatchSelection.weights", weights_R, "the indices", self.indices)
-        if weights_R.is_complex() or weights_R.dtype == torch.bool:
-            raise TypeError(f"BatchSelection.weights must be real numbers; got {describe(weights_R)}.")
-        if weights_R.shape != self.indices.shape:
-            raise ValueError(
-                f"BatchSelection.weights must have the shape of the indices, {list(self.indices.shape)}; got "
-                f"{describe(weights_R)}."
-            )
-        if not (weights_R.isfinite() & (weights_R >= 0)).all():
-            raise ValueError("BatchSelection.weights must be finite and at least 0; some are not.")
 
     @property
     def groups(self) -> Tensor:

@@ -46,8 +46,7 @@ def set_advantages(batch: Batch, generation: Generation, trainer: TRLTrainer) ->
         )
         rewards_GN = mark_unusable(totals_GN, None if record.masked is None else ~record.masked)
         if record.is_ragged:
-            selection = BatchSelection(record.kept, G, N, record.weights)
-            kept_advantages = advantages(rewards_GN, selection, **settings)
+            kept_advantages = advantages(rewards_GN, BatchSelection(record.kept, G, N), **settings)
         else:
             groups_P = (record.kept // N).unique_consecutive()
             kept_PM = (record.kept % N).view(len(groups_P), -1)

@@ -151,18 +151,16 @@ class Generation:
         each = self.rows // shares.processes
         return range(self.rounds[0].process * each, (self.rounds[0].process + 1) * each)
 
-    def keep(self, kept: Tensor, weights: Tensor | None, unreplaced: Tensor, is_ragged: bool) -> None:
+    def keep(self, kept: Tensor, unreplaced: Tensor, is_ragged: bool) -> None:
         """Record which rollouts are kept, in the order of the rows.
 
         Args:
             kept: int64, at most R numbers.
-            weights: of each. If None, 1.
             unreplaced: bool `[G]`, groups that dynamic sampling found dead and could not replace.
             is_ragged: whether prompts may have different numbers of rows.
         """
         record = Rollouts.joined([round_.record for round_ in self.rounds if round_.record is not None])
         record.kept = kept
-        record.weights = weights
         record.is_ragged = is_ragged
         record.without_signal = unreplaced
         scores = self.scores

@@ -20,8 +20,8 @@ class Rollouts:
     """The rollouts of one generation, kept for the ledger and for metrics.
 
     Lists hold the rollouts of this process, prompt by prompt, which need not be complete groups: rollout i of group g
-    has number g N + i. `rewards`, `kept`, `weights` and `advantages` are those of all processes. The G groups are the P
-    of the batch and, after them, those that dynamic sampling added.
+    has number g N + i. `rewards`, `kept` and `advantages` are those of all processes. The G groups are the P of the
+    batch and, after them, those that dynamic sampling added.
     """
 
     step: int
@@ -36,7 +36,6 @@ class Rollouts:
     kept: Tensor  # int64, the number of each kept rollout, in the order of the rows; fewer than R leave rows empty
     advantages: Tensor | None = None  # of each kept rollout, known once the batch is built
     masked: Tensor | None = None  # [G, N] bool, rollouts without a token in the loss. If None, none of them
-    weights: Tensor | None = None  # of each kept rollout, a factor of its advantage. If None, 1
     without_signal: Tensor | None = None  # [G] bool, groups that must not train. If None, none of them
     is_ragged: bool = False  # whether prompts may keep different numbers
 

@@ -220,7 +220,7 @@ class Selecting(Layer):
             live_share = 1 - (len(dead_slots) - count) / prompts
             self._metrics["train"]["pods/dynamic_sampling/live_share"].append(live_share)
         kept = (groups_P[:, None] * n + kept_GM[groups_P]).flatten()  # [P, M] -> [R]
-        generation.keep(kept, None, unreplaced_G, is_ragged=False)
+        generation.keep(kept, unreplaced_G, is_ragged=False)
 
     def _select_batch(self, generation: Generation) -> None:
         """Keep R rollouts of all prompts; dynamic sampling adds prompts while fewer than R are live."""
@@ -248,18 +248,15 @@ class Selecting(Layer):
         selection = select_batch(
             rewards_GN, min(rows, rewards_GN.numel()), rule, generator=generator, tolerance=tolerance
         )
-        # The first process decides for all: its numbers and weights, filled up to R.
-        chosen = torch.full((2, rows), -1.0, dtype=torch.float64)
-        chosen[0, : len(selection.indices)] = selection.indices.double()
-        chosen[1] = 1.0
-        if selection.weights is not None:
-            chosen[1, : len(selection.indices)] = selection.weights.double()
-        numbers, weights = broadcast(chosen.to(self.accelerator.device)).cpu()
+        # The first process decides for all: its numbers, filled up to R.
+        numbers = torch.full((rows,), -1)
+        numbers[: len(selection.indices)] = selection.indices
+        numbers = broadcast(numbers.to(self.accelerator.device)).cpu()
         is_kept = numbers >= 0
         if self._dynamic.rounds:
             self._metrics["train"]["pods/dynamic_sampling/live_share"].append(is_kept.double().mean().item())
         without_signal_G = torch.zeros(len(rewards_GN), dtype=torch.bool)
-        generation.keep(numbers[is_kept].long(), weights[is_kept], without_signal_G, is_ragged=True)
+        generation.keep(numbers[is_kept], without_signal_G, is_ragged=True)
 
     # -- prompts of a generation that do not follow from its rows ------------------------------------------------------
 
