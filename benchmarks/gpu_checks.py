@@ -274,10 +274,6 @@ LINEAR = {
     "layer_types": ["linear_attention", "linear_attention", "full_attention"],
 }  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-MAMBA = {
-    "mamba_n_heads": 8, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_chunk_size": 16,
-    "attn_layer_indices": [2],
-}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3": {"model_type": "qwen3"},
     "Gemma 2": {"model_type": "gemma2", "query_pre_attn_scalar": 16, "attn_implementation": "eager", **SLIDING},
@@ -285,7 +281,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt-oss": {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, **SLIDING},
     "Qwen3-MoE": {"model_type": "qwen3_moe", **EXPERTS},
     "Qwen3.5": {"model_type": "qwen3_5_text", **LINEAR},
-    "Bamba": {"model_type": "bamba", **MAMBA},
     "LFM2": {"model_type": "lfm2", "layer_types": ["conv", "conv", "full_attention"], "conv_L_cache": 3},
 }
 

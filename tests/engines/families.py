@@ -47,7 +47,6 @@ EXPERTS = {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
 }  # fmt: skip
 LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 8}
 SLIDING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"] * 2}
 LATENT = {
     "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
@@ -77,13 +76,11 @@ class Family:
         kind: its row in the table.
         model_type: of transformers, or the name of a class with images in `vision.py`.
         config: what differs from `SIZES`.
-        settings: of the trainer.
     """
 
     kind: str
     model_type: str
     config: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
 
 
 FAMILIES = {
@@ -117,21 +114,6 @@ FAMILIES = {
     "LFM2": Family(
         HYBRID, "lfm2", {"layer_types": ["conv", "conv", "full_attention", "conv"], "conv_L_cache": 3}
     ),
-    "Nemotron-H": Family(
-        HYBRID, "nemotron_h",
-        {
-            "layers_block_type": ["mamba", "mlp", "attention", "mamba"], "ssm_state_size": 8, "mamba_num_heads": 4,
-            "mamba_head_dim": 16, "n_groups": 1, "mamba_n_groups": 1, "conv_kernel": 4, "chunk_size": 8,
-        },
-    ),
-    "Granite 4": Family(
-        HYBRID, "granitemoehybrid",
-        MAMBA | LOCAL_EXPERTS
-        | {"layer_types": ["mamba", "mamba", "attention", "mamba"], "shared_intermediate_size": 64},
-        {"router_aux_loss_coef": 0.0},  # TRL looks for a number of experts that this configuration does not have
-    ),
-    "Bamba": Family(HYBRID, "bamba", MAMBA | {"attn_layer_indices": [2]}),
-    "Falcon-H1": Family(HYBRID, "falcon_h1", MAMBA | {"mamba_d_ssm": 64}),
     "Qwen2 on an adapter": Family(ADAPTER, "qwen2"),
     **{f"{CLASSES[name]} on text": Family(IMAGE_CLASS, name) for name in VISION},
     **{f"{CLASSES[name]} on images": Family(IMAGES, name) for name in VISION},
@@ -202,7 +184,7 @@ def train_step(family: Family, *, prefix_tree: bool, rollouts: dict[str, list[An
     config = PODSConfig(
         tempfile.mkdtemp(), num_generations=4, num_rollouts=8, per_device_train_batch_size=8, max_completion_length=12,
         max_steps=1, temperature=0.5, seed=3, prefix_tree=prefix_tree, use_cpu=True, bf16=False, report_to="none",
-        gradient_checkpointing=False, disable_tqdm=True, logging_steps=1, save_strategy="no", **family.settings,
+        gradient_checkpointing=False, disable_tqdm=True, logging_steps=1, save_strategy="no",
     )  # fmt: skip
     trainer = PODSTrainer(
         model=model, reward_funcs=_reward, args=config, train_dataset=_prompts(family),

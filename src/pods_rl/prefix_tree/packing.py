@@ -419,7 +419,7 @@ def _compare_with_rows(call: nn.Module, device: torch.device, config: Any, toler
         recurrent_layers = 1  # at least
     if recurrence.layers < recurrent_layers:
         return Probe(f"{recurrent_layers} of its layers are recurrent, and {recurrence.layers} took a tree")
-    has_attention = not layer_types or bool({"hybrid", *ATTENTION_TYPES} & set(layer_types))
+    has_attention = not layer_types or bool(ATTENTION_TYPES & set(layer_types))
     if has_attention and not attention.windows:
         return Probe(f"its layers ({type(call).__name__}) do not call an attention function of transformers")
     if has_windows and attention.windows == {0}:

@@ -1,6 +1,6 @@
 """Recurrent layers over a prefix tree: each node continues from the state of the node before it in its rows.
 
-Gated DeltaNet, Kimi's delta attention, Mamba2 and short convolutions. Projections, norms and gates work on each node by
+Gated DeltaNet, Kimi's delta attention and short convolutions. Projections, norms and gates work on each node by
 itself. Only the functions of transformers that mix neighbouring tokens need the tree, and they receive it as a keyword
 of the model: a convolution reads the last nodes of a path, and a recurrence runs in waves. Rows that begin alike share
 the state after their common part, and a later wave starts from it.
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import pad
 
 from .attention import KEYWORD as ATTENTION_KEYWORD
 from .attention import move_together
@@ -27,7 +27,7 @@ from .blocks import take_shared
 from .tree import Branch
 
 RECURRENCE_KEYWORD = "prefix_tree_recurrence"  # the argument of a model that its layers pass on to the functions below
-LAYER_TYPES = {"linear_attention", "conv", "mamba", "hybrid"}  # names that configurations give to recurrent layers
+LAYER_TYPES = {"linear_attention", "conv"}  # names that configurations give to recurrent layers
 
 Scan = Callable[[list[Tensor], Tensor | None, bool], tuple[Tensor, Tensor | None]]
 
@@ -332,66 +332,14 @@ def _scan_delta_rule(
     return outputs, None
 
 
-def _scan_state_space(
-    tree: TreeRecurrence,
-    function: Any,
-    hidden_states: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    chunk_size: int,
-    D: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = (0.0, float("inf")),
-    **options: Any,
-) -> Tensor:
-    """Stand in for Mamba2's scan, in which padding with a time step of 0 leaves the state as it is."""
-    options.pop("initial_states", None)
-    options.pop("return_final_states", None)
-    # The function would make a time step of more than 0 from one of 0, so this is done before the padding.
-    if dt_bias is not None:
-        dt = dt + dt_bias.to(dt.dtype)
-    if dt_softplus:
-        dt = softplus(dt)
-    dt = dt.clamp(*dt_limit)
-    work = hidden_states.size(2) * (B.size(3) + _CHUNK) * (hidden_states.size(3) + B.size(3))
-
-    def scan(batch: list[Tensor], initial: Tensor | None, has_children: bool) -> tuple[Tensor, Tensor | None]:
-        x, steps, into, out_of = batch
-        result = function(
-            x,
-            steps,
-            A,
-            into,
-            out_of,
-            chunk_size=_chunk(x) or chunk_size,
-            D=D,
-            initial_states=initial,
-            return_final_states=has_children,
-            **options,
-        )
-        return result if has_children else (result, None)
-
-    return tree.scan(scan, [hidden_states, dt, B, C], call_tokens(hidden_states, work))
-
-
-def _decline(tree: TreeRecurrence, function: Any, *args: Any, **options: Any) -> None:
-    """Stand in for Mamba2's convolution and scan in one kernel: the layer then calls both by themselves."""
-    return None
-
-
 # How a tree is computed, by the names that functions have in the files of transformers' models.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "causal_conv1d_fn": _convolve,
     "torch_chunk_gated_delta_rule": _scan_delta_rule,
     "chunk_kimi_delta_attention": _scan_delta_rule,
-    "mamba2_chunk_scan": _scan_state_space,
-    "mamba2_split_conv1d_scan_combined": _decline,
 }
 
-OTHER = "mamba_selective_scan"  # Mamba1's scan, which neither receives keywords nor takes a state to begin in
+OTHERS = ("mamba_selective_scan", "mamba2_chunk_scan")  # scans that are not computed over trees
 
 _CHUNK = 64  # tokens that torch's functions compute at once
 
@@ -417,7 +365,9 @@ def recurrence_modules(model: nn.Module) -> set[ModuleType]:
     names = {type(part).__module__ for part in model.modules()}
     modules = [sys.modules[name] for name in names if name in sys.modules]
     return {
-        module for module in modules if any(hasattr(module, name) for name in FUNCTIONS) and not hasattr(module, OTHER)
+        module
+        for module in modules
+        if any(hasattr(module, name) for name in FUNCTIONS) and not any(hasattr(module, name) for name in OTHERS)
     }
 
 
