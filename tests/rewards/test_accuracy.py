@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pods_rl.rewards import accuracy, accuracy_batch, answers, extract_gold, get_reward, verifier
-from pods_rl.rewards.mathematics import MAX_LENGTH, decide, is_code, plain, read_number
+from pods_rl.rewards.mathematics import MAX_LENGTH, decide, plain, read_number
 
 from .data import rows
 
@@ -185,7 +185,6 @@ def test_no_part_of_the_comparison_reads_a_text_of_unlimited_length():
         assert plain(text) == ""
         assert decide(text, "18") is False
         assert decide("18", text) is False
-        assert not is_code(text)
     for text in ("9" * (MAX_LENGTH + 1), f"1/{'9' * 5000}", f"1e{'9' * 900}", "1/0"):
         assert read_number(text) is None
 

@@ -21,7 +21,6 @@ from datasets import Dataset
 
 from ..errors import UserError
 from ..rewards import extract_answer, extract_gold, get_reward
-from ..rewards.mathematics import is_code
 from ..text import counted, describe, short
 from .files import with_numbers
 from .sources import column_of
@@ -128,7 +127,7 @@ def gold_problem(gold: str, grader: str | None) -> str | None:
     'it holds the control character U+0001; remove it'
     >>> gold_problem("1/2", "accuracy")
     """
-    if _LOST in gold or _lost_a_backslash(gold):
+    if _LOST in gold or _CONTROL_OF_COMMAND.search(gold) or _REST_OF_COMMAND.search(gold):
         return "a backslash was lost: in JSON and in Python text it is written twice, as in \\\\frac"
     for character in gold:
         category = unicodedata.category(character)
@@ -169,7 +168,7 @@ def raise_listed(problems: Sequence[str]) -> None:
 
 
 def gold_notes(golds: Iterable[str], source: str, grader: str | None) -> tuple[str, ...]:
-    """Return notes on gold answers of a split that completions are unlikely to match, and on those that are codes.
+    """Return a note on gold answers of a split that are prose, which is matched word for word, or missing values.
 
     >>> gold_notes(["4", "Answers vary"], "train.jsonl", "accuracy")
     ("train.jsonl: 1 gold answer is prose or a missing value, which completions are unlikely to match: row 2 (counted \
@@ -177,42 +176,21 @@ from 1), 'Answers vary'. Shorten or remove it, or grade it with a reward of your
     """
     if grader != "accuracy":
         return ()
-    notes: tuple[str, ...] = ()
     unlikely: list[str] = []
-    codes: list[str] = []
     for row, gold in enumerate(golds, start=1):  # once over the rows, which may not fit in memory
         if _NUMBER.fullmatch(gold):
             continue
-        if is_unlikely(gold):
+        is_prose = _VAGUE.search(gold) or len(_WORD.findall(gold)) >= _MANY_WORDS
+        if is_prose or gold.strip().casefold() in _MISSING:
             unlikely.append(f"row {row} (counted from 1), {short(gold)!r}")
-        if is_code(gold):
-            codes.append(f"row {row} (counted from 1), {short(gold)!r}")
-    if unlikely:
-        several = len(unlikely) > 1
-        notes += (
-            f"{source}: {counted(len(unlikely), 'gold answer')} {'are' if several else 'is'} prose or a missing value, "
-            f"which completions are unlikely to match: {'; '.join(unlikely[:SHOWN])}. Shorten or remove "
-            f"{'them, or grade them' if several else 'it, or grade it'} with a reward of your own.",
-        )
-    if codes:
-        several_codes = f"{counted(len(codes), 'gold answer')} look like dates, ranges, scores or codes, such as"
-        subject = several_codes if len(codes) > 1 else "1 gold answer looks like a date, a range, a score or a code:"
-        notes += (
-            f"{source}: {subject} {codes[0]}. Integers joined by a hyphen or by two or more slashes are compared group "
-            "by group, and a single slash is a fraction. If the value counts, write it.",
-        )
-    return notes
-
-
-def is_unlikely(gold: str) -> bool:
-    """Return whether a gold answer is prose, which is matched word for word only, or marks a missing value.
-
-    >>> is_unlikely("nan"), is_unlikely("Navin, Luis and Ryan")
-    (True, False)
-    """
-    if gold.strip().casefold() in _MISSING or _VAGUE.search(gold):
-        return True
-    return len(_WORD.findall(gold)) >= _MANY_WORDS
+    if not unlikely:
+        return ()
+    several = len(unlikely) > 1
+    return (
+        f"{source}: {counted(len(unlikely), 'gold answer')} {'are' if several else 'is'} prose or a missing value, "
+        f"which completions are unlikely to match: {'; '.join(unlikely[:SHOWN])}. Shorten or remove "
+        f"{'them, or grade them' if several else 'it, or grade it'} with a reward of your own.",
+    )
 
 
 def last_turn_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
@@ -234,31 +212,6 @@ def last_turn_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
             "message"
         )
     return None
-
-
-def prompt_notes(prompts: Iterable[str | Sequence[Mapping[str, Any]]], source: str) -> tuple[str, ...]:
-    r"""Return a note on prompts whose LaTeX lost a backslash.
-
-    >>> prompt_notes(["What is \frac12?", "What is \\frac12?"], "train.jsonl")[0][:66]
-    'train.jsonl: 1 prompt lost a backslash, such as row 1 (counted fro'
-    """
-    damaged = [row for row, prompt in enumerate(prompts, start=1) if _lost_a_backslash(_prompt_text(prompt))]
-    if not damaged:
-        return ()
-    return (
-        f"{source}: {counted(len(damaged), 'prompt')} lost a backslash, such as row {damaged[0]} (counted from 1): in "
-        "JSON it is written twice, as in \\\\frac.",
-    )
-
-
-def _prompt_text(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(str(message.get("content")) for message in prompt)
-
-
-def _lost_a_backslash(text: str) -> bool:
-    return bool(_CONTROL_OF_COMMAND.search(text) or _REST_OF_COMMAND.search(text))
 
 
 def check_own_task(task: Task) -> None:

@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from ..errors import UserError
 from ..text import counted, describe
-from .checks import check_golds, gold_notes, last_turn_problem, prompt_notes, raise_listed, read_gold
+from .checks import check_golds, gold_notes, last_turn_problem, raise_listed, read_gold
 from .files import with_numbers
 from .prompts import PromptForm, mapped
 from .sources import (
@@ -151,11 +151,9 @@ def _cut_in_two(
 
 
 def _notes(rows: Dataset, source: DataSource, grader: str | None) -> tuple[str, ...]:
-    """Return what a user should know about the prompts and gold answers of a split."""
+    """Return what a user should know about the gold answers of a split."""
     answers = rows.select_columns(["answer"])  # the prompts, which may be many messages, are not read with them
-    on_golds = gold_notes(column_of(answers, "answer"), str(source), grader)
-    on_prompts = prompt_notes(column_of(rows, "prompt"), str(source))
-    return on_golds + on_prompts
+    return gold_notes(column_of(answers, "answer"), str(source), grader)
 
 
 def _named_sources(settings: Settings) -> tuple[DataSource, DataSource | None, tuple[str, ...]]:

@@ -21,7 +21,6 @@ otherwise. `equal` loads SymPy and may take forever on a hostile answer, so call
 from __future__ import annotations
 
 from .choices import VERDICTS, read_letter, read_verdict
-from .codes import is_code
 from .comparison import Pair, decide, same_text
 from .molecules import is_formula
 from .notation import MAX_LENGTH, plain
@@ -40,6 +39,6 @@ def equal(gold: str, answer: str) -> bool:
 
 
 __all__ = [
-    "MAX_LENGTH", "VERDICTS", "Pair", "decide", "equal", "is_code", "is_formula", "plain", "read_letter",
+    "MAX_LENGTH", "VERDICTS", "Pair", "decide", "equal", "is_formula", "plain", "read_letter",
     "read_number", "read_verdict", "same_text",
 ]  # fmt: skip

@@ -10,7 +10,6 @@ import re
 
 from .bounds import split_bound
 from .molecules import is_formula
-from .notation import plain
 from .words import WORDS_THAT_CHANGE_A_NUMBER, may_change
 
 _GROUP = r"[0-9]+(?:[.,:][0-9]+)*"  # 10, 2.5, 1,000, 10:30
@@ -29,9 +28,6 @@ _HOURS = frozenset(("am", "pm"))
 
 _VOWEL = re.compile("[AEIOUY]")  # of a word, whose case does not count
 _THOUSANDS = re.compile(r",(?=[0-9]{3}(?![0-9]))")
-_FRACTION_LIKE_A_DATE = re.compile(  # 05/10, 10/05, 2020/21
-    r"0[0-9]\s*/\s*[0-9]{1,4}|[0-9]{1,4}\s*/\s*0[0-9]|(?:19|20)[0-9]{2}\s*/\s*(?:(?:19|20)[0-9]{2}|[0-9]{2})"
-)
 _CAPITALS = re.compile(r"[A-Z0-9]+|[A-Z](?:\s*-\s*[A-Z]){2,}|[A-Z][a-z]?[A-Z0-9]*-[0-9]+[A-Z]?")  # BCA, 2B, A-C-B, F-16
 _BETWEEN_CODES = re.compile(r",(?![0-9]{3}(?![0-9]))\s*(?:and\s+)?|;\s*|\s+(?:and|or)\s+")
 
@@ -64,22 +60,6 @@ def compare_codes(answer: str, gold: str, written_gold: str) -> bool | None:
             return answer.casefold() == gold.casefold()
         return answer == gold
     return None
-
-
-def is_code(text: str) -> bool:
-    """Whether an answer looks like a date, a range, a score or a code, which is compared to the sign, or as a fraction.
-
-    >>> [is_code(text) for text in ("10-12", "2024-05-01", "$20-$30", "2B", "05/10", "2020/21")]
-    [True, True, True, True, True, True]
-    >>> [is_code(text) for text in ("3-5 days", "10/5/2020", "978-3-16-148410-0")]
-    [True, True, True]
-    >>> [is_code(text) for text in ("18", "1/2", "x-3", "-2", "USA", "3:30", "10/12", "2^{10}-1", "3/4-1/2")]
-    [False, False, False, False, False, False, False, False, False]
-    """
-    text = plain(text)
-    if _groups(text) or _FRACTION_LIKE_A_DATE.fullmatch(text):
-        return True
-    return is_in_capitals(text) and not text.isalpha() and "-" not in text
 
 
 def is_in_capitals(text: str) -> bool:
