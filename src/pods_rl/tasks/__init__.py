@@ -12,8 +12,8 @@ from functools import partial
 
 from ..errors import UserError, raised
 from ..rewards import check_reward
-from ..text import find
-from .checks import check_own_task, shared_note
+from ..text import counted, find
+from .checks import check_own_task
 from .chemistry import CHEMISTRY, chemistry_task
 from .generated import GYM, arithmetic_task, gym_task
 from .prompts import Fitted, fit_prompts
@@ -29,6 +29,7 @@ from .task import (
     deciding_reward,
     last_turn,
     row_hashes,
+    shared_prompts,
 )
 from .words import words_task
 
@@ -86,7 +87,12 @@ def load_task(settings: Settings, *, reward_errors: str = "raise", check: bool =
     _check_rewards(task)
     if check and not isinstance(entry, TaskEntry):
         check_own_task(task)
-    return dataclasses.replace(task, notes=task.notes + shared_note(task))
+    shared = shared_prompts(task)
+    if not shared:
+        return task
+    return dataclasses.replace(
+        task, notes=(*task.notes, f"{counted(shared, 'test prompt')} also in the training split")
+    )
 
 
 def _check_rewards(task: Task) -> None:

@@ -24,7 +24,7 @@ from ..rewards import extract_answer, extract_gold, get_reward
 from ..text import counted, describe, short
 from .files import with_numbers
 from .sources import column_of
-from .task import GRADERS, Task, shared_prompts
+from .task import GRADERS, Task
 
 SHOWN = 5  # rows that a message names
 _EXACT = 2.0**53  # from here on floats skip whole numbers
@@ -246,11 +246,3 @@ def _stored_gold_problem(gold: object, grader: str) -> str | None:
     if problem is None:
         return None
     return f"no completion can match the gold answer, {describe(gold)}: {problem}"
-
-
-def shared_note(task: Task) -> tuple[str, ...]:
-    """Return a note on test prompts that are also training prompts."""
-    shared = shared_prompts(task)
-    if not shared:
-        return ()
-    return (f"{counted(shared, 'test prompt')} also in the training split",)

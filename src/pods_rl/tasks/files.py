@@ -102,31 +102,23 @@ def _rows(path: Path) -> Iterator[str]:
 
 
 def _json_rows(file: IO[str], path: Path) -> Iterator[str]:
-    """Yield the objects of JSON Lines, of a JSON list, or of objects over several lines; blank lines are skipped."""
-    rows = 0
-    text = ""
+    """Yield the objects of JSON Lines or of a JSON list; blank lines are skipped."""
+    is_first = True
     for number, line in enumerate(file, start=1):
-        stripped = line.strip()
-        if not stripped:
+        text = line.strip()
+        if not text:
             continue
-        # The first line that is not blank says which of the three it is.
-        if rows == 0 and stripped.startswith("["):
+        if is_first and text.startswith("["):
             yield from _list_rows(line + file.read(), path)
             return
-        if rows == 0 and stripped == "{":
-            yield from _object_rows(line + file.read(), path)
-            return
-        rows += 1
-        text = stripped
+        is_first = False
         place = f"{path}, line {number}"
         try:
             row = parse_row(text)
         except (ValueError, RecursionError) as error:
-            raise _not_json(error, place, text) from error
+            raise _not_json(error, place) from error
         _check_object(row, place)
         yield text
-    if rows == 1:
-        _check_not_a_table(text, path)
 
 
 def _list_rows(text: str, path: Path) -> Iterator[str]:
@@ -138,7 +130,11 @@ def _list_rows(text: str, path: Path) -> Iterator[str]:
     while True:
         number += 1
         place = f"{path}, row {number} (counted from 1)"
-        end = _end_of_object(text, start, place)
+        try:
+            row, end = _DECODER.raw_decode(text, start)
+        except (ValueError, RecursionError) as error:
+            raise _not_json(error, place) from error
+        _check_object(row, place)
         yield text[start:end]
         after = _skip_space(text, end)
         following = text[after : after + 1]
@@ -147,29 +143,6 @@ def _list_rows(text: str, path: Path) -> Iterator[str]:
         if following != ",":
             raise UserError(f"{place}: is followed by {short(repr(text[after : after + 20]))}; expected , or ]")
         start = _skip_space(text, after + 1)
-
-
-def _object_rows(text: str, path: Path) -> Iterator[str]:
-    """Yield objects that are written over several lines each, without a list around them."""
-    number = 0
-    start = _skip_space(text, 0)
-    while start < len(text):
-        number += 1
-        end = _end_of_object(text, start, f"{path}, row {number} (counted from 1)")
-        yield text[start:end]
-        start = _skip_space(text, end)
-    if number == 1:
-        _check_not_a_table(text, path)
-
-
-def _end_of_object(text: str, start: int, place: str) -> int:
-    """Return where the object ends that begins at `start`; raise UserError if there is no object."""
-    try:
-        row, end = _DECODER.raw_decode(text, start)
-    except (ValueError, RecursionError) as error:
-        raise _not_json(error, place, text) from error
-    _check_object(row, place)
-    return end
 
 
 def _skip_space(text: str, start: int) -> int:
@@ -183,38 +156,14 @@ def _check_object(row: object, place: str) -> None:
         raise UserError(f"{place}: is {describe(with_numbers(row))}; expected an object for each row")
 
 
-def _check_not_a_table(text: str, path: Path) -> None:
-    """Raise UserError if the only row of a file holds all rows: `{"data": [...]}`, or a list for each column."""
-    row = parse_row(text)
-    if row and all(isinstance(value, list) for value in row.values()):
-        raise UserError(
-            f"{path} is one object that holds lists ({', '.join(map(short, row))}); expected an object for each row. "
-            'Write a list of rows, [{"question": ..., "answer": ...}, ...], or one row a line'
-        )
-
-
-def _not_json(error: Exception, place: str, text: str) -> UserError:
-    """Return the error of text that is not JSON, with what usually causes it."""
+def _not_json(error: Exception, place: str) -> UserError:
+    """Return the error of text that is not JSON, with what to do."""
     if isinstance(error, RecursionError):
         return UserError(f"{place}: is {TOO_DEEP}")
     reason = str(error).partition(": line ")[0]
-    return UserError(f"{place}: is not JSON ({reason}). {_advice(error, reason, text)}")
-
-
-def _advice(error: Exception, reason: str, text: str) -> str:
-    """Return how to repair text that is not JSON, for the usual mistakes."""
-    if "escape" in reason:
-        return 'A backslash in JSON is written twice, as in "\\\\sqrt"'
-    if isinstance(error, json.JSONDecodeError):
-        before = error.doc[: error.pos]
-        rest = error.doc[error.pos :]
-        if before.rstrip().endswith("},"):
-            return "Remove the comma after the last row"
-        if rest.strip() == ",":
-            return "Remove the comma at the end of each line"
-    if text.lstrip().startswith(("{'", "[{'")):
-        return "Names and text in JSON are in double quotes: write rows with json.dumps"
-    return "Fix it, or write the file with a JSON library"
+    in_text = 'A backslash in JSON is written twice, as in "\\\\sqrt"'
+    advice = in_text if "escape" in reason else "Fix it, or write the file with a JSON library"
+    return UserError(f"{place}: is not JSON ({reason}). {advice}")
 
 
 def _csv_rows(file: IO[str], path: Path) -> Iterator[str]:
@@ -228,7 +177,9 @@ def _csv_rows(file: IO[str], path: Path) -> Iterator[str]:
         place = f"{path}, line {reader.line_num}"
         if not names:
             names = [value.strip() for value in values]
-            _check_header(names, path)
+            for name in names:
+                if name and names.count(name) > 1:
+                    raise UserError(f"{path} has two columns named {name!r}; rename or remove one of them")
             continue
         if len(values) > len(names):
             raise UserError(
@@ -238,13 +189,3 @@ def _csv_rows(file: IO[str], path: Path) -> Iterator[str]:
         missing = [None] * (len(names) - len(values))  # a short line has no values for the last columns
         row: Mapping[str, str | None] = dict(zip(names, [*values, *missing], strict=True))
         yield json.dumps(row)
-
-
-def _check_header(names: Sequence[str], path: Path) -> None:
-    if len(names) == 1:
-        for separator, word in ((";", "semicolons"), ("\t", "tabs")):
-            if separator in names[0]:
-                raise UserError(f"{path} separates its columns by {word}; save it with commas")
-    for name in names:
-        if name and names.count(name) > 1:
-            raise UserError(f"{path} has two columns named {name!r}; rename or remove one of them")
