@@ -56,11 +56,7 @@ def divide_rows(
 
 
 def count_nodes(rows: NDArray[np.int64]) -> int:
-    """Return the nodes of the tree of some rows, `[R, T]` as of `divide_rows`.
-
-    >>> count_nodes(np.array([[5, 6, 7], [5, 6, 9]]))  # 5 before 6, and 6 before each of 7 and 9
-    3
-    """
+    """Return the nodes of the tree of some rows, `[R, T]` as of `divide_rows`."""
     lengths, added = _nodes_of_neighbours(rows[in_order_of_tokens(rows)])
     return int(lengths[0] + added[1:].sum())
 

@@ -367,12 +367,7 @@ def known_ends(criteria: StoppingCriteriaList, config: GenerationConfig, device:
 
 
 def end_rows(completions: Tensor, ends: Tensor, pad: int) -> int:
-    """Replace what follows the first end of each row `[rows, T]` by padding; return the most tokens of a row.
-
-    >>> rows = torch.tensor([[5, 1, 7, 8], [5, 6, 1, 1]])
-    >>> end_rows(rows, torch.tensor([1]), pad=0), rows.tolist()
-    (3, [[5, 1, 0, 0], [5, 6, 1, 0]])
-    """
+    """Replace what follows the first end of each row `[rows, T]` by padding; return the most tokens of a row."""
     is_end = torch.isin(completions, ends).int()
     has_ended = is_end.cumsum(1) > is_end
     completions.masked_fill_(has_ended, pad)

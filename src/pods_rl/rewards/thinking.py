@@ -32,11 +32,7 @@ def graded_text(prompt: str, completion: str) -> str:
 
 
 def after_thought(text: str) -> str | None:
-    """Return what follows the last thought of a text, or None if that thought is not closed.
-
-    >>> after_thought("<think>9*2</think>18"), after_thought("18"), after_thought("<think>9*2 = 18")
-    ('18', '18', None)
-    """
+    """Return what follows the last thought of a text, or None if that thought is not closed."""
     _, _, rest = text.rpartition(CLOSING)
     if OPENING in rest:
         return None

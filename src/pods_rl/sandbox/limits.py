@@ -144,9 +144,6 @@ def tokenizable(value: Any) -> Any:
     """Return text, or messages with text, that a tokenizer accepts: half of a surrogate pair becomes a question mark.
 
     A policy can write one as an argument of a tool, and a tool or an environment can return one.
-
-    >>> tokenizable("\\ud83d!"), tokenizable([{"type": "text", "text": "\\ud83d"}])
-    ('?!', [{'type': 'text', 'text': '?'}])
     """
     return change_text(value, lambda text: text.encode("utf-8", "replace").decode())
 

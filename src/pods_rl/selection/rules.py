@@ -218,12 +218,7 @@ def rule_name(rule: str | Rule) -> str:
 
 
 def function_of(kind: str, rule: Any, table: Mapping[str, Any], takes: str) -> Any:
-    """Return the function of a rule of a table, or raise a UserError; `takes` names its arguments.
-
-    >>> function_of("rule", None, RULES, "(rewards, m)")
-    Traceback (most recent call last):
-    pods_rl.selection.types.RuleError: rule must be a rule's name or a function; got None. Choose one of max_variance...
-    """
+    """Return the function of a rule of a table, or raise a UserError; `takes` names its arguments."""
     if not isinstance(rule, str) and not callable(rule):
         raise RuleError(
             f"{kind} must be a rule's name or a function; got {describe(rule)}. Choose one of {', '.join(table)}, or "
@@ -253,12 +248,7 @@ def check_takes(kind: str, rule: Any, function: Any, expected: str, *arguments: 
 
 
 def check_rule(rule: str | Rule) -> None:
-    """Raise a UserError unless `select` can call this rule.
-
-    >>> check_rule(lambda rewards, m: rewards)
-    Traceback (most recent call last):
-    pods_rl.selection.types.RuleError: the rule 'pods_rl.selection.rules:<lambda>' takes (rewards, m); ...
-    """
+    """Raise a UserError unless `select` can call this rule."""
     function = function_of("rule", rule, RULES, _TAKES)
     expected = f"{_TAKES} that returns the indices of the m rollouts to keep"
     check_takes("rule", rule, function, expected, None, 1, generator=None)

@@ -102,24 +102,15 @@ def split_bound(before: str, after: str) -> tuple[str, str, str] | None:
         phrase = pattern.search(before)
         if phrase:
             return bound, before[: phrase.start()], after
-    if _EXCLUDED_BEFORE.search(before) or _EXCLUDED_AFTER.search(after) or _is_disowned(before, after):
+    if _EXCLUDED_BEFORE.search(before) or _EXCLUDED_AFTER.search(after):
+        return None
+    if _DISOWNED.search(before) or _DISOWNED.search(after) or _LIMITED_AFTER.search(after):
         return None
     for bound, pattern in _BOUNDS_AFTER.items():
         phrase = pattern.search(after)
         if phrase:
             return bound, before, after[: phrase.start()] + after[phrase.end() :]
     return "", before, after
-
-
-def _is_disowned(before: str, after: str) -> bool:
-    """Whether words around an answer make it conditional or take it back.
-
-    >>> _is_disowned("", " in case of rain"), _is_disowned("my first guess was ", ""), _is_disowned("", " is too small")
-    (True, True, True)
-    >>> _is_disowned("It is ", " eggs")
-    False
-    """
-    return bool(_DISOWNED.search(before) or _DISOWNED.search(after) or _LIMITED_AFTER.search(after))
 
 
 def split_bound_in_words(text: str) -> tuple[str, str]:

@@ -63,13 +63,7 @@ def compare_codes(answer: str, gold: str, written_gold: str) -> bool | None:
 
 
 def is_in_capitals(text: str) -> bool:
-    """Whether a text is three or more capitals, also joined by hyphens, or capitals and digits, and not a formula.
-
-    >>> [is_in_capitals(text) for text in ("BCA", "A-C-B", "2B", "B2")]
-    [True, True, True, True]
-    >>> [is_in_capitals(text) for text in ("AB", "A-B", "12", "2ab", "H2O", "AB-CD")]
-    [False, False, False, False, False, False]
-    """
+    """Whether a text is three or more capitals, also joined by hyphens, or capitals and digits, and not a formula."""
     if not _CAPITALS.fullmatch(text) or is_formula(text):
         return False
     capitals = sum(sign.isupper() for sign in text)

@@ -68,11 +68,7 @@ def is_formula(text: str) -> bool:
 
 
 def without_subscripts(text: str) -> str:
-    """Write the counts of a formula without LaTeX and spaces: `C_6 H_{12}` is `C6H12`.
-
-    >>> without_subscripts("C_6 H_{12}")
-    'C6H12'
-    """
+    """Write the counts of a formula without LaTeX and spaces: `C_6 H_{12}` is `C6H12`."""
     return _COUNT.sub(r"\1\2", "".join(text.split()))
 
 
@@ -92,14 +88,9 @@ def _is_smiles(text: str) -> bool:
 
 
 def is_word(text: str) -> bool:
-    """Whether letters are a word, a formula, a codon or a Roman numeral rather than a product of variables.
-
-    Variables are not called o, so that letters with an o are a word.
-
-    >>> [is_word(text) for text in ("act", "dog", "CN", "IX")], [is_word(text) for text in ("abc", "mgh", "2ab", "kT")]
-    ([True, True, True, True], [False, False, False, False])
-    """
+    """Whether letters are a word, a formula, a codon or a Roman numeral rather than a product of variables."""
     folded = text.casefold()
+    # variables are not called o, so that letters with an o are a word
     if text.isalpha() and ("o" in folded or folded in _SHORT_WORDS):
         return True
     return is_formula(text) or bool(_CODON.fullmatch(text) or _ROMAN.fullmatch(text))

@@ -38,13 +38,7 @@ _LETTERS_MULTIPLIED = re.compile(  # mn, m \cdot n
 
 
 def is_name(text: str) -> bool:
-    r"""Whether a `plain` text names one quantity: a variable, a function of some, segments, or words.
-
-    >>> [is_name(text) for text in ("x", "x_1", "f(x)", r"\theta", "AB", "Total cost")]
-    [True, True, True, True, True, True]
-    >>> [is_name(text) for text in ("2x", "xy", "x+y", "x^2", "|x|", "x(x+1)", r"\pi")]
-    [False, False, False, False, False, False, False]
-    """
+    """Whether a `plain` text names one quantity: a variable, a function of some, segments, or words."""
     return bool(_QUANTITY.fullmatch(text) or _PHRASE.fullmatch(text))
 
 

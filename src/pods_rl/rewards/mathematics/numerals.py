@@ -44,13 +44,6 @@ class Number(NamedTuple):
         """Compare exactly; 50% equals both 50 and 0.5, since datasets write either. Bounds must be the same.
 
         A gold answer below 1 without a percent sign is not a percentage: 0.5% does not equal 1/2.
-
-        >>> Number(Fraction(50), percent=True).equals(Number(Fraction(1, 2)))
-        True
-        >>> Number(Fraction(1, 2), percent=True).equals(Number(Fraction(1, 2)))
-        False
-        >>> Number(Fraction(12), bound=">=").equals(Number(Fraction(12)))
-        False
         """
         if self.bound != gold.bound:
             return False
@@ -87,11 +80,7 @@ def read_number(text: str) -> Number | None:
 
 
 def inline_fractions(text: str) -> str:
-    r"""Write the LaTeX fractions of a text with a slash.
-
-    >>> inline_fractions(r"2\frac{1}{2}"), inline_fractions(r"\frac12 cm")
-    ('2 1/2', '1/2 cm')
-    """
+    """Write the LaTeX fractions of a text with a slash: `2 1/2`."""
     return _LATEX_FRACTION.sub(_inline_fraction, text)
 
 

@@ -49,11 +49,7 @@ def split_parameter(text: str) -> tuple[str, str, str] | None:
 
 
 def with_letter(text: str, letter: str, other: str) -> str:
-    r"""Write another letter for a parameter, and not in the name of a command.
-
-    >>> with_letter(r"\frac{k\pi}{2}", "k", "n")
-    '\\frac{n\\pi}{2}'
-    """
+    """Write another letter for a parameter, and not in the name of a command."""
     return _letter(letter).sub(other, text)
 
 

@@ -160,11 +160,7 @@ def _said_once(text: str) -> str:
 
 
 def in_digits(text: str) -> str:
-    r"""Write numbers in digits where a word scales them.
-
-    >>> in_digits("2.5 million dollars"), in_digits("2 dozen eggs"), in_digits(r"5\text{ million}")
-    ('2500000  dollars', '24  eggs', '5000000\\text{ }')
-    """
+    """Write numbers in digits where a word scales them: `2 dozen eggs` as `24  eggs`."""
     return _SCALED.sub(_scaled, text)
 
 
