@@ -101,7 +101,7 @@ def choose_kernel(
     if why_blocks is None:
         return Kernel(None, repeats_heads="enable_gqa" not in arguments)
     on_cpu = device == "cpu"
-    by_products = special.softcap or (special.sinks and (special.dropout or not on_cpu))
+    by_products = special.softcap or special.sinks
     # On a GPU no kernel takes both a mask and grouped heads: torch would write all scores to memory.
     return Kernel(why_blocks, repeats_heads=not on_cpu, by_products=by_products, merges=on_cpu and not by_products)
 
@@ -250,14 +250,12 @@ class TreeAttention:
         kernel = self._kernel(q, v, sinks, scoring)
         if kernel.why_blocks is None:
             return self.by_variable_length(q, k, v, sinks, scoring)
-        if kernel.merges and not scoring.dropout:
-            layout = self._layout(spans=scoring.window == 0)
-            if sinks is not None or layout.spans:
-                fold_and_mask = partial(self._fold_and_mask, scoring.window, q.size(1) // k.size(1), q.dtype)
-                return attend_merged(q, k, v, sinks, layout, scoring.scale, fold_and_mask)
-            # Long rows that share a few nodes repeat them: a causal call takes a third of the time of one under a mask.
-            return self.by_blocks(q, k, v, sinks, scoring, layout)
-        return self.by_blocks(q, k, v, sinks, scoring, self._layout(spans=False))
+        layout = self._layout(spans=kernel.merges and scoring.window == 0 and not scoring.dropout)
+        if layout.spans:
+            fold_and_mask = partial(self._fold_and_mask, scoring.window, q.size(1) // k.size(1), q.dtype)
+            return attend_merged(q, k, v, layout, scoring.scale, fold_and_mask)
+        # Long rows that share a few nodes repeat them: a causal call takes a third of the time of one under a mask.
+        return self.by_blocks(q, k, v, sinks, scoring, layout)
 
     def _kernel(self, q: Tensor, v: Tensor, sinks: Tensor | None, scoring: Scoring) -> Kernel:
         """Return what computes these queries and values, `[L, H, D]` and `[L, K, D]`; chosen once for each kind."""

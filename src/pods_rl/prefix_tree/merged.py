@@ -1,9 +1,8 @@
 """The attention of a tree on a CPU, by calls that each see a part of a node's keys.
 
-A call returns what its part contributes, and the logarithm of the sum of its weights. These sums join the parts, and a
-sink is one more key, whose value is 0. In the backward pass each call is given the complete output and the complete
-sum: its weights are then those of the complete softmax, so its gradients are exact. Nothing is kept from the forward
-pass but queries, keys, values, output and sums.
+A call returns what its part contributes, and the logarithm of the sum of its weights. These sums join the parts. In the
+backward pass each call is given the complete output and the complete sum: its weights are then those of the complete
+softmax, so its gradients are exact. Nothing is kept from the forward pass but queries, keys, values, output and sums.
 """
 
 from __future__ import annotations
@@ -21,13 +20,11 @@ from .blocks import Block, Layout, NodeIndex, for_each_head, take
 FoldAndMask = Callable[[Block], tuple[int, Tensor | None]]
 
 
-def attend_merged(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: Layout, scale: float, fold_and_mask: FoldAndMask
-) -> Tensor:
+def attend_merged(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, fold_and_mask: FoldAndMask) -> Tensor:
     """Return what the nodes of a tree read, `[L, H, D]`: see `TreeAttention.attend`."""
     size = max(q.size(2), v.size(2))  # torch's kernel takes keys and values of one size
     states = [x if x.size(2) == size else pad(x, (0, size - x.size(2))) for x in (q, k, v)]
-    output: Tensor = _Merged.apply(*states, sinks, layout, scale, fold_and_mask)
+    output: Tensor = _Merged.apply(*states, layout, scale, fold_and_mask)
     return output[..., : v.size(2)]
 
 
@@ -81,9 +78,8 @@ class _Merged(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: Layout, scale: float,
-        fold_and_mask: FoldAndMask,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, fold_and_mask: FoldAndMask
+    ) -> Tensor:
         of_slots = [_Call(block, q, k, v, scale, fold_and_mask).forward() for block in layout.blocks]
         output = take(torch.cat([x for x, _ in of_slots]), layout.slot_of_node)
         log_sum = take(torch.cat([x for _, x in of_slots]), layout.slot_of_node)
@@ -96,18 +92,14 @@ class _Merged(torch.autograd.Function):
             joined = take(output, span.rows).mul_((before - both).exp()).add_(more_output * (more_sum - both).exp())
             output[span.rows] = joined  # of a slice `joined` is a view, and this copies nothing
             log_sum[span.rows] = both
-        if sinks is not None:
-            both = torch.logaddexp(log_sum, sinks.to(log_sum.dtype).view(-1, 1))
-            output = output * (log_sum - both).exp()
-            log_sum = both
         output = output.to(q.dtype)
-        ctx.save_for_backward(q, k, v, sinks, output, log_sum)
+        ctx.save_for_backward(q, k, v, output, log_sum)
         ctx.options = (layout, scale, fold_and_mask)
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        q, k, v, sinks, output, log_sum = ctx.saved_tensors
+        q, k, v, output, log_sum = ctx.saved_tensors
         layout, scale, fold_and_mask = ctx.options
         gradient = gradient.contiguous()
         queries: list[Tensor] = []
@@ -132,13 +124,8 @@ class _Merged(torch.autograd.Function):
             of_trunks.append((span.trunk, torch.stack(of_keys, 3).sum(0).transpose(0, 1)))
         for nodes, more in of_trunks:
             _add_to_nodes(of_k_v, nodes, more)
-        of_sinks = None
-        if sinks is not None:
-            weights = (sinks.to(log_sum.dtype).view(-1, 1) - log_sum).exp()  # [L, H, 1]
-            read = (gradient.to(log_sum.dtype) * output).sum(2, keepdim=True)
-            of_sinks = -(weights * read).sum((0, 2)).to(sinks.dtype)
         of_k, of_v = of_k_v.to(q.dtype).unbind(2)
-        return of_q.to(q.dtype), of_k, of_v, of_sinks, None, None, None
+        return of_q.to(q.dtype), of_k, of_v, None, None, None
 
 
 def _add_to_nodes(states: Tensor, nodes: NodeIndex, values: Tensor) -> None:
