@@ -236,13 +236,9 @@ def describe(value: Any) -> str:
     if isinstance(value, Tensor):
         if value.is_nested:  # it has no shape
             return f"a nested {value.dtype} tensor"
-        kind = f"{value.dtype} tensor of shape {list(value.shape)}"
-        if value.layout != torch.strided:
-            layout = str(value.layout).removeprefix("torch.").removeprefix("_")
-            return f"a {layout} {kind}"
-        if value.is_meta:
-            return f"a {kind} without values (on the device meta)"
-        return f"a {kind}"
+        kind = f"a {value.dtype} tensor of shape {list(value.shape)}"
+        has_values = value.layout == torch.strided and not value.is_meta
+        return kind if has_values else f"{kind} ({value.layout}, on {value.device})"
     if value is None:
         return "None"
     name = type(value).__name__
@@ -254,14 +250,8 @@ def check_tensor(name: str, value: Any) -> None:
     """Raise TypeError unless an argument is a dense tensor with values."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor; got {describe(value)}. Pass torch.tensor({name}).")
-    if value.is_nested:
-        raise TypeError(f"{name} must be a dense tensor; got {describe(value)}. Pass {name}.to_padded_tensor(padding).")
-    if value.is_quantized:
-        raise TypeError(f"{name} must not be quantised; got {describe(value)}. Pass {name}.dequantize().")
-    if value.layout != torch.strided:
-        raise TypeError(f"{name} must be a dense tensor; got {describe(value)}. Pass {name}.to_dense().")
-    if value.is_meta:
-        raise TypeError(f"{name} must have values; got {describe(value)}. Compute it on a CPU or an accelerator.")
+    if value.is_nested or value.is_quantized or value.is_meta or value.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor with values; got {describe(value)}.")
 
 
 def check_device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
