@@ -33,8 +33,6 @@ FAMILIES = {
     "gemma": {"head_dim": 8},
     "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8, **WINDOWS},
     "gemma3_text": {"head_dim": 8, "query_pre_attn_scalar": 8, **WINDOWS},
-    "olmo2": {},
-    "olmo3": WINDOWS,
     "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
     "phi3": {},
     "qwen3_5_text": {
@@ -54,6 +52,7 @@ OTHERS = {
     "exaone4": {},  # layers without a window do not rotate
     "ministral3": {"head_dim": 4, "max_position_embeddings": 32768},  # scales queries far from the beginning
     "cohere2": {},  # norms of another form
+    "olmo2": {},  # norms of all heads together, and none before a product
     "mixtral": {},
     "gpt2": {},
 }
@@ -245,7 +244,6 @@ def logits_of_tokens(model, ids, decoder):
     [
         *(("qwen2", precision) for precision in ("bfloat16", "float16", "autocast", "autocast of a trainer")),
         ("gemma3_text", "bfloat16"),
-        ("olmo2", "bfloat16"),
         pytest.param("qwen3_5_text", "bfloat16", marks=needs_newer_transformers),
     ],
 )

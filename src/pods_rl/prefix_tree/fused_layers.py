@@ -1,6 +1,6 @@
 """The layers of a decoder in few operations, without modules, for one token a row.
 
-A layer is two residual branches: perhaps a norm, a product, a middle, a product back, perhaps a norm. The middles are
+A layer is two residual branches: a norm, a product, a middle, a product back, perhaps a norm. The middles are
 attention, the gated delta rule and a gated MLP. Families differ in data: where norms are, how scores are bounded, which
 layers rotate by position.
 
@@ -161,9 +161,7 @@ class Attention:
     The number and the kind of the layer find its memory and its rotation.
     """
 
-    def __init__(
-        self, module: Any, number: int, kind: str | None, columns: Callable[[], Tensor] | None, build: Build
-    ) -> None:
+    def __init__(self, module: Any, number: int, kind: str | None, columns: Callable[[], Tensor], build: Build) -> None:
         self._number = number
         self._kind = kind
         self._softcap: float | None = getattr(module, "attn_logit_softcapping", None)
@@ -186,10 +184,18 @@ class Attention:
         # Heads that share a key are next to it, so that all of them are views of one product.
         order = torch.cat([queries, keys, values, *gates], 1)  # [K, heads, D]
         self._is_gated = bool(gates)
-        self._head_norms: list[_HeadNorm] = []
+        self._norm_weight: Copy | None = None  # [group + 1, D], of each head's norm
         factors = None
         if "q_norm" in module._modules:
-            self._head_norms = _head_norms(module, key_heads, group, size, build)
+            query_norm = Norm(module.q_norm)
+            key_norm = Norm(module.k_norm)
+
+            def weight() -> Tensor:
+                of_queries = (query_norm.weight() * module.scaling).expand(group, size)
+                return torch.cat([of_queries, key_norm.weight().view(1, size)])
+
+            self._epsilon = query_norm.epsilon
+            self._norm_weight = Copy(weight, None, build.copies)
         elif module.scaling != 1:
             factors = torch.ones(order.shape, device=device)
             factors[:, :group] = module.scaling
@@ -200,8 +206,9 @@ class Attention:
     def __call__(self, products: Tensor, memory: Memory) -> Tensor:
         rows = len(products)
         heads = products.view(rows, self._key_heads, -1, self._size)
-        for norm in self._head_norms:
-            norm(heads)
+        if self._norm_weight is not None:
+            states = heads[:, :, : self._group + 1]  # queries and keys
+            torch.mul(rms_norm(states, (self._size,), None, self._epsilon), self._norm_weight.tensor, out=states)
         if self._rotates:
             cos, sin = memory.rotations[self._kind]
             rotated_size = cos.shape[-1]
@@ -213,48 +220,10 @@ class Attention:
         return read.view(rows, -1)
 
 
-class _HeadNorm:
-    """A norm of some heads, in place, whose last `dimensions` are one vector; its weight is `[(K,) heads, D]`."""
-
-    def __init__(
-        self, heads: slice, dimensions: int, epsilon: float, weight: Callable[[], Tensor], build: Build
-    ) -> None:
-        self._heads = heads
-        self._dimensions = dimensions
-        self._epsilon = epsilon
-        self._weight = Copy(weight, None, build.copies)
-
-    def __call__(self, heads: Tensor) -> None:
-        states = heads[:, :, self._heads]
-        normed = rms_norm(states, states.shape[-self._dimensions :], None, self._epsilon)
-        torch.mul(normed, self._weight.tensor, out=states)
-
-
-def _head_norms(module: Any, key_heads: int, group: int, size: int, build: Build) -> list[_HeadNorm]:
-    """Return the norms of queries and keys, of each head or of all heads together, with the scale of the queries."""
-    query = Norm(module.q_norm)
-    key = Norm(module.k_norm)
-
-    def of_queries() -> Tensor:
-        weight: Tensor = query.weight() * module.scaling
-        return weight.expand(group, size) if weight.numel() == size else weight.view(key_heads, group, size)
-
-    def of_keys() -> Tensor:
-        return key.weight().view(-1, 1, size)  # [1 or K, 1, D]
-
-    if module.q_norm.weight.numel() == size:
-        both = slice(0, group + 1)
-        return [_HeadNorm(both, 1, query.epsilon, lambda: torch.cat([of_queries(), of_keys().squeeze(0)]), build)]
-    return [
-        _HeadNorm(slice(0, group), 3, query.epsilon, of_queries, build),
-        _HeadNorm(slice(group, group + 1), 3, key.epsilon, of_keys, build),
-    ]
-
-
 class GatedDeltaRule:
     """A Gated DeltaNet layer: https://arxiv.org/abs/2412.06464. Its four products of the input are one."""
 
-    def __init__(self, module: Any, number: int, columns: Callable[[], Tensor] | None, build: Build) -> None:
+    def __init__(self, module: Any, number: int, columns: Callable[[], Tensor], build: Build) -> None:
         self._number = number
         self._key_heads: int = module.num_k_heads
         self._value_heads: int = module.num_v_heads
@@ -302,7 +271,7 @@ class GatedDeltaRule:
 class GatedMlp:
     """A product of two maps of the input, one of them after an activation."""
 
-    def __init__(self, module: Any, columns: Callable[[], Tensor] | None, build: Build) -> None:
+    def __init__(self, module: Any, columns: Callable[[], Tensor], build: Build) -> None:
         is_one_map = "gate_up_proj" in module._modules
         maps = [module.gate_up_proj] if is_one_map else [module.gate_proj, module.up_proj]
         self._activation = module._modules["activation_fn" if is_one_map else "act_fn"]
@@ -318,7 +287,7 @@ class ResidualBranch:
     """A residual branch, whose result is added to what it received.
 
     Args:
-        before, after: the norms. If None, there is none.
+        before, after: the norms; after may be None.
         middle: given what is multiplied into the columns of its first product, returns what lies between the norms.
         factor: of the result.
     """
@@ -327,13 +296,13 @@ class ResidualBranch:
         self,
         before: Any,
         after: Any,
-        middle: Callable[[Callable[[], Tensor] | None], Attention | GatedDeltaRule | GatedMlp],
+        middle: Callable[[Callable[[], Tensor]], Attention | GatedDeltaRule | GatedMlp],
         factor: float,
         build: Build,
     ) -> None:
-        self._before = None if before is None else Norm(before)
+        self._before = Norm(before)
         self._after = None if after is None else Norm(after)
-        self._middle = middle(None if self._before is None else self._before.weight)
+        self._middle = middle(self._before.weight)
         self._factor = factor
         self._dtype = build.dtype
         if self._after is not None:
@@ -341,7 +310,7 @@ class ResidualBranch:
 
     def __call__(self, hidden: Tensor, memory: Memory) -> None:
         """Add the branch's result to `[rows, hidden size]`, in place."""
-        states = hidden if self._before is None else self._before.unweighted(hidden)
+        states = self._before.unweighted(hidden)
         if states.dtype != self._dtype:
             states = states.to(self._dtype)
         states = self._middle(self._middle.input(states), memory)
@@ -357,7 +326,7 @@ def branches_of(layer: Any, number: int, kind: str | None, config: Any, build: B
     norms = layer._modules
     factor: float = getattr(config, "residual_multiplier", 1.0)
 
-    def mixer(columns: Callable[[], Tensor] | None) -> Attention | GatedDeltaRule:
+    def mixer(columns: Callable[[], Tensor]) -> Attention | GatedDeltaRule:
         if "linear_attn" in layer._modules:
             return GatedDeltaRule(layer.linear_attn, number, columns, build)
         return Attention(layer.self_attn, number, kind, columns, build)
@@ -369,7 +338,7 @@ def branches_of(layer: Any, number: int, kind: str | None, config: Any, build: B
         before_mlp = after_attention
         after_attention = None
     return [
-        ResidualBranch(norms.get("input_layernorm"), after_attention, mixer, factor, build),
+        ResidualBranch(norms["input_layernorm"], after_attention, mixer, factor, build),
         ResidualBranch(before_mlp, after_mlp, lambda columns: GatedMlp(layer.mlp, columns, build), factor, build),
     ]
 

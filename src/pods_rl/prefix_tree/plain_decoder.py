@@ -33,8 +33,8 @@ _MAPS = ("_proj", "_head", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 # Values of `model_type`, whose arrangement tests compare in 32 bits. In 16 bits only these take part, because a small
 # difference of arrangement would look like rounding.
 FAMILIES = frozenset({
-    "cwm", "gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3",
-    "qwen3_5_text", "seed_oss", "smollm3",
+    "cwm", "gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_5_text",
+    "seed_oss", "smollm3",
 })  # fmt: skip
 
 # The type of a model's products, or None if its logits are not its own, by what that depends on.
