@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .tree import Branch
+from .tree import Branch, by_prompt, common_nodes
 
 SPREAD = 2  # rows of one block differ in length by at most this factor
 DENSE = 512  # a tree of at most this many nodes is one call under a mask, if it needs half of the pairs of nodes
@@ -98,9 +98,9 @@ def lay_out(branches: list[Branch], nodes: int, device: torch.device, spans: boo
     long_rows: list[Numbers] = []
     shared: list[tuple[Numbers, Numbers]] = []
     trunks: list[Numbers] = []
-    for of_prompt in _by_prompt(branches):
+    for of_prompt in by_prompt(branches):
         paths = [branch.path for branch in of_prompt]
-        trunk = min([len(paths[0]), *map(_fork, of_prompt[1:])])  # the nodes that all rows of the prompt share
+        trunk = common_nodes(of_prompt)
         numbers = np.unique(np.concatenate(paths))
         pairs_by_rows = trunk**2 + sum(len(path) * (len(path) - trunk) for path in paths)
         # One row under a mask: twice as many pairs in one call still take less time than several calls.
@@ -130,7 +130,7 @@ def _leave_out(branches: list[Branch], rows: list[Numbers], shared: list[tuple[N
     while groups:
         group, start = groups.pop()
         first = group[0].path
-        forks = [_fork(branch) for branch in group[1:]]
+        forks = [branch.fork for branch in group[1:]]
         end = min([len(first), *forks])
         if len(group) > 1 and end - start >= SHARED:
             rows.append(first[start:end])
@@ -191,25 +191,10 @@ def _as_blocks(parts: list[Part], shared: list[tuple[Numbers, Numbers]], nodes: 
     )
 
 
-def _fork(branch: Branch) -> int:
-    """Return how many nodes of a branch's path are of earlier branches."""
-    return len(branch.path) - branch.new
-
-
 def _node_index(numbers: Numbers, device: torch.device) -> NodeIndex:
     if len(numbers) and (np.diff(numbers) == 1).all():
         return slice(int(numbers[0]), int(numbers[-1]) + 1)
     return torch.from_numpy(numbers).to(device)
-
-
-def _by_prompt(branches: list[Branch]) -> list[list[Branch]]:
-    prompts: list[list[Branch]] = []
-    for branch in branches:
-        if branch.same_prompt:
-            prompts[-1].append(branch)
-        else:
-            prompts.append([branch])
-    return prompts
 
 
 def _rows_of_similar_length(rows: list[Numbers]) -> list[list[Numbers]]:

@@ -2,14 +2,14 @@
 
 Gated DeltaNet, Kimi's delta attention and short convolutions. Projections, norms and gates work on each node by
 itself. Only the functions of transformers that mix neighbouring tokens need the tree, and they receive it as a keyword
-of the model: a convolution reads the last nodes of a path, and a recurrence runs in waves. Rows that begin alike share
+of the model: a convolution reads the last nodes of a path, and a recurrence runs in waves. Rows of a prompt share
 the state after their common part, and a later wave starts from it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from types import ModuleType
@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 from .attention import KEYWORD as ATTENTION_KEYWORD
 from .attention import move_together
 from .blocks import take_shared
-from .tree import Branch
+from .tree import Branch, by_prompt, common_nodes
 
 RECURRENCE_KEYWORD = "prefix_tree_recurrence"  # the argument of a model that its layers pass on to the functions below
 LAYER_TYPES = {"linear_attention", "conv"}  # names that configurations give to recurrent layers
@@ -126,7 +126,7 @@ class TreeRecurrence:
         slot_of_node = np.full(self._nodes, -1)
         arrays: list[NDArray[np.int64]] = [slot_of_node]
         first_slot = 0
-        calls = list(plan_sequences(self._branches, call_tokens))
+        calls = plan_sequences(self._branches, call_tokens)
         for sequences in calls:
             width = max(len(sequence.nodes) for sequence in sequences)
             padded = np.full((len(sequences), width), self._nodes)
@@ -167,24 +167,10 @@ class Sequence:
     parent: int  # the sequence in whose last state it begins, counted from 1 over all calls; 0 for the empty state
 
 
-@dataclass
-class _RowGroup:
-    """Rows that have their first nodes in common."""
+def plan_sequences(branches: list[Branch], call_tokens: int) -> list[list[Sequence]]:
+    """Return the sequences of each call: what all rows of a prompt have in common, then the rest of each row.
 
-    depth: int  # how many nodes
-    first: int  # the first row
-    end: int  # the row after the last
-    parent: int | None = None  # the number of the smallest group that contains it
-    state: int = 0  # the last sequence that is computed for its rows, of its own or of a group around it; 0 for none
-    start: int = 0  # how many nodes come before the end of that sequence
-    is_open: bool = True  # whether neither it nor a group in it has a state of its own
-
-
-def plan_sequences(branches: list[Branch], call_tokens: int) -> Iterator[list[Sequence]]:
-    """Yield the sequences of each call: parts that rows have in common, then the rest of each row.
-
-    Each call but the last computes the common parts that save most, and is worth `call_tokens` at least. So a tree that
-    forks often is not computed by many small calls: a short common part is computed again in each of its rows.
+    The common parts are calls of their own only if that spares the rows `call_tokens` in all.
 
     >>> branches = [Branch(np.arange(6), 6, False), Branch(np.array([0, 1, 2, 3, 6]), 1, True)]
     >>> [[sequence.nodes.tolist() for sequence in call] for call in plan_sequences(branches, call_tokens=3)]
@@ -192,46 +178,21 @@ def plan_sequences(branches: list[Branch], call_tokens: int) -> Iterator[list[Se
     >>> [[sequence.nodes.tolist() for sequence in call] for call in plan_sequences(branches, call_tokens=5)]
     [[[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 6]]]
     """
-    groups = _nested_groups(branches)
-    count = 0
-    while True:
-        chosen, saved = _best_groups(groups)
-        if not chosen or saved < call_tokens:
-            break
-        chosen.sort(key=lambda number: groups[number].start - groups[number].depth)  # longest first
-        sequences = []
-        for number in chosen:
-            group = groups[number]
-            # Any row of the group has these nodes.
-            nodes = branches[group.first].path[group.start : group.depth]
-            sequences.append(Sequence(nodes, group.state))
-            count += 1
-            group.state = count
-            group.start = group.depth
-            # It is not computed again, nor are the groups that contain it.
-            closed: int | None = number
-            while closed is not None:
-                groups[closed].is_open = False
-                closed = groups[closed].parent
-        for group in reversed(groups):  # outer groups first: each begins where the one around it ends
-            if group.parent is not None and groups[group.parent].start > group.start:
-                group.start = groups[group.parent].start
-                group.state = groups[group.parent].state
-        yield from _split_by_length(sequences, call_tokens)
-    # What is left of each row.
-    starts = [0] * len(branches)
-    states = [0] * len(branches)
-    for group in reversed(groups):  # inner groups last
-        for row in range(group.first, group.end):
-            starts[row] = group.start
-            states[row] = group.state
-    remainders = [
-        Sequence(branch.path[start:], state)
-        for branch, start, state in zip(branches, starts, states, strict=True)
-        if start < len(branch.path)  # else the row is the beginning of others
-    ]
-    remainders.sort(key=lambda sequence: -len(sequence.nodes))
-    yield from _split_by_length(remainders, call_tokens)
+    prompts = sorted(by_prompt(branches), key=common_nodes, reverse=True)
+    saved = sum(common_nodes(rows) * (len(rows) - 1) for rows in prompts)
+    common: list[Sequence] = []
+    rests: list[Sequence] = []
+    for rows in prompts:
+        depth = common_nodes(rows) if len(rows) > 1 and saved >= call_tokens else 0
+        state = 0
+        if depth > 0:
+            common.append(Sequence(rows[0].path[:depth], 0))
+            state = len(common)
+        # a row without a rest is the beginning of others
+        rests += [Sequence(row.path[depth:], state) for row in rows if len(row.path) > depth]
+    rests.sort(key=lambda sequence: len(sequence.nodes), reverse=True)
+    calls = _split_by_length(common, call_tokens) if common else []
+    return calls + _split_by_length(rests, call_tokens)
 
 
 def _split_by_length(sequences: list[Sequence], call_tokens: int) -> list[list[Sequence]]:
@@ -244,54 +205,6 @@ def _split_by_length(sequences: list[Sequence], call_tokens: int) -> list[list[S
         return [sequences]
     longer = _split_by_length(sequences[:split], call_tokens)
     return longer + _split_by_length(sequences[split:], call_tokens)
-
-
-def _nested_groups(branches: list[Branch]) -> list[_RowGroup]:
-    """Return the groups of two rows or more, each after the groups that it contains."""
-    groups: list[_RowGroup] = []
-    depths = [len(branch.path) - branch.new for branch in branches]  # what each row shares with the one before it
-    # A stack, each group inside the one below it: rows are in depth-first order.
-    open_groups: list[_RowGroup] = []
-    for row in range(1, len(branches) + 1):
-        depth = depths[row] if row < len(branches) else 0  # after the last row every group ends
-        first = row - 1
-        while open_groups and open_groups[-1].depth > depth:
-            group = open_groups.pop()
-            group.end = row
-            groups.append(group)
-            first = group.first
-        if depth > 0 and (not open_groups or open_groups[-1].depth < depth):
-            open_groups.append(_RowGroup(depth, first, row))
-    for number, group in enumerate(groups):
-        for later in range(number + 1, len(groups)):
-            if groups[later].first <= group.first and group.end <= groups[later].end:
-                group.parent = later
-                break
-    return groups
-
-
-def _best_groups(groups: list[_RowGroup]) -> tuple[list[int], int]:
-    """Return the groups, none in another, whose common parts save most tokens, and how many tokens they save."""
-    of_inner = [0] * len(groups)
-    best = [0] * len(groups)
-    for number, group in enumerate(groups):
-        # One row computes the common nodes, and the others do not.
-        own = (group.end - group.first - 1) * (group.depth - group.start) if group.is_open else 0
-        best[number] = max(own, of_inner[number])
-        if group.parent is not None:
-            of_inner[group.parent] += best[number]
-    chosen: list[int] = []
-    saved = 0
-    is_inside = [False] * len(groups)  # whether the group, or one that contains it, is chosen
-    for number in reversed(range(len(groups))):
-        group = groups[number]
-        if group.parent is not None and is_inside[group.parent]:
-            is_inside[number] = True
-        elif best[number] > of_inner[number]:
-            is_inside[number] = True
-            chosen.append(number)
-            saved += best[number]
-    return chosen, saved
 
 
 # -- transformers' functions ---------------------------------------------------------------------------------------

@@ -16,6 +16,11 @@ class Branch:
     new: int  # how many of them, the last ones, are new; they stand side by side in the sequence
     same_prompt: bool  # whether the branch before is of the same prompt
 
+    @property
+    def fork(self) -> int:
+        """How many nodes of the path are of earlier branches."""
+        return len(self.path) - self.new
+
 
 @dataclass(frozen=True)
 class PrefixTree:
@@ -93,3 +98,19 @@ def in_order_of_tokens(rows: NDArray[np.int64], chosen: list[int] | None = None)
     sortable = (rows + 1).astype(">u4")
     numbers = range(len(rows)) if chosen is None else chosen
     return sorted(numbers, key=lambda row: sortable[row].tobytes())
+
+
+def by_prompt(branches: list[Branch]) -> list[list[Branch]]:
+    """Return the branches of each prompt, which follow each other."""
+    prompts: list[list[Branch]] = []
+    for branch in branches:
+        if branch.same_prompt:
+            prompts[-1].append(branch)
+        else:
+            prompts.append([branch])
+    return prompts
+
+
+def common_nodes(of_prompt: list[Branch]) -> int:
+    """Return how many nodes all rows of a prompt share; of a single row, all."""
+    return min([len(of_prompt[0].path), *(branch.fork for branch in of_prompt[1:])])
