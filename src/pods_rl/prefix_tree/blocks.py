@@ -8,7 +8,6 @@ else, no call needs a mask, and `merged` joins the results.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from .tree import Branch, by_prompt, common_nodes
 SPREAD = 2  # rows of one block differ in length by at most this factor
 DENSE = 512  # a tree of at most this many nodes is one call under a mask, if it needs half of the pairs of nodes
 LONG = 256  # nodes; longer rows are not padded, and what they share is computed apart from them
-SHARED = 32  # nodes that rows share, from which a call for them alone is quicker than to repeat them in each row
+SHARED = 32  # nodes that all rows share, from which a call for them is quicker than to repeat them in each row
 
 NodeIndex = slice | Tensor  # numbers of nodes; those that stand side by side as a slice, which copies nothing
 Numbers = NDArray[np.int64]
@@ -92,7 +91,7 @@ def lay_out(branches: list[Branch], nodes: int, device: torch.device, spans: boo
 
     Args:
         branches: of the tree; those of one prompt follow each other.
-        spans: whether nodes that long rows share are left out of them.
+        spans: whether nodes that all rows of a prompt share are left out of long ones.
     """
     parts: list[Part] = []
     long_rows: list[Numbers] = []
@@ -113,7 +112,12 @@ def lay_out(branches: list[Branch], nodes: int, device: torch.device, spans: boo
                 distance[np.ix_(columns, columns)] = depth[:, None] - depth
             parts.append(Part(_NONE, [numbers], torch.from_numpy(distance).to(device)))
         elif spans and max(map(len, paths)) - trunk > LONG:
-            _leave_out(of_prompt, long_rows, shared)
+            start = trunk if trunk >= SHARED else 0
+            if start:
+                after = [paths[0][start:], *(branch.path[-branch.new :] for branch in of_prompt[1:])]
+                shared.append((paths[0][:start], np.concatenate(after)))
+                long_rows.append(paths[0][:start])
+            long_rows += [path[start:] for path in paths]
         else:
             trunks.append(paths[0][:trunk])
             parts.append(Part(paths[0][:trunk], [path[trunk:] for path in paths]))
@@ -122,26 +126,6 @@ def lay_out(branches: list[Branch], nodes: int, device: torch.device, spans: boo
 
 
 _NONE = np.empty(0, np.int64)
-
-
-def _leave_out(branches: list[Branch], rows: list[Numbers], shared: list[tuple[Numbers, Numbers]]) -> None:
-    """Append the rows of a prompt without what many of them share, and each shared part with the nodes after it."""
-    groups = [(branches, 0)]  # branches with the same nodes before them, and how many of these are left out
-    while groups:
-        group, start = groups.pop()
-        first = group[0].path
-        forks = [branch.fork for branch in group[1:]]
-        end = min([len(first), *forks])
-        if len(group) > 1 and end - start >= SHARED:
-            rows.append(first[start:end])
-            after = [branch.path[-branch.new :] for branch in group[1:]]
-            shared.append((first[start:end], np.concatenate([first[end:], *after])))
-            start = end
-        if len(group) == 1:
-            rows.append(first[start:])
-            continue
-        borders = [0, *(i for i, fork in enumerate(forks, 1) if fork == end), len(group)]
-        groups += [(group[i:j], start) for i, j in pairwise(borders)]
 
 
 def _as_blocks(parts: list[Part], shared: list[tuple[Numbers, Numbers]], nodes: int, device: torch.device) -> Layout:

@@ -16,11 +16,6 @@ class Branch:
     new: int  # how many of them, the last ones, are new; they stand side by side in the sequence
     same_prompt: bool  # whether the branch before is of the same prompt
 
-    @property
-    def fork(self) -> int:
-        """How many nodes of the path are of earlier branches."""
-        return len(self.path) - self.new
-
 
 @dataclass(frozen=True)
 class PrefixTree:
@@ -113,4 +108,5 @@ def by_prompt(branches: list[Branch]) -> list[list[Branch]]:
 
 def common_nodes(of_prompt: list[Branch]) -> int:
     """Return how many nodes all rows of a prompt share; of a single row, all."""
-    return min([len(of_prompt[0].path), *(branch.fork for branch in of_prompt[1:])])
+    forks = [len(branch.path) - branch.new for branch in of_prompt[1:]]
+    return min([len(of_prompt[0].path), *forks])
