@@ -80,7 +80,7 @@ class Layout:
     """Blocks in which each node of a tree has a slot."""
 
     blocks: list[Block]  # in which each node sees its row
-    spans: list[Block]  # of what is left out of these rows; a node may be in several
+    spans: list[Block]  # of what is left out of these rows
     slot_of_node: NodeIndex  # among the rows of all blocks
     repeats: Tensor  # the slots of nodes that have another slot, which counts; without those that fill a row
     repeated: Tensor  # the nodes of these slots

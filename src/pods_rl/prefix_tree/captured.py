@@ -1,8 +1,8 @@
 """Rows whose tokens have fixed shapes and fixed addresses, so that a CUDA graph computes one with a single launch.
 
 Between launches of single operations a GPU waits for the host. Here a token of all rows is one graph, captured with
-the first token of its shape and replayed for the others. The host reads which rows ended at every `EVERY`th token, and
-then halves the rows of each prompt if that pays. Rows of a prompt share its keys.
+the first token of its shape and replayed for the others. At every `EVERY`th token the host reads whether all rows have
+ended. Rows of a prompt share its keys.
 
 A graph holds addresses. It is kept for the next generation with its buffers and with the decoder, which writes its
 copies of the weights again in place, unless these take much of the device's memory.
@@ -37,7 +37,6 @@ SCORES_ALONE = frozenset({  # processors that read no tokens
 })  # fmt: skip
 _WIDTH_STEP = 64  # the prompts' columns are a multiple, so that prompts of other lengths find the same graph
 _COLUMNS = 128  # columns of the completions at first; they double, and keys are copied then
-_WORTH = 64  # tokens that may still come, from which it pays to copy half of the rows, and perhaps to capture again
 _MOST_DIFFERING = 0.1  # tokens of a graph from those of the operations: rounding may move a draw to the next token
 _KEPT_SHARE = 0.1  # of a device's memory, which buffers and copies of weights may take between generations
 
@@ -128,23 +127,23 @@ class Slots:
             self._draws[: len(draws)] = draws[: len(self._draws)]
         self._draw(logits.repeat_interleave(shape.most, 0))
 
-    def take_over(self, before: Slots, source: Tensor, count: int) -> None:
-        """Continue the rows of other slots, `source[i]` in slot i for every i, which have `count` tokens."""
+    def take_over(self, before: Slots, count: int) -> None:
+        """Continue the rows of slots with fewer columns, which have `count` tokens."""
         columns = min(before.shape.columns, count)
         seen_columns = self.shape.width + columns
         for states, states_before in zip(self._states, before._states, strict=True):
             states.zero_()
-            states[:, :, :, :columns] = states_before[:, :, :, :columns].index_select(1, source)
+            states[:, :, :, :columns] = states_before[:, :, :, :columns]
         for states, states_before in zip(self._prompt_states, before._prompt_states, strict=True):
             states.copy_(states_before)
         self._hidden.fill_(True)
-        self._hidden[..., :seen_columns] = before._hidden[..., :seen_columns].index_select(0, source)
-        self._positions.copy_(before._positions.index_select(0, source))
+        self._hidden[..., :seen_columns] = before._hidden[..., :seen_columns]
+        self._positions.copy_(before._positions)
         self._latest.copy_(before._latest)
         self._column.copy_(before._column)
-        self.tokens[:count] = before.tokens[:count].index_select(1, source)
-        self._draws[: len(before._draws)] = before._draws[: len(self._draws)].index_select(1, source)
-        self.below.copy_(before.below.sum())
+        self.tokens[:count] = before.tokens[:count]
+        self._draws[: len(before._draws)] = before._draws[: len(self._draws)]
+        self.below.copy_(before.below)
 
     def step(self) -> None:
         """Compute the latest token of each row, and draw the next."""
@@ -359,60 +358,30 @@ class _Rows:
         """Compute a token of each row; return whether any row can have another."""
         if self._count >= self._length:
             return False
-        shape = self.slots.shape
-        if self._count > shape.columns:
-            self._move(shape._replace(columns=min(2 * shape.columns, self._length - 1)))
+        if self._count > self.slots.shape.columns:
+            self._double_columns()
         self.slots.next_token()
         self._count += 1
         if self._count % EVERY == 0 and len(self._ends) and self._count < self._length:
             latest = self.slots.tokens[self._count - EVERY : self._count]
             ended = torch.isin(latest, self._ends).any(0).cpu().numpy()
             self._has_ended |= ended[self._slot]
-            if self._has_ended.all():
-                return False
-            # The slots of each prompt halve as often as its unfinished rows allow, if many tokens may still come.
-            shape = self.slots.shape
-            prompts = self._slot[~self._has_ended] // shape.most
-            most_left = np.bincount(prompts).max()
-            most = shape.most
-            while most_left <= most // 2:
-                most //= 2
-            if most < shape.most and self._length - self._count >= _WORTH:
-                self._write(self._has_ended)
-                self._move(shape._replace(most=most))
+            return not self._has_ended.all()
         return True
 
-    def _move(self, shape: Shape) -> None:
-        """Continue in slots of another shape: with fewer rows of a prompt only if those that ended are written."""
+    def _double_columns(self) -> None:
         before = self.slots
-        most = before.shape.most
-        source = np.arange(shape.prompts).repeat(shape.most) * most  # a slot without a row repeats the prompt's first
-        if shape.most == most:
-            source = np.arange(len(source))
-        else:
-            first_of_prompt = np.searchsorted(self._slot // most, np.arange(shape.prompts))
-            prompt = self._slot // most
-            slot = prompt * shape.most + np.arange(len(prompt)) - first_of_prompt[prompt]
-            source[slot] = self._slot
-            self._slot = slot
-        self.slots = self._slots_of(shape)
-        self.slots.take_over(before, self._tensor(source), self._count)
-        self.used.add(shape)
-
-    def _write(self, is_written: NDArray[np.bool_]) -> None:
-        """Move rows to the table."""
-        rows = self._tensor(self._rows[is_written])
-        tokens = self.slots.tokens[: self._count].index_select(1, self._tensor(self._slot[is_written])).T
-        start = self._nodes.width
-        self._nodes.table[:, start : start + self._count].index_copy_(0, rows, tokens)
-        self._rows = self._rows[~is_written]
-        self._slot = self._slot[~is_written]
-        self._has_ended = self._has_ended[~is_written]
+        shape = before.shape
+        self.slots = self._slots_of(shape._replace(columns=min(2 * shape.columns, self._length - 1)))
+        self.slots.take_over(before, self._count)
+        self.used.add(self.slots.shape)
 
     def finish(self) -> None:
         """Write all rows to the table."""
-        self._write(np.ones(len(self._rows), bool))
-        self._nodes.columns = self._nodes.width + self._count
+        tokens = self.slots.tokens[: self._count].index_select(1, self._tensor(self._slot)).T
+        end = self._nodes.width + self._count
+        self._nodes.table[:, self._nodes.width : end].index_copy_(0, self._tensor(self._rows), tokens)
+        self._nodes.columns = end
 
     def _tensor(self, numbers: NDArray[np.int64]) -> Tensor:
         return on_device(numbers, self._nodes.table.device)
