@@ -358,8 +358,12 @@ class _Rows:
         """Compute a token of each row; return whether any row can have another."""
         if self._count >= self._length:
             return False
-        if self._count > self.slots.shape.columns:
-            self._double_columns()
+        shape = self.slots.shape
+        if self._count > shape.columns:
+            before = self.slots
+            self.slots = self._slots_of(shape._replace(columns=min(2 * shape.columns, self._length - 1)))
+            self.slots.take_over(before, self._count)
+            self.used.add(self.slots.shape)
         self.slots.next_token()
         self._count += 1
         if self._count % EVERY == 0 and len(self._ends) and self._count < self._length:
@@ -368,13 +372,6 @@ class _Rows:
             self._has_ended |= ended[self._slot]
             return not self._has_ended.all()
         return True
-
-    def _double_columns(self) -> None:
-        before = self.slots
-        shape = before.shape
-        self.slots = self._slots_of(shape._replace(columns=min(2 * shape.columns, self._length - 1)))
-        self.slots.take_over(before, self._count)
-        self.used.add(self.slots.shape)
 
     def finish(self) -> None:
         """Write all rows to the table."""

@@ -84,7 +84,10 @@ def load_task(settings: Settings, *, reward_errors: str = "raise", check: bool =
     seconds = settings.get("reward_seconds")
     answer = deciding_reward(task.rewards, task.answer, environment=task.environment_factory is not None)
     task = dataclasses.replace(task, answer=answer, reward_seconds=seconds, reward_errors=reward_errors)
-    _check_rewards(task)
+    of_task = {ENVIRONMENT, *(grader.name for grader in task.graders)}
+    for reward in (*task.rewards, task.answer):
+        if reward is not None and reward not in of_task:
+            check_reward(reward, seconds)
     if check and not isinstance(entry, TaskEntry):
         check_own_task(task)
     shared = shared_prompts(task)
@@ -93,14 +96,6 @@ def load_task(settings: Settings, *, reward_errors: str = "raise", check: bool =
     return dataclasses.replace(
         task, notes=(*task.notes, f"{counted(shared, 'test prompt')} also in the training split")
     )
-
-
-def _check_rewards(task: Task) -> None:
-    """Raise UserError for a reward that does not exist, unless it is one of the task alone."""
-    of_task = {ENVIRONMENT, *(grader.name for grader in task.graders)}
-    for name in (*task.rewards, task.answer):
-        if name is not None and name not in of_task:
-            check_reward(name, task.reward_seconds)
 
 
 def _make(name: str, entry: TaskEntry | Callable[[Settings], object], settings: Settings) -> Task:

@@ -139,16 +139,11 @@ def _may_be_rounded(exact: Node, rounding: Node) -> bool:
     if digits is None or not exact_value.is_number:
         return True
     rounded = sympy.Rational(decimal.value.numerator, decimal.value.denominator)
-    units = (abs(exact_value) - abs(rounded)).evalf(15) / float(_unit_of_last_digit(digits[0]))
+    _, dot, decimals = digits[0].partition(".")
+    zeros = len(digits[0]) - len(digits[0].rstrip("0"))
+    last_digit = Fraction(1, 10 ** len(decimals)) if dot else Fraction(10**zeros)  # 1/100 for 3.14, 10 for 30
+    units = (abs(exact_value) - abs(rounded)).evalf(15) / float(last_digit)
     return exact_value * rounded >= 0 and -0.5 <= units < 1  # rounded, or cut off
-
-
-def _unit_of_last_digit(digits: str) -> Fraction:
-    """Return the unit of the last digit that counts: 1/100 for 3.14, 10 for 30."""
-    _, dot, decimals = digits.partition(".")
-    if dot:
-        return Fraction(1, 10 ** len(decimals))
-    return Fraction(10 ** (len(digits) - len(digits.rstrip("0"))))
 
 
 # -- relations ---------------------------------------------------------------------------------------------------------

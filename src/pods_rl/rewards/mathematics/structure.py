@@ -140,7 +140,10 @@ def _read(text: str) -> Node:
         text = point[1]
     numeral = _IN_BASE.fullmatch(text)
     if numeral:
-        return _in_base(*numeral.groups())
+        digits, base = numeral.groups()
+        if base.isalpha():
+            base = str(_BASES.index(base) + 2)
+        return Node("base", text=f"{digits.lstrip('0').upper()}_{base}")
     # the loosest separator first: rows, lists, relations, sets
     parts, separators = _split(text, "rows")
     if separators:  # p=5, q=2; p=7, q=2
@@ -160,12 +163,6 @@ def _read(text: str) -> Node:
     if _PLUS_MINUS.search(text):
         return Node("list", tuple(map(_read, _both(text))))
     return _ratio(text)
-
-
-def _in_base(digits: str, base: str) -> Node:
-    if base.isalpha():
-        base = str(_BASES.index(base) + 2)
-    return Node("base", text=f"{digits.lstrip('0').upper()}_{base}")
 
 
 def _row(text: str) -> Node:
