@@ -1,4 +1,4 @@
-"""The examples for tinker-cookbook, prime-rl and OpenRLHF, run against the engines' own code.
+"""The examples for tinker-cookbook, prime-rl, OpenRLHF and NeMo-RL, run against the engines' own code.
 
 None of them is among our dependencies. A test is skipped, with the name of what is missing, unless its engine can be
 imported. `CHECKOUTS="path path"` names checkouts, which are searched first. docs/engines.md has the commits that the
@@ -332,3 +332,92 @@ def test_openrlhf_computes_advantages_over_the_kept_responses(openrlhf, upstream
         )
         maker.compute_advantages_and_returns([experience])
         assert experience.advantages[:, 0].tolist() == pytest.approx(expected_advantages(kept), abs=1e-6)
+
+
+# -- NeMo-RL -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nemo(upstream):
+    """NeMo-RL's modules by their last name; imported with the example's folder in the path."""
+    names = (
+        "algorithms.advantage_estimator",
+        "algorithms.async_utils.replay_buffer",
+        "algorithms.async_utils.staleness_sampler",
+        "data_plane.adapters.noop",
+        "experience.interfaces",
+    )
+    return SimpleNamespace(**{name.rpartition(".")[2]: upstream(f"nemo_rl.{name}") for name in names})
+
+
+class NemoBuffer:
+    """NeMo-RL's buffer over its storage in memory, with groups of rewards as its rollouts commit them."""
+
+    def __init__(self, nemo, groups):
+        self.nemo = nemo
+        self.storage = nemo.noop.NoOpDataPlaneClient()
+        self.storage.register_partition("rollouts", [], 0, [])
+        self.buffer = nemo.replay_buffer.TQReplayBuffer(self.storage, "rollouts", pad_value_dict={"token_ids": 0})
+        for number, (rewards, tokens) in enumerate(groups):
+            asyncio.run(self.commit(number, rewards, tokens))
+
+    async def commit(self, number, rewards, tokens):
+        prompt = [{"role": "user", "content": "q", "token_ids": torch.arange(3 + number) + 1}]
+        completions = []
+        for reward, count in zip(rewards, tokens, strict=True):
+            answer = {"role": "assistant", "content": "a", "token_ids": torch.tensor([4, 5, 6])}
+            if count:
+                answer["generation_logprobs"] = torch.full((3,), -0.1)  # NeMo-RL trains messages that have these
+            value = math.nan if reward is None else reward
+            log = [dict(message) for message in prompt] + [answer]
+            completions.append(self.nemo.interfaces.Completion(log, None, False, value))
+        group = self.buffer.reserve(weight_version=0, target_step=0, group_id=f"group{number}")
+        record = self.nemo.interfaces.PromptGroupRecord(number, prompt, None, {}, completions, {})
+        await self.buffer.commit(group, record, start_weight_version=0, end_weight_version=0)
+
+    def select(self, **settings):
+        """The rows that a step trains, as numbers by group, and their advantages; the other rows of the step."""
+        config = {"name": "custom", "target": "nemo_rl_pods:PODSSampler", "m": 4, **settings}
+        config = self.nemo.staleness_sampler.CustomSamplerConfig(**config)
+        sampler = self.nemo.staleness_sampler.create_sampler(self.buffer, config)
+        groups = self.buffer.size()
+        limits = {"min_prompt_groups": groups, "max_prompt_groups": groups}
+        meta, count = asyncio.run(sampler.select(current_train_weight=0, **limits))
+        assert count == groups
+        assert meta.size == 4 * groups
+        assert set(self.storage._partitions["rollouts"].rows) == set(meta.sample_ids)  # the others are cleared
+        fields = ["prompt_ids_for_adv", "total_reward", "token_mask", "sample_mask"]
+        data = self.storage.get_samples(meta.sample_ids, "rollouts", fields)
+        dense = {}
+        for name, values in data.items():
+            dense[name] = torch.nested.to_padded_tensor(values, padding=0) if values.is_nested else values
+        mask = dense["token_mask"].float() * dense["sample_mask"].reshape(-1, 1)
+        config = self.nemo.advantage_estimator.AdvEstimatorConfig(
+            normalize_rewards=False, use_leave_one_out_baseline=False
+        )
+        estimator = self.nemo.advantage_estimator.GRPOAdvantageEstimator(config, None)
+        found = estimator.compute_advantage(dense["prompt_ids_for_adv"], dense["total_reward"].flatten(), mask)
+        trained = {}
+        for name, values, tokens in zip(meta.sample_ids, found, mask, strict=True):
+            group, _, row = name.partition("_g")
+            if tokens[1:].any():
+                trained.setdefault(int(group.removeprefix("group")), {})[int(row)] = float(values[-1])
+        assert found.isfinite().all()
+        return [trained.get(number, {}) for number in range(groups)]
+
+
+def assert_trained(trained, groups, kept):
+    for values, (rewards, _), rows in zip(trained, groups, kept, strict=True):
+        assert list(values) == rows
+        expected = expected_advantages([rewards[i] for i in rows]) if rows else []
+        assert list(values.values()) == pytest.approx(expected, abs=1e-6)
+
+
+def test_nemo_rl_trains_the_rows_of_every_engine_with_advantages_over_them(nemo):
+    groups = list(zip(same_rows.REWARDS, same_rows.TOKENS, strict=True))
+    assert_trained(NemoBuffer(nemo, groups).select(), groups, KEPT)
+
+
+def test_nemo_rl_trains_the_rows_of_every_engine_over_the_batch(nemo):
+    groups = list(zip(same_rows.REWARDS, same_rows.TOKENS, strict=True))
+    assert_trained(NemoBuffer(nemo, groups).select(selection="batch"), groups, same_rows.KEPT_OF_BATCH)
