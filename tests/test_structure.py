@@ -113,6 +113,13 @@ def test_no_modules_import_each_other_in_a_circle():
     sorter.prepare()  # raises CycleError with the circle
 
 
+def test_the_comparison_of_answers_could_be_a_package():
+    """It imports nothing else of ours."""
+    for path in (ROOT / "rewards/mathematics").glob("*.py"):
+        ours = [name for name in imported(path) if name.startswith("pods_rl")]
+        assert all(name.startswith("pods_rl.rewards.mathematics.") for name in ours), path
+
+
 def test_engines_never_import_each_other():
     folder = ROOT / "engines"
     engines = {path.name for path in folder.iterdir() if (path / "__init__.py").is_file()}

@@ -23,3 +23,10 @@ def module(name: str) -> ModuleType:
     finally:
         sys.path.remove(str(BENCHMARKS))
     return loaded
+
+
+def stand_in_for_chat(folder: Path) -> dict[str, str]:
+    """The keys of the chat model's policy and data, which benchmarks/chat.py makes: here a file with one question."""
+    data = folder / "data.jsonl"
+    data.write_text('{"prompt": "1?", "answer": "1"}\n')
+    return {"model_name_or_path": str(folder), "dataset_name": str(data), "dataset_test_name": str(data)}

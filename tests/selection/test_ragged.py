@@ -72,20 +72,6 @@ def test_ragged_advantages_are_those_of_one_group_at_a_time(seed: int, when: str
     assert_near(ours_R, one_at_a_time(rewards_PN, kept, when, scale, baseline), FLOAT64)
 
 
-@times
-@scales
-@pytest.mark.parametrize("m", [4, 6])
-def test_advantages_of_equal_sizes_are_those_of_one_group_at_a_time(
-    m: int, when: str, scale: str, baseline: str
-) -> None:
-    rewards_PN, _ = example()
-    selection = select(rewards_PN, m)
-    flat = (selection.indices + 6 * torch.arange(6)[:, None]).flatten()
-    expected_R = one_at_a_time(rewards_PN, BatchSelection(flat, 6, 6), when, scale, baseline)
-    ours_PM = advantages(rewards_PN, selection, when=when, scale=scale, baseline=baseline, epsilon=0.01)
-    assert_near(ours_PM.flatten(), expected_R, FLOAT64)
-
-
 def test_worked_ragged_advantages() -> None:
     rewards_PN = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5], [0.0, 0.0, 0.0, 3.0]])
     kept = BatchSelection(torch.tensor([0, 1, 8, 9, 11]), 3, 4)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pods_rl.errors import UserError
-from pods_rl.selection import RULES, Selection, advantages, get_rule, is_constant, select, spread
+from pods_rl.selection import RULES, Selection, advantages, get_rule, select
 from pods_rl.selection.rules import check_rule
 
 MINE = '''
@@ -138,33 +138,6 @@ def test_a_selection_marks_and_takes_its_rows() -> None:
     for indices, error in (([[0]], TypeError), (torch.zeros(1, 2), TypeError), (torch.tensor([0, 1]), ValueError)):
         with pytest.raises(error, match="indices"):
             Selection(indices)
-
-
-def sparse(values: torch.Tensor) -> torch.Tensor:
-    return values.to_sparse()
-
-
-def without_values(values: torch.Tensor) -> torch.Tensor:
-    return values.to("meta")
-
-
-@pytest.mark.parametrize("change", [sparse, without_values])
-def test_tensors_without_dense_values_are_refused_by_name(change) -> None:
-    rewards_PN = torch.tensor([[1.0, 0.0, 1.0, 0.0]])
-    indices_PM = torch.tensor([[0, 1]])
-    kept = Selection(indices_PM)
-    strange = change(rewards_PN)
-    calls = {
-        "rewards": [lambda rule=rule: select(strange, 2, rule) for rule in (*RULES, Callable())],
-        "values": [lambda: kept.take(strange)],
-        "Selection.indices": [lambda: Selection(change(indices_PM))],
-    }
-    calls["rewards"] += [lambda: advantages(strange, kept), lambda: is_constant(strange), lambda: spread(strange)]
-    for name, functions in calls.items():
-        for call in functions:
-            with pytest.raises(TypeError, match=f"^{name} must .*; got a ") as caught:
-                call()
-            assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("m", "error"), [(0, ValueError), (5, ValueError), (True, TypeError), (2.0, TypeError)])
