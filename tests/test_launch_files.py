@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -19,7 +18,6 @@ ROOT = Path(__file__).parents[1]
 RECIPES = Path(pods_rl.__file__).parent / "recipes"
 SCRIPTS = [*sorted((ROOT / "examples").glob("*.sh")), RECIPES / "verl" / "launch.sh"]
 LAYOUTS = sorted((RECIPES / "accelerate").glob("*.yaml"))
-DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -107,29 +105,12 @@ def test_every_node_gets_its_configuration(tmp_path, layout):
 
 # -- Docker ------------------------------------------------------------------------------------------------------------
 
-INSTRUCTIONS = {"FROM", "ARG", "ENV", "RUN", "WORKDIR", "COPY", "USER", "ENTRYPOINT", "CMD"}  # those that are used
 
-
-def instructions(text: str) -> list[tuple[str, str]]:
-    """The instructions of a Dockerfile, each with its arguments on one line."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
-    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in joined.splitlines()]
-
-
-def test_the_dockerfile_copies_what_is_there_and_runs_pods():
-    found = instructions(DOCKERFILE)
-    assert {name for name, _ in found} <= INSTRUCTIONS
-    assert found[0][0] == "FROM"
+def test_the_dockerfile_copies_what_is_there():
+    """`.dockerignore` leaves out all else."""
     allowed = re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text("utf-8"), flags=re.MULTILINE)
-    for source in [word for name, words in found if name == "COPY" for word in words.split()[:-1]]:
+    copied = re.findall(r"^COPY (.*) \S+$", (ROOT / "Dockerfile").read_text("utf-8"), flags=re.MULTILINE)
+    assert copied
+    for source in " ".join(copied).split():
         assert (ROOT / source).exists()
-        assert source in allowed  # .dockerignore leaves out all else
-    declared = {words.partition("=")[0] for name, words in found if name == "ARG"}
-    used = set(re.findall(r"\$\{?(\w+)", " ".join(words for name, words in found if name == "RUN")))
-    assert used == declared
-    commands = {name: json.loads(words) for name, words in found if name in ("ENTRYPOINT", "CMD")}
-    assert commands == {"ENTRYPOINT": ["pods"], "CMD": ["--help"]}
-    (user,) = [words for name, words in found if name == "USER"]
-    made = next(words for name, words in found if name == "RUN" and "useradd" in words)
-    assert re.search(rf"useradd [^&]*\b{user}\b", made)
+        assert source in allowed

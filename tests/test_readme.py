@@ -28,7 +28,6 @@ from .cli import pods
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 RESULTS = ROOT / "docs" / "results"
 
 
@@ -108,11 +107,6 @@ def unknown_words(words: list[str]) -> list[str]:
 def test_shown_commands_and_options_exist(page):
     for words in shown_commands((ROOT / page).read_text(encoding="utf-8")):
         assert unknown_words(words) == [], words
-
-
-def test_a_stale_command_is_found():
-    text = "```\n$ pods train x.yaml --rule a --outputs y  # note\npods tasks check a --data_dir b\npods trian a\n```\n"
-    assert [unknown_words(words) for words in shown_commands(text)] == [["--outputs"], [], ["trian"]]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "results" not in page and page != "docs/engines.md"])
@@ -198,31 +192,6 @@ def test_the_page_of_keys_has_every_key_with_its_meaning():
         assert len(meaning.split()) >= (1 if name in trl_fields() else 3), name  # TRL's is "LoRA alpha."
     for heading in ("PODS", "Task and data", "Evaluation", "Run", "TRL: the policy", "TRL: GRPO"):
         assert f"\n## {heading}\n" in page
-
-
-WORDS = (
-    "prompt, completion, rollout, group, rule, kept, row, unscored, advantage, signal, policy, step, update, task, "
-    "run, micro-batch, recipe, ledger, experiment, arm, baseline, target, speedup, interval, settled, n and m, "
-    "prefix tree, training clock, gold answer, equal memory"
-)
-
-
-def test_each_word_has_a_short_meaning_and_a_link():
-    page = (ROOT / "docs" / "words.md").read_text(encoding="utf-8")
-    entries = dict(re.findall(r"^### (.+)\n\n((?:.+\n)+)", page, flags=re.MULTILINE))
-    assert {"dead group, live group", *WORDS.split(", ")} <= {word.lower() for word in entries}
-    for word, meaning in entries.items():
-        assert re.search(r"\]\([\w-]+\.md", meaning), word
-        sentences = re.findall(r"[.!?](?=\s)", re.sub(r"\(\[.*", "", meaning, flags=re.DOTALL))
-        assert 1 <= len(sentences) <= 3, (word, meaning)
-
-
-def test_the_site_fills_the_page_of_keys_and_no_other():
-    keys = SimpleNamespace(file=SimpleNamespace(src_uri="keys.md"))
-    words = SimpleNamespace(file=SimpleNamespace(src_uri="words.md"))
-    filled = SITE["on_page_markdown"]("[home](../README.md)\n<!-- keys: run -->", page=keys)
-    assert filled.startswith("[home](index.md)\n### `max_seconds`")
-    assert SITE["on_page_markdown"]("<!-- keys: run -->", page=words) == "<!-- keys: run -->"
 
 
 def test_a_page_that_only_the_site_completes_says_where_its_text_is():
@@ -383,10 +352,3 @@ def test_each_runtime_dependency_has_an_oldest_version(capsys):
     assert {name: Version(version) for name, version in printed.items()} == {name: lower_bound(name) for name in wanted}
     with pytest.raises(ValueError, match="somelibrary"):
         oldest.oldest("somelibrary<2")
-
-
-def test_a_torch_that_may_be_installed_but_was_not_run_is_named():
-    """The range in the text lies between the oldest torch of the table and the next."""
-    first, following = sorted({Version(row["torch"]) for row in version_rows()})[:2]
-    assert (first.major, following.major) == (2, 2)
-    assert f"torch 2.{first.minor + 1} to 2.{following.minor - 1} have not been run" in VERSIONS

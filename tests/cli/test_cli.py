@@ -24,8 +24,6 @@ from pods_rl.runs.checkpoints import publish, staging
 
 from . import pods
 
-PODS = [sys.executable, "-m", "pods_rl"]
-
 
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
@@ -282,15 +280,6 @@ def test_an_exception_of_a_users_code_is_one_line_that_names_its_place(monkeypat
     assert len(printed.splitlines()) == 1
 
 
-def test_a_task_that_exits_is_not_loaded(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    Path("exiting_task.py").write_text("import sys\n\ndef exits(settings):\n    sys.exit(0)\n")
-    result = pods("tasks", "check", "exiting_task:exits")
-    assert result.exit_code == 1
-    assert "SystemExit: 0 (exiting_task.py, line 4)" in result.output
-
-
 def test_a_refused_resume_of_several_processes_leaves_the_run_as_it_was(trained, monkeypatch):
     pods("train", "tiny-pods", "--output", "out", "--num_generations", "16", "--per_device_train_batch_size", "16")
     save_checkpoint("out", processes=2)
@@ -302,13 +291,3 @@ def test_a_refused_resume_of_several_processes_leaves_the_run_as_it_was(trained,
     monkeypatch.setattr("pods_rl.distributed.launch.launch", lambda *args: args[-1].ask(signal.SIGTERM))
     assert pods(*resume).exit_code == 143
     assert Path("out/status.json").read_bytes() == before
-
-
-def test_a_deleted_working_directory_is_one_line(tmp_path):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    shell = 'cd "$1" && rmdir "$1" && shift && exec "$@"'
-    done = subprocess.run(["sh", "-c", shell, "sh", gone, *PODS, "report", "."], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith("Error: ")
-    assert done.stderr.count("\n") == 1

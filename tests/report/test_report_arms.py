@@ -15,7 +15,6 @@ from conftest import write_run
 from pods_rl.errors import UserError
 from pods_rl.report.analysis import Analysis, Final, analyse, cost_of
 from pods_rl.report.arms import arms_from_runs, curve_of
-from pods_rl.report.intervals import Difference
 from pods_rl.report.ledger import Ledger
 from pods_rl.report.notes import notes as notes_of
 from pods_rl.report.tables import result_table
@@ -285,27 +284,22 @@ def on_contents(root: Path, ours: dict[str, Any], theirs: dict[str, Any], **conf
 
 
 @pytest.mark.parametrize(
-    ("contents", "config", "reason"),
+    ("ours", "theirs", "config", "reason"),
     [
-        ({"task_rewards": {"mine.py": "a", "helper.py": "b"}}, {}, "(helper.py)"),
-        ({"data_dir": {"gsm8k/test.jsonl": "b"}}, {"data_dir": "two"}, "(gsm8k/test.jsonl)"),
-        ({"prompts": {"train": "a", "test": "b"}}, {}, "(test)"),
+        ({}, {"task_rewards": {"mine.py": "a", "helper.py": "b"}}, {}, "(helper.py)"),
+        ({}, {"data_dir": {"gsm8k/test.jsonl": "b"}}, {"data_dir": "two"}, "(gsm8k/test.jsonl)"),
+        ({}, {"prompts": {"train": "a", "test": "b"}}, {}, "(test)"),
+        # scripts, whose settings do not name their functions
+        ({"reward_funcs": {"judge": "a"}}, {"reward_funcs": {"judge": "b"}}, {}, "reward_funcs"),
     ],
 )
 def test_arms_on_different_contents_are_not_compared(
-    tmp_path: Path, contents: dict[str, Any], config: dict[str, Any], reason: str
+    tmp_path: Path, ours: dict[str, Any], theirs: dict[str, Any], config: dict[str, Any], reason: str
 ) -> None:
-    analysis = on_contents(tmp_path, {}, contents, **config)
+    analysis = on_contents(tmp_path, ours, theirs, **config)
     assert analysis.pairs == ()
     assert verdicts(analysis)["pods"] == "not compared"
     assert any(reason in note for note in notes(analysis) if "is not compared with" in note)
-
-
-def test_arms_with_another_reward_function_of_the_same_name_are_not_compared(tmp_path: Path) -> None:
-    """Scripts, whose settings do not name their functions."""
-    analysis = on_contents(tmp_path, {"reward_funcs": {"judge": "a"}}, {"reward_funcs": {"judge": "b"}})
-    assert verdicts(analysis)["pods"] == "not compared"
-    assert any("reward_funcs" in note for note in notes(analysis))
 
 
 @pytest.mark.parametrize(
@@ -471,14 +465,6 @@ def test_a_metric_that_is_no_share_stays_a_number_and_none_is_better(tmp_path: P
     (found,) = findings(analysis)
     assert found.number == "-10.000"
     assert "mean completion length (tokens) 24.0" in found.text
-
-
-def test_a_difference_is_settled_if_the_printed_interval_excludes_0() -> None:
-    """A reader sees [0.000, 0.100] and not 0.0004."""
-    assert not Difference(0.05, 0.0004, 0.1, p=0.01).settled
-    assert Difference(0.05, 0.0006, 0.1, p=0.01).settled
-    assert not Difference(-0.05, -0.1, -0.0004, p=0.01).settled
-    assert not Difference(0.05, 0.0006, 0.1, p=0.06).settled  # among others
 
 
 def test_the_difference_over_time_is_of_the_mean_scores_after_the_start(tmp_path: Path) -> None:
