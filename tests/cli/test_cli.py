@@ -244,40 +244,12 @@ def test_recipes_are_listed_and_printed():
     assert "grpo-ga" in output
 
 
-def test_doctor_finds_what_is_missing(monkeypatch):
-    from pods_rl.cli import doctor
-
-    monkeypatch.setattr("pods_rl.distributed.processes.version", lambda name: {"trl": "2.3.0"}.get(name))
-    grades = {what: grade for grade, what, _ in doctor.check_versions()}
-    assert (grades["trl"], grades["torch"], grades["vllm"]) == ("note", "bad", "ok")
-
-
 def test_the_current_directory_comes_last_on_the_path(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(pods_rl.cli, "app", lambda **_: None)
     main()
     assert sys.path[-1] == str(tmp_path)
-
-
-FAILS = """
-class Game:
-    def reset(self):
-        raise KeyError("state\\x1b[2J")
-"""
-
-
-def test_an_exception_of_a_users_code_is_one_line_that_names_its_place(monkeypatch, capsys, tmp_path):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "users_game.py").write_text(FAILS)
-    monkeypatch.setattr(pods_rl.cli, "app", lambda **_: __import__("users_game").Game().reset())
-    with pytest.raises(SystemExit) as end:
-        main()
-    printed = capsys.readouterr().err
-    assert end.value.code == 2
-    assert printed.startswith("Error: ")
-    assert "(users_game.py, line 4)" in printed
-    assert len(printed.splitlines()) == 1
 
 
 def test_a_refused_resume_of_several_processes_leaves_the_run_as_it_was(trained, monkeypatch):

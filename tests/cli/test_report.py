@@ -86,11 +86,8 @@ def test_published_runs_give_the_published_table(published: Path, arm: str) -> N
     assert final["final_runs"] == "10"
 
 
-def test_published_runs_give_every_curve(published: Path) -> None:
+def test_published_runs_have_every_curve_and_are_compared_with_the_baseline(published: Path) -> None:
     assert {row["metric"] for row in rows_of(published / "curves.csv")} == {*METRICS}
-
-
-def test_published_runs_are_compared_with_the_baseline(published: Path) -> None:
     rows = {row["arm"]: row for row in rows_of(published / "pairs.csv")}
     assert {row["other"] for row in rows.values()} == {"grpo"}
     assert rows.keys() == {*PUBLISHED} - {"grpo"}

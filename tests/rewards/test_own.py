@@ -176,23 +176,6 @@ def test_a_module_may_print_and_fork_when_it_is_imported(module):
 # -- what a reward does to its process --------------------------------------------------------------------------------
 
 
-def test_a_copy_of_this_process_ends_where_the_reward_that_forked_it_returns():
-    own = os.getpid()
-    read, write = os.pipe()
-
-    def forks(text: str, gold: str) -> float:
-        return float(os.fork() > 0)
-
-    assert attempt(forks, "", "") == 1.0
-    if os.getpid() != own:
-        os.write(write, b"here")
-        os._exit(0)
-    os.wait()
-    os.close(write)
-    assert os.read(read, 10) == b""
-    os.close(read)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [how for how in MEDDLERS if how not in ("print scores", "write everywhere")])
 def test_whatever_a_reward_does_to_its_process_no_other_score_is_taken_for_its_own(how):

@@ -18,7 +18,7 @@ import pytest
 
 from pods_rl.errors import UserError
 from pods_rl.recipe import schema
-from pods_rl.tasks import TASKS, Task, load_task, row_hashes, sources
+from pods_rl.tasks import TASKS, load_task, row_hashes, sources
 from pods_rl.tasks.prompts import SYSTEM_PROMPT
 
 from .conftest import write_jsonl
@@ -302,16 +302,6 @@ def test_a_file_that_replaces_another_of_the_same_size_and_time_is_read(tmp_path
     assert set(write("1").train["answer"]) == {"1"}
     assert set(write("2").train["answer"]) == {"2"}
     assert set(write("1").train["answer"]) == {"1"}
-
-
-def half_lost(settings):
-    rows = datasets.Dataset.from_list([{"prompt": "1+1?", "answer": "2"}, {"prompt": "1/2?", "answer": "\frac12"}])
-    return Task("mine", "1", rows, rows, {"accuracy": 1.0})
-
-
-def test_the_task_of_a_users_function_is_checked_too():
-    with pytest.raises(UserError, match=r"task mine.*row 2 .*backslash"):
-        load_task({"task": f"{__name__}:half_lost"})
 
 
 def chat(*messages):

@@ -37,17 +37,13 @@ def test_what_a_task_does_not_read_is_refused(values, message):
     [
         {"task": "gsm8k", "question_column": "q", "answer_column": "a", "dataset_train_split": "train[:9]"},
         {"task": "reasoning_gym:chain_sum", "task_seed": 3, "task_options": {"max_terms": 4}},
+        {"task": "reasoning_gym:chain_sum", "task_rewards": {"reasoning_gym": 2.0}},
         {"task": "mine.tasks:make", "question_column": "q", "task_seed": 3, "task_difficulty": "hard"},
         {"task": "gsm8k", "task_seed": 0, "task_difficulty": "mixed", "dataset_test_name": None},  # defaults
     ],
 )
 def test_what_a_task_reads_or_has_by_default_is_accepted(values):
     build(**values)
-
-
-def test_tasks_of_a_library_are_accepted_with_their_own_reward():
-    recipe = build(task="reasoning_gym:chain_sum", task_options={"max_terms": 4}, task_rewards={"reasoning_gym": 2.0})
-    assert recipe.task_settings()["task_rewards"] == {"reasoning_gym": 2.0}
 
 
 def test_the_page_of_tasks_lists_the_table():
