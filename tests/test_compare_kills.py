@@ -97,17 +97,3 @@ def test_a_forked_run_is_the_run_of_a_fresh_process(place):
 def without_times(rows):
     clocks = ("elapsed", "step_time", "due", "speed_check")
     return [{key: row[key] for key in row if "seconds" not in key and key not in clocks} for row in rows]
-
-
-@pytest.mark.reliability
-def test_a_starter_that_is_killed_costs_its_run_alone(place):
-    process = start(place)
-    run = psutil.Process(process_of(place / "out/a/seed-1"))
-    starter = run.parent()
-    assert "pods_rl.cli.starter" in starter.cmdline()
-    starter.kill()
-    output, errors = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 1, output + errors
-    assert "b seed 1 finished" in output
-    assert re.search(r"a seed 1: .*\(SIGKILL\)", errors)
-    assert not run.is_running() or run.status() == psutil.STATUS_ZOMBIE

@@ -18,7 +18,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from tools import oldest
 from typer.main import get_command
 
 from pods_rl.cli import app
@@ -341,14 +340,3 @@ def test_the_readme_names_the_oldest_and_the_newest_versions_that_were_run():
         run = [Version(row[column]) for row in version_rows() if "TRL" in row]
         for text, version in zip(sentence.groups(), (min(run), max(run)), strict=True):
             assert f"{column} {version.major}.{version.minor}" in text
-
-
-def test_each_runtime_dependency_has_an_oldest_version(capsys):
-    """`make test-oldest` installs what tools/oldest.py prints: the lower bounds, and nothing else."""
-    oldest.main()
-    printed = dict(line.split("==") for line in capsys.readouterr().out.splitlines())
-    wanted = [Requirement(line).name for line in PROJECT["dependencies"]]
-    assert [*printed] == wanted
-    assert {name: Version(version) for name, version in printed.items()} == {name: lower_bound(name) for name in wanted}
-    with pytest.raises(ValueError, match="somelibrary"):
-        oldest.oldest("somelibrary<2")

@@ -43,8 +43,9 @@ IMPORTED = {
 CODE = """
 import importlib, json, sys
 from pods_rl.runs.sources import user_sources
-importlib.import_module(sys.argv[1])
-print(json.dumps(user_sources()))
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    print(json.dumps(user_sources()))
 """
 
 
@@ -59,24 +60,20 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def sources(name: str) -> dict[str, str]:
-    """What a fresh process finds that has imported this module, with this process's path."""
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, name],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+def sources(*names: str) -> list[dict[str, str]]:
+    """What a fresh process finds after each of these imports, with this process's path."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", CODE, *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("name", IMPORTED)
-def test_the_modules_that_a_process_has_imported_are_found(place, name):
-    found = sources(name)
-    assert sorted(found) == sorted(IMPORTED[name])
-    assert all(Path(file).is_file() for file in found.values())
+def test_the_modules_that_a_process_has_imported_are_found(place):
+    known = set()
+    for name, found in zip(IMPORTED, sources(*IMPORTED), strict=True):
+        assert found.keys() - known == set(IMPORTED[name]), name
+        assert all(Path(file).is_file() for file in found.values())
+        known = found.keys()
 
 
 def build(**values):
@@ -94,7 +91,7 @@ def test_the_code_of_an_installed_package_is_in_the_contents(place, name):
 
 
 def test_recorded_files_are_read_again(place):
-    recorded = sources("inserted")
+    (recorded,) = sources("inserted")
     saved = module_hashes(recorded)
     assert changed_contents(saved, module_hashes(recorded)) == []
     (place / "lib/deeper.py").write_text("x = 1\n")

@@ -7,12 +7,11 @@ import pytest
 import pods_rl.planning.measure
 
 from . import pods
-from .test_whole_run import place  # noqa: F401  (a fixture)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_plan_is_measured_and_printed(place, monkeypatch):  # noqa: F811
+def test_a_plan_is_measured_and_printed(place, monkeypatch):
     monkeypatch.setattr(pods_rl.planning.measure, "_MOST_ROUNDS", 2)
     done = pods("plan", "r.yaml", "--seconds", "1")
     report, _, experiment = done.output.partition("To settle it, ")
