@@ -1,7 +1,5 @@
 """Batch arithmetic: worked values, and advice that is itself valid."""
 
-from __future__ import annotations
-
 import math
 import re
 from itertools import product

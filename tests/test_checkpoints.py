@@ -1,7 +1,5 @@
 """A checkpoint is whole or not there: published in one move, checked byte for byte, pruned only after the next."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

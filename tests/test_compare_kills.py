@@ -1,7 +1,5 @@
 """`pods compare` as a person runs it, killed at bad moments: real processes, a tiny policy, a few steps a run."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

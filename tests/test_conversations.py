@@ -1,7 +1,5 @@
 """Evaluating tasks with tools and environments: the turns are TRL's, and every kind of end is graded."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Evaluating in one process: pass@k, standard errors, how rows are drawn, and what a policy's files must be."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The vLLM backend against a stand-in: what it is made with, and when it is chosen. A real one: tests/real_vllm."""
 
-from __future__ import annotations
-
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace

@@ -1,7 +1,5 @@
 """Every example runs, as its header says: the CPU ones with fewer steps, what needs a cluster or a GPU up to there."""
 
-from __future__ import annotations
-
 import doctest
 import json
 import re

@@ -1,7 +1,5 @@
 """Experiments: what is planned, what is repeated, and what a failure costs. The runs are stand-ins."""
 
-from __future__ import annotations
-
 import errno
 import json
 import subprocess

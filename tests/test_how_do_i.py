@@ -1,7 +1,5 @@
 """Every block of docs/how-do-i.md runs, and its table of memory is what the function computes."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Files that start jobs elsewhere are read by what will read them there: accelerate and bash; and a Dockerfile."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Rules and tasks of other packages: as installed, by name, and what is said of one that fails."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable

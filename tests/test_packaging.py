@@ -1,7 +1,5 @@
 """What `pyproject.toml` declares is what the package imports: nothing is missing, nothing is installed in vain."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import re

@@ -1,7 +1,5 @@
 """A pipe where a file should be is refused: opening it would block forever."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A file that is too large for the memory is reported as such, and not as a damaged one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

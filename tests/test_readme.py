@@ -1,7 +1,5 @@
 """What the README and the pages show is true: every block runs, and files, commands, keys and figures exist."""
 
-from __future__ import annotations
-
 import csv
 import doctest
 import re
@@ -335,7 +333,6 @@ def test_the_oldest_version_that_may_be_installed_was_run(column):
 
 def test_the_readme_names_the_oldest_and_the_newest_versions_that_were_run():
     sentence = re.search(r"oldest versions that are tested are(.*?)newest are(.*?)\(\[all\]", README, flags=re.DOTALL)
-    assert sentence is not None
     for column in ("transformers", "torch"):
         run = [Version(row[column]) for row in version_rows() if "TRL" in row]
         for text, version in zip(sentence.groups(), (min(run), max(run)), strict=True):

@@ -1,7 +1,5 @@
 """The run directory survives what happens to directories: kills, torn lines, two writers, odd numbers."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The user's modules that a run has imported: found however they are imported."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """When a signal is met: at once, or later, or at once again."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -92,7 +90,6 @@ time.sleep(900)
 
 def test_a_process_ends_with_its_parent_however_that_ends():
     parent = subprocess.Popen([sys.executable, "-c", PARENT_OF], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.wait()

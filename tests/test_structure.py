@@ -1,7 +1,5 @@
 """Imports point one way (docs/architecture.md), and what should be quick loads nothing heavy."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

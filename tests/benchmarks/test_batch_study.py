@@ -1,7 +1,5 @@
 """The study of selection over the batch: its cells, the rule that fills its arms, its control and its intervals."""
 
-from __future__ import annotations
-
 import doctest
 import math
 

@@ -1,7 +1,5 @@
 """The count of launches and reads equals one by hand, and that of a step stays below its bar."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

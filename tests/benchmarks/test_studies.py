@@ -1,7 +1,5 @@
 """The experiments of benchmarks/, how their learning rates are chosen, and the tables of their results."""
 
-from __future__ import annotations
-
 import csv
 import statistics
 

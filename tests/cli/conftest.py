@@ -1,7 +1,5 @@
 """A policy small enough to train in a second, and a recipe for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The commands, up to where training starts: what they print, refuse and write."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`pods eval`: what it evaluates, prints, writes and refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`pods plan` through the real command, on a random policy that trains in a second."""
 
-from __future__ import annotations
-
 import pytest
 
 import pods_rl.planning.measure

@@ -1,7 +1,5 @@
 """The quickstart as a person runs it, only shorter: the real command, a shipped policy, two processes at a time."""
 
-from __future__ import annotations
-
 import csv
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`pods select`: worked rows, bad lines, groups of any size, and files that it must not touch."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`pods tasks`: the list, the check of gold answers, its counts on the published files, and its exit code."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whole runs through the real commands, with a random policy small enough to train in a second."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The paper's recipes on a machine without vLLM and bitsandbytes: shown, and refused only where one trains."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

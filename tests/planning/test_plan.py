@@ -1,7 +1,5 @@
 """What a plan says of measured steps."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

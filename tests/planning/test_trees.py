@@ -1,7 +1,5 @@
 """What `pods doctor MODEL` says of prefix trees: the parts of a policy that are computed over them, and why not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM

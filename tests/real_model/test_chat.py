@@ -4,8 +4,6 @@ The model is SmolLM2-135M-Instruct (`benchmarks/chat.py`). GSM8K is too hard for
 letter; the largest of four numbers is a task that it sometimes gets right.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

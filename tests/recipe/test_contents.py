@@ -1,7 +1,5 @@
 """What decides a run and is not in its recipe: files, folders and modules that it names, by their contents."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Recipes: resolution, what is shipped, and everything that is refused before torch is loaded."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 from typer.testing import CliRunner

@@ -1,7 +1,5 @@
 """The page in a headless Chromium: its figures, its rollouts, and that nothing in it is ever live."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A report reads what a run writes: the keys of its files, from a run that the real command trained."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 from pathlib import Path
@@ -45,7 +43,6 @@ def test_copies_of_a_real_run_are_pooled_if_they_are_seeds_of_one_recipe(real_ru
     config = copy / "config.yaml"
     config.write_text(config.read_text().replace("\nseed: 1\n", "\nseed: 2\n"))
     analysis = build_report(root, tmp_path / "out", baseline="none").account.analysis
-    assert analysis is not None
     assert [arm.run_count for arm in analysis.arms] == [2]
     config.write_text(config.read_text().replace("max_steps: 2", "max_steps: 3"))
     with pytest.raises(UserError, match="max_steps"):

@@ -1,7 +1,5 @@
 """`pods watch`: the page of runs that train, from the server. In a browser: test_report_browser.py."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import subprocess

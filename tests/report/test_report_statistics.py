@@ -3,8 +3,6 @@
 The authors' published runs: tests/cli/test_report.py.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -21,9 +19,7 @@ Runs = list[list[float]]  # NaN: no such checkpoint
 NAN, INF = float("nan"), float("inf")
 
 
-def curve(
-    scores: np.ndarray, seconds: np.ndarray, errors: np.ndarray | None = None, due: np.ndarray | None = None
-) -> Curve:
+def curve(scores, seconds, errors=None, due=None):
     """A curve whose nominal seconds are the mean ones by default."""
     runs = tuple(map(str, range(len(scores))))
     nominal = mean_curve(seconds) if due is None else due
@@ -71,8 +67,6 @@ def rises(base: tuple[Runs, Runs], level: float) -> bool:
     at = next(index for index in range(len(base[0][0])) if (mean_at(base[0], index) or 0.0) >= level)
     before = max(index for index in range(at) if mean_at(base[0], index) is not None)
     low, high = mean_at(base[0], before), mean_at(base[0], at)
-    assert low is not None
-    assert high is not None
     share = (level - low) / (high - low)
     gains = [run[before] + share * (run[at] - run[before]) - run[0] for run in base[0]]
     gains = [gain for gain in gains if not math.isnan(gain)]
@@ -257,9 +251,7 @@ def evals_of(random: np.random.Generator, curves: np.ndarray, difficulty: np.nda
 
 
 @pytest.mark.parametrize(("runs", "spread"), [(3, 0.03), (12, 0.0), (12, 0.03)])
-def test_intervals_over_time_cover_95_percent_where_seeds_differ_and_more_where_they_do_not(
-    runs: int, spread: float
-) -> None:
+def test_intervals_over_time_cover_95_percent_where_seeds_differ_and_more_where_they_do_not(runs, spread):
     """Six evaluations on the same 64 prompts, easy ones and hard ones, in every run, of arms without a difference.
 
     With an error that does not fall with the number of evaluations, the interval would cover all of these.
@@ -274,7 +266,6 @@ def test_intervals_over_time_cover_95_percent_where_seeds_differ_and_more_where_
             curves = np.linspace(0, 0.3, 6) + random.normal(0, spread, (runs, 1))
             arms.append(Arm(name, name, curve_of(evals_of(random, curves, difficulty), "accuracy"), {}))
         (pair,) = analyse(arms, baseline="grpo", metric="accuracy").pairs
-        assert pair.over_time is not None
         covered += pair.over_time.low <= 0 <= pair.over_time.high
     allowed = POINTS + 2 * math.sqrt(0.05 * 0.95 / trials)
     assert covered / trials >= 0.95 - allowed

@@ -6,8 +6,6 @@ math-verify's own tests that state one answer a side (docs/rewards.md has the ru
 expect.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

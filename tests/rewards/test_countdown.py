@@ -1,7 +1,5 @@
 """Countdown: the expression is parsed, its numbers are counted and its value is exact."""
 
-from __future__ import annotations
-
 from pods_rl.rewards import countdown
 from pods_rl.rewards.mathematics import read_expression
 

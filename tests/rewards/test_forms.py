@@ -1,7 +1,5 @@
 """The rewards of form and length: worked values of the rules that their docstrings state."""
 
-from __future__ import annotations
-
 from pods_rl.rewards import format_reward, overlong, tag_count
 
 GOOD = "<think>9*2=18</think><answer>18</answer>"

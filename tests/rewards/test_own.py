@@ -1,7 +1,5 @@
 """Rewards of a user's own in processes of their own: right, in order, and one that hangs costs itself alone."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

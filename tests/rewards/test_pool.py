@@ -1,7 +1,5 @@
 """The verifier pool: it answers, it gives up, it leaves no process behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The table of rewards, and a user's own by dotted path."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Advantages against worked values, and TRL's formula to the last bit. An oracle: test_ragged.py."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

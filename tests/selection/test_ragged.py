@@ -1,7 +1,5 @@
 """Advantages and the loss of groups of different sizes, against one group at a time."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

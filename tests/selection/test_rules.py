@@ -1,7 +1,5 @@
 """What all rules share, and the three simple ones."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

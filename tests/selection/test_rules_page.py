@@ -1,7 +1,5 @@
 """The examples and the worked table of docs/how-it-works.md."""
 
-from __future__ import annotations
-
 import doctest
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """select, get_rule and Selection: what a user hands in and gets back."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

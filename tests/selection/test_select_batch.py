@@ -1,7 +1,5 @@
 """select_batch: worked values, all subsets, and what holds for every batch."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """Tasks from files: GSM8K as it is, small files of every kind, and what is refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """A run reads its task as the policy does: plain without a chat template, long prompts left out, said and recorded."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Generated tasks: seeded, distinct, disjoint over seeds, right by an independent evaluator."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Prompts fitted to a policy: plain without a chat template, none too long to train on, and versions that say so."""
 
-from __future__ import annotations
-
 import pytest
 from datasets import Dataset
 from jinja2 import TemplateError

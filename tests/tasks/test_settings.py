@@ -1,7 +1,5 @@
 """What a recipe may say of its task, refused before anything heavy is loaded."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
