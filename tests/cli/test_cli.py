@@ -15,6 +15,7 @@ import pods_rl.cli
 from pods_rl.cli import main
 from pods_rl.distributed.launch import Failure
 from pods_rl.errors import UserError
+from pods_rl.recipe import recipe as checks
 from pods_rl.recipe import shipped_recipes
 from pods_rl.recipe.recipe import checkpoint_keys
 from pods_rl.runs import Run, RunWriter
@@ -176,6 +177,21 @@ def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
 def test_words_that_name_nothing_or_too_much(words, message):
     with pytest.raises(UserError, match=message):
         pods(*words)
+
+
+@pytest.mark.slow
+def test_a_dry_run_shows_that_extras_are_missing_and_training_is_refused_before_anything_is_written(
+    monkeypatch, tmp_path
+):
+    find = checks.find_spec
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name in ("vllm", "bitsandbytes") else find(name))
+    command = ("train", "--recipe", "gsm8k-qwen2.5-3b-pods")
+    output = " ".join(pods(*command, "--dry-run").output.split())
+    assert "rollouts" in output
+    assert "'.[vllm,quant]'" in output
+    with pytest.raises(UserError, match="vllm and bitsandbytes"):
+        pods(*command, "--output", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """Whole runs through the real commands, with a random policy small enough to train in a second."""
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -190,3 +192,42 @@ def test_selection_over_the_batch(place):
     note = pods("train", "--config", "r.yaml", "--selection", "batch", "--dry_run").output
     assert "selection" in note
     assert "num_prompts" in note
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_plan_is_measured_and_printed(place, monkeypatch):
+    monkeypatch.setattr("pods_rl.planning.measure._MOST_ROUNDS", 2)
+    done = pods("plan", "r.yaml", "--seconds", "1")
+    report, _, experiment = done.output.partition("To settle it, ")
+    assert max(map(len, report.splitlines())) <= 80
+    for part in ("rewards", "completions", "rollouts are distinct", "none  ", "prompt  ", "batch  ", "importing torch"):
+        assert part in report
+    (place / "settings.yaml").write_text(experiment.partition("\n")[2])
+    compared = pods("compare", "--config", "settings.yaml", "--dry_run")
+    assert compared.exit_code == 0, compared.output
+
+
+DRY = ("train", "tiny-pods", "--dry_run", "--eval_prompts", "0")
+DATA = (*DRY, "--task", "dataset")
+COMMANDS = {
+    "data.jsonl": (*DATA, "--dataset_name", "data.jsonl"),
+    "data/train.parquet": (*DATA, "--dataset_name", "data"),
+    "policy/config.json": (*DRY, "--model_name_or_path", "./policy"),
+    "accelerator.json": (*DRY, "--accelerator_config", "accelerator.json"),
+    "r.yaml": ("train", "--config", "r.yaml", "--dry_run"),
+    "rows.parquet": ("select", "rows.parquet", "--keep", "2"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)  # then the command hangs
+@pytest.mark.parametrize("pipe", COMMANDS)
+def test_a_command_names_a_pipe_where_a_file_should_be_and_ends(place, pipe):
+    """Opening it would block forever."""
+    target = place / pipe
+    target.parent.mkdir(exist_ok=True)
+    target.unlink(missing_ok=True)
+    os.mkfifo(target)
+    with pytest.raises(UserError, match=re.escape(target.name)):
+        pods(*COMMANDS[pipe])
