@@ -1,16 +1,20 @@
 """Whole runs through the real commands, with a random policy small enough to train in a second."""
 
+import csv
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from pods_rl.errors import UserError
-from pods_rl.runs import Run
+from pods_rl.runs import Run, find_runs
 
+from .. import DEADLINE
 from . import pods
 
 
@@ -231,3 +235,34 @@ def test_a_command_names_a_pipe_where_a_file_should_be_and_ends(place, pipe):
     os.mkfifo(target)
     with pytest.raises(UserError, match=re.escape(target.name)):
         pods(*COMMANDS[pipe])
+
+
+SHORT_QUICKSTART = {"seeds": "1", "max_seconds": "2", "eval_seconds": "1", "eval_prompts": "32", "ledger_every": "2"}
+
+
+@pytest.mark.slow
+def test_quickstart_trains_its_arms_and_reports(tmp_path):
+    output = tmp_path / "quickstart"
+    command = [sys.executable, "-m", "pods_rl", "compare", "--config", "quickstart", "--output", str(output)]
+    command += ["--parallel", "2", *(word for key, value in SHORT_QUICKSTART.items() for word in (f"--{key}", value))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (output / "report" / "report.html").stat().st_size > 0
+    assert "report.html" in done.stdout.replace("\n", "")
+    arms = find_runs(output)
+    assert list(arms) == ["grpo-trl", "pods", "grpo"]
+    (trl,), (pods,), (grpo,) = arms.values()
+    assert {run.state for run in (trl, pods, grpo)} == {"finished"}
+    assert len({run.evals[0]["accuracy"] for run in (trl, pods, grpo)}) == 1
+    assert pods.evals[0]["accuracy"] < 0.5  # of 32 prompts; of all it is 0.25
+    for run, n in ((trl, 4), (pods, 16), (grpo, 4)):
+        dues = [row["due"] for row in run.evals]
+        assert dues[0] == 0.0
+        assert dues[-1] >= 2.0
+        assert dues == sorted(set(dues))
+        assert all(due % 1.0 == 0.0 for due in dues)  # a slow step may pass over one
+        assert all(row["seconds"] >= row["due"] for row in run.evals)
+        assert run.metrics[0]["pods/tokens/generated"] > 5 * n
+    with (output / "report" / "final.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["arm"] for row in rows} >= {"pods"}

@@ -83,6 +83,13 @@ REFUSED = [
     ({"task_train_size": 10**9}, "task_train_size"),
     ({"dataset_name": "gone.jsonl", "model_name_or_path": "tiny"}, "no such file"),
     ({"task": "gsm8k"}, "model_name_or_path"),
+    # what a task does not read
+    ({"task": "gsm8"}, "gsm8k?"),
+    ({"task": "dataset", "data_dir": ".", "dataset_name": "a/b"}, "data_dir"),
+    ({"task": "countdown", "task_options": {"a": 1}}, "task_options"),
+    ({"task": "reasoning_gym:chain_sum", "task_difficulty": "hard"}, "task_difficulty"),
+    ({"dataset_name": __file__, "dataset_config": "main"}, "dataset_config = main "),
+    ({"max_prompt_length": 0}, "max_prompt_length: "),
     ({"trust_remote_code": True}, "repository"),
     ({"hub_token": "hf_abc"}, "HF_TOKEN"),
     ({"eval_strategy": "steps"}, "eval_seconds"),
@@ -95,6 +102,20 @@ def test_what_cannot_work_is_refused_with_what_to_do(values, message):
         build(**values)
     assert message in str(refusal.value)
     assert "hf_abc" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"task": "gsm8k", "question_column": "q", "answer_column": "a", "dataset_train_split": "train[:9]"},
+        {"task": "reasoning_gym:chain_sum", "task_seed": 3, "task_options": {"max_terms": 4}},
+        {"task": "reasoning_gym:chain_sum", "task_rewards": {"reasoning_gym": 2.0}},
+        {"task": "mine.tasks:make", "question_column": "q", "task_seed": 3, "task_difficulty": "hard"},
+        {"task": "gsm8k", "task_seed": 0, "task_difficulty": "mixed", "dataset_test_name": None},  # defaults
+    ],
+)
+def test_what_a_task_reads_or_has_by_default_is_accepted(values):
+    build(model_name_or_path="tiny", **values)
 
 
 # What TRL, transformers, PEFT or torch reject: refused by the command before a policy loads, in one line. More keys:

@@ -346,8 +346,13 @@ def test_missing_things_are_refused_with_what_exists(tmp_path, files):
             load_task(settings)
 
 
-def test_every_task_of_a_recipe_is_in_the_table():
+def test_every_task_of_a_recipe_is_in_the_table_and_on_its_page():
     assert tuple(TASKS) == schema.TASKS
+    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| .* \| .* \| `(\w+)` \|$", page, re.MULTILINE))
+    assert rows == {name: entry.answer for name, entry in TASKS.items()}
+    for entry in TASKS.values():
+        assert not entry.folders or all(f"`{hub_id}`" in page for hub_id in entry.source.split(", "))
 
 
 def listwise(completions, **kwargs):
