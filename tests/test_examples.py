@@ -77,29 +77,18 @@ def test_the_doctests_of_an_example(name):
 
 
 @pytest.mark.slow
-def test_the_own_reward_is_trained_on(at_root, tmp_path):
-    (command,) = header_commands(EXAMPLES / "own_reward.py")
-    run = train_shortly(command, tmp_path / "run")
-    assert "rewards/own_reward:brevity/mean" in run.metrics[0]
-
-
-@pytest.mark.slow
-def test_the_own_rule_selects(at_root, tmp_path):
-    (command,) = header_commands(EXAMPLES / "own_rule.py")
-    run = train_shortly(command, tmp_path / "run")
-    assert run.config["rule"] == "own_rule:extremes_and_random"
-    assert run.metrics[0]["step"] == 1
-
-
-@pytest.mark.slow
-def test_the_own_task_is_read_from_its_files(at_root, tmp_path):
-    (command,) = header_commands(EXAMPLES / "own_task.yaml")
-    run = train_shortly(command, tmp_path / "run")
-    asked = [
-        json.loads(line)["text"] for line in (EXAMPLES / "own_task" / "train.jsonl").read_text("utf-8").splitlines()
-    ]
-    (rollouts,) = run.rollout_files()
-    assert {prompt.strip() for prompt in parquet.read_table(rollouts)["prompt"].to_pylist()} <= set(asked)
+def test_the_own_reward_rule_and_task_are_trained_on(at_root, tmp_path):
+    runs = {}
+    for name in ("own_reward.py", "own_rule.py", "own_task.yaml"):
+        (command,) = header_commands(EXAMPLES / name)
+        runs[name] = train_shortly(command, tmp_path / name)
+    assert "rewards/own_reward:brevity/mean" in runs["own_reward.py"].metrics[0]
+    assert runs["own_rule.py"].config["rule"] == "own_rule:extremes_and_random"
+    assert runs["own_rule.py"].metrics[0]["step"] == 1
+    lines = (EXAMPLES / "own_task" / "train.jsonl").read_text("utf-8").splitlines()
+    asked = {json.loads(line)["text"] for line in lines}
+    (rollouts,) = runs["own_task.yaml"].rollout_files()
+    assert {prompt.strip() for prompt in parquet.read_table(rollouts)["prompt"].to_pylist()} <= asked
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from pods_rl.runs import Run
 from .cli import pods
 from .engines.test_tools import byte_tokenizer, chat_policy
 from .engines.vision import make_vlm
+from .test_packages import write_distribution
 from .test_readme import shown_commands
 
 ROOT = Path(__file__).parents[1]
@@ -86,7 +87,8 @@ def test_a_section_runs(name, tmp_path, monkeypatch):
         if file is not None:
             Path(file).write_text(code, encoding="utf-8")
             if file == "pyproject.toml":
-                install(tomllib.loads(code)["project"])
+                project = tomllib.loads(code)["project"]
+                write_distribution(Path(), project["name"], project["version"], project["entry-points"])
             importlib.invalidate_caches()
         elif language == "python":
             exec(code, names)
@@ -94,17 +96,6 @@ def test_a_section_runs(name, tmp_path, monkeypatch):
             run_commands(code)
     if "trainer" in names:
         assert names["trainer"].state.global_step == 1
-
-
-def install(project: dict) -> None:
-    """What `pip install .` writes of a package's entry points, in the folder that the test imports from."""
-    folder = Path(f"{project['name'].replace('-', '_')}-{project['version']}.dist-info")
-    folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    lines = []
-    for group, names in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in names.items())]
-    (folder / "entry_points.txt").write_text("\n".join(lines))
 
 
 def run_commands(code: str) -> None:

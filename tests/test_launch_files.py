@@ -25,30 +25,6 @@ def test_scripts_are_bash_and_may_be_run(script):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# -- Slurm -------------------------------------------------------------------------------------------------------------
-
-
-def directives(text: str) -> dict[str, str]:
-    """The `#SBATCH` lines of a script, of the long form: `--name=value` or `--name`."""
-    found = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?", text, flags=re.MULTILINE)
-    assert len(found) == len(re.findall(r"^#SBATCH", text, flags=re.MULTILINE))
-    return dict(found)
-
-
-SBATCH = {"array", "gpus-per-task", "job-name", "ntasks", "requeue", "signal", "time"}  # options of sbatch that we use
-
-
-def test_what_sbatch_refuses_or_does_not_do_is_not_in_a_script():
-    """As far as it can be said without Slurm."""
-    scripts = {script.name: directives(script.read_text("utf-8")) for script in SCRIPTS}
-    (job,) = [found for found in scripts.values() if found]
-    assert {"array", "time", "requeue"} <= set(job) <= SBATCH
-    # `--gpus-per-task` needs a number of tasks or of GPUs.
-    assert "gpus-per-task" not in job or {"ntasks", "gpus"} & set(job)
-    # A signal without `B:` goes to the steps of srun alone, and this script has none.
-    assert re.fullmatch(r"B:TERM@\d+", job["signal"])
-
-
 # -- accelerate -------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,24 +31,31 @@ def doubles(settings):
     rows = Dataset.from_dict({"prompt": list(answers), "answer": list(answers.values())})
     return Task("doubles", "1", rows, rows, {"accuracy": 1.0})
 """
-Install = Callable[..., None]
+
+
+def write_distribution(folder: Path, name: str, version: str, groups: dict[str, dict[str, str]]) -> None:
+    """Write what pip installs of a package next to its modules: its metadata and its entry points."""
+    metadata = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = []
+    for group, entries in groups.items():
+        lines += [f"[{group}]", *(f"{entry} = {place}" for entry, place in entries.items())]
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
 @pytest.fixture
-def install(tmp_path, monkeypatch) -> Install:
+def install(tmp_path, monkeypatch):
     """Installs a package of one module into a folder of the import path, as pip would."""
     monkeypatch.syspath_prepend(tmp_path)
     modules = set(sys.modules)
 
     def install(package: str, text: str = MODULE, **entries: dict[str, str]) -> None:
         (tmp_path / f"{package}.py").write_text(text)
-        folder = tmp_path / f"{package}-1.5.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.5\n")
-        lines = []
+        groups = {}
         for group, names in entries.items():
-            lines += [f"[pods_rl.{group}]", *(f"{name} = {package}:{value}" for name, value in names.items())]
-        (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
+            groups[f"pods_rl.{group}"] = {name: f"{package}:{value}" for name, value in names.items()}
+        write_distribution(tmp_path, package, "1.5", groups)
         importlib.invalidate_caches()
 
     yield install

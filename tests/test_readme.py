@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import click
 import griffe
@@ -189,20 +188,6 @@ def test_the_page_of_keys_has_every_key_with_its_meaning():
         assert len(meaning.split()) >= (1 if name in trl_fields() else 3), name  # TRL's is "LoRA alpha."
     for heading in ("PODS", "Task and data", "Evaluation", "Run", "TRL: the policy", "TRL: GRPO"):
         assert f"\n## {heading}\n" in page
-
-
-def test_a_page_that_only_the_site_completes_says_where_its_text_is():
-    pages = sorted((ROOT / "docs").rglob("*.md"))
-    incomplete = [page for page in pages if re.search(r"^(<!-- keys|::: )", page.read_text("utf-8"), re.MULTILINE)]
-    assert {page.name for page in incomplete} >= {"keys.md", "runs.md", "trainer.md"}
-    for page in incomplete:
-        text = page.read_text("utf-8")
-        place = page.relative_to(ROOT / "docs")
-        assert f"`site/{place.with_suffix('.html').as_posix()}`" in text.partition("\n## ")[0], page
-        file = SimpleNamespace(src_uri=place.as_posix())
-        on_site = SITE["on_page_markdown"](text, page=SimpleNamespace(file=file))
-        assert "In a checkout" not in on_site
-        assert on_site.startswith("# ")
 
 
 def test_an_entry_of_the_reference_has_the_first_sentence_of_its_docstring():

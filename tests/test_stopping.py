@@ -199,26 +199,6 @@ def test_a_signal_during_any_import_is_one_line_and_its_exit_code(tmp_path, entr
     assert not (tmp_path / "run").exists()
 
 
-def test_a_signal_before_the_command_line_is_imported_waits_until_it_is_handled():
-    """As if it came between the first line of the entry point and the first line of the command line."""
-    program = """
-import os, signal, sys, pods_rl.__main__
-
-class Sends:
-    def find_spec(self, name, path=None, target=None):
-        if name == "pods_rl.cli":
-            os.kill(os.getpid(), signal.SIGINT)
-
-sys.meta_path.insert(0, Sends())
-sys.argv = ["pods", "recipes"]
-pods_rl.__main__.main()
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr.splitlines()[-1] == f"Stopped: {Interrupted(signal.SIGINT)}."
-    assert "Traceback" not in done.stderr
-
-
 # -- runs that a starter forks ---------------------------------------------------------------------------------------
 
 # A starter whose forked process pauses right after the fork, until the file `go` is there, and then "trains".

@@ -135,17 +135,6 @@ def test_thousands_of_rollouts_stay_few_elements(page: Browser) -> None:
 # -------------------------------------------------------------------------------- phone, hostile text
 
 
-def test_a_phone_needs_no_sideways_scroll(explored: ReportFiles, tmp_path: Path) -> None:
-    with Browser(tmp_path / "profile", width=390, height=800, mobile=True) as phone:
-        phone.open(explored.html.as_uri())
-        assert phone.run("document.documentElement.scrollWidth") == 390
-        assert phone.run("document.querySelector('#scores canvas').getBoundingClientRect().width") < 390
-        # filters wrap: each is on the screen without scrolling in a row
-        ends = phone.run("[...document.querySelectorAll('#filter *')].map((e) => e.getBoundingClientRect().right)")
-        assert 0 < max(ends) <= 390
-        assert phone.complaints == []
-
-
 def test_hostile_text_runs_nothing(hostile: ReportFiles, browser: Browser) -> None:
     browser.complaints.clear()
     browser.open(hostile.html.as_uri())
