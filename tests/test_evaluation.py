@@ -107,21 +107,26 @@ def test_only_the_seed_decides_and_neither_batches_nor_the_loop(model, tokenizer
     assert run(7) == together
 
 
+class Says:
+    """Stands in for a policy: says one text after another, and keeps the prompts that it was asked."""
+
+    backend = "says"
+
+    def __init__(self, tokenizer, texts):
+        self.tokenizer = tokenizer
+        self.texts = texts
+        self.asked = []
+
+    def sample(self, prompts_ids, rows, how, done):
+        self.asked = [list(ids) for ids in prompts_ids]
+        done(len(rows), len(rows))
+        return [Completion(self.texts[row % len(self.texts)], 3, True) for row in rows]
+
+
 def test_a_thought_that_the_prompt_opens_is_graded(tokenizer):
     said = ["1+1=2</think><answer>2</answer>", "so <answer>2</answer>"]
-
-    class Scripted:
-        """Gives the same completions whatever is asked."""
-
-        backend, dtype = "script", torch.float32
-
-        def sample(self, prompts_ids, rows, how, done):
-            return [Completion(said[row % 2], 9, True) for row in rows]
-
-    sampler = Scripted()
-    sampler.tokenizer = tokenizer
     rows = Dataset.from_dict({"prompt": ["1+1=<think>", "1+1="], "answer": ["2", "2"]})
-    found = evaluate(sampler, Task("sums", "1", rows, rows, {"accuracy": 1.0}), GREEDY, repeats=2)
+    found = evaluate(Says(tokenizer, said), Task("sums", "1", rows, rows, {"accuracy": 1.0}), GREEDY, repeats=2)
     assert [answer.answer_right for answer in found.answers] == [True, False, True, True]
     assert [answer.format_kept for answer in found.answers] == [True, False, False, False]
     assert [answer.completion for answer in found.answers] == said * 2
@@ -143,26 +148,16 @@ def test_evaluating_leaves_random_state_and_mode_alone(model, tokenizer, task):
     model.eval()
 
 
-class Parrot:
-    """Stands in for a policy: answers with the gold answer to every even row, and tells what it was asked."""
-
-    backend = "parrot"
-
-    def __init__(self, tokenizer, golds):
-        self.tokenizer, self.golds, self.asked = tokenizer, golds, []
-
-    def sample(self, prompts_ids, rows, how, done):
-        self.asked = [list(ids) for ids in prompts_ids]
-        done(len(rows), len(rows))
-        repeats = len(rows) // len(self.golds)
-        texts = [f"<answer>{self.golds[row // repeats] if row % 2 == 0 else 'none'}</answer>" for row in rows]
-        return [Completion(text, 3, True) for text in texts]
+def parrot(tokenizer, golds, repeats):
+    """Right in every second repeat."""
+    answers = [gold if repeat % 2 == 0 else "none" for gold in golds for repeat in range(repeats)]
+    return Says(tokenizer, [f"<answer>{answer}</answer>" for answer in answers])
 
 
 def test_grades_are_the_tasks(tokenizer, task):
     seen = []
-    parrot = Parrot(tokenizer, task.test["answer"])
-    found = evaluate(parrot, task, GREEDY, repeats=4, done=lambda rows, of: seen.append((rows, of)))
+    sampler = parrot(tokenizer, task.test["answer"], repeats=4)
+    found = evaluate(sampler, task, GREEDY, repeats=4, done=lambda rows, of: seen.append((rows, of)))
     scores = found.scores
     assert (scores["accuracy"], scores["format_accuracy"], scores["both_accuracy"]) == (0.5, 0.0, 0.0)
     assert scores["pass@2"] == pytest.approx(5 / 6)  # of the 6 pairs of 4 repeats, one has no right one
@@ -184,7 +179,8 @@ def test_a_task_that_trains_on_no_grader_is_evaluated_by_its_rewards(tokenizer):
     settings = {"task_test_size": 12, "task_train_size": 1, "reward_seconds": None}
     task = load_task({**settings, "task_rewards": {name: 1.0, "overlong": 0.5}})
     assert task.answer is None
-    found = evaluate(Parrot(tokenizer, task.test["answer"]), task, Sampling(max_completion_length=3), repeats=2)
+    sampler = parrot(tokenizer, task.test["answer"], repeats=2)
+    found = evaluate(sampler, task, Sampling(max_completion_length=3), repeats=2)
     row, columns = found.scores, found.columns()
     scores = [1.0 - len(text) / 100 for text in columns["completion"]]
     assert columns[f"reward/{name}"] == scores
@@ -195,7 +191,7 @@ def test_a_task_that_trains_on_no_grader_is_evaluated_by_its_rewards(tokenizer):
     assert not [key for key in row if "accuracy" in key or "pass@" in key]
     assert not {"answer_right", "format_kept", "rewards"} & set(columns)
     graded = load_task({**settings, "task_rewards": {name: 1.0, "accuracy": 0.0}})  # weight 0: shown, not trained
-    row = evaluate(Parrot(tokenizer, graded.test["answer"]), graded, GREEDY, repeats=2).scores
+    row = evaluate(parrot(tokenizer, graded.test["answer"], repeats=2), graded, GREEDY, repeats=2).scores
     assert row["accuracy"] == 0.5
     assert not [key for key in row if key.startswith("reward")]
 
@@ -211,10 +207,10 @@ def test_messages_are_written_in_the_models_template():
     with pytest.raises(UserError, match="template"):
         render(build_tokenizer(), CHAT)
     split = Dataset.from_dict({"prompt": [CHAT], "answer": ["2"]})
-    parrot = Parrot(tokenizer, ["2"])
+    sampler = Says(tokenizer, ["2"])
     told = Sampling(0.0, chat_template_kwargs={"suffix": "!"})
-    evaluate(parrot, Task("chat", "1", split, split, {"accuracy": 1.0}), told)
-    assert tokenizer.decode(parrot.asked[0]) == "[system]Add.[user]1+1=[assistant]!"
+    evaluate(sampler, Task("chat", "1", split, split, {"accuracy": 1.0}), told)
+    assert tokenizer.decode(sampler.asked[0]) == "[system]Add.[user]1+1=[assistant]!"
 
 
 def test_a_templates_special_tokens_are_not_written_twice():

@@ -132,7 +132,7 @@ def test_thousands_of_rollouts_stay_few_elements(page: Browser) -> None:
     assert abs(filters[0] - nav[1]) < 12
 
 
-# -------------------------------------------------------------------------------- phone, hostile text
+# -------------------------------------------------------------------------------------- hostile text
 
 
 def test_hostile_text_runs_nothing(hostile: ReportFiles, browser: Browser) -> None:
