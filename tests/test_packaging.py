@@ -1,6 +1,5 @@
 """What `pyproject.toml` declares is what the package imports: nothing is missing, nothing is installed in vain."""
 
-import ast
 import doctest
 import re
 import sys
@@ -12,7 +11,8 @@ from tools import notes
 
 import pods_rl
 
-ROOT = Path(pods_rl.__file__).parent
+from .test_structure import ROOT, imported
+
 PROJECT = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text(encoding="utf-8"))["project"]
 # verl pins older libraries than TRL needs, so it cannot be an extra; docs/engines.md says how to install it.
 OF_VERL = {"verl", "omegaconf", "tensordict", "transfer_queue"}
@@ -35,13 +35,7 @@ def import_name(requirement: str) -> str:
 @cache
 def imported_packages() -> set[str]:
     """Return the top-level names that the source imports, at a module's head or in a function."""
-    names = set()
-    for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                names |= {alias.name.split(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                names.add(node.module.split(".")[0])
+    names = {name.partition(".")[0] for path in ROOT.rglob("*.py") for name in imported(path)}
     return names - set(sys.stdlib_module_names) - {"pods_rl"}
 
 

@@ -6,16 +6,23 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from tools.pretrain import build_tokenizer
 
 from pods_rl.errors import UserError
+from pods_rl.loading.folders import find_policy
+from pods_rl.loading.prepare import prepare
+from pods_rl.recipe import Origin, build_recipe
 from pods_rl.runs import Run, find_runs
+from pods_rl.training.run import train
 
 from .. import DEADLINE
 from . import pods
+from .conftest import RECIPE
 
 
 def test_train_resume_and_evaluate(place):
@@ -184,14 +191,11 @@ def test_selection_over_the_batch(place):
     run = Run.open("run")
     assert run.state == "finished"
     for path in run.rollout_files():
-        table = pq.read_table(path)
-        assert table.num_rows == 3 * 4
-        selected = table["selected"].to_pylist()
-        by_group = dict.fromkeys(range(3), 0)
-        for group, is_kept in zip(table["group"].to_pylist(), selected, strict=True):
-            by_group[group] += is_kept
-        assert set(by_group.values()) <= {0, 2}
-        assert sum(selected) <= 2
+        rows = pq.read_table(path).to_pylist()
+        assert len(rows) == 3 * 4
+        sizes = Counter(row["group"] for row in rows if row["selected"])
+        assert sizes.keys() <= {0, 1, 2}
+        assert [*sizes.values()] in ([], [2])
     assert "pods/prompts_trained" in run.metrics[0]
     note = pods("train", "--config", "r.yaml", "--selection", "batch", "--dry_run").output
     assert "selection" in note
@@ -266,3 +270,52 @@ def test_quickstart_trains_its_arms_and_reports(tmp_path):
     with (output / "report" / "final.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["arm"] for row in rows} >= {"pods"}
+
+
+# -- a run reads its task as the policy does --------------------------------------------------------------------------
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+
+
+def recipe(**values):
+    countdown = {"task": "countdown", "task_train_size": 40, "task_test_size": 10, "system_prompt": ""}
+    return build_recipe({"model_name_or_path": "./policy", **RECIPE, **countdown, **values}, Origin("test"))
+
+
+def test_prompts_are_counted_in_the_policys_tokens_with_its_template(place):
+    plain = prepare(recipe()).task
+    shortest = min(len(prompt.encode()) for prompt in plain.train["prompt"])
+    prepared = prepare(recipe(max_prompt_length=shortest))
+    kept = prepared.task
+    assert {len(prompt.encode()) for prompt in kept.train["prompt"]} == {shortest}
+    assert len(kept.train) + prepared.fitted.train_left_out == 40
+    evaluated = prepare(recipe(max_prompt_length=shortest), find_policy("./policy"))
+    assert (len(evaluated.task.test), evaluated.fitted) == (10, None)
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained("policy")
+    with pytest.raises(UserError, match=f"max_prompt_length = {shortest}: .*{shortest + 6} tokens"):
+        prepare(recipe(max_prompt_length=shortest))  # <user> and > for the line break at the end
+
+
+def test_a_run_says_and_records_what_it_left_out(place, capsys):
+    limit = sorted(len(prompt.encode()) for prompt in prepare(recipe()).task.train["prompt"])[20]
+    run = train(recipe(max_prompt_length=limit), Path("run"))
+    environment = json.loads(Path("run/environment.json").read_text())
+    assert "scaled_dot_product_attention" in environment["attention"]
+    assert environment["generation"] == "prefix trees"
+    said = environment["task"]
+    assert run.state == "finished"
+    assert said["train"] + said["too_long"]["train_left_out"] == 40
+    assert said["too_long"]["limit"] == limit
+    assert said["test"] == 10
+    line = f"skipped {said['too_long']['train_left_out']} of the training prompts, longer than {limit} tokens; kept "
+    assert line in capsys.readouterr().out
+
+
+def test_a_task_without_training_prompts_can_only_be_evaluated(place):
+    (place / "math500").mkdir()
+    (place / "math500" / "test.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
+    with pytest.raises(UserError, match=r"math .*data_dir = \. "):
+        prepare(recipe(task="math", data_dir="."))
+    assert len(prepare(recipe(task="math", data_dir="."), find_policy("./policy")).task.test) == 1
