@@ -32,11 +32,12 @@ OURS = launches.Arm("ours", launches.M, {})  # n = m: the update has as many row
 WITH_BUDGET = launches.Arm("ours, 16,000 tokens", launches.M, {"max_tokens_per_microbatch": 16_000})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "bars"),
     [
         (launches.Row(1, 16), {OURS.name: 1.4}),
-        pytest.param(launches.Row(4, 8), {OURS.name: 0.65, WITH_BUDGET.name: 0.40}, marks=pytest.mark.slow),
+        (launches.Row(4, 8), {OURS.name: 0.65, WITH_BUDGET.name: 0.40}),
     ],
     ids=["one of 16", "eight of 8"],
 )

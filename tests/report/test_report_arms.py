@@ -47,8 +47,7 @@ def verdicts(analysis: Analysis) -> dict[str, str]:
 
 
 def final_of(analysis: Analysis, arm: str) -> Final:
-    final = analysis.result_of(arm).final
-    return final
+    return analysis.result_of(arm).final
 
 
 # ---------------------------------------------------------------------------------------------- curves
@@ -221,27 +220,29 @@ def test_a_run_counts_once_and_equal_names_are_one_arm(tmp_path: Path) -> None:
         names_of(first, third)
 
 
-def differing(root: Path, config: dict[str, Any], task: dict[str, str] | None = None) -> Analysis:
-    """Two arms of two seeds; the second has another recipe or task."""
-    for arm in ("grpo", "pods"):
-        for seed in (1, 2):
-            path = write_run(root / arm / f"seed-{seed}", arm, seed, config=config if arm == "pods" else {})
-            about = {"name": "sums", "version": "7-1-mark-plain"} | ((task or {}) if arm == "pods" else {})
-            (path / "environment.json").write_text(json.dumps({"task": about}))
-    return analysis_of(root)
+def write_arm(root, arm, config, environment):
+    """Two seeds of an arm."""
+    for seed in (1, 2):
+        path = write_run(root / arm / f"seed-{seed}", arm, seed, config=config)
+        (path / "environment.json").write_text(json.dumps(environment))
+
+
+TASK = {"name": "sums", "version": "7-1-mark-plain"}
 
 
 @pytest.mark.parametrize(
     ("config", "task", "reason"),
     [
-        ({"task": "words"}, None, "task"),
-        ({"dataset_name": "a/b"}, None, "dataset_name"),
+        ({"task": "words"}, {}, "task"),
+        ({"dataset_name": "a/b"}, {}, "dataset_name"),
         ({}, {"version": "8-1-mark-plain"}, "7 and 8 "),
     ],
 )
 def test_scores_of_different_questions_are_not_compared(tmp_path, config, task, reason):
     """Neither by default nor if the experiment declares the pair."""
-    differing(tmp_path, config, task)
+    write_arm(tmp_path, "grpo", {}, {"task": TASK})
+    write_arm(tmp_path, "pods", config, {"task": TASK | task})
+    assert analysis_of(tmp_path).pairs == ()
     analysis = analysis_of(tmp_path, pairs=[("grpo", "pods", "selection")])
     assert analysis.pairs == ()
     ((arm, rival, why),) = analysis.refused
@@ -262,11 +263,9 @@ CONTENTS: dict[str, dict[str, str]] = {
 
 
 def on_contents(root: Path, ours: dict[str, Any], theirs: dict[str, Any], **config: Any) -> Analysis:
-    """Two arms of two seeds, each with contents; the second may have another recipe."""
-    for arm, contents, values in (("grpo", ours, SAME), ("pods", theirs, SAME | config)):
-        for seed in (1, 2):
-            path = write_run(root / arm / f"seed-{seed}", arm, seed, config=values)
-            (path / "environment.json").write_text(json.dumps({"contents": CONTENTS | contents}))
+    """Two arms, each with contents; the second may have another recipe."""
+    write_arm(root, "grpo", SAME, {"contents": CONTENTS | ours})
+    write_arm(root, "pods", SAME | config, {"contents": CONTENTS | theirs})
     return analysis_of(root)
 
 
