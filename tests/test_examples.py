@@ -43,14 +43,6 @@ def train_shortly(words: list[str], output: Path) -> Run:
     return Run.open(output)
 
 
-@pytest.fixture
-def at_root(monkeypatch):
-    """As the headers say: from the repository's root, with examples/ importable, also in the workers."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
-
-
 def test_the_table_names_every_example():
     table = (EXAMPLES / "README.md").read_text("utf-8")
     named = set(re.findall(r"^\| \[[^]]+\]\(([^)]+)\)", table, flags=re.MULTILINE))
@@ -77,7 +69,11 @@ def test_the_doctests_of_an_example(name):
 
 
 @pytest.mark.slow
-def test_the_own_reward_rule_and_task_are_trained_on(at_root, tmp_path):
+def test_the_own_reward_rule_and_task_are_trained_on(tmp_path, monkeypatch):
+    """As the headers say: from the repository's root, with examples/ importable, also in the workers."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
     runs = {}
     for name in ("own_reward.py", "own_rule.py", "own_task.yaml"):
         (command,) = header_commands(EXAMPLES / name)

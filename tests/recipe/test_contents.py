@@ -106,22 +106,21 @@ def test_a_recipe_that_names_no_files_has_no_contents(place, values):
     assert contents_of(build(**values)) == {}
 
 
-CHANGED = {
-    "a row of the data": ("train.jsonl", {"dataset_name": "train.jsonl"}, "dataset_name"),
-    "weights": ("policy/model.safetensors", {"model_name_or_path": "./policy"}, "model_name_or_path"),
-}
-
-
-@pytest.mark.parametrize("what", CHANGED)
-def test_a_file_of_the_same_size_and_time_has_changed(place, what):
-    name, values, key = CHANGED[what]
+@pytest.mark.parametrize(
+    ("key", "value", "name"),
+    [
+        ("dataset_name", "train.jsonl", "train.jsonl"),
+        ("model_name_or_path", "./policy", "policy/model.safetensors"),
+    ],
+)
+def test_a_file_of_the_same_size_and_time_has_changed(place, key, value, name):
     file = place / name
-    before = contents_of(build(**values))
+    before = contents_of(build(**{key: value}))
     about = file.stat()
     file.write_text(file.read_text()[::-1])
     os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
-    (changed,) = changed_contents(before, contents_of(build(**values)))
-    assert changed == f"{key} ({Path(name).name})"
+    (changed,) = changed_contents(before, contents_of(build(**{key: value})))
+    assert changed == f"{key} ({file.name})"
 
 
 def test_files_that_are_new_or_gone_are_changes(place):
