@@ -35,7 +35,7 @@ COMPARISONS = (
 
 def rows_of(study: str, arm: str, rival: str) -> dict[str, str]:
     """Return the line of a comparison."""
-    runs = {run.arm: run.recipe for run in load_experiment(HERE / f"{study}.yaml").plan()}
+    runs = {run.arm: run.recipe for run in load_experiment(HERE / f"{study}.yaml", {"seeds": 1}).plan()}
     described = []
     for name in (arm, rival):
         setting = own_setting(runs[name])

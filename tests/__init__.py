@@ -1,7 +1,5 @@
 """What tests of other processes share: how long they wait for one, and a place where several meet."""
 
-from __future__ import annotations
-
 import random
 import socket
 import time

@@ -1,7 +1,5 @@
 """A tokenizer with tool calls for tiny policies: its chat template writes them, its response template finds them."""
 
-from __future__ import annotations
-
 from tokenizers import AddedToken
 from tools.pretrain import EOS, IGNORED, Example, build_tokenizer
 from transformers import Qwen2Tokenizer

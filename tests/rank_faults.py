@@ -1,7 +1,5 @@
 """Rewards and rules that fail on one process of several."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -5,8 +5,6 @@ nothing else, the source distribution all that its tests need. With an ENVIRONME
 for five seconds in an empty folder.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tarfile

@@ -1,7 +1,5 @@
 """A checkpoint is whole or not there: published in one move, checked byte for byte, pruned only after the next."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -126,20 +124,6 @@ def test_a_kill_between_any_two_moves_leaves_old_or_new(tmp_path, monkeypatch, m
     assert verify(old) == []
     assert json.loads((old / "manifest.json").read_text())["name"] == ("old" if moves < 2 else "new")
     assert names(tmp_path) == ["checkpoint-3"]
-
-
-def test_what_cannot_be_written_leaves_the_older_ones(tmp_path, monkeypatch):
-    good = save(tmp_path, 1)
-
-    def full(handle):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(module.os, "fsync", full)
-    with pytest.raises(OSError, match="Errno 28"):
-        save(tmp_path, 2)
-    clean(tmp_path)
-    assert last_good(tmp_path) == (good, [])
-    assert names(tmp_path) == ["checkpoint-1"]
 
 
 def test_everything_is_flushed_before_the_move(tmp_path, monkeypatch):

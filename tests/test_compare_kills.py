@@ -1,7 +1,5 @@
 """`pods compare` as a person runs it, killed at bad moments: real processes, a tiny policy, a few steps a run."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -14,7 +12,6 @@ import pytest
 import yaml
 
 from pods_rl.runs import Run, is_run
-from pods_rl.runs.checkpoints import last_good
 
 from . import DEADLINE, until
 
@@ -98,49 +95,3 @@ def test_a_forked_run_is_the_run_of_a_fresh_process(place):
 def without_times(rows):
     clocks = ("elapsed", "step_time", "due", "speed_check")
     return [{key: row[key] for key in row if "seconds" not in key and key not in clocks} for row in rows]
-
-
-@pytest.mark.reliability
-def test_a_starter_that_is_killed_costs_its_run_alone(place):
-    process = start(place)
-    run = psutil.Process(process_of(place / "out/a/seed-1"))
-    starter = run.parent()
-    assert "pods_rl.cli.starter" in starter.cmdline()
-    starter.kill()
-    output, errors = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 1, output + errors
-    assert "b seed 1 finished" in output
-    assert re.search(r"a seed 1: .*\(SIGKILL\)", errors)
-    assert not run.is_running() or run.status() == psutil.STATUS_ZOMBIE
-
-
-@pytest.mark.reliability
-def test_a_killed_run_resumes_from_its_checkpoint_bit_for_bit(place):
-    """Two arms of one recipe: the second is killed, resumes, and logs what the first does."""
-    keys = RUN | {"max_steps": 12, "save_steps": 1, "save_total_limit": 2}
-    text = {"arms": {"a": {}, "b": {}}, "base": {"model_name_or_path": "tiny", **keys}}
-    (place / "e.yaml").write_text(yaml.safe_dump(text))
-    first = start(place)
-    run = place / "out/b/seed-1"
-    process = process_of(run)
-    until(lambda: (run / "checkpoints/checkpoint-3/manifest.json").is_file())
-    os.kill(process, signal.SIGKILL)
-    output, errors = first.communicate(timeout=DEADLINE)
-    assert first.returncode == 1, output + errors
-    kept = last_good(run / "checkpoints")[0]
-    assert kept is not None
-    log = (run / "log.txt").read_text()
-
-    output, errors = start(place).communicate(timeout=DEADLINE)
-    assert kept.name in output, output + errors
-    assert "b seed 1 finished" in output
-    assert (run / "log.txt").read_text().startswith(log)
-    assert [note.split()[-1] for note in Run.open(run).environment["resumed"]] == [kept.name]
-    whole = Run.open(place / "out/a/seed-1").metrics
-    resumed = Run.open(run).metrics
-    assert [row["step"] for row in resumed] == list(range(1, 13))
-    seconds = [row["seconds"] for row in resumed]
-    assert seconds == sorted(seconds)
-    for row, row_of_whole in zip(resumed, whole, strict=True):
-        for name in ("loss", "grad_norm", "reward", "pods/tokens/generated"):
-            assert row.get(name) == row_of_whole.get(name), (row["step"], name)

@@ -1,7 +1,5 @@
 """Evaluating tasks with tools and environments: the turns are TRL's, and every kind of end is graded."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys
@@ -246,36 +244,34 @@ class Faulty(Guessing):
         fail_if_asked(self, "close")
 
 
+def evaluate_faulty(tokenizer, **settings):
+    """Evaluate an answer of one turn."""
+    task = task_of(1, environment_factory=Faulty, answer="environment", **settings)
+    return evaluate(Script(tokenizer, [[f"12{EOS}"]]), task, Sampling(max_completion_length=LENGTH))
+
+
 @pytest.mark.parametrize(
     ("method", "kind"), [("__init__", "error"), ("reset", "exit"), ("get_reward", "error"), ("get_reward", "exit")]
 )
 def test_an_environment_that_fails_is_named_in_one_line(tokenizer, monkeypatch, method, kind):
     monkeypatch.setattr(Faulty, "fails", (method, kind))
-    task = task_of(1, environment_factory=Faulty, answer="environment")
     with pytest.raises(UserError, match="Faulty" if method == "__init__" else f"Faulty.{method}") as error:
-        evaluate(Script(tokenizer, [[f"<answer>12</answer>{EOS}"]]), task, Sampling(max_completion_length=LENGTH))
+        evaluate_faulty(tokenizer)
     assert len(str(error.value).splitlines()) == 1
-    assert task.name in str(error.value)
     assert "test_conversations.py" in str(error.value)
 
 
 def test_an_environment_that_cannot_be_closed_costs_nothing(tokenizer, monkeypatch, caplog):
     monkeypatch.setattr(Faulty, "fails", ("close", "exit"))
-    task = task_of(1, environment_factory=Faulty, answer="environment")
-    found = evaluate(Script(tokenizer, [[f"<answer>12</answer>{EOS}"]]), task, Sampling(max_completion_length=LENGTH))
-    assert found.scores["accuracy"] == 1
+    assert evaluate_faulty(tokenizer).scores["accuracy"] == 1
     assert caplog.text.count("Faulty.close") == 2  # of the one that lists the tools, and of the conversation's
 
 
 def test_a_reward_of_an_environment_that_is_no_number_counts_as_reward_errors_says(tokenizer, monkeypatch):
     monkeypatch.setattr(Faulty, "reward", [1.0])
-    task = task_of(1, environment_factory=Faulty, answer="environment")
-    sampling = Sampling(max_completion_length=LENGTH)
     with pytest.raises(UserError, match=r"Faulty\.get_reward .* reward_errors"):
-        evaluate(Script(tokenizer, [[f"<answer>12</answer>{EOS}"]]), task, sampling)
-    task = replace(task, reward_errors="zero")
-    found = evaluate(Script(tokenizer, [[f"<answer>12</answer>{EOS}"]]), task, sampling)
-    assert found.scores["accuracy"] == 0
+        evaluate_faulty(tokenizer)
+    assert evaluate_faulty(tokenizer, reward_errors="zero").scores["accuracy"] == 0
 
 
 def learned(folder, tokenizer, turns):

@@ -1,7 +1,5 @@
 """What a training run shows: how far it is, what it does, and at the end where it lies and how to go on."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,25 +1,32 @@
 """Evaluating in one process: pass@k, standard errors, how rows are drawn, and what a policy's files must be."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math
 import random
+import sys
 from fractions import Fraction
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from peft import IA3Config, LoraConfig
 from tools.pretrain import build_model, build_tokenizer
 
+import pods_rl.training.trainer  # noqa: F401  (TRL looks for vLLM when it is imported: before the stand-in is there)
 from pods_rl.errors import UserError
-from pods_rl.evaluation import Answer, Completion, GenerateSampler, Sampling, evaluate, pass_at_k, summarise
-from pods_rl.loading.folders import weights_hash
+from pods_rl.evaluation import Answer, Completion, GenerateSampler, Sampling, evaluate, pass_at_k, sampling, summarise
+from pods_rl.evaluation.checkpoint import choose_backend, evaluate_checkpoint
+from pods_rl.loading.folders import Policy, weights_hash
 from pods_rl.loading.prompts import encode, render
+from pods_rl.policies import tiny_policy_path
 from pods_rl.prefix_tree import decoding as generating
+from pods_rl.recipe import build_recipe
 from pods_rl.tasks import Task, load_task
+from pods_rl.yaml_files import Origin
 
 GREEDY = Sampling(temperature=0.0, max_completion_length=8)
 
@@ -109,21 +116,26 @@ def test_only_the_seed_decides_and_neither_batches_nor_the_loop(model, tokenizer
     assert run(7) == together
 
 
+class Says:
+    """Stands in for a policy: says one text after another, and keeps the prompts that it was asked."""
+
+    backend = "says"
+
+    def __init__(self, tokenizer, texts):
+        self.tokenizer = tokenizer
+        self.texts = texts
+        self.asked = []
+
+    def sample(self, prompts_ids, rows, how, done):
+        self.asked = [list(ids) for ids in prompts_ids]
+        done(len(rows), len(rows))
+        return [Completion(self.texts[row % len(self.texts)], 3, True) for row in rows]
+
+
 def test_a_thought_that_the_prompt_opens_is_graded(tokenizer):
     said = ["1+1=2</think><answer>2</answer>", "so <answer>2</answer>"]
-
-    class Scripted:
-        """Gives the same completions whatever is asked."""
-
-        backend, dtype = "script", torch.float32
-
-        def sample(self, prompts_ids, rows, how, done):
-            return [Completion(said[row % 2], 9, True) for row in rows]
-
-    sampler = Scripted()
-    sampler.tokenizer = tokenizer
     rows = Dataset.from_dict({"prompt": ["1+1=<think>", "1+1="], "answer": ["2", "2"]})
-    found = evaluate(sampler, Task("sums", "1", rows, rows, {"accuracy": 1.0}), GREEDY, repeats=2)
+    found = evaluate(Says(tokenizer, said), Task("sums", "1", rows, rows, {"accuracy": 1.0}), GREEDY, repeats=2)
     assert [answer.answer_right for answer in found.answers] == [True, False, True, True]
     assert [answer.format_kept for answer in found.answers] == [True, False, False, False]
     assert [answer.completion for answer in found.answers] == said * 2
@@ -145,26 +157,16 @@ def test_evaluating_leaves_random_state_and_mode_alone(model, tokenizer, task):
     model.eval()
 
 
-class Parrot:
-    """Stands in for a policy: answers with the gold answer to every even row, and tells what it was asked."""
-
-    backend = "parrot"
-
-    def __init__(self, tokenizer, golds):
-        self.tokenizer, self.golds, self.asked = tokenizer, golds, []
-
-    def sample(self, prompts_ids, rows, how, done):
-        self.asked = [list(ids) for ids in prompts_ids]
-        done(len(rows), len(rows))
-        repeats = len(rows) // len(self.golds)
-        texts = [f"<answer>{self.golds[row // repeats] if row % 2 == 0 else 'none'}</answer>" for row in rows]
-        return [Completion(text, 3, True) for text in texts]
+def parrot(tokenizer, golds, repeats):
+    """Right in every second repeat."""
+    answers = [gold if repeat % 2 == 0 else "none" for gold in golds for repeat in range(repeats)]
+    return Says(tokenizer, [f"<answer>{answer}</answer>" for answer in answers])
 
 
 def test_grades_are_the_tasks(tokenizer, task):
     seen = []
-    parrot = Parrot(tokenizer, task.test["answer"])
-    found = evaluate(parrot, task, GREEDY, repeats=4, done=lambda rows, of: seen.append((rows, of)))
+    sampler = parrot(tokenizer, task.test["answer"], repeats=4)
+    found = evaluate(sampler, task, GREEDY, repeats=4, done=lambda rows, of: seen.append((rows, of)))
     scores = found.scores
     assert (scores["accuracy"], scores["format_accuracy"], scores["both_accuracy"]) == (0.5, 0.0, 0.0)
     assert scores["pass@2"] == pytest.approx(5 / 6)  # of the 6 pairs of 4 repeats, one has no right one
@@ -186,7 +188,8 @@ def test_a_task_that_trains_on_no_grader_is_evaluated_by_its_rewards(tokenizer):
     settings = {"task_test_size": 12, "task_train_size": 1, "reward_seconds": None}
     task = load_task({**settings, "task_rewards": {name: 1.0, "overlong": 0.5}})
     assert task.answer is None
-    found = evaluate(Parrot(tokenizer, task.test["answer"]), task, Sampling(max_completion_length=3), repeats=2)
+    sampler = parrot(tokenizer, task.test["answer"], repeats=2)
+    found = evaluate(sampler, task, Sampling(max_completion_length=3), repeats=2)
     row, columns = found.scores, found.columns()
     scores = [1.0 - len(text) / 100 for text in columns["completion"]]
     assert columns[f"reward/{name}"] == scores
@@ -197,7 +200,7 @@ def test_a_task_that_trains_on_no_grader_is_evaluated_by_its_rewards(tokenizer):
     assert not [key for key in row if "accuracy" in key or "pass@" in key]
     assert not {"answer_right", "format_kept", "rewards"} & set(columns)
     graded = load_task({**settings, "task_rewards": {name: 1.0, "accuracy": 0.0}})  # weight 0: shown, not trained
-    row = evaluate(Parrot(tokenizer, graded.test["answer"]), graded, GREEDY, repeats=2).scores
+    row = evaluate(parrot(tokenizer, graded.test["answer"], repeats=2), graded, GREEDY, repeats=2).scores
     assert row["accuracy"] == 0.5
     assert not [key for key in row if key.startswith("reward")]
 
@@ -213,10 +216,10 @@ def test_messages_are_written_in_the_models_template():
     with pytest.raises(UserError, match="template"):
         render(build_tokenizer(), CHAT)
     split = Dataset.from_dict({"prompt": [CHAT], "answer": ["2"]})
-    parrot = Parrot(tokenizer, ["2"])
+    sampler = Says(tokenizer, ["2"])
     told = Sampling(0.0, chat_template_kwargs={"suffix": "!"})
-    evaluate(parrot, Task("chat", "1", split, split, {"accuracy": 1.0}), told)
-    assert tokenizer.decode(parrot.asked[0]) == "[system]Add.[user]1+1=[assistant]!"
+    evaluate(sampler, Task("chat", "1", split, split, {"accuracy": 1.0}), told)
+    assert tokenizer.decode(sampler.asked[0]) == "[system]Add.[user]1+1=[assistant]!"
 
 
 def test_a_templates_special_tokens_are_not_written_twice():
@@ -238,3 +241,86 @@ def test_the_hash_is_of_names_and_contents(tmp_path):
     line = f"model.safetensors {hashlib.sha256(data).hexdigest()}\n"
     assert weights_hash(tmp_path / "a") == hashlib.sha256(line.encode()).hexdigest()
     assert len({weights_hash(tmp_path / name) for name in "abc"}) == 3
+
+
+# -- the vLLM backend against a stand-in; a real one: tests/real_vllm ------------------------------------------------
+
+
+class Engine:
+    """Stands in for vllm.LLM: keeps what it was made with, and the adapter of its last request."""
+
+    def __init__(self, **settings):
+        self.settings = settings
+        self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.bfloat16))
+        ENGINES.append(self)
+
+    def generate(self, requests, *, lora_request, **_):
+        self.lora_request = lora_request
+        return []
+
+
+ENGINES: list[Engine] = []
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    """Makes the stand-in importable as vllm."""
+    ENGINES.clear()
+    for name, members in {
+        "vllm": {"LLM": Engine, "SamplingParams": SimpleNamespace},
+        "vllm.lora": {},
+        "vllm.lora.request": {"LoRARequest": lambda *words: words},
+    }.items():
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def recipe(**values):
+    given = {"model_name_or_path": "tiny", "max_steps": 1, "use_cpu": True, "bf16": False, **values}
+    return build_recipe(given, Origin("test"))
+
+
+def test_the_recipes_keys_and_the_adapter_reach_the_engine(vllm, tmp_path):
+    keys = {"vllm_tensor_parallel_size": 2, "vllm_gpu_memory_utilization": 0.5, "vllm_max_model_length": 700}
+    policy = Policy("tiny", tiny_policy_path(), "lora", tmp_path)
+    for ranks, room in (({"r": 1}, 8), ({"r": 64}, 64), ({"r": 16, "rank_pattern": {"q_proj": 65}}, 128)):
+        LoraConfig(**ranks).save_pretrained(tmp_path)
+        sampler = sampling.VLLMSampler(policy, recipe(dtype="float32", **keys), None)
+        sampler.sample([], [], Sampling(), lambda rows, of: None)
+        engine = ENGINES.pop()
+        assert engine.lora_request == ("adapter", 1, str(tmp_path))
+        wanted = {
+            "enable_lora": True, "max_lora_rank": room, "dtype": "float32", "tensor_parallel_size": 2,
+            "gpu_memory_utilization": 0.5, "max_model_len": 700,
+            "trust_remote_code": False, "load_format": "safetensors",  # neither code nor pickles
+        }  # fmt: skip
+        assert {key: engine.settings[key] for key in wanted} == wanted
+    IA3Config().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="IA3"):
+        sampling.VLLMSampler(policy, recipe(), None)
+
+
+def test_a_missing_or_broken_vllm_is_one_line(vllm, monkeypatch):
+    def broken(name):
+        raise OSError("libcudart.so.13: cannot open shared object file")
+
+    monkeypatch.setattr(sampling, "import_module", broken)
+    with pytest.raises(UserError, match=r"OSError: libcudart.*--backend generate"):
+        evaluate_checkpoint(recipe(), "tiny", backend="vllm")
+
+
+def test_auto_takes_vllm_where_it_can_work(vllm, monkeypatch):
+    tools = SimpleNamespace(converses=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_backend("auto") == "vllm"
+    assert choose_backend("auto", on_cpu=True) == choose_backend("auto", task=tools) == "generate"
+    with pytest.raises(UserError, match="tools"):
+        choose_backend("vllm", task=tools)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert choose_backend("auto") == "generate"
+    with pytest.raises(UserError, match="process"):
+        choose_backend("vllm")
+    with pytest.raises(UserError, match="sglang"):
+        choose_backend("sglang")

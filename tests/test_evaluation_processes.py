@@ -1,7 +1,5 @@
 """Two processes evaluate as one does: no row twice, none left out, one writer, one clock. Real processes over gloo."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow.parquet as pq

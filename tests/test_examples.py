@@ -1,7 +1,5 @@
 """Every example runs, as its header says: the CPU ones with fewer steps, what needs a cluster or a GPU up to there."""
 
-from __future__ import annotations
-
 import doctest
 import json
 import re
@@ -45,14 +43,6 @@ def train_shortly(words: list[str], output: Path) -> Run:
     return Run.open(output)
 
 
-@pytest.fixture
-def at_root(monkeypatch):
-    """As the headers say: from the repository's root, with examples/ importable, also in the workers."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
-
-
 def test_the_table_names_every_example():
     table = (EXAMPLES / "README.md").read_text("utf-8")
     named = set(re.findall(r"^\| \[[^]]+\]\(([^)]+)\)", table, flags=re.MULTILINE))
@@ -79,29 +69,22 @@ def test_the_doctests_of_an_example(name):
 
 
 @pytest.mark.slow
-def test_the_own_reward_is_trained_on(at_root, tmp_path):
-    (command,) = header_commands(EXAMPLES / "own_reward.py")
-    run = train_shortly(command, tmp_path / "run")
-    assert "rewards/own_reward:brevity/mean" in run.metrics[0]
-
-
-@pytest.mark.slow
-def test_the_own_rule_selects(at_root, tmp_path):
-    (command,) = header_commands(EXAMPLES / "own_rule.py")
-    run = train_shortly(command, tmp_path / "run")
-    assert run.config["rule"] == "own_rule:extremes_and_random"
-    assert run.metrics[0]["step"] == 1
-
-
-@pytest.mark.slow
-def test_the_own_task_is_read_from_its_files(at_root, tmp_path):
-    (command,) = header_commands(EXAMPLES / "own_task.yaml")
-    run = train_shortly(command, tmp_path / "run")
-    asked = [
-        json.loads(line)["text"] for line in (EXAMPLES / "own_task" / "train.jsonl").read_text("utf-8").splitlines()
-    ]
-    (rollouts,) = run.rollout_files()
-    assert {prompt.strip() for prompt in parquet.read_table(rollouts)["prompt"].to_pylist()} <= set(asked)
+def test_the_own_reward_rule_and_task_are_trained_on(tmp_path, monkeypatch):
+    """As the headers say: from the repository's root, with examples/ importable, also in the workers."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
+    runs = {}
+    for name in ("own_reward.py", "own_rule.py", "own_task.yaml"):
+        (command,) = header_commands(EXAMPLES / name)
+        runs[name] = train_shortly(command, tmp_path / name)
+    assert "rewards/own_reward:brevity/mean" in runs["own_reward.py"].metrics[0]
+    assert runs["own_rule.py"].config["rule"] == "own_rule:extremes_and_random"
+    assert runs["own_rule.py"].metrics[0]["step"] == 1
+    lines = (EXAMPLES / "own_task" / "train.jsonl").read_text("utf-8").splitlines()
+    asked = {json.loads(line)["text"] for line in lines}
+    (rollouts,) = runs["own_task.yaml"].rollout_files()
+    assert {prompt.strip() for prompt in parquet.read_table(rollouts)["prompt"].to_pylist()} <= asked
 
 
 @pytest.mark.slow

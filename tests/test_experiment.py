@@ -1,7 +1,5 @@
 """Experiments: what is planned, what is repeated, and what a failure costs. The runs are stand-ins."""
 
-from __future__ import annotations
-
 import errno
 import json
 import subprocess
@@ -46,16 +44,13 @@ def finish(config: Path, output: Path, *_, resume: bool = False) -> int:
     return 0
 
 
-def load_text(text):
-    return build_experiment(*parse_yaml(text, "experiment.yaml"))
-
-
 def run(what, output, launch=finish, **options):
+    """Run an experiment; return how its runs ended, and each event with what it says of its run."""
     events = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pods_rl.experiment.train_in_process", launch)
         counts = run_experiment(what, output, events.append, **options)
-    return counts, [(event.kind, event.run.arm, event.run.seed) for event in events]
+    return counts, [(event.kind, event.run.arm, event.run.seed, event.reason) for event in events]
 
 
 def test_seeds_go_outside_and_arms_inside():
@@ -67,32 +62,25 @@ def test_seeds_go_outside_and_arms_inside():
 
 
 def test_it_writes_a_file_that_gives_the_same_experiment(tmp_path):
-    first = experiment(max_seconds="5", seeds="[3, 7]")
+    first = experiment(f"{TEXT}\nabout: |\n  Two arms.\n  Look at the end.\n", max_seconds="5", seeds="[3, 7]")
     (tmp_path / "experiment.yaml").write_text(first.to_yaml())
     again = load_experiment(tmp_path / "experiment.yaml")
     assert again.to_yaml() == first.to_yaml()
     assert again.seeds == (3, 7)
     assert again.base["max_seconds"] == 5
+    assert again.about == "Two arms.\nLook at the end."
 
 
 def test_pairs_are_declared_against_the_baseline_if_no_other_arm_is_named():
     entries = [{"arm": "pods", "shows": "selection"}]
     planned = experiment(f"{TEXT}\npairs: {json.dumps(entries)}\n")
     assert planned.pairs == (DeclaredPair("pods", "grpo", "selection"),)
-    assert load_text(planned.to_yaml()).pairs == planned.pairs
+    assert experiment(planned.to_yaml()).pairs == planned.pairs
     assert experiment().pairs == ()
     same = {"arm": "grpo", "against": "pods"}
     for wrong in ([3], [{"arm": "dpo"}], [{"arm": "grpo"}], [same, *entries]):
         with pytest.raises(UserError, match="pairs"):
             experiment(f"{TEXT}\npairs: {json.dumps(wrong)}\n")
-
-
-def test_what_it_is_about_is_a_text_that_its_file_keeps():
-    planned = experiment(f"{TEXT}\nabout: |\n  Two arms.\n  Look at the end.\n")
-    assert planned.about == "Two arms.\nLook at the end."
-    assert load_text(planned.to_yaml()).about == planned.about
-    with pytest.raises(UserError, match="about"):
-        experiment(f"{TEXT}\nabout: 3\n")
 
 
 def test_the_base_may_be_a_recipe(tmp_path):
@@ -114,6 +102,7 @@ def test_the_base_may_be_a_recipe(tmp_path):
         ("arms: {a: {}}\nbaseline: b\n", "mine.yaml:2: baseline: .*'b'"),
         ("arms: {a: {}}\nseeds: 0\n", "seeds: .*0,"),
         ("arms: {a: {}}\nbase: 3\n", "base: .*3,"),
+        ("arms: {a: {}}\nabout: 3\n", "about: .*3,"),
         ("arms: {a: {rul: random}}\n", r"\brul: .*rule\?"),
     ],
 )
@@ -139,7 +128,7 @@ def test_every_recipe_is_checked_before_the_first_run(tmp_path):
 def test_finished_runs_are_not_repeated(tmp_path):
     counts, events = run(experiment(), tmp_path)
     assert counts == {"finished": 4}
-    assert events[:2] == [("started", "pods", 1), ("finished", "pods", 1)]
+    assert [event[:3] for event in events[:2]] == [("started", "pods", 1), ("finished", "pods", 1)]
     assert run(experiment(), tmp_path)[0] == {"skipped": 4}
     assert run(experiment(seeds="3"), tmp_path)[0] == {"skipped": 4, "finished": 2}
     found = find_runs(tmp_path)
@@ -165,7 +154,7 @@ def test_a_failed_run_costs_one_run_and_is_made_again(tmp_path):
     assert (failed["step"], failed["seconds"]) == (2, 1.5)
     counts, events = run(experiment(), tmp_path)
     assert counts == {"finished": 1, "skipped": 3}
-    assert events[:2] == [("started", "pods", 1), ("finished", "pods", 1)]
+    assert [event[:3] for event in events[:2]] == [("started", "pods", 1), ("finished", "pods", 1)]
     assert Run.open(tmp_path / ".attempts/pods-seed-1-1").state == "failed"
     found = find_runs(tmp_path)
     assert {arm: [r.seed for r in runs] for arm, runs in found.items()} == {"pods": [1, 2], "grpo": [1, 2]}
@@ -190,11 +179,8 @@ def interrupted(config: Path, output: Path, *_, resume: bool = False) -> int:
 
 def notes(what, output, launch=finish, **options) -> list[str | None]:
     """Run an experiment; what it says of each run that it starts."""
-    events = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pods_rl.experiment.train_in_process", launch)
-        run_experiment(what, output, events.append, **options)
-    return [event.reason for event in events if event.kind == "started"]
+    _, events = run(what, output, launch, **options)
+    return [reason for kind, *_, reason in events if kind == "started"]
 
 
 def test_an_unfinished_run_resumes_from_its_checkpoint_in_its_own_directory(tmp_path):
@@ -249,11 +235,8 @@ def test_a_resume_that_ends_before_it_trains_is_a_failure_of_its_own(tmp_path):
         return 2
 
     assert run(experiment(seeds="1"), tmp_path, stopped)[0] == {"stopped": 2}
-    events = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pods_rl.experiment.train_in_process", cannot_load)
-        run_experiment(experiment(seeds="1"), tmp_path, events.append)
-    failures = [event.reason for event in events if event.kind == "failed"]
+    _, events = run(experiment(seeds="1"), tmp_path, cannot_load)
+    failures = [reason for kind, *_, reason in events if kind == "failed"]
     assert [failure.endswith(": no such model") for failure in failures] == [True] * 2
 
 
@@ -295,19 +278,6 @@ def test_a_finished_run_of_another_recipe_is_refused_by_name(tmp_path):
     assert Run.open(tmp_path / ".attempts/pods-seed-1-1").config["learning_rate"] == 1e-6
 
 
-def with_data(tmp_path: Path) -> tuple[Path, str]:
-    """A file of data, and an experiment on it."""
-    data = tmp_path / "train.jsonl"
-    data.write_text('{"question": "1+1?", "answer": "2"}\n')
-    return data, TEXT.replace("max_seconds: 1", f"model_name_or_path: tiny, max_seconds: 1, dataset_name: {data}")
-
-
-def record(path: Path, recipe: Path) -> None:
-    """Write what a run names as the run does."""
-    with RunWriter(path, resume=True) as writer:
-        writer.write_environment({"contents": contents_of(load_recipe(recipe))})
-
-
 def files_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
@@ -317,7 +287,8 @@ def recording(launch):
 
     def make(config, output, *rest, **options):
         code = launch(config, output, *rest, **options)
-        record(output, config)
+        with RunWriter(output, resume=True) as writer:
+            writer.write_environment({"contents": contents_of(load_recipe(config))})
         return code
 
     return make
@@ -325,8 +296,10 @@ def recording(launch):
 
 @pytest.mark.parametrize("launch", [finish, interrupted])
 def test_a_run_whose_data_have_changed_is_neither_skipped_nor_resumed(tmp_path, launch):
-    data, text = with_data(tmp_path)
-    one = experiment(text, seeds="1")
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"question": "1+1?", "answer": "2"}\n')
+    base = f"model_name_or_path: tiny, max_seconds: 1, dataset_name: {data}"
+    one = experiment(TEXT.replace("max_seconds: 1", base), seeds="1")
     output = tmp_path / "out"
     notes(one, output, recording(launch))
     known = files_below(output)
@@ -346,7 +319,7 @@ def test_a_run_that_another_process_makes_is_neither_made_twice_nor_lost(tmp_pat
         other.write_status("running")
         counts, events = run(experiment(), tmp_path)
         assert counts == {"finished": 3, "failed": 1}
-        assert ("started", "grpo", 1) not in events
+        assert ("started", "grpo", 1) not in [event[:3] for event in events]
         other.write_status("finished")
     assert run(experiment(), tmp_path)[0] == {"skipped": 4}
 
@@ -370,17 +343,14 @@ def test_a_full_disk_costs_the_runs_it_hits_and_is_reported(tmp_path, monkeypatc
                 raise OSError(errno.ENOSPC, "No space left on device", str(self.path / "status.json"))
             super().write_status(state, **values)
 
-    monkeypatch.setattr("pods_rl.runs.run.RunWriter", Full)
-    events = []
-
     def launch(config, output, *_, **__):
         return 1 if "pods" in str(output) else finish(config, output)
 
-    monkeypatch.setattr("pods_rl.experiment.train_in_process", launch)
-    counts = run_experiment(experiment(seeds="1"), tmp_path, events.append)
+    monkeypatch.setattr("pods_rl.runs.run.RunWriter", Full)
+    counts, events = run(experiment(seeds="1"), tmp_path, launch)
     assert counts == {"failed": 1, "finished": 1}
-    (failed,) = [event for event in events if event.kind == "failed"]
-    assert "status.json: " in failed.reason
+    (reason,) = [reason for kind, *_, reason in events if kind == "failed"]
+    assert "status.json: " in reason
 
 
 @pytest.mark.parametrize(
@@ -415,7 +385,7 @@ def test_several_processes_a_run_are_launched_by_accelerate(tmp_path, monkeypatc
     monkeypatch.setattr(sys, "executable", "/bin/echo")
     what = experiment(TEXT + "accelerate: zero2\n")
     assert what.processes == 8
-    assert load_text(what.to_yaml()).accelerate == "zero2"
+    assert experiment(what.to_yaml()).accelerate == "zero2"
     run(what, tmp_path / "out", train_in_process)
     words = (tmp_path / "out" / "pods" / "seed-1" / "log.txt").read_text().split()
     assert words[:3] == ["-m", "pods_rl", "train"]

@@ -1,19 +1,14 @@
 """Every block of docs/how-do-i.md runs, and its table of memory is what the function computes."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re
-import shlex
 from pathlib import Path
 
 import pytest
-import yaml
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from pods_rl.policies import tiny_policy_path
-from pods_rl.recipe.schema import fields, parse_overrides
 from pods_rl.runs import Run
 
 from .cli import pods
@@ -108,32 +103,3 @@ def run_commands(code: str) -> None:
             assert "rows" in done.output
         elif "--output" in words:
             assert Run.open(words[words.index("--output") + 1]).state == "finished"
-
-
-def test_the_files_of_the_page_are_found():
-    files = {file for section in SECTIONS.values() for _, _, file in code_blocks(section)} - {None}
-    assert {file for file in files if not file.endswith(".py")} == {"questions.jsonl", "mine.yaml", "hub.yaml"}
-    assert {file for file in files if file.endswith(".py")} == {"my_rewards.py", "judge.py"}
-
-
-def test_each_recipe_sets_a_learning_rate_and_lora_a_higher_one_than_the_default():
-    default = fields()["learning_rate"].default
-    recipes = []
-    for section in SECTIONS.values():
-        for language, code, _ in code_blocks(section):
-            if language == "yaml":
-                recipes.append(yaml.safe_load(code))
-            if language == "" and "--use_peft true" in code:
-                recipes.append(parse_overrides(shlex.split(code), []))
-    assert sum("use_peft" in values for values in recipes) == 1
-    for values in recipes:
-        rate = float(values["learning_rate"])
-        assert rate > default if "use_peft" in values else rate >= default
-
-
-def test_a_command_is_one_line():
-    """`shown_commands` would join lines that end in a backslash."""
-    for section in SECTIONS.values():
-        for language, code, _ in code_blocks(section):
-            if not language:
-                assert [shlex.split(line)[0] for line in code.splitlines()] == ["pods"] * len(code.splitlines())

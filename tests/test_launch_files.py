@@ -1,8 +1,5 @@
 """Files that start jobs elsewhere are read by what will read them there: accelerate and bash; and a Dockerfile."""
 
-from __future__ import annotations
-
-import json
 import os
 import re
 import subprocess
@@ -19,7 +16,6 @@ ROOT = Path(__file__).parents[1]
 RECIPES = Path(pods_rl.__file__).parent / "recipes"
 SCRIPTS = [*sorted((ROOT / "examples").glob("*.sh")), RECIPES / "verl" / "launch.sh"]
 LAYOUTS = sorted((RECIPES / "accelerate").glob("*.yaml"))
-DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -27,30 +23,6 @@ def test_scripts_are_bash_and_may_be_run(script):
     assert os.access(script, os.X_OK)
     done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-# -- Slurm -------------------------------------------------------------------------------------------------------------
-
-
-def directives(text: str) -> dict[str, str]:
-    """The `#SBATCH` lines of a script, of the long form: `--name=value` or `--name`."""
-    found = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?", text, flags=re.MULTILINE)
-    assert len(found) == len(re.findall(r"^#SBATCH", text, flags=re.MULTILINE))
-    return dict(found)
-
-
-SBATCH = {"array", "gpus-per-task", "job-name", "ntasks", "requeue", "signal", "time"}  # options of sbatch that we use
-
-
-def test_what_sbatch_refuses_or_does_not_do_is_not_in_a_script():
-    """As far as it can be said without Slurm."""
-    scripts = {script.name: directives(script.read_text("utf-8")) for script in SCRIPTS}
-    (job,) = [found for found in scripts.values() if found]
-    assert {"array", "time", "requeue"} <= set(job) <= SBATCH
-    # `--gpus-per-task` needs a number of tasks or of GPUs.
-    assert "gpus-per-task" not in job or {"ntasks", "gpus"} & set(job)
-    # A signal without `B:` goes to the steps of srun alone, and this script has none.
-    assert re.fullmatch(r"B:TERM@\d+", job["signal"])
 
 
 # -- accelerate -------------------------------------------------------------------------------------------------------
@@ -107,29 +79,12 @@ def test_every_node_gets_its_configuration(tmp_path, layout):
 
 # -- Docker ------------------------------------------------------------------------------------------------------------
 
-INSTRUCTIONS = {"FROM", "ARG", "ENV", "RUN", "WORKDIR", "COPY", "USER", "ENTRYPOINT", "CMD"}  # those that are used
 
-
-def instructions(text: str) -> list[tuple[str, str]]:
-    """The instructions of a Dockerfile, each with its arguments on one line."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
-    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in joined.splitlines()]
-
-
-def test_the_dockerfile_copies_what_is_there_and_runs_pods():
-    found = instructions(DOCKERFILE)
-    assert {name for name, _ in found} <= INSTRUCTIONS
-    assert found[0][0] == "FROM"
+def test_the_dockerfile_copies_what_is_there():
+    """`.dockerignore` leaves out all else."""
     allowed = re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text("utf-8"), flags=re.MULTILINE)
-    for source in [word for name, words in found if name == "COPY" for word in words.split()[:-1]]:
+    copied = re.findall(r"^COPY (.*) \S+$", (ROOT / "Dockerfile").read_text("utf-8"), flags=re.MULTILINE)
+    assert copied
+    for source in " ".join(copied).split():
         assert (ROOT / source).exists()
-        assert source in allowed  # .dockerignore leaves out all else
-    declared = {words.partition("=")[0] for name, words in found if name == "ARG"}
-    used = set(re.findall(r"\$\{?(\w+)", " ".join(words for name, words in found if name == "RUN")))
-    assert used == declared
-    commands = {name: json.loads(words) for name, words in found if name in ("ENTRYPOINT", "CMD")}
-    assert commands == {"ENTRYPOINT": ["pods"], "CMD": ["--help"]}
-    (user,) = [words for name, words in found if name == "USER"]
-    made = next(words for name, words in found if name == "RUN" and "useradd" in words)
-    assert re.search(rf"useradd [^&]*\b{user}\b", made)
+        assert source in allowed

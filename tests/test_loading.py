@@ -1,7 +1,5 @@
 """What is wrong with a policy's files is one line, before its weights are loaded."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Passwords and tokens do not reach the files of a run."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

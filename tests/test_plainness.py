@@ -3,8 +3,6 @@
 `python tests/test_plainness.py` prints the counts of today. Lower a limit when its count has fallen.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

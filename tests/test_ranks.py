@@ -1,7 +1,5 @@
 """Several processes of one run, as `pods train --num_processes 2` starts them: one raises, is killed or stalls."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -151,9 +149,7 @@ def test_no_process_outlives_a_launcher_that_is_killed(start):
     assert command.end() == -signal.SIGKILL
 
 
-def failed(
-    folder: Path, rank: int, code: int, message: str | None = None, time: float = 0.0, ended: int = 0
-) -> SimpleNamespace:
+def failed(folder, rank, code, message=None, time=0.0, ended=0):
     file = folder / str(rank) / "error.json"
     file.parent.mkdir()
     if message:

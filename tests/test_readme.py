@@ -1,7 +1,5 @@
 """What the README and the pages show is true: every block runs, and files, commands, keys and figures exist."""
 
-from __future__ import annotations
-
 import csv
 import doctest
 import re
@@ -10,7 +8,6 @@ import shlex
 import subprocess
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import click
 import griffe
@@ -18,7 +15,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from tools import oldest
 from typer.main import get_command
 
 from pods_rl.cli import app
@@ -28,7 +24,6 @@ from .cli import pods
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 RESULTS = ROOT / "docs" / "results"
 
 
@@ -108,11 +103,6 @@ def unknown_words(words: list[str]) -> list[str]:
 def test_shown_commands_and_options_exist(page):
     for words in shown_commands((ROOT / page).read_text(encoding="utf-8")):
         assert unknown_words(words) == [], words
-
-
-def test_a_stale_command_is_found():
-    text = "```\n$ pods train x.yaml --rule a --outputs y  # note\npods tasks check a --data_dir b\npods trian a\n```\n"
-    assert [unknown_words(words) for words in shown_commands(text)] == [["--outputs"], [], ["trian"]]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "results" not in page and page != "docs/engines.md"])
@@ -198,41 +188,6 @@ def test_the_page_of_keys_has_every_key_with_its_meaning():
         assert len(meaning.split()) >= (1 if name in trl_fields() else 3), name  # TRL's is "LoRA alpha."
     for heading in ("PODS", "Task and data", "Evaluation", "Run", "TRL: the policy", "TRL: GRPO"):
         assert f"\n## {heading}\n" in page
-
-
-WORDS = "rollout, group, rule, row, unscored, step, update, run, ledger, arm, target, interval, n and m, training clock"
-
-
-def test_each_word_has_a_short_meaning_and_a_link():
-    page = (ROOT / "docs" / "words.md").read_text(encoding="utf-8")
-    entries = dict(re.findall(r"^### (.+)\n\n((?:.+\n)+)", page, flags=re.MULTILINE))
-    assert {"dead group, live group", *WORDS.split(", ")} <= {word.lower() for word in entries}
-    for word, meaning in entries.items():
-        assert re.search(r"\]\([\w-]+\.md", meaning), word
-        sentences = re.findall(r"[.!?](?=\s)", re.sub(r"\(\[.*", "", meaning, flags=re.DOTALL))
-        assert 1 <= len(sentences) <= 3, (word, meaning)
-
-
-def test_the_site_fills_the_page_of_keys_and_no_other():
-    keys = SimpleNamespace(file=SimpleNamespace(src_uri="keys.md"))
-    words = SimpleNamespace(file=SimpleNamespace(src_uri="words.md"))
-    filled = SITE["on_page_markdown"]("[home](../README.md)\n<!-- keys: run -->", page=keys)
-    assert filled.startswith("[home](index.md)\n### `max_seconds`")
-    assert SITE["on_page_markdown"]("<!-- keys: run -->", page=words) == "<!-- keys: run -->"
-
-
-def test_a_page_that_only_the_site_completes_says_where_its_text_is():
-    pages = sorted((ROOT / "docs").rglob("*.md"))
-    incomplete = [page for page in pages if re.search(r"^(<!-- keys|::: )", page.read_text("utf-8"), re.MULTILINE)]
-    assert {page.name for page in incomplete} >= {"keys.md", "runs.md", "trainer.md"}
-    for page in incomplete:
-        text = page.read_text("utf-8")
-        place = page.relative_to(ROOT / "docs")
-        assert f"`site/{place.with_suffix('.html').as_posix()}`" in text.partition("\n## ")[0], page
-        file = SimpleNamespace(src_uri=place.as_posix())
-        on_site = SITE["on_page_markdown"](text, page=SimpleNamespace(file=file))
-        assert "In a checkout" not in on_site
-        assert on_site.startswith("# ")
 
 
 def test_an_entry_of_the_reference_has_the_first_sentence_of_its_docstring():
@@ -363,26 +318,7 @@ def test_the_oldest_version_that_may_be_installed_was_run(column):
 
 def test_the_readme_names_the_oldest_and_the_newest_versions_that_were_run():
     sentence = re.search(r"oldest versions that are tested are(.*?)newest are(.*?)\(\[all\]", README, flags=re.DOTALL)
-    assert sentence is not None
     for column in ("transformers", "torch"):
         run = [Version(row[column]) for row in version_rows() if "TRL" in row]
         for text, version in zip(sentence.groups(), (min(run), max(run)), strict=True):
             assert f"{column} {version.major}.{version.minor}" in text
-
-
-def test_each_runtime_dependency_has_an_oldest_version(capsys):
-    """`make test-oldest` installs what tools/oldest.py prints: the lower bounds, and nothing else."""
-    oldest.main()
-    printed = dict(line.split("==") for line in capsys.readouterr().out.splitlines())
-    wanted = [Requirement(line).name for line in PROJECT["dependencies"]]
-    assert [*printed] == wanted
-    assert {name: Version(version) for name, version in printed.items()} == {name: lower_bound(name) for name in wanted}
-    with pytest.raises(ValueError, match="somelibrary"):
-        oldest.oldest("somelibrary<2")
-
-
-def test_a_torch_that_may_be_installed_but_was_not_run_is_named():
-    """The range in the text lies between the oldest torch of the table and the next."""
-    first, following = sorted({Version(row["torch"]) for row in version_rows()})[:2]
-    assert (first.major, following.major) == (2, 2)
-    assert f"torch 2.{first.minor + 1} to 2.{following.minor - 1} have not been run" in VERSIONS

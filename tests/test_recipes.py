@@ -3,8 +3,6 @@
 The packages that a recipe needs on a GPU (vllm, bitsandbytes) are taken for installed; nothing is downloaded.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The training clock, when evaluations fall due, and what is written."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

@@ -1,7 +1,5 @@
 """The run directory survives what happens to directories: kills, torn lines, two writers, odd numbers."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -11,7 +9,6 @@ import sys
 
 import pytest
 
-from pods_rl.cli import main
 from pods_rl.errors import UserError
 from pods_rl.runs import Run, RunInUseError, RunWriter, end_run, find_runs, write_atomic
 from pods_rl.runs.files import write_output
@@ -195,22 +192,6 @@ def test_a_directory_without_a_run_is_refused(tmp_path):
         Run.open(tmp_path / "nowhere")
     with pytest.raises(UserError, match="nowhere"):
         find_runs(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(30, "Read-only file system", "x")])
-def test_a_full_disk_is_one_line_of_any_command(error, monkeypatch, capsys):
-    """Also where the error names no file, as a failed write does."""
-
-    def fails(**_):
-        raise error
-
-    monkeypatch.setattr("pods_rl.cli.app", fails)
-    with pytest.raises(SystemExit):
-        main()
-    printed = capsys.readouterr().err
-    assert printed.startswith("Error: ")
-    assert error.strerror in printed
-    assert len(printed.splitlines()) == 1
 
 
 def test_how_far_a_run_is_is_its_share_of_the_budget_that_ends_first(tmp_path):

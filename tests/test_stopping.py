@@ -1,7 +1,5 @@
 """When a signal is met: at once, or later, or at once again."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -92,7 +90,6 @@ time.sleep(900)
 
 def test_a_process_ends_with_its_parent_however_that_ends():
     parent = subprocess.Popen([sys.executable, "-c", PARENT_OF], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.wait()
@@ -200,26 +197,6 @@ def test_a_signal_during_any_import_is_one_line_and_its_exit_code(tmp_path, entr
     assert process.returncode == 128 + number, errors
     assert [line for line in errors.splitlines() if "importing" not in line] == [f"Stopped: {Interrupted(number)}."]
     assert not (tmp_path / "run").exists()
-
-
-def test_a_signal_before_the_command_line_is_imported_waits_until_it_is_handled():
-    """As if it came between the first line of the entry point and the first line of the command line."""
-    program = """
-import os, signal, sys, pods_rl.__main__
-
-class Sends:
-    def find_spec(self, name, path=None, target=None):
-        if name == "pods_rl.cli":
-            os.kill(os.getpid(), signal.SIGINT)
-
-sys.meta_path.insert(0, Sends())
-sys.argv = ["pods", "recipes"]
-pods_rl.__main__.main()
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr.splitlines()[-1] == f"Stopped: {Interrupted(signal.SIGINT)}."
-    assert "Traceback" not in done.stderr
 
 
 # -- runs that a starter forks ---------------------------------------------------------------------------------------

@@ -1,21 +1,25 @@
-"""Imports point one way (docs/architecture.md), and what should be quick loads nothing heavy."""
-
-from __future__ import annotations
+"""Imports point one way (docs/architecture.md), what should be quick loads nothing heavy, and all is declared."""
 
 import ast
+import doctest
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from tools import notes
 
 import pods_rl
 
 ROOT = Path(pods_rl.__file__).parent
-QUICK = tuple(f"pods_rl{room}" for room in ("", ".cli", ".recipe", ".runs", ".engines.trl.batching", ".experiment"))
+QUICK = tuple(
+    f"pods_rl{room}" for room in ("", ".cli.commands", ".recipe", ".runs", ".engines.trl.batching", ".experiment")
+)
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "pyarrow"}
 LOW = {"distributed", "errors", "masking", "runs", "text"}
 # room -> the rooms it may import; a room imports only rooms above its own line, so rooms form no circle
@@ -111,6 +115,13 @@ def test_no_modules_import_each_other_in_a_circle():
     sorter.prepare()  # raises CycleError with the circle
 
 
+def test_the_comparison_of_answers_could_be_a_package():
+    """It imports nothing else of ours."""
+    for path in (ROOT / "rewards/mathematics").glob("*.py"):
+        ours = [name for name in imported(path) if name.startswith("pods_rl")]
+        assert all(name.startswith("pods_rl.rewards.mathematics.") for name in ours), path
+
+
 def test_engines_never_import_each_other():
     folder = ROOT / "engines"
     engines = {path.name for path in folder.iterdir() if (path / "__init__.py").is_file()}
@@ -192,21 +203,6 @@ def test_what_should_be_quick_loads_nothing_heavy():
     assert report & HEAVY <= {"pyarrow"}
 
 
-def test_help_loads_nothing_heavy():
-    code = """
-import sys
-from pods_rl.cli import main
-sys.argv = ["pods", "--help"]
-try:
-    main()
-finally:
-    print([name for name in %r if name in sys.modules], file=sys.stderr)
-"""
-    done = subprocess.run([sys.executable, "-c", code % (HEAVY,)], capture_output=True, text=True)
-    assert "compare" in done.stdout
-    assert done.stderr.strip() == "[]"
-
-
 @pytest.mark.slow
 def test_selection_loads_torch_alone_and_a_training_script_only_the_library():
     selection, script = loaded_after("import pods_rl.selection", "from pods_rl import PODSTrainer")
@@ -215,3 +211,61 @@ def test_selection_loads_torch_alone_and_a_training_script_only_the_library():
     application = {"recipe", "planning", "tasks", "loading", "report", "rewards", "training", "evaluation", "cli"}
     assert [name for name in ours if application & set(name.split(".")[1:2])] == []
     assert len(ours) <= 59, ours  # the three folders of the TRL engine and the rules over a batch among them
+
+
+# -- what pyproject.toml declares is what the package imports ---------------------------------------------------------
+
+PROJECT = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text(encoding="utf-8"))["project"]
+# verl pins older libraries than TRL needs, so it cannot be an extra; docs/engines.md says how to install it.
+OF_VERL = {"verl", "omegaconf", "tensordict", "transfer_queue"}
+OF_SKYRL = {"skyrl", "ray"}  # likewise; docs/engines.md
+# Their modules are imported by TRL or transformers when a recipe asks for them, not by this package.
+BY_OTHERS = {"vllm", "bitsandbytes", "deepspeed", "trackio"}
+# Imported by a name in a string, when a recipe names its task.
+BY_STRING = {"reasoning_gym"}
+# The import names of distributions whose two names differ in more than a dash.
+IMPORT_NAMES = {"pyyaml": "yaml"}
+
+
+def import_name(requirement: str) -> str:
+    """Return the name to import: `huggingface-hub>=1` gives `huggingface_hub`."""
+    name = re.match(r"[\w.-]+", requirement).group()
+    name = re.sub(r"[-_.]+", "_", name).lower()
+    return IMPORT_NAMES.get(name, name)
+
+
+@cache
+def imported_packages() -> set[str]:
+    """Return the top-level names that the source imports, at a module's head or in a function."""
+    names = {name.partition(".")[0] for path in ROOT.rglob("*.py") for name in imported(path)}
+    return names - set(sys.stdlib_module_names) - {"pods_rl"}
+
+
+def declared() -> set[str]:
+    return {import_name(requirement) for requirement in PROJECT["dependencies"]}
+
+
+def optional() -> set[str]:
+    names = set()
+    for extra in ("vllm", "quant", "deepspeed", "reasoning-gym", "tracking"):
+        names |= {import_name(requirement) for requirement in PROJECT["optional-dependencies"][extra]}
+    return names
+
+
+def test_every_imported_package_is_declared():
+    assert imported_packages() - declared() - optional() - OF_VERL - OF_SKYRL == set()
+
+
+def test_every_declared_package_is_imported():
+    assert declared() - imported_packages() == set()
+
+
+def test_every_extra_is_imported_or_belongs_to_a_library_that_imports_it():
+    assert optional() - imported_packages() == BY_OTHERS | BY_STRING
+
+
+def test_the_notes_of_a_release_are_those_of_its_version():
+    assert doctest.testmod(notes).failed == 0
+    headings = re.findall(r"^## (\S+) \((\S+)\)$", notes.CHANGELOG.read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[0][0] == pods_rl.__version__
+    assert re.fullmatch(r"unreleased|\d{4}-\d\d-\d\d", headings[0][1])

@@ -1,7 +1,5 @@
 """What only watches a run cannot end it: trackers, the display, the ledger, the push to the hub."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -7,8 +7,6 @@ At n = 2m a test's fake generator, written for m rows of each prompt, is asked f
 (`-p tests.trl_own`) this module replaces the trainer and its configuration in TRL's test module.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

@@ -7,8 +7,6 @@ with what we know of them (`test_drift.py` and `test_contract.py` of `tests/engi
 The exit code is 1 if a name is missing or a test fails.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -4,8 +4,6 @@ For each environment, a folder of `python -m venv`, a row: the versions in it, a
 with these libraries. `make test-newest` makes environments of the newest versions first.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

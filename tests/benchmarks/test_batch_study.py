@@ -1,7 +1,5 @@
 """The study of selection over the batch: its cells, the rule that fills its arms, its control and its intervals."""
 
-from __future__ import annotations
-
 import doctest
 import math
 
@@ -15,7 +13,7 @@ from pods_rl.selection import select_batch
 from pods_rl.selection.batch import best_sizes
 from pods_rl.selection.rules import max_variance
 
-from . import BENCHMARKS, module
+from . import BENCHMARKS, module, stand_in_for_chat
 
 batch_controls = module("batch_controls")
 batch_study = module("batch_study")
@@ -34,14 +32,9 @@ def test_the_examples_of_docstrings_run(benchmark):
 
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
 def test_every_arm_that_a_cell_may_have_is_a_valid_recipe_of_its_rows(cell, tmp_path, monkeypatch):
-    """The data of the chat model, which benchmarks/chat.py makes, are replaced by a file with one question."""
     monkeypatch.chdir(BENCHMARKS.parent)  # where the rule of a control is found
     monkeypatch.syspath_prepend(BENCHMARKS.parent)
-    keys = {}
-    if cell.task == "chat":
-        (tmp_path / "data.jsonl").write_text('{"prompt": "1?", "answer": "1"}\n')
-        keys = {"dataset_name": str(tmp_path / "data.jsonl"), "dataset_test_name": str(tmp_path / "data.jsonl")}
-        keys["model_name_or_path"] = str(tmp_path)
+    keys = stand_in_for_chat(tmp_path) if cell.task == "chat" else {}
     arms = dict.fromkeys(cell.first_arms)
     for group in cell.candidates["grpo"]:
         for shape in cell.candidates["batch"]:
@@ -122,23 +115,6 @@ def test_shuffled_sizes_are_those_of_the_batch_in_random_order_with_the_rows_of_
 
 
 # -- the intervals --------------------------------------------------------------------------------------------------
-
-
-def test_the_mean_over_cells_is_covered_as_often_as_stated():
-    """Cells of different size of effect, noise and number of seeds."""
-    rng = np.random.default_rng(1)
-    truth = [0.0, 0.05, 0.1, 0.02]
-    noise = [0.02, 0.08, 0.05, 0.2]
-    seeds = [12, 12, 8, 12]
-    covered = 0
-    for _ in range(2000):
-        estimates = []
-        for mean, deviation, count in zip(truth, noise, seeds, strict=True):
-            draw = rng.normal(mean, deviation, count)
-            estimates.append(pooled.Estimate(draw.mean(), draw.var(ddof=1) / count, count - 1))
-        _, low, high = pooled.mean_estimate(estimates)
-        covered += low <= np.mean(truth) <= high
-    assert covered / 2000 == pytest.approx(0.95, abs=0.015)  # its standard error is 0.005
 
 
 def simulated(rng, rate, checkpoints=6):

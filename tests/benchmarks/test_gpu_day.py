@@ -1,7 +1,5 @@
 """The GPU benchmark's plan, and all of it in miniature on a CPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The experiments of benchmarks/, how their learning rates are chosen, and the tables of their results."""
 
-from __future__ import annotations
-
 import csv
 import statistics
 
@@ -9,7 +7,7 @@ import pytest
 
 from pods_rl.experiment import load_experiment
 
-from . import BENCHMARKS, module
+from . import BENCHMARKS, module, stand_in_for_chat
 
 comparisons = module("comparisons")
 pages = module("pages")
@@ -20,13 +18,9 @@ EXPERIMENTS = sorted(path.stem for path in BENCHMARKS.glob("*.yaml") if not path
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_is_valid(name, tmp_path):
-    """The data of the chat model, which benchmarks/chat.py makes, are replaced by a file with one question."""
-    keys = {}
-    if name.startswith("chat"):
-        (tmp_path / "data.jsonl").write_text('{"prompt": "1?", "answer": "1"}\n')
-        keys = {"dataset_name": str(tmp_path / "data.jsonl"), "dataset_test_name": str(tmp_path / "data.jsonl")}
-        keys["model_name_or_path"] = str(tmp_path)
-    assert load_experiment(BENCHMARKS / f"{name}.yaml", keys).plan()
+    """With one seed: the recipes of an arm differ in their seed alone."""
+    keys = stand_in_for_chat(tmp_path) if name.startswith("chat") else {}
+    assert load_experiment(BENCHMARKS / f"{name}.yaml", keys | {"seeds": 1}).plan()
 
 
 @pytest.mark.parametrize(
@@ -78,24 +72,13 @@ def scores_by_arm(path):
     return means, seeds
 
 
-@pytest.mark.parametrize(
-    ("study", "file"),
-    [
-        ("equal_memory_4", "equal_memory_4/rates.csv"),
-        ("equal_memory_4", "equal_memory_4/rates_90.csv"),
-        ("equal_memory_16", "equal_memory_16/rates.csv"),
-        ("equal_memory_16", "equal_memory_16/rates_90.csv"),
-        ("equal_rows_8", "equal_rows_8/rates.csv"),
-        ("equal_rows_16", "equal_rows_16/rates.csv"),
-        ("equal_rows_32", "equal_rows_32/rates.csv"),
-        ("many_prompts", "many_prompts/rates.csv"),
-        ("many_prompts_trl", "many_prompts_trl/rates.csv"),
-        ("rules", "rules/rates.csv"),
-    ],
-)
-def test_a_study_has_the_rates_that_its_pilots_chose(study, file):
-    experiment = load_experiment(BENCHMARKS / f"{study}.yaml")
-    scores, seeds = scores_by_arm(comparisons.RESULTS / file)
+PILOTS = [path for path in sorted(comparisons.RESULTS.glob("*/rates*.csv")) if path.parent.name in EXPERIMENTS]
+
+
+@pytest.mark.parametrize("file", PILOTS, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_a_study_has_the_rates_that_its_pilots_chose(file):
+    experiment = load_experiment(BENCHMARKS / f"{file.parent.name}.yaml")
+    scores, seeds = scores_by_arm(file)
     assert not seeds & {*experiment.seeds}
     checked = 0
     for arm, keys in experiment.arms.items():

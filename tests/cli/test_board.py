@@ -1,7 +1,5 @@
 """What `pods compare` shows: a line for each event and evaluation, and on a terminal how much is left."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """`pods eval`: what it evaluates, prints, writes and refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -19,7 +17,6 @@ from pods_rl.runs import Run, RunWriter
 from pods_rl.runs.checkpoints import publish, staging
 
 from . import pods
-from .test_whole_run import place  # noqa: F401  (a fixture)
 
 SHORT = ["--eval_prompts", "3", "--max_completion_length", "8", "--threads", "1", "--use_cpu"]
 
@@ -132,7 +129,7 @@ def lines_of(folder: str) -> list[dict]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True])
-def test_a_run_is_evaluated_while_it_trains_and_after(place, lora):  # noqa: F811
+def test_a_run_is_evaluated_while_it_trains_and_after(place, lora):
     peft = ["--use_peft", "--lora_target_modules", "all-linear", "--lora_r", "4"] if lora else []
     pods("train", "--config", "r.yaml", "--output", "run", "--eval_repeats", "2", "--bf16", "false", *peft)
     run = Run.open("run")
@@ -175,7 +172,7 @@ def test_results_are_added_in_lm_evals_format_with_what_repeats_them(tmp_path, m
     assert tables[0].equals(tables[1])
 
 
-def test_the_template_and_the_system_prompt_are_in_the_result_even_if_the_policy_is_gone_by_then(place, monkeypatch):  # noqa: F811
+def test_the_template_and_the_system_prompt_are_in_the_result_even_if_the_policy_is_gone_by_then(place, monkeypatch):
     from tools.pretrain import build_tokenizer
 
     evaluate = checkpoint.evaluate
@@ -201,7 +198,7 @@ def test_the_template_and_the_system_prompt_are_in_the_result_even_if_the_policy
     assert table.column("prompt").to_pylist() == ["[system]Add.[user]1+1?!"]
 
 
-def test_an_adapter_changes_what_its_base_says(place):  # noqa: F811
+def test_an_adapter_changes_what_its_base_says(place):
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -224,7 +221,7 @@ def test_an_adapter_changes_what_its_base_says(place):  # noqa: F811
     assert said["both"] == said["alone"] != said["base"]
 
 
-def test_a_repository_gives_neither_code_nor_pickles(place, monkeypatch):  # noqa: F811
+def test_a_repository_gives_neither_code_nor_pickles(place, monkeypatch):
     import huggingface_hub
 
     asked = []

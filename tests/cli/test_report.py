@@ -1,7 +1,5 @@
 """`pods report` as a user runs it; the authors' published runs are its oracle."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
@@ -59,8 +57,6 @@ def test_published_runs_give_the_published_table(published: Path, arm: str) -> N
     speedup, interval, accuracy = PUBLISHED[arm]
     arms = {found.name: found.curve for found in arms_from_runs([published.parent], "answer_accuracy")}
     base, curve = arms["grpo"], arms[arm]
-    assert base is not None
-    assert curve is not None
     # by the authors' rule, from checkpoint to checkpoint
     level = level_of(base)
     reached = base.times[base.mean >= level][0]
@@ -86,11 +82,8 @@ def test_published_runs_give_the_published_table(published: Path, arm: str) -> N
     assert final["final_runs"] == "10"
 
 
-def test_published_runs_give_every_curve(published: Path) -> None:
+def test_published_runs_have_every_curve_and_are_compared_with_the_baseline(published: Path) -> None:
     assert {row["metric"] for row in rows_of(published / "curves.csv")} == {*METRICS}
-
-
-def test_published_runs_are_compared_with_the_baseline(published: Path) -> None:
     rows = {row["arm"]: row for row in rows_of(published / "pairs.csv")}
     assert {row["other"] for row in rows.values()} == {"grpo"}
     assert rows.keys() == {*PUBLISHED} - {"grpo"}

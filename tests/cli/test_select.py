@@ -1,16 +1,16 @@
 """`pods select`: worked rows, bad lines, groups of any size, and files that it must not touch."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 
+import pyarrow as pa
 import pytest
 
 from pods_rl.errors import UserError
 from pods_rl.runs import write_parquet
+from pods_rl.tasks import load_task
 
 from . import pods
 
@@ -97,20 +97,6 @@ def test_each_parquet_file_is_a_batch(tmp_path):
     assert [row["id"] for row in rows_of(tmp_path / "k.jsonl")] == 2 * ["a0", "a1", "a2", "a3"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--selection", "all"], "prompt or batch"),
-        (["--rows", 2], "--selection batch"),
-        (["--selection", "batch", "--rows", 4], "--rows 4 .* 3 rollouts"),
-    ],
-)
-def test_mistakes_of_a_batch_are_refused(source, words, message):
-    with pytest.raises(UserError, match=message):
-        select(source, *words)
-    assert select(source, "--selection", "batch", "--rows", 1).exit_code == 2
-
-
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 REWARD = '{{"prompt": 1, "reward": {}}}'
@@ -133,14 +119,20 @@ def test_a_bad_line_is_named_and_nothing_is_written(tmp_path, line, message):
 
 def test_mistakes_are_refused(tmp_path, source):
     for words, message in {
-        (source, "--rule", "max_varience"): "[Dd]id you mean .?max_variance",
+        (source, "--rule", "max_varience"): "max_variance",
         (source, "--advantages", "during"): "during",
-        (tmp_path / "gone",): "No such file", (write(tmp_path / "empty", [" "]),): "holds no rollouts",
-        (tmp_path,): "holds no Parquet file",
-    }.items():  # fmt: skip
+        (source, "--selection", "all"): "prompt or batch",
+        (source, "--rows", 2): "--selection batch",
+        (source, "--selection", "batch", "--rows", 4): "--rows 4 .* 3 rollouts",
+        (tmp_path / "gone",): "No such file",
+        (write(tmp_path / "empty", [" "]),): "rollouts",
+        (tmp_path,): "Parquet",
+    }.items():
         with pytest.raises(UserError, match=message):
             select(*words, "-m", 2)
-    assert select(source, "-m", 0).exit_code == select(source, "--seed", -1).exit_code == 2
+    assert select(source, "-m", 0).exit_code == 2
+    assert select(source, "--seed", -1).exit_code == 2
+    assert select(source, "--selection", "batch", "--rows", 1).exit_code == 2
 
 
 def test_rows_of_a_ledger_are_read_as_its_json_would_be(tmp_path):
@@ -160,6 +152,20 @@ def test_rows_of_a_ledger_are_read_as_its_json_would_be(tmp_path):
     one.write_bytes(one.read_bytes()[:-9])
     with pytest.raises(UserError, match="Parquet"):
         select(one)
+
+
+@pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), pa.ArrowMemoryError("malloc of size 9 failed")])
+def test_a_file_that_is_too_large_for_the_memory_is_not_called_damaged(tmp_path, monkeypatch, error):
+    def no_memory(*_, **__):
+        raise error
+
+    path = tmp_path / "rows.parquet"
+    write_parquet(path, {"question": ["1+1?"], "answer": ["2"]})
+    monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", no_memory)
+    monkeypatch.setattr("pods_rl.cli.select.parquet_rows", no_memory)
+    for read in (lambda: load_task({"dataset_name": str(path)}), lambda: select(path)):
+        with pytest.raises(UserError, match="memory"):
+            read()
 
 
 # -- where it writes --------------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Standard streams that are closed, full, gone or of another encoding: no command breaks on them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,18 +1,16 @@
 """`pods tasks`: the list, the check of gold answers, its counts on the published files, and its exit code."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 import datasets
 import pytest
-from typer.testing import CliRunner
 
-from pods_rl.cli import app
 from pods_rl.cli.catalog import _REFUSALS_SHOWN
 from pods_rl.recipe.schema import TASKS
 from pods_rl.tasks import Task
+
+from . import pods
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -21,10 +19,6 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 def own_place(tmp_path, tmp_path_factory, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-
-
-def pods(*words: str):
-    return CliRunner().invoke(app, ["tasks", *words], catch_exceptions=False, env={"COLUMNS": "80"})
 
 
 def lines_of(result) -> list[str]:
@@ -39,7 +33,7 @@ def broken(settings):
 
 
 def test_the_list_says_of_each_task_what_it_is_and_fits_80_columns():
-    result = pods()
+    result = pods("tasks")
     assert result.exit_code == 0
     names = [line for line in result.output.splitlines() if not line.startswith(" ")]
     assert names == [*TASKS, "reasoning_gym:NAME"]
@@ -49,13 +43,13 @@ def test_the_list_says_of_each_task_what_it_is_and_fits_80_columns():
 
 
 def test_generated_tasks_are_checked():
-    result = pods("check", "words", "arithmetic", "--task_train_size", "20", "--task_test_size=6")
+    result = pods("tasks", "check", "words", "arithmetic", "--task_train_size", "20", "--task_test_size=6")
     assert result.exit_code == 0
     assert sum(line.startswith("train 20 prompts, 20 ") for line in lines_of(result)) == 2
 
 
 def test_a_grader_that_refuses_its_gold_is_said_and_fails():
-    result = pods("check", f"{__name__}:broken")
+    result = pods("tasks", "check", f"{__name__}:broken")
     assert result.exit_code == 1
     lines = lines_of(result)
     assert any(re.match(r"train 22 prompts, 1 .*, 21\b", line) for line in lines)
@@ -69,7 +63,7 @@ def test_a_task_that_cannot_be_loaded_fails_and_the_others_are_still_checked(mon
         raise ConnectionError("Couldn't reach the hub")
 
     monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", unreachable)
-    result = pods("check", "math", "words", "--task_train_size", "5", "--task_test_size", "2")
+    result = pods("tasks", "check", "math", "words", "--task_train_size", "5", "--task_test_size", "2")
     assert result.exit_code == 1
     assert "DigitalLearningGmbH/MATH-lighteval" in result.output
     assert "--data_dir" in result.output
@@ -78,7 +72,7 @@ def test_a_task_that_cannot_be_loaded_fails_and_the_others_are_still_checked(mon
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"no published data in {SHARED.name} beside the repository")
 def test_the_published_files_are_counted_and_every_gold_answer_is_accepted():
-    result = pods("check", "gsm8k", "math", "sciknoweval_chemistry", "--data_dir", str(SHARED))
+    result = pods("tasks", "check", "gsm8k", "math", "sciknoweval_chemistry", "--data_dir", str(SHARED))
     assert result.exit_code == 0
     assert "refused" not in result.output
     counts = re.findall(r"(?:train|test) +(\d+) prompts, +(\d+) gold answers accepted, mean", result.output)

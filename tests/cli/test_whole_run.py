@@ -1,46 +1,28 @@
 """Whole runs through the real commands, with a random policy small enough to train in a second."""
 
-from __future__ import annotations
-
+import csv
 import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import yaml
+from tools.pretrain import build_tokenizer
 
 from pods_rl.errors import UserError
-from pods_rl.runs import Run
+from pods_rl.loading.folders import find_policy
+from pods_rl.loading.prepare import prepare
+from pods_rl.recipe import Origin, build_recipe
+from pods_rl.runs import Run, find_runs
+from pods_rl.training.run import train
 
+from .. import DEADLINE
 from . import pods
-
-RECIPE = {
-    "num_generations": 2,
-    "num_rollouts": 4,
-    "per_device_train_batch_size": 2,
-    "max_completion_length": 6,
-    "max_steps": 3,
-    "save_steps": 2,
-    "gradient_checkpointing": False,
-    "use_cpu": True,
-    "eval_prompts": 4,
-    "ledger_every": 1,
-    "threads": 1,
-}
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A directory with a policy in ``policy/`` and a recipe for it in ``r.yaml``."""
-    from tools.pretrain import build_model, build_tokenizer
-
-    monkeypatch.chdir(tmp_path)
-    tokenizer = build_tokenizer()
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
-    build_model(tokenizer, **sizes).save_pretrained("policy")
-    tokenizer.save_pretrained("policy")
-    Path("r.yaml").write_text(yaml.safe_dump({"model_name_or_path": "./policy", **RECIPE}))
-    return tmp_path
+from .conftest import RECIPE
 
 
 def test_train_resume_and_evaluate(place):
@@ -186,15 +168,140 @@ def test_selection_over_the_batch(place):
     run = Run.open("run")
     assert run.state == "finished"
     for path in run.rollout_files():
-        table = pq.read_table(path)
-        assert table.num_rows == 3 * 4
-        selected = table["selected"].to_pylist()
-        by_group = dict.fromkeys(range(3), 0)
-        for group, is_kept in zip(table["group"].to_pylist(), selected, strict=True):
-            by_group[group] += is_kept
-        assert set(by_group.values()) <= {0, 2}
-        assert sum(selected) <= 2
+        rows = pq.read_table(path).to_pylist()
+        assert len(rows) == 3 * 4
+        sizes = Counter(row["group"] for row in rows if row["selected"])
+        assert sizes.keys() <= {0, 1, 2}
+        assert [*sizes.values()] in ([], [2])
     assert "pods/prompts_trained" in run.metrics[0]
     note = pods("train", "--config", "r.yaml", "--selection", "batch", "--dry_run").output
     assert "selection" in note
     assert "num_prompts" in note
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_plan_is_measured_and_printed(place, monkeypatch):
+    monkeypatch.setattr("pods_rl.planning.measure._MOST_ROUNDS", 2)
+    done = pods("plan", "r.yaml", "--seconds", "1")
+    report, _, experiment = done.output.partition("To settle it, ")
+    assert max(map(len, report.splitlines())) <= 80
+    for part in ("rewards", "completions", "rollouts are distinct", "none  ", "prompt  ", "batch  ", "importing torch"):
+        assert part in report
+    (place / "settings.yaml").write_text(experiment.partition("\n")[2])
+    compared = pods("compare", "--config", "settings.yaml", "--dry_run")
+    assert compared.exit_code == 0, compared.output
+
+
+DRY = ("train", "tiny-pods", "--dry_run", "--eval_prompts", "0")
+DATA = (*DRY, "--task", "dataset")
+COMMANDS = {
+    "data.jsonl": (*DATA, "--dataset_name", "data.jsonl"),
+    "data/train.parquet": (*DATA, "--dataset_name", "data"),
+    "policy/config.json": (*DRY, "--model_name_or_path", "./policy"),
+    "accelerator.json": (*DRY, "--accelerator_config", "accelerator.json"),
+    "r.yaml": ("train", "--config", "r.yaml", "--dry_run"),
+    "rows.parquet": ("select", "rows.parquet", "--keep", "2"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)  # then the command hangs
+@pytest.mark.parametrize("pipe", COMMANDS)
+def test_a_command_names_a_pipe_where_a_file_should_be_and_ends(place, pipe):
+    """Opening it would block forever."""
+    target = place / pipe
+    target.parent.mkdir(exist_ok=True)
+    target.unlink(missing_ok=True)
+    os.mkfifo(target)
+    with pytest.raises(UserError, match=re.escape(target.name)):
+        pods(*COMMANDS[pipe])
+
+
+SHORT_QUICKSTART = {"seeds": "1", "max_seconds": "2", "eval_seconds": "1", "eval_prompts": "32", "ledger_every": "2"}
+
+
+@pytest.mark.slow
+def test_quickstart_trains_its_arms_and_reports(tmp_path):
+    output = tmp_path / "quickstart"
+    command = [sys.executable, "-m", "pods_rl", "compare", "--config", "quickstart", "--output", str(output)]
+    command += ["--parallel", "2", *(word for key, value in SHORT_QUICKSTART.items() for word in (f"--{key}", value))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (output / "report" / "report.html").stat().st_size > 0
+    assert "report.html" in done.stdout.replace("\n", "")
+    arms = find_runs(output)
+    assert list(arms) == ["grpo-trl", "pods", "grpo"]
+    (trl,), (pods,), (grpo,) = arms.values()
+    assert {run.state for run in (trl, pods, grpo)} == {"finished"}
+    assert len({run.evals[0]["accuracy"] for run in (trl, pods, grpo)}) == 1
+    assert pods.evals[0]["accuracy"] < 0.5  # of 32 prompts; of all it is 0.25
+    for run, n in ((trl, 4), (pods, 16), (grpo, 4)):
+        dues = [row["due"] for row in run.evals]
+        assert dues[0] == 0.0
+        assert dues[-1] >= 2.0
+        assert dues == sorted(set(dues))
+        assert all(due % 1.0 == 0.0 for due in dues)  # a slow step may pass over one
+        assert all(row["seconds"] >= row["due"] for row in run.evals)
+        assert run.metrics[0]["pods/tokens/generated"] > 5 * n
+    with (output / "report" / "final.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["arm"] for row in rows} >= {"pods"}
+
+
+# -- a run reads its task as the policy does --------------------------------------------------------------------------
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+
+
+def recipe(**values):
+    task = {"task": "gsm8k", "data_dir": ".", "system_prompt": ""}
+    return build_recipe({"model_name_or_path": "./policy", **RECIPE, **task, **values}, Origin("test"))
+
+
+@pytest.fixture
+def questions(place):
+    """Questions of several lengths, of which one is the shortest, in ``gsm8k/``."""
+    (place / "gsm8k").mkdir()
+    for split, numbers in (("train", range(40)), ("test", range(40, 50))):
+        rows = [{"question": f"{i}{'+1' * (i % 10)} is?", "answer": f"#### {i + i % 10}"} for i in numbers]
+        (place / "gsm8k" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_prompts_are_counted_in_the_policys_tokens_with_its_template(questions):
+    plain = prepare(recipe()).task
+    shortest = min(len(prompt.encode()) for prompt in plain.train["prompt"])
+    prepared = prepare(recipe(max_prompt_length=shortest))
+    kept = prepared.task
+    assert {len(prompt.encode()) for prompt in kept.train["prompt"]} == {shortest}
+    assert len(kept.train) + prepared.fitted.train_left_out == 40
+    evaluated = prepare(recipe(max_prompt_length=shortest), find_policy("./policy"))
+    assert (len(evaluated.task.test), evaluated.fitted) == (10, None)
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained("policy")
+    with pytest.raises(UserError, match=f"max_prompt_length = {shortest}: .*{shortest + 6} tokens"):
+        prepare(recipe(max_prompt_length=shortest))  # <user> and > for the line break at the end
+
+
+def test_a_run_says_and_records_what_it_left_out(questions, capsys):
+    limit = sorted(len(prompt.encode()) for prompt in prepare(recipe()).task.train["prompt"])[20]
+    run = train(recipe(max_prompt_length=limit), Path("run"))
+    environment = json.loads(Path("run/environment.json").read_text())
+    assert "scaled_dot_product_attention" in environment["attention"]
+    assert environment["generation"] == "prefix trees"
+    said = environment["task"]
+    assert run.state == "finished"
+    assert said["train"] + said["too_long"]["train_left_out"] == 40
+    assert said["too_long"]["limit"] == limit
+    assert said["test"] == 10
+    line = f"skipped {said['too_long']['train_left_out']} of the training prompts, longer than {limit} tokens; kept "
+    assert line in capsys.readouterr().out
+
+
+def test_a_task_without_training_prompts_can_only_be_evaluated(place):
+    (place / "math500").mkdir()
+    (place / "math500" / "test.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
+    with pytest.raises(UserError, match=r"math .*data_dir = \. "):
+        prepare(recipe(task="math", data_dir="."))
+    assert len(prepare(recipe(task="math", data_dir="."), find_policy("./policy")).task.test) == 1

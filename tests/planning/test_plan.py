@@ -1,12 +1,15 @@
-"""What a plan says of measured steps."""
-
-from __future__ import annotations
+"""What a plan says of measured steps, and `pods doctor MODEL` of the parts of a policy that are computed over trees."""
 
 import pytest
+import torch
 import yaml
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from pods_rl.planning.measure import settings_to_measure
 from pods_rl.planning.plan import Plan, Setting, Step
+from pods_rl.planning.trees import describe_trees
+from pods_rl.policies import tiny_policy_path
+from pods_rl.recipe import load_recipe
 
 GRPO, PROMPT, BATCH = settings_to_measure(Setting(2, 16, 8, "prompt"), 16, "max_variance")[::2]
 PLAN = Plan(
@@ -39,3 +42,40 @@ def test_a_rule_of_one_selection_is_measured_with_it_alone() -> None:
 
     assert selections(Setting(2, 16, 8, "prompt"), "max_reward") == {"none", "prompt"}
     assert selections(Setting(4, 8, 8, "batch"), "own.py:rule") == {"none", "batch"}
+
+
+# -- prefix trees ------------------------------------------------------------------------------------------------------
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "intermediate_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def parts(model, **keys):
+    return dict(describe_trees(load_recipe("tiny-pods", {"model_name_or_path": str(model), **keys})))
+
+
+def save(folder, model_type, **settings):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **SIZES | settings)).save_pretrained(folder)
+    return folder
+
+
+def test_the_shipped_policy_is_computed_over_trees():
+    found = parts(tiny_policy_path())
+    assert not found["generation"].startswith("rows")
+    assert not found["update"].startswith("rows")
+
+
+def test_a_part_that_is_computed_by_rows_says_why(tmp_path):
+    found = parts(save(tmp_path, "mamba", state_size=4))
+    assert not found["generation"].startswith("rows")
+    assert found["update"].startswith("rows: ")
+
+
+@pytest.mark.parametrize("keys", [{"prefix_tree": False}, {"exact_trl": True}])
+def test_trees_that_are_turned_off_name_their_keys(keys):
+    for value in parts(tiny_policy_path(), **keys).values():
+        assert value.startswith("rows: ")
+        assert "prefix_tree" in value

@@ -1,7 +1,5 @@
 """Recipes: resolution, what is shipped, and everything that is refused before torch is loaded."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -76,8 +74,22 @@ REFUSED = [
     ({"load_in_4bit": True, "use_peft": True, "use_vllm": True}, "bf16"),
     ({"task_rewards": {"acuracy": 1}}, "accuracy?"),
     ({"task_rewards": {"accuracy": True}}, "accuracy: "),
+    ({"task_rewards": {}}, "empty mapping"),
+    ({"task_rewards": {"accuracy": 0}}, "accuracy: 1.0"),
+    ({"task_rewards": {"accuracy": 1e300}}, "a magnitude"),
+    # counts that would hang or exhaust the memory
+    ({"num_rollouts": 10**9}, "num_rollouts"),
+    ({"gradient_accumulation_steps": 10**9}, "1,000,000,000 prompts"),
+    ({"task_train_size": 10**9}, "task_train_size"),
     ({"dataset_name": "gone.jsonl", "model_name_or_path": "tiny"}, "no such file"),
     ({"task": "gsm8k"}, "model_name_or_path"),
+    # what a task does not read
+    ({"task": "gsm8"}, "gsm8k?"),
+    ({"task": "dataset", "data_dir": ".", "dataset_name": "a/b"}, "data_dir"),
+    ({"task": "words", "task_options": {"a": 1}}, "task_options"),
+    ({"task": "reasoning_gym:chain_sum", "task_difficulty": "hard"}, "task_difficulty"),
+    ({"dataset_name": __file__, "dataset_config": "main"}, "dataset_config = main "),
+    ({"max_prompt_length": 0}, "max_prompt_length: "),
     ({"trust_remote_code": True}, "repository"),
     ({"hub_token": "hf_abc"}, "HF_TOKEN"),
     ({"eval_strategy": "steps"}, "eval_seconds"),
@@ -92,27 +104,32 @@ def test_what_cannot_work_is_refused_with_what_to_do(values, message):
     assert "hf_abc" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"task": "gsm8k", "question_column": "q", "answer_column": "a", "dataset_train_split": "train[:9]"},
+        {"task": "reasoning_gym:chain_sum", "task_seed": 3, "task_options": {"max_terms": 4}},
+        {"task": "reasoning_gym:chain_sum", "task_rewards": {"reasoning_gym": 2.0}},
+        {"task": "mine.tasks:make", "question_column": "q", "task_seed": 3, "task_difficulty": "hard"},
+        {"task": "gsm8k", "task_seed": 0, "task_difficulty": "mixed", "dataset_test_name": None},  # defaults
+    ],
+)
+def test_what_a_task_reads_or_has_by_default_is_accepted(values):
+    build(model_name_or_path="tiny", **values)
+
+
 # What TRL, transformers, PEFT or torch reject: refused by the command before a policy loads, in one line. More keys:
 # tests/engines/test_bounds.py (numbers, choices and mappings) and test_from_recipe.py (what libraries raise).
 REJECTED = {
-    "temperature": [0], "cache_implementation": ["fast"], "lora_task_type": ["X"], "optim": ["adam"],
-    "optim_args": ["rank"], "report_to": ["tensorbord"],
-    "lr_scheduler_type": ["reduce_lr_on_plateau"],
-    "activation_checkpointing_kwargs": ["[1]"], "generation_kwargs": ["{a"],
-    "accelerator_config": ["gone.json"],
-    "fsdp": [True], "lora_dropout": [2], "log_level": ["loud"],
-    "debug": ["zz"],
-    "log_completions_hub_repo": ["a/b"], "tf32": [True], "bf16_full_eval": [3], "ignore_data_skip": [True],
-    "remove_unused_columns": [True],
-    "vllm_importance_sampling_clip_min": [4.0], "dynamic_sampling": ["accurcy"], "advantages": ["during"],
-    "clock": ["sun"], "rule": ["nowhere_at_all:best"], "advantage_baseline": ["leave_one_out"],
-    "reward_errors": ["shrug"], "task_rewards": [{}, {"accuracy": 0}, {"accuracy": 1e300}, {"accuracy": "one"}],
-    # counts that would hang or exhaust the memory
-    "num_rollouts": [10**9], "gradient_accumulation_steps": [10**9], "task_train_size": [10**9], "lora_r": [10**9],
+    "cache_implementation": "fast", "lora_task_type": "X", "lora_dropout": 2, "optim": "adam",
+    "report_to": "tensorbord", "activation_checkpointing_kwargs": "[1]", "generation_kwargs": "{a",
+    "accelerator_config": "gone.json", "fsdp": True, "debug": "zz", "log_completions_hub_repo": "a/b", "tf32": True,
+    "remove_unused_columns": True, "vllm_importance_sampling_clip_min": 4.0, "dynamic_sampling": "accurcy",
+    "advantages": "during", "advantage_baseline": "leave_one_out", "rule": "nowhere_at_all:best",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in REJECTED.items() for value in values])
+@pytest.mark.parametrize(("key", "value"), REJECTED.items())
 def test_a_wrong_value_ends_the_command_in_one_line_that_names_the_recipe(key, value, tmp_path):
     values = {"max_steps": 2, "use_cpu": True, "bf16": False, "use_peft": key.startswith("lora"), key: value}
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(values))
@@ -120,10 +137,7 @@ def test_a_wrong_value_ends_the_command_in_one_line_that_names_the_recipe(key, v
     assert isinstance(result.exception, UserError), repr(result.exception)
     message = str(result.exception)
     assert "r.yaml" in message
-    parts = value if isinstance(value, list) else [value]
-    if type(value) is int:
-        parts = [f"{value:,}"]
-    assert key in message or any(str(part) in message for part in parts)
+    assert key in message or str(value) in message
     assert "\n" not in message
     assert len(message) < 700
 

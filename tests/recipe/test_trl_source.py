@@ -1,7 +1,5 @@
 """What is read from TRL's source is what TRL's dataclasses say."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """How words and YAML values become a key's type."""
 
-from __future__ import annotations
-
 import pytest
 
 from pods_rl.errors import UserError

@@ -1,7 +1,5 @@
 """Runs whose numbers are made up and whose files `RunWriter` writes: what the report reads, without a training."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,18 +22,8 @@ PAYLOADS = scripts("https://example.invalid")
 
 
 def write_run(
-    path: Path,
-    arm: str = "pods",
-    seed: int = 0,
-    *,
-    config: dict | None = None,
-    rate: float | None = None,
-    end: float = 150.0,
-    state: str = "finished",
-    reason: str | None = None,
-    rollouts: int = 0,
-    noise: float = 0.012,
-) -> Path:
+    path, arm="pods", seed=0, config=None, rate=None, end=150.0, state="finished", reason=None, rollouts=0, noise=0.012
+):
     """A run that learns along 1 - exp(-t), evaluated every 15 seconds until ``end``."""
     random = np.random.default_rng([seed, *arm.encode()])
     eval_random = np.random.default_rng([seed, 1])
@@ -73,18 +61,7 @@ def write_run(
     return path
 
 
-def write_rollouts(
-    path: Path,
-    step: int,
-    *,
-    n: int,
-    m: int,
-    random: np.random.Generator,
-    groups: int = 2,
-    text: str | None = None,
-    prompt: str = "What is 12 + 7 - 3?",
-    rewards: np.ndarray | None = None,
-) -> None:
+def write_rollouts(path, step, *, n, m, random, groups=2, text=None, prompt="What is 12 + 7 - 3?", rewards=None):
     rows = []
     given = rewards
     for group in range(groups):

@@ -1,12 +1,11 @@
 """The files of a report: what is written, what is in the tables, and what damaged runs and full disks do."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +14,11 @@ from conftest import write_experiment, write_run
 from rich.console import Console
 
 from pods_rl.errors import UserError
+from pods_rl.recipe.schema import fields
 from pods_rl.report import ReportFiles, build_report, print_summary
 from pods_rl.report.charts import Line
+from pods_rl.report.comparable import NO_MATTER, OWN_TO_A_RUN
+from pods_rl.runs import Run
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -104,7 +106,6 @@ def test_an_experiment_declares_its_baseline_and_its_pairs(experiment: Path, tmp
         ("none", []),
     ):
         analysis = build_report(experiment, tmp_path / "out", baseline=baseline).account.analysis
-        assert analysis is not None
         assert [(pair.arm.name, pair.rival.name, pair.shows) for pair in analysis.pairs] == expected
         name = analysis.baseline.name if analysis.baseline else "none"
         assert name == (baseline or "pods")
@@ -134,8 +135,6 @@ def test_every_logged_metric_is_drawn_over_steps_and_time_with_a_band(tmp_path: 
     assert panels["loss"].x == [("step", "step"), ("time", "training time (s)")]
     (arm,) = panels["loss"].arms
     over_steps = arm.lines["step"]
-    assert over_steps.mean is not None
-    assert over_steps.high is not None
     assert over_steps.x == [*range(1, 11)]
     assert arm.lines["time"] == Line([2.0 * step for step in range(1, 11)])
     assert over_steps.mean[:2] == [2.0, 1.0]
@@ -155,7 +154,6 @@ def test_many_steps_are_drawn_as_means_within_equal_intervals(tmp_path: Path) ->
     (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (panel,) = build_report(tmp_path, tmp_path / "out").account.charts["steps"]
     line = panel.arms[0].lines["step"]
-    assert line.mean is not None
     assert 100 < len(line.mean) <= 151
     assert all(mean is not None and 0.4 < mean < 0.6 for mean in line.mean[1:-1])
     assert line.x == sorted(line.x)  # type: ignore[type-var]
@@ -226,14 +224,12 @@ def test_the_report_of_an_experiment_takes_the_declared_runs_and_names_the_other
     write_run(root / "plain" / "seed-0", "plain")
     (root / "experiment.yaml").write_text("baseline: plain\narms: {plain: {}, pods: {}}\nseeds: [0]\n")
     account = build_report(root).account
-    assert account.analysis is not None
     assert [(arm.name, arm.run_count) for arm in account.analysis.arms] == [("plain", 1), ("pods", 1)]
     ignored = "grpo/seed-0, grpo/seed-1, grpo/seed-2, pods/seed-1, pods/seed-2"
     assert ignored in account.notes[0]
     # what is named is not ignored
     both = build_report([root, root / "grpo"], tmp_path / "out").account
     assert any(": pods/seed-1, pods/seed-2." in note for note in both.notes)
-    assert both.analysis is not None
     assert {arm.name: arm.run_count for arm in both.analysis.arms} == {"plain": 1, "pods": 1, "grpo": 3}
     # what is declared and missing is named too
     (root / "experiment.yaml").write_text("arms: {plain: {}, pods: {}, more: {}}\nseeds: [0, 7]\n")
@@ -270,3 +266,42 @@ def test_numbers_of_a_csv_stay_numbers(tmp_path: Path) -> None:
     assert [float(row["final"]) for row in read_csv(report.csv["final"])] == [-0.25, -0.25]
     _, config = read_csv(report.csv["config"])
     assert [config[key] for key in "abcd"] == ["-1.5", "'=x", "[1]", "-3"]
+
+
+# ---------------------------------------------------------------------- what a run of the real command writes
+
+NOT_OF_A_RECIPE = {"label", "output_dir", "logging_dir", "resume"}  # `label`: skipped in what the page compares
+
+
+def test_keys_that_do_not_tell_recipes_apart_exist() -> None:
+    assert set(fields()) >= (OWN_TO_A_RUN | NO_MATTER) - NOT_OF_A_RECIPE
+
+
+def test_the_tables_have_what_a_real_run_is(real_runs: Path, tmp_path: Path) -> None:
+    report = build_report(real_runs, tmp_path / "out")
+    run = Run(real_runs / "pods" / "seed-1")
+    (row,) = read_csv(report.csv["runs"])
+    assert row["dtype"] == run.environment["precision"] == "float32"
+    assert (row["device"], row["processor"]) == ("cpu", run.environment["processor"])
+    assert all(row[key] for key in ("arm", "run", "seed", "state", "steps", "seconds", "evaluations", "last_score"))
+    (final,) = read_csv(report.csv["final"])
+    empty = {key for key, value in final.items() if not value}
+    # of one run without a baseline
+    assert empty == {"unfinished", "final_low", "final_high", "threshold", "hours_to_p99"}
+    assert final["task"] == "arithmetic"
+    assert report.account.ledger.rollouts == 32  # two steps
+
+
+def test_copies_of_a_real_run_are_pooled_if_they_are_seeds_of_one_recipe(real_runs: Path, tmp_path: Path) -> None:
+    """A copy with another seed is; one with another budget too is not."""
+    root = tmp_path / "work"
+    shutil.copytree(real_runs, root)
+    copy = root / "pods" / "seed-2"
+    shutil.copytree(root / "pods" / "seed-1", copy)
+    config = copy / "config.yaml"
+    config.write_text(config.read_text().replace("\nseed: 1\n", "\nseed: 2\n"))
+    analysis = build_report(root, tmp_path / "out", baseline="none").account.analysis
+    assert [arm.run_count for arm in analysis.arms] == [2]
+    config.write_text(config.read_text().replace("max_steps: 2", "max_steps: 3"))
+    with pytest.raises(UserError, match="max_steps"):
+        build_report(root, tmp_path / "out", baseline="none")

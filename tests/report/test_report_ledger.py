@@ -1,7 +1,5 @@
 """The rollouts of a report: order, size, damage; and that nothing in the page is ever live."""
 
-from __future__ import annotations
-
 import html
 import json
 import math
@@ -16,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from conftest import write_rollouts, write_run
 
 from pods_rl.report import ReportFiles, build_report
@@ -84,9 +81,7 @@ def test_arms_and_runs_are_in_their_order(tmp_path: Path) -> None:
     assert found == [(arm, step, seed) for arm in ("grpo", "pods") for step in (1, 20) for seed in ("1", "2", "10")]
 
 
-def test_a_page_that_is_full_leaves_out_groups_spread_over_steps_and_arms(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_that_is_full_leaves_out_groups_spread_over_steps_and_arms(tmp_path, monkeypatch):
     for arm in ("grpo", "pods"):
         path = write_run(tmp_path / arm / "seed-0", arm)
         for step in range(1, 21):

@@ -1,7 +1,5 @@
 """`pods watch`: the page of runs that train, from the server. In a browser: test_report_browser.py."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import subprocess
@@ -24,6 +22,12 @@ def ask(port: int, method: str = "GET", path: str = "/", **headers: str) -> tupl
     return answer.status, answer.read().decode()
 
 
+def look(page: LivePage) -> str:
+    """What the page shows now."""
+    page.look()
+    return page.served.page.decode().replace("\u00a0", " ")
+
+
 def test_a_report_is_made_again_when_a_file_changes_and_only_then(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", end=0, state="running")
     page = LivePage(run)
@@ -33,9 +37,8 @@ def test_a_report_is_made_again_when_a_file_changes_and_only_then(tmp_path: Path
     assert page.served.version == version
     grow(run, 1.0, 0.1)
     (run / "status.json").write_text('{"state": "finished"}')
-    page.look()
+    assert "to 10.0 % accuracy" in look(page)
     assert (page.served.version, page.served.state) == (version + 1, "1 finished")
-    assert "to 10.0 % accuracy" in page.served.page.decode().replace("\u00a0", " ")
 
 
 def test_a_kill_which_changes_no_file_is_shown(tmp_path: Path) -> None:
@@ -62,20 +65,17 @@ def test_a_run_is_shown_before_its_first_evaluation_with_its_progress(tmp_path: 
         (run / name).unlink()
     (run / "status.json").write_text('{"state": "running", "reason": "loading"}')
     page = LivePage(tmp_path)
-    page.look()
-    parts = page.served.page.decode().replace("\u00a0", " ")
+    parts = look(page)
     assert "No evaluation of accuracy yet: 1 run trains." in parts
     assert ">loading</td>" in parts
     assert "<h2>Result</h2>" not in parts
     (run / "metrics.jsonl").write_text('{"step": 30, "seconds": 150.0, "reward": 0.5}\n')
-    page.look()
-    parts = page.served.page.decode().replace("\u00a0", " ")
+    parts = look(page)
     for cell in ("running, 25 %", "30", "150.0 s", "0.500"):
         assert f">{cell}<" in parts
     grow(run, 300.0, 0.25)
     (run / "status.json").write_text('{"state": "finished"}')
-    page.look()
-    assert ">last reward<" not in page.served.page.decode()
+    assert ">last reward<" not in look(page)
 
 
 def test_runs_of_an_experiment_that_have_not_begun_are_counted(tmp_path: Path) -> None:
@@ -92,8 +92,7 @@ def test_runs_of_an_experiment_that_have_not_begun_are_counted(tmp_path: Path) -
 def test_a_page_waits_for_runs_and_outlives_damage(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "pods" / "seed-0"
     page = LivePage(tmp_path / "runs")
-    page.look()
-    assert "Waiting" in page.served.page.decode().replace("\u00a0", " ")
+    assert "Waiting" in look(page)
     write_run(run, end=30)
     page.look()
     made = page.served

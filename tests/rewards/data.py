@@ -1,7 +1,5 @@
 """Real data sets beside the repository; tests that need them are skipped where there are none."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

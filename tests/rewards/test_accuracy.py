@@ -6,8 +6,6 @@ math-verify's own tests that state one answer a side (docs/rewards.md has the ru
 expect.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -17,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pods_rl.rewards import accuracy, accuracy_batch, answers, extract_gold, get_reward, verifier
-from pods_rl.rewards.mathematics import MAX_LENGTH, decide, plain, read_number
+from pods_rl.rewards.mathematics import MAX_LENGTH, read_number
 
 from .data import rows
 
@@ -178,15 +176,6 @@ def test_long_answers_are_right_only_to_the_letter(no_pool):
     gold = "x+" * MAX_LENGTH
     assert accuracy(f"<answer>{gold}</answer>", gold) == 1.0
     assert accuracy(f"<answer>{gold}y</answer>", gold) == 0.0
-
-
-def test_no_part_of_the_comparison_reads_a_text_of_unlimited_length():
-    for text in ("9" * (MAX_LENGTH + 1), "0." + "9" * MAX_LENGTH, "π" * MAX_LENGTH, "ﷺ" * (MAX_LENGTH // 10)):
-        assert plain(text) == ""
-        assert decide(text, "18") is False
-        assert decide("18", text) is False
-    for text in ("9" * (MAX_LENGTH + 1), f"1/{'9' * 5000}", f"1e{'9' * 900}", "1/0"):
-        assert read_number(text) is None
 
 
 def test_a_pair_is_asked_once_and_an_absurd_answer_only_of_an_absurd_gold_answer(monkeypatch):

@@ -1,7 +1,5 @@
 """Arithmetic is parsed, and its value is exact."""
 
-from __future__ import annotations
-
 from pods_rl.rewards.mathematics.arithmetic import read_expression
 
 VALUES = {

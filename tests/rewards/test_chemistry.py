@@ -1,7 +1,5 @@
 """Chemistry: what a formula counts, which answers match a gold equation, and which choice an answer names."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

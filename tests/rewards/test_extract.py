@@ -1,7 +1,5 @@
 """Where the final answer is found, and that finding it costs no more on a hostile text."""
 
-from __future__ import annotations
-
 from pods_rl.rewards import REWARDS, extract_answer, extract_gold, graded_text
 
 CASES = [

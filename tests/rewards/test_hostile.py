@@ -1,7 +1,5 @@
 """Answers made to break a grader cost nothing but zeros, and a megabyte costs no more than a glance."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

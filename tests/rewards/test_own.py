@@ -1,7 +1,5 @@
 """Rewards of a user's own in processes of their own: right, in order, and one that hangs costs itself alone."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -16,7 +14,6 @@ import pytest
 from datasets import Dataset
 
 from pods_rl.distributed.signals import SIGNALS
-from pods_rl.engines.trl import killable
 from pods_rl.errors import UserError
 from pods_rl.rewards import Reward, attempt, score, user_pool
 from pods_rl.sandbox import RewardFailure
@@ -127,11 +124,6 @@ def grades_as_training(path, errors, seconds):
 
 SENT = [number for number in SIGNALS if number != signal.SIGTERM]
 SLOW = "import signal, time\ndef judge(text, gold):\n    time.sleep(1.5)\n    return 0.5\n"
-PROGRAM = (
-    "import subprocess, sys\ndef judge(text, gold):\n"
-    "    code = 'import os, signal; os.kill(os.getpid(), signal.SIGUSR1)'\n"
-    "    return subprocess.run([sys.executable, '-c', code]).returncode\n"
-)
 
 
 def under_signals(work):
@@ -154,16 +146,12 @@ def under_signals(work):
 @pytest.mark.slow
 @needs_linux
 def test_signals_that_ask_a_run_to_end_cost_no_answer_when_all_its_processes_get_them(module):
-    """From the first moment of a worker on; a program that the function starts is not made deaf by it."""
-    slow, program = module(SLOW), module(PROGRAM)
+    """From the first moment of a worker on."""
+    slow = module(SLOW)
     assert under_signals(lambda: scored(slow, ["a"], ["b"])) == [0.5]
     (leader,) = (worker.process.pid for worker in user_pool(slow).workers)
     user_pool(slow).close()
     assert not psutil.pid_exists(leader)
-    assert scored(program, ["a"], ["b"]) == [-signal.SIGUSR1]
-    user_pool(program).close()
-    function = killable(lambda completions, **_: time.sleep(1.0) or [0.5] * len(completions), seconds=DEADLINE)
-    assert under_signals(lambda: function(completions=["a"], log_extra=None, log_metric=None)) == [0.5]
 
 
 def test_a_module_may_print_and_fork_when_it_is_imported(module):
@@ -174,23 +162,6 @@ def test_a_module_may_print_and_fork_when_it_is_imported(module):
 
 
 # -- what a reward does to its process --------------------------------------------------------------------------------
-
-
-def test_a_copy_of_this_process_ends_where_the_reward_that_forked_it_returns():
-    own = os.getpid()
-    read, write = os.pipe()
-
-    def forks(text: str, gold: str) -> float:
-        return float(os.fork() > 0)
-
-    assert attempt(forks, "", "") == 1.0
-    if os.getpid() != own:
-        os.write(write, b"here")
-        os._exit(0)
-    os.wait()
-    os.close(write)
-    assert os.read(read, 10) == b""
-    os.close(read)
 
 
 @pytest.mark.slow

@@ -1,13 +1,8 @@
 """The verifier pool: it answers, it gives up, it leaves no process behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
-import subprocess
-import sys
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -189,29 +184,3 @@ def test_a_verifier_that_cannot_start_makes_up_no_score(monkeypatch):
     with pytest.raises(UserError, match=r"verifier|process"):
         pool.verify([RIGHT])
     pool.close()
-
-
-@pytest.mark.slow
-def test_a_forked_child_makes_its_own_pool_and_has_no_way_to_its_parents():
-    program = textwrap.dedent(
-        """
-        import os
-        from pods_rl.rewards import verifier as pools
-        ours = pools.default_pool()
-        assert ours.verify([("18", "9*2")]) == [True]
-        workers = [worker.process for worker in ours.workers]
-        channels = [worker.channel.fileno() for worker in ours.workers if worker.channel]
-        if os.fork() == 0:
-            assert channels and not any(os.path.exists(f"/proc/self/fd/{channel}") for channel in channels)
-            ours.close()  # not its to close
-            theirs = pools.default_pool()
-            code = 0 if theirs is not ours and theirs.verify([("18", "9*2")]) == [True] else 1
-            theirs.close()
-            os._exit(code)
-        code = os.waitstatus_to_exitcode(os.wait()[1])
-        assert ours.verify([("18", "9*2")]) == [True]
-        assert (ours.crashes, code) == (0, 0)
-        assert workers == [worker.process for worker in ours.workers]
-        """
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=DEADLINE)

@@ -1,7 +1,5 @@
 """Advantages against worked values, and TRL's formula to the last bit. An oracle: test_ragged.py."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -73,9 +71,6 @@ FIRST_TWO = Selection(torch.tensor([[0, 1]]))
 def test_wrong_arguments_are_named(selection, change: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         advantages(torch.tensor([[0.0, 1.0, 0.5]]), selection, **change)
-
-
-def test_an_infinite_reward_is_named() -> None:
     with pytest.raises(ValueError, match=r"rewards .*group 0"):
         advantages(torch.tensor([[0.0, math.inf, 0.5]]), FIRST_TWO)
 

@@ -1,7 +1,5 @@
 """max_variance against brute force and against its stated tie rule, in exact arithmetic."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from itertools import accumulate, combinations

@@ -1,7 +1,5 @@
 """The reference objective against worked values, a plain loop, and numerical gradients."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Advantages and the loss of groups of different sizes, against one group at a time."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -70,20 +68,6 @@ def test_ragged_advantages_are_those_of_one_group_at_a_time(seed: int, when: str
     ours_R = advantages(rewards_PN, kept, when=when, scale=scale, baseline=baseline, epsilon=0.01)
     assert ours_R.shape == kept.indices.shape
     assert_near(ours_R, one_at_a_time(rewards_PN, kept, when, scale, baseline), FLOAT64)
-
-
-@times
-@scales
-@pytest.mark.parametrize("m", [4, 6])
-def test_advantages_of_equal_sizes_are_those_of_one_group_at_a_time(
-    m: int, when: str, scale: str, baseline: str
-) -> None:
-    rewards_PN, _ = example()
-    selection = select(rewards_PN, m)
-    flat = (selection.indices + 6 * torch.arange(6)[:, None]).flatten()
-    expected_R = one_at_a_time(rewards_PN, BatchSelection(flat, 6, 6), when, scale, baseline)
-    ours_PM = advantages(rewards_PN, selection, when=when, scale=scale, baseline=baseline, epsilon=0.01)
-    assert_near(ours_PM.flatten(), expected_R, FLOAT64)
 
 
 def test_worked_ragged_advantages() -> None:

@@ -1,7 +1,5 @@
 """What the tests of tasks share: a cache of their own, and the hub replaced by rows."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

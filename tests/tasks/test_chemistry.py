@@ -1,7 +1,5 @@
 """SciKnowEval's chemistry: three kinds of question, a split by hash, and every published row."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Tasks from files: GSM8K as it is, small files of every kind, and what is refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math
@@ -18,7 +16,7 @@ import pytest
 
 from pods_rl.errors import UserError
 from pods_rl.recipe import schema
-from pods_rl.tasks import TASKS, Task, load_task, row_hashes, sources
+from pods_rl.tasks import TASKS, load_task, row_hashes, sources
 from pods_rl.tasks.prompts import SYSTEM_PROMPT
 
 from .conftest import write_jsonl
@@ -303,16 +301,6 @@ def test_a_file_that_replaces_another_of_the_same_size_and_time_is_read(tmp_path
     assert set(write("1").train["answer"]) == {"1"}
 
 
-def half_lost(settings):
-    rows = datasets.Dataset.from_list([{"prompt": "1+1?", "answer": "2"}, {"prompt": "1/2?", "answer": "\frac12"}])
-    return Task("mine", "1", rows, rows, {"accuracy": 1.0})
-
-
-def test_the_task_of_a_users_function_is_checked_too():
-    with pytest.raises(UserError, match=r"task mine.*row 2 .*backslash"):
-        load_task({"task": f"{__name__}:half_lost"})
-
-
 def chat(*messages):
     return {"question": list(messages), "answer": "4"}
 
@@ -357,8 +345,13 @@ def test_missing_things_are_refused_with_what_exists(tmp_path, files):
             load_task(settings)
 
 
-def test_every_task_of_a_recipe_is_in_the_table():
+def test_every_task_of_a_recipe_is_in_the_table_and_on_its_page():
     assert tuple(TASKS) == schema.TASKS
+    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| .* \| .* \| `(\w+)` \|$", page, re.MULTILINE))
+    assert rows == {name: entry.answer for name, entry in TASKS.items()}
+    for entry in TASKS.values():
+        assert not entry.folders or all(f"`{hub_id}`" in page for hub_id in entry.source.split(", "))
 
 
 def listwise(completions, **kwargs):

@@ -1,7 +1,5 @@
 """Generated tasks: seeded, distinct, disjoint over seeds, and right."""
 
-from __future__ import annotations
-
 import re
 from itertools import accumulate
 

@@ -1,7 +1,5 @@
 """`reasoning_gym:NAME`, graded by the real library's scorers."""
 
-from __future__ import annotations
-
 from importlib import metadata
 from importlib.util import find_spec
 

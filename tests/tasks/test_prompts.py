@@ -1,7 +1,5 @@
 """Prompts fitted to a policy: plain without a chat template, none too long to train on, and versions that say so."""
 
-from __future__ import annotations
-
 import pytest
 from datasets import Dataset
 from jinja2 import TemplateError
@@ -65,10 +63,16 @@ def failing_task(settings):
     raise KeyError("a setting of mine")
 
 
-def test_a_task_function_that_raises_is_a_line_with_the_place_in_its_file():
-    match = rf"'{__name__}:failing_task' could not be made: KeyError: 'a setting of mine' \(test_prompts.py, line \d+\)"
-    with pytest.raises(UserError, match=match):
-        load_task({"task": f"{__name__}:failing_task"})
+def exiting_task(settings):
+    raise SystemExit(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("failing_task", "KeyError: 'a setting of mine'"), ("exiting_task", "SystemExit: 0")]
+)
+def test_a_task_function_that_raises_is_a_line_with_the_place_in_its_file(name, reason):
+    with pytest.raises(UserError, match=rf"{name}' .*: {reason} \(test_prompts.py, line \d+\)"):
+        load_task({"task": f"{__name__}:{name}"})
 
 
 def test_a_prompt_that_the_template_rejects_is_named():

@@ -1,7 +1,5 @@
 """Published mathematics: the hub (replaced) and a folder give the same; what is asked of the hub; what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from pods_rl.errors import UserError

@@ -1,7 +1,5 @@
 """Word problems: seeded, disjoint by template and numbers, and right by a reader of their English."""
 
-from __future__ import annotations
-
 import random
 import re
 
