@@ -123,6 +123,21 @@ def test_a_selection_marks_and_takes_its_rows() -> None:
             Selection(indices)
 
 
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda rewards_PN, indices_PM: select(rewards_PN.to_sparse(), 2), "rewards"),
+        (lambda rewards_PN, indices_PM: select(rewards_PN.to("meta"), 2, Callable()), "rewards"),
+        (lambda rewards_PN, indices_PM: advantages(rewards_PN.to_sparse(), Selection(indices_PM)), "rewards"),
+        (lambda rewards_PN, indices_PM: Selection(indices_PM).take(rewards_PN.to("meta")), "values"),
+        (lambda rewards_PN, indices_PM: Selection(indices_PM.to_sparse()), "Selection.indices"),
+    ],
+)
+def test_tensors_without_dense_values_are_refused_by_name(call, name: str) -> None:
+    with pytest.raises(TypeError, match=f"^{name} must .*; got a "):
+        call(torch.tensor([[1.0, 0.0, 1.0, 0.0]]), torch.tensor([[0, 1]]))
+
+
 @pytest.mark.parametrize(("m", "error"), [(0, ValueError), (5, ValueError), (True, TypeError), (2.0, TypeError)])
 def test_m_is_an_int_from_1_to_n(m, error: type[Exception]) -> None:
     for rule in (*RULES, Callable()):
