@@ -98,7 +98,10 @@ FAMILIES = {
     "Gemma 2": Family(
         DENSE,
         "gemma2",
-        {"sliding_window": 6, "query_pre_attn_scalar": 8, "attn_implementation": "eager"},  # older sdpa has no softcap
+        {
+            "sliding_window": 6, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 0.5,
+            "attn_implementation": "eager",  # older sdpa has no softcap
+        },
     ),
     "Gemma 3": Family(DENSE, "gemma3_text", SLIDING),
     "GLM-4": Family(DENSE, "glm4"),

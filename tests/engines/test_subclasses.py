@@ -133,46 +133,10 @@ def masked_in_training_step(base):
     return Masked
 
 
-def kept_entropy(base):
-    """An entropy bonus from what the log-probabilities' method returned."""
-
-    class Bonus(base):
-        def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-            output = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-            self.entropies = output[1]
-            return output
-
-        def _compute_loss(self, model, inputs):
-            return super()._compute_loss(model, inputs) - 0.1 * self.entropies.mean()
-
-    return Bonus
-
-
-def chunks(base):
-    class Chunked(base):
-        def _get_per_token_logps_and_entropies(self, model, ids, mask, keep, batch_size=None, **others):
-            return super()._get_per_token_logps_and_entropies(model, ids, mask, keep, batch_size=2, **others)
-
-    return Chunked
-
-
-def losses_by_halves(base):
-    class Halves(base):
-        def _compute_loss(self, model, inputs):
-            half = len(inputs["advantages"]) // 2
-            losses = [
-                super(Halves, self)._compute_loss(model, {k: v[rows] if v.ndim else v for k, v in inputs.items()})
-                for rows in (slice(half), slice(half, None))
-            ]
-            return sum(losses) / 2
-
-    return Halves
-
-
 SUBCLASSES = [
     loss_without_super, inner_loss_without_super, auxiliary_loss, second_backward, own_training_step,
     advantages_in_prepare_inputs, advantages_after_generation, advantages_of_each_token, on_the_instance,
-    masked_in_training_step, kept_entropy, chunks, losses_by_halves,
+    masked_in_training_step,
 ]  # fmt: skip
 QUICK = (loss_without_super, auxiliary_loss, advantages_in_prepare_inputs)
 every_subclass = pytest.mark.parametrize(

@@ -99,7 +99,10 @@ SETTINGS = {
 
 # What is skipped row by row follows from advantages and masks, so one loss of each kind is enough.
 ROW_BY_ROW = ("grpo", "DAPO", "GSPO", "vespo", "KL", "entropy bonus", "eight micro-batches, n = m")
-QUICK = (*ROW_BY_ROW, "LoRA, KL", "sixteen micro-batches in one pass", "checkpointing")
+QUICK = (
+    "grpo", "DAPO", "entropy bonus", "eight micro-batches, n = m", "LoRA, KL", "sixteen micro-batches in one pass",
+    "checkpointing",
+)  # fmt: skip
 
 
 @pytest.mark.numeric
@@ -324,7 +327,12 @@ WINDOWS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WINDOWS)
+QUICK_WINDOWS = ("a step of two windows", "DAPO")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK_WINDOWS else pytest.param(name, marks=pytest.mark.slow) for name in WINDOWS]
+)
 def test_auto_starts_a_step_again_in_smaller_passes_if_one_runs_out_of_memory(make_trainer, caplog, name):
     config = {"reward": letter_reward, "max_tokens_per_microbatch": "auto", "max_steps": 3, **WINDOWS[name]}
     theirs, expected, nodes, _ = run_on(make_trainer, None, **config)

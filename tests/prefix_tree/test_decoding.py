@@ -125,16 +125,6 @@ def calls():
 # -- equals generate
 
 
-@pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize(("shape", "prompts"), [("qwen2", EQUAL), ("gemma2", MIXED)])
-def test_greedy_is_generates_token_by_token(shape, prompts):
-    model = build(shape)
-    inputs = batch(prompts, eos_token_id=[END, 3, 22])
-    theirs = model.generate(**inputs)
-    assert torch.equal(once(model, inputs), theirs)
-    assert len({tuple(row) for row in theirs.tolist()}) == len({tuple(ids) for ids in prompts})
-
-
 def test_a_padding_token_in_a_prompt_is_a_token(qwen2):
     """These prompts have the same row of tokens once padded, and other masks."""
     inputs = batch([[PAD, PAD, 5, 6], [5, 6], [PAD, 5, 6], [5, 6]])

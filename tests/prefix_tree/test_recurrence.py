@@ -1,4 +1,4 @@
-"""Recurrent layers over a tree: the calls by brute force, a recurrence by its rows, and models by their own rows."""
+"""Recurrent layers over a tree: the number of calls, a recurrence by its rows, and models by their own rows."""
 
 from __future__ import annotations
 
@@ -44,31 +44,6 @@ def random_tree(seed, prompts=3):
 
 
 # -- the calls -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("call_tokens", [1, 6, 40, 10**6])
-@pytest.mark.parametrize("seed", range(12))
-def test_the_sequences_of_all_calls_spell_each_path_from_its_root(seed, call_tokens):
-    ids, mask, _, keep = random_tree(seed)
-    branches = prefix_tree(rows_of(ids, mask), ids.size(1) - keep).branches
-    calls = list(plan_sequences(branches, call_tokens))
-    paths = [[]]  # of the nodes up to the end of each sequence
-    before = 1
-    for sequences in calls:
-        for sequence in sequences:
-            assert sequence.parent < before  # computed by an earlier call
-            paths.append(paths[sequence.parent] + sequence.nodes.tolist())
-        before = len(paths)
-    assert {tuple(branch.path.tolist()) for branch in branches} <= {tuple(path) for path in paths}
-    computed = sum(len(sequence.nodes) for sequences in calls for sequence in sequences)
-    as_rows = sum(len(branch.path) for branch in branches)
-    nodes = sum(branch.new for branch in branches)
-    assert nodes <= computed <= as_rows
-    if call_tokens == 1:
-        assert computed < as_rows
-    if call_tokens == 10**6:
-        assert len(calls) == 1
-        assert computed == as_rows
 
 
 def test_a_tree_that_forks_at_every_node_is_computed_by_few_calls():
