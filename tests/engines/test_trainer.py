@@ -242,6 +242,18 @@ def test_which_bad_steps_are_skipped_and_counted(make_trainer, monkeypatch, loss
     assert len(stability.bad_steps) == skipped
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=repr)
+def test_out_of_memory_in_a_generation_names_what_lowers_it(make_trainer, error):
+    trainer = make_trainer(num_rollouts=8)
+
+    @around(trainer, "_generate_single_turn")
+    def run_out(generate, *_):
+        raise error
+
+    with pytest.raises(UserError, match="rollout_batch_size"):
+        trainer.train()
+
+
 def test_fewer_prompts_than_a_step_needs_are_refused_with_both_numbers(make_trainer, dataset):
     trainer = make_trainer(train_dataset=dataset.select(range(1)))  # 8 rows of 4 a prompt
     with pytest.raises(UserError, match=r"\b1 .*\b2 "):

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +27,8 @@ class Audited(NamedTuple):
     events: list[Event]
 
 
-def run_audited(words: Sequence[object], folder: Path, extra: Mapping[str, str] | None = None) -> Audited:
-    """Run `python WORDS` in a folder that is its working directory, with a home and a place for temporary files
-    beside it (`home`, `temporary`), all of which the caller may look into afterwards."""
+def run_audited(words: Sequence[str], folder: Path) -> Audited:
+    """Run `python WORDS` in a folder, with a home and a place for temporary files next to it: `home`, `temporary`."""
     log = folder.parent / f"{folder.name}.audit.jsonl"
     home, temporary = folder.parent / "home", folder.parent / "temporary"
     for path in (folder, home, temporary):
@@ -43,10 +42,9 @@ def run_audited(words: Sequence[object], folder: Path, extra: Mapping[str, str] 
         "HOME": str(home),
         "TMPDIR": str(temporary),
         "OMP_NUM_THREADS": "1",
-        **(extra or {}),
     }
     done = subprocess.run(
-        [sys.executable, *map(str, words)],
+        [sys.executable, *words],
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,

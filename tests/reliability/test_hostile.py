@@ -20,44 +20,33 @@ from pods_rl.report import build_report
 from pods_rl.rewards import REWARDS
 from pods_rl.training.display import RunDisplay
 
-from .audit import run_audited
-from .payloads import CANARY, fuzzed, scripts
+from .payloads import CODE, fuzzed, scripts
 from .synthetic import write_run
-
-GRADING = Path(__file__).parent / "grading.py"
 
 # ----------------------------------------------------------------------------- code, in every grader
 
-# sympy makes Python of digits, and writes itself functions for polynomials; a data class or a tuple does too.
-# `ast.parse` makes a tree and runs nothing.
-OWN_CODE = ("/ast.py:", "/sympy/polys/", "/dataclasses.py:", "/collections/__init__.py:", "/typing.py:")
-OWN_TEXT = re.compile(
-    r"from sympy import \*|(Integer|Float) \('?[0-9.eE+-]+'? ?\)|<string> <module> \('(sympy|Integer|Float)',\)"
-)
+FORMS = ("{}", "<think>x</think><answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "<answer>\\boxed{{{}}}</answer>")
+GOLDS = ("18", "x^2+1", r"\{1, 2\}", "B", "2H2 + O2 = 2H2O", "6*(5-1)", "1 2 3")
 
 
-def executed(events: Sequence[dict]) -> list[str]:
-    """What was done after everything was loaded that no grader has to do."""
-    start = next(place for place, event in enumerate(events) if event["kind"] == "mark")
-    done = []
-    for event in events[start + 1 :]:
-        own = event["kind"] in ("exec", "compile") and (
-            any(part in event["where"] for part in OWN_CODE)
-            or ("/sympy/parsing/sympy_parser.py:" in event["where"] and OWN_TEXT.fullmatch(event["what"][0]))
-        )
-        if not own or CANARY in str(event["what"]):
-            done.append(f"{event['event']} {event['what']} at {event['where']}")
-    return done
+def pairs_of(payload: str) -> list[tuple[str, str]]:
+    """A payload as the completion, as its final answer in each form that an answer has, and as the gold answer."""
+    answers = [(form.format(payload), gold) for form in FORMS for gold in GOLDS]
+    gold_answers = [(f"<answer>{answer}</answer>", payload) for answer in GOLDS]
+    return [*answers, *gold_answers, (f"<answer>{payload} </answer>", payload)]
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.reliability)])
-def test_no_code_runs_in_a_grader(every: int, tmp_path: Path) -> None:
-    folder = tmp_path / "work"
-    found = run_audited([GRADING, every], folder)
-    assert found.code == 0, found.output
-    assert json.loads(found.output.splitlines()[-1]) == list(REWARDS)
-    assert executed(found.events) == []
-    assert not list(folder.iterdir())  # a canary
+def test_no_code_runs_in_a_grader(every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload that ran would make a file. What a process of the verifier may do is in the next test."""
+    monkeypatch.chdir(tmp_path)
+    pairs = [pair for payload in CODE[::every] for pair in pairs_of(payload)]
+    texts = [text for text, _ in pairs]
+    golds = [gold for _, gold in pairs]
+    for reward in REWARDS.values():
+        if reward.reads == "text":
+            reward.batch(texts, golds)
+    assert list(tmp_path.iterdir()) == []
 
 
 BARRED = """
