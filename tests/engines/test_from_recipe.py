@@ -11,14 +11,12 @@ from trl.chat_template_utils import parse_response
 
 from pods_rl import rewards
 from pods_rl.errors import UserError
-from pods_rl.loading.prepare import prepare
 from pods_rl.loading.turns import TurnReader
 from pods_rl.recipe import Origin, build_recipe
 from pods_rl.rewards import REWARDS, VerifierPool
 from pods_rl.sandbox import RewardFailure
 from pods_rl.sandbox.worker import Reply
 from pods_rl.tasks import Task
-from pods_rl.training import trainer as build
 from pods_rl.training.checks import as_recipe_errors, check_engine
 from pods_rl.training.rewards import reward_functions, trl_reward
 
@@ -29,23 +27,6 @@ RECIPE = {
     "max_steps": 1, "num_generations": 2, "per_device_train_batch_size": 2, "use_cpu": True, "bf16": False,
     "task_train_size": 4, "task_test_size": 2, "task_rewards": {"format": 1.0},
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("keys", "words", "cause"),
-    [
-        ({"fsdp": "x"}, "fsdp", ValueError),
-        ({"accelerator_config": {"nope": 1}}, "nope", TypeError),
-    ],
-)
-def test_what_a_library_rejects_is_one_line_before_a_policy_loads(monkeypatch, tmp_path, keys, words, cause):
-    monkeypatch.setattr(build, "RunTrainer", None)
-    recipe = build_recipe({**RECIPE, **keys}, Origin("r.yaml"))
-    with pytest.raises(UserError) as raised:
-        build.build_trainer(recipe, prepare(recipe), tmp_path)
-    assert words in str(raised.value)
-    assert "\n" not in str(raised.value)
-    assert isinstance(raised.value.__cause__, cause)
 
 
 @pytest.mark.parametrize(

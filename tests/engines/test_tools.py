@@ -368,12 +368,7 @@ HOSTILE = {  # what a policy can write as arguments, each as JSON or nearly
     "objects in objects": '{"a": ' + '{"x": ' * 400 + "1" + "}" * 400 + ', "b": 1}',
     "a number of 5,000 digits": '{"a": ' + "9" * 5000 + ', "b": 1}',
     "not a number": '{"a": NaN, "b": -Infinity}',
-    "beyond floats": '{"a": 1e999, "b": 1e-999}',
-    "a key twice": '{"a": 1, "a": 2, "b": 3}',
     "half a pair": '{"a": "\\ud83d", "b": "\\udfff"}',
-    "a long text": '{"a": "' + "x" * 20_000 + '", "b": 1}',
-    "a list": "[1, 2]",
-    "null": "null",
     "cut off": '{"a": [[[',
 }
 

@@ -72,13 +72,11 @@ MOVING = {"learning_rate": 0.05, **OFTEN}  # ratios leave 1, and some are clippe
 SETTINGS = {
     **{name: {**settings, **MOVING} for name, settings in (LOSSES | OTHERS).items()},
     "LoRA, KL": {"trainer_arguments": {"peft_config": LORA}, "beta": 0.04, **MOVING},
-    "one micro-batch": {"per_device_train_batch_size": 16},
     "eight micro-batches, n = m": {
         "gradient_accumulation_steps": 8,
         "per_device_train_batch_size": 2,
         "num_rollouts": 4,
     },
-    "sixteen micro-batches": {"gradient_accumulation_steps": 16, "per_device_train_batch_size": 1},
     "sixteen micro-batches in one pass": {
         "gradient_accumulation_steps": 16,
         "per_device_train_batch_size": 1,
