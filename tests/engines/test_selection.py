@@ -34,10 +34,10 @@ def truncated(trainer) -> torch.Tensor:
     "settings",
     [
         {},
-        {"advantages": "before"},
-        {"scale_rewards": "batch"},
+        pytest.param({"advantages": "before"}, marks=pytest.mark.slow),
+        pytest.param({"scale_rewards": "batch"}, marks=pytest.mark.slow),
         {"scale_rewards": "none", "advantage_baseline": "leave_one_out"},
-        {"exact_trl": True},
+        pytest.param({"exact_trl": True}, marks=pytest.mark.slow),
     ],
 )
 def test_a_truncated_rollout_is_kept_only_to_fill_a_row_and_then_trains_nothing(make_trainer, settings):
@@ -138,7 +138,13 @@ def close(completions, **_):
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"exact_trl": True}, {"advantages": "before", "num_rollouts": 8}, {"dynamic_sampling": True}]
+    "settings",
+    [
+        {},
+        {"dynamic_sampling": True},
+        pytest.param({"exact_trl": True}, marks=pytest.mark.slow),
+        pytest.param({"advantages": "before", "num_rollouts": 8}, marks=pytest.mark.slow),
+    ],
 )
 def test_rewards_within_the_tolerance_are_no_signal(make_trainer, settings):
     common = {"max_steps": 1, "dynamic_sampling_rounds": 1, **settings}

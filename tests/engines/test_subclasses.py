@@ -138,7 +138,7 @@ SUBCLASSES = [
     advantages_in_prepare_inputs, advantages_after_generation, advantages_of_each_token, on_the_instance,
     masked_in_training_step,
 ]  # fmt: skip
-QUICK = (loss_without_super, auxiliary_loss, advantages_in_prepare_inputs)
+QUICK = (auxiliary_loss, advantages_in_prepare_inputs)
 every_subclass = pytest.mark.parametrize(
     "subclass", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in SUBCLASSES]
 )

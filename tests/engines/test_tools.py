@@ -503,7 +503,16 @@ AS_IN_TRL = {  # name: the policy's script, arguments of the trainer
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", AS_IN_TRL)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tools",
+        "environments",
+        "a rollout function",
+        pytest.param("async tools", marks=pytest.mark.slow),
+        pytest.param("two environments", marks=pytest.mark.slow),
+    ],
+)
 def test_n_equal_to_m_is_trl_to_the_last_bit(build, name):
     """Weights, what the policy sees, environments and logs."""
     text, given = AS_IN_TRL[name]

@@ -145,8 +145,8 @@ def in_one_micro_batch(config):
     ("name", "reward"),
     [
         ("grpo", half_dead),
-        ("grpo", letter_reward),
-        ("grpo", constant),
+        pytest.param("grpo", letter_reward, marks=pytest.mark.slow),
+        pytest.param("grpo", constant, marks=pytest.mark.slow),
         *(pytest.param(name, half_dead, marks=pytest.mark.slow) for name in COMPARED if name != "grpo"),
     ],
 )
