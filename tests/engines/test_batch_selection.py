@@ -9,7 +9,7 @@ from pods_rl import BatchSelection, PODSConfig, PODSTrainer, advantages, select_
 from pods_rl.engines.trl.batching import batch_plan
 from pods_rl.errors import UserError
 
-from .conftest import assert_equal_weights, batches_of, constant, half_dead, kept_of
+from .conftest import assert_equal_weights, batches_of, constant, half_dead
 
 BATCH = {"selection": "batch", "num_rollouts": 8, "max_steps": 2}
 
@@ -18,14 +18,6 @@ def trained(make, trainer_class=PODSTrainer, **config):
     trainer = make(trainer_class, **{**BATCH, **config})
     trainer.train()
     return trainer
-
-
-def test_one_prompt_is_the_rule_of_a_prompt(make_trainer):
-    over_batch = trained(make_trainer, per_device_train_batch_size=4)
-    of_prompt = trained(make_trainer, per_device_train_batch_size=4, selection="prompt")
-    assert_equal_weights(over_batch, of_prompt)
-    assert kept_of(over_batch.rollouts).equal(kept_of(of_prompt.rollouts))
-    torch.testing.assert_close(over_batch.rollouts.advantages, of_prompt.rollouts.advantages)
 
 
 def test_the_kept_rollouts_are_those_of_select_batch(make_trainer):

@@ -275,18 +275,6 @@ def test_the_copies_of_a_prompt_are_tokenized_once(build, monkeypatch):
     assert calls[1:] == [count for count, _, _ in returned[1:]] != []
 
 
-@pytest.mark.parametrize(
-    ("settings", "environment", "rows"),
-    [({"exact_trl": True}, None, [12]), ({}, Counter, [12])],
-    ids=["exact_trl", "environments"],
-)
-def test_trl_tokenizes_every_copy_where_it_reads_more_of_a_row(build, monkeypatch, settings, environment, rows):
-    calls = asked_to_tokenize(monkeypatch)
-    given = {} if environment is None else {"environment_factory": environment}
-    build(lambda row, turn: "Done.<|im_end|>", num_rollouts=6, steps=1, **settings, **given).train()
-    assert calls == rows
-
-
 def test_prompts_that_only_compare_equal_are_tokenized_apart():
     prompts = [[{"role": "user", "content": "a", "n": number}] for number in (1, True, 1.0)]
     tokenized = [[str(prompt)] for prompt in prompts]

@@ -140,7 +140,7 @@ def test_what_long_rows_share_is_computed_apart_from_them(monkeypatch):
         assert blocks.lay_out(tree.branches, len(tree.tokens), torch.device("cpu"), spans=True).spans
 
 
-@pytest.mark.parametrize(("sinks", "softcap"), [(True, 0.0), (False, 1.5)])
+@pytest.mark.parametrize(("sinks", "softcap"), [(False, 0.0), (True, 0.0), (False, 1.5)])
 def test_dropout_drops_weights_and_keeps_their_mean(sinks, softcap):
     tree = random_tree(1)
     states = states_of(tree, 2, 8)
