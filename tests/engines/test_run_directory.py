@@ -269,23 +269,18 @@ def test_settings_of_any_kind_are_written(make_trainer, tmp_path):
     assert (tmp_path / "out" / "checkpoint-2" / "trainer_state.json").is_file()
 
 
-@pytest.mark.slow
-def test_arms_that_differ_in_the_rollouts_differ_in_nothing_else(make_trainer, tmp_path):
-    """What follows from n and m, here `skip_zero_advantage_steps`, is not a setting."""
-    configs = []
-    for rollouts in (None, 8):
-        trainer = make_trainer(num_rollouts=rollouts)
-        recorded(trainer, tmp_path / str(rollouts)).train()
-        configs.append(Run(tmp_path / str(rollouts)).config)
-    assert settings_that_differ(*configs) == ["num_rollouts"]
-
-
 def test_a_setting_that_is_changed_after_the_constructor_is_written(make_trainer):
     trainer = make_trainer()
     trainer.args.skip_zero_advantage_steps = True
     trainer.args.beta = 0.25
     assert {"skip_zero_advantage_steps": True, "beta": 0.25}.items() <= settings_of(trainer).items()
     assert "generation_batch_size" not in settings_of(trainer)
+
+
+def test_what_follows_from_n_and_m_is_not_a_setting(make_trainer):
+    """Such as `skip_zero_advantage_steps`. Arms that differ in the rollouts differ in nothing else."""
+    plain, pods = (settings_of(make_trainer(num_rollouts=rollouts)) for rollouts in (None, 8))
+    assert settings_that_differ(plain, pods) == ["num_rollouts"]
 
 
 @pytest.mark.slow

@@ -517,23 +517,6 @@ def test_n_equal_to_m_is_trl_to_the_last_bit(build, name):
             assert line[key] == ours_line[key], key
 
 
-def test_rollout_functions_are_asked_for_n_and_their_fields_follow(build):
-    seen = []
-
-    def reward(completions, place, **_):
-        seen.append(place)
-        return [float(p) for p in place]
-
-    trainer = build(rollout_func=rollouts, num_rollouts=6, reward=reward, steps=1)
-    batches = batches_of(trainer)
-    trainer.train()
-    assert seen == [list(range(12))]
-    assert sorted(kept_of(trainer.rollouts).flatten().tolist()) == [0, 0, 5, 5]
-    (batch,) = batches
-    for mask, real in zip(batch["tool_mask"], batch["completion_mask"], strict=True):
-        assert mask[real == 1].tolist() == [1] * (int(real.sum()) - 1) + [0]
-
-
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
