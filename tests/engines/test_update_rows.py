@@ -395,13 +395,3 @@ def test_out_of_memory_that_no_division_helps_is_reported(make_trainer, setting)
     """By default, because nothing says that passes may differ from TRL's; with auto, if a row alone has no room."""
     with pytest.raises(UserError, match="Out of memory in the update"):
         run_on(make_trainer, 1, max_steps=1, reward=letter_reward, max_tokens_per_microbatch=setting)
-
-
-def test_a_budget_below_a_row_takes_rows_alone_and_is_logged_once(make_trainer, caplog):
-    config = {"per_device_train_batch_size": 16, "max_steps": 2, "reward": letter_reward}
-    theirs, _ = run(make_trainer, **config, prefix_tree=False)
-    ours, _, nodes, _ = run_on(make_trainer, None, **config, max_tokens_per_microbatch=1)
-    assert_same(ours, theirs)
-    assert len(nodes) > 16
-    said = [record.getMessage() for record in caplog.records]
-    assert len([text for text in said if "max_tokens_per_microbatch" in text]) == 1
