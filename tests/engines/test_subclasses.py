@@ -122,21 +122,9 @@ def on_the_instance(base):
     return Patched
 
 
-def masked_in_training_step(base):
-    class Masked(base):
-        def _prepare_inputs(self, inputs):
-            batch = super()._prepare_inputs(inputs)
-            mask = batch["completion_mask"].clone()
-            mask[::2] = 0
-            return {**batch, "completion_mask": mask}
-
-    return Masked
-
-
 SUBCLASSES = [
     loss_without_super, inner_loss_without_super, auxiliary_loss, second_backward, own_training_step,
     advantages_in_prepare_inputs, advantages_after_generation, advantages_of_each_token, on_the_instance,
-    masked_in_training_step,
 ]  # fmt: skip
 QUICK = (auxiliary_loss, advantages_in_prepare_inputs)
 every_subclass = pytest.mark.parametrize(
