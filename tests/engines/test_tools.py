@@ -403,8 +403,9 @@ def count_up(row, turn):
     return "Done." + "<|im_end|>" if turn == 2 else call("step", by=row)
 
 
-def test_each_rollout_has_its_environment(build):
+def test_each_rollout_has_its_environment(build, monkeypatch):
     Counter.made, Counter.alive = 0, set()
+    tokenized = asked_to_tokenize(monkeypatch)
     trainer = build(
         count_up, data=chats(start=[10 * i for i in range(8)]), reward=None, environment_factory=Closing,
         num_rollouts=6, steps=2,
@@ -417,6 +418,7 @@ def test_each_rollout_has_its_environment(build):
         return rows[-1]
 
     trainer.train()
+    assert tokenized == [12, 12]  # each row with its own tools, and no copy
     assert [tool.__name__ for tool in trainer.tools] == ["step"]
     for scores in rows:
         start = scores.view(2, 6)[:, :1] - torch.tensor([[0.0], [12.0]])
