@@ -43,10 +43,17 @@ FAMILIES = {
     },
 }  # fmt: skip
 NEWER = {"gemma", "gemma2", "qwen3_5_text"}  # older transformers arranges these differently
+QUICK = {"llama", "mistral", "qwen3", "granite", "gemma2", "olmo2", "smollm3", "qwen3_5_text"}
 
 
 def shapes(names):
-    return [pytest.param(name, marks=needs_newer_transformers if name in NEWER else ()) for name in names]
+    params = []
+    for name in names:
+        marks = [needs_newer_transformers] if name in NEWER else []
+        if name not in QUICK:
+            marks.append(pytest.mark.slow)
+        params.append(pytest.param(name, marks=marks))
+    return params
 
 
 OTHERS = {
