@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pods_rl import BatchSelection, PODSConfig, PODSTrainer, advantages, select_batch
+from pods_rl import BatchSelection, PODSTrainer, advantages, select_batch
 from pods_rl.engines.trl.batching import batch_plan
-from pods_rl.errors import UserError
 
 from .conftest import assert_equal_weights, batches_of, constant, half_dead
 
@@ -132,25 +131,6 @@ def test_a_subclass_sees_the_rows_of_its_batch(make_trainer):
             return batch
 
     trained(make_trainer, Columns, num_prompts=4)
-
-
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({"selection": "batch", "exact_trl": True}, "exact_trl"),
-        ({"selection": "batch", "mask_constant_groups": True}, "mask_constant_groups"),
-        ({"num_prompts": 4}, "num_prompts"),
-        ({"selection": "batch", "num_rollouts": 8, "num_prompts": 1, "per_device_train_batch_size": 16}, "num_prompts"),
-        ({"selection": "batch", "num_prompts": 0}, "num_prompts"),
-        ({"selection": "rows"}, "selection"),
-        ({"selection": "batch", "rule": "percentile", "num_rollouts": 8}, "percentile"),
-        ({"selection": "batch", "multi_objective_aggregation": "normalize_then_sum"}, "selection"),
-    ],
-    ids=str,
-)
-def test_settings_that_contradict_each_other_are_refused(tmp_path, settings, key):
-    with pytest.raises(UserError, match=key):
-        PODSConfig(str(tmp_path), **{"num_generations": 4, "use_cpu": True, "bf16": False, **settings})
 
 
 def test_a_plan_has_the_prompts_that_are_set():

@@ -10,8 +10,7 @@ import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from pods_rl import PODSConfig, pods_objective
-from pods_rl.engines.trl.batching import check_losses
+from pods_rl import pods_objective
 from pods_rl.errors import UserError
 from pods_rl.recipe.schema import fields
 from tests.numeric import FLOAT32, assert_near
@@ -207,9 +206,7 @@ def test_masked_constant_groups_count_in_no_denominator(make_trainer, loss, accu
     assert_near(watch.steps[0], {name: parameter.grad for name, parameter in model.named_parameters()}, FLOAT32)
 
 
-def test_what_masked_constant_groups_cannot_be_divided_by_is_refused(make_trainer):
-    with pytest.raises(UserError, match="bnpo"):
-        check_losses({"mask_constant_groups": True, "loss_type": "bnpo"})
+def test_an_entropy_bonus_cannot_be_divided_by_the_groups_that_are_not_masked(make_trainer):
     with pytest.raises(UserError, match="entropy_coef"):
         make_trainer(mask_constant_groups=True, entropy_coef=0.01)
 
@@ -258,21 +255,3 @@ def test_a_step_whose_rows_are_all_masked_moves_nothing(make_trainer, random_mod
     assert trainer.state.log_history[0]["pods/masked_rollouts"] == 24.0
     assert trainer.state.log_history[0]["pods/skipped_step"] == 1.0
     assert_equal_weights(trainer, random_model)
-
-
-# -- refusals ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"advantages": "sideways"}, "sideways"),
-        ({"advantage_baseline": "leave_one_out", "scale_rewards": True}, "scale_rewards: none"),
-        ({"advantages": "before", "multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(tmp_path, settings, words):
-    with pytest.raises(UserError, match=words):
-        check_losses(settings)
-    with pytest.raises(UserError, match=words):
-        PODSConfig(str(tmp_path), use_cpu=True, bf16=False, **settings)

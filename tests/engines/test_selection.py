@@ -8,7 +8,6 @@ import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
-from pods_rl import PODSConfig
 from pods_rl.errors import UserError
 from pods_rl.selection import Selection, advantages, select
 
@@ -155,16 +154,6 @@ def test_rewards_within_the_tolerance_are_no_signal(make_trainer, settings):
         assert (trainer.rollouts.advantages == 0).all().item() == is_dead
         assert log["pods/zero_variance_share"] == is_dead
         assert log.get("pods/dynamic_sampling/live_share", 1 - is_dead) == 1 - is_dead
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"reward_tolerance": -0.1}, {"reward_tolerance": float("nan")}, {"reward_tolerance": None},
-     {"reward_tolerance": 0.1, "multi_objective_aggregation": "normalize_then_sum"}],
-)  # fmt: skip
-def test_a_tolerance_that_has_no_meaning_is_refused(tmp_path, settings):
-    with pytest.raises(UserError, match="reward_tolerance"):
-        PODSConfig(str(tmp_path), use_cpu=True, bf16=False, **settings)
 
 
 def test_each_function_s_rounding_is_not_a_signal_where_each_is_normalised(make_trainer):
