@@ -35,7 +35,7 @@ RECIPE = {
         ({"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": '{"power": 2}'}, "'power'"),
     ],
 )
-def test_a_rejection_is_the_recipe_s_name_and_the_library_s_sentence(keys, words):
+def test_a_rejection_is_one_line_with_the_library_s_sentence(keys, words):
     recipe = build_recipe({**RECIPE, **keys}, Origin("r.yaml"))
     with pytest.raises(UserError) as raised:
         check_engine(recipe)

@@ -13,7 +13,6 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
     GenerationConfig,
     LogitsProcessorList,
     StoppingCriteria,
@@ -464,14 +463,8 @@ def prompt_tuning():
     return get_peft_model(build("qwen2"), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
 
 
-def encoder_decoder():
-    sizes = {"vocab_size": V, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-    return AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", **sizes, decoder_start_token_id=0))
-
-
 QWEN2 = partial(build, "qwen2")
 REFUSED = [
-    (encoder_decoder, {}, "encoder"),
     (partial(build, "rwkv"), {}, "makes its own cache"),
     (prompt_tuning, {}, "prompt learning"),
     (partial(build, "phi3", original_max_position_embeddings=6), {}, "rotary frequencies"),
@@ -490,7 +483,7 @@ def test_models_and_settings_that_it_cannot_serve_are_refused_before_the_first_t
     seen = calls(model)
     with pytest.raises(CannotServeError, match=reason):
         once(model, batch(EQUAL, max_new_tokens=3, **settings))
-    assert seen == [] or model.config.is_encoder_decoder
+    assert seen == []
 
 
 def test_phi_3_generates_across_its_switch_of_frequencies():
