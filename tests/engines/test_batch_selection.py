@@ -37,7 +37,7 @@ def test_the_kept_rollouts_are_those_of_select_batch(make_trainer):
     "settings",
     [
         {"scale_rewards": "group"},
-        {"scale_rewards": "none"},
+        pytest.param({"scale_rewards": "none"}, marks=pytest.mark.slow),
         {"scale_rewards": "batch", "advantages": "before"},
         {"scale_rewards": "none", "advantage_baseline": "leave_one_out"},
     ],

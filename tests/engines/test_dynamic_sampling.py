@@ -103,7 +103,7 @@ def absolute_positions(tokenizer, folder):
     return GPT2LMHeadModel.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("prefix_tree", [True, False])
+@pytest.mark.parametrize("prefix_tree", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_joined_batch_has_the_log_probabilities_of_its_own_padding(make_trainer, tokenizer, tmp_path, prefix_tree):
     model = absolute_positions(tokenizer, tmp_path / "gpt2")
     data = Dataset.from_dict({"prompt": LONG * 4})

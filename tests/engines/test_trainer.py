@@ -14,7 +14,7 @@ from pods_rl.engines.trl.compat import refuse_unsupported
 from pods_rl.errors import UserError
 from tests.numeric import FLOAT32, assert_near
 
-from .conftest import around, assert_equal_weights, constant, kept_of, letter_reward, texts_of, update_of
+from .conftest import around, assert_equal_weights, constant, kept_of, letter_reward, update_of
 
 
 def count_forward_rows(trainer):
@@ -46,27 +46,6 @@ def test_only_kept_rows_reach_a_forward_pass(make_trainer):
     rows = count_forward_rows(trainer)
     trainer.train()
     assert rows == {"policy update": 4 * 2 * 4, "reference": 2 * 16, "policy old": 2 * 16}
-
-
-@pytest.mark.parametrize("when", ["after", "before"])
-@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
-def test_the_kept_rows_have_maximal_variance_and_the_stated_advantages(make_trainer, when, baseline):
-    """The paper's by default: those of the kept rewards."""
-    scale = "group" if baseline == "mean" else "none"
-    config = {"advantages": when, "advantage_baseline": baseline, "scale_rewards": scale, "max_steps": 1}
-    trainer = make_trainer(num_rollouts=12, **config)
-    trainer.train()
-    r = trainer.rollouts
-    for rewards, kept, advantages in zip(r.rewards, kept_of(r), r.advantages.view(len(r.rewards), -1), strict=True):
-        chosen = rewards[kept]
-        best = max(torch.cat([rewards.sort().values[: 4 - k], rewards.sort().values[12 - k :]]).var() for k in range(5))
-        assert_near(chosen.var(), best, FLOAT32)
-        group = chosen if when == "after" else rewards
-        expected = (chosen - group.mean()) / (group.std() + 1e-4)
-        if baseline == "leave_one_out":
-            expected = chosen - (group.sum() - chosen) / (len(group) - 1)
-        assert_near(advantages, expected, FLOAT32)
-    assert list(texts_of(trainer)["advantages"]) == pytest.approx(r.advantages.flatten().tolist())
 
 
 async def late_letters(completions, **_):
