@@ -12,13 +12,11 @@ from pods_rl.prefix_tree import decoding as generating
 from pods_rl.prefix_tree.decoding import RowDraws, complete_prompts
 from pods_rl.prefix_tree.plain_decoder import CacheMemory, PlainDecoder, plain_decoder, take_over
 
+from . import test_decoding
 from .newer import needs_newer_transformers
 
 pytestmark = pytest.mark.numeric
-SIZES = {
-    "vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.4, "pad_token_id": 0,
-}  # fmt: skip
+SIZES = test_decoding.SIZES | {"num_hidden_layers": 4}
 WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"] * 2}
 FAMILIES = {
     "llama": {},
