@@ -19,20 +19,6 @@ def trained(make, trainer_class=PODSTrainer, **config):
     return trainer
 
 
-def test_the_kept_rollouts_are_those_of_select_batch(make_trainer):
-    trainer = trained(make_trainer, num_prompts=4)
-    record = trainer.rollouts
-    assert record.rewards.shape == (4, 8)
-    assert record.kept.equal(select_batch(record.rewards, 8).indices)
-    columns = record.columns()
-    assert sum(columns["selected"]) == 8
-    sizes = dict(zip(columns["group"], columns["prompt_rows"], strict=True))
-    assert [sizes[group] for group in range(4)] == record.sizes().tolist()
-    log = trainer.state.log_history[1]
-    assert log["pods/prompts_trained"] == (record.sizes() > 0).sum()
-    assert log["pods/rows_a_prompt"] == 8 / log["pods/prompts_trained"]
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -43,11 +29,13 @@ def test_the_kept_rollouts_are_those_of_select_batch(make_trainer):
     ],
     ids=str,
 )
-def test_each_row_has_the_advantage_of_its_prompt(make_trainer, settings):
+def test_rows_are_those_of_select_batch_with_the_advantages_of_their_prompts(make_trainer, settings):
     trainer = make_trainer(**{**BATCH, "max_steps": 1}, num_prompts=4, **settings)
     batches = batches_of(trainer)
     trainer.train()
     record = trainer.rollouts
+    assert record.rewards.shape == (4, 8)
+    assert record.kept.equal(select_batch(record.rewards, 8).indices)
     choices = {"when": "advantages", "scale": "scale_rewards", "baseline": "advantage_baseline"}
     options = {name: settings[key] for name, key in choices.items() if key in settings}
     expected = advantages(record.rewards.float(), BatchSelection(record.kept, 4, 8), **options)
@@ -57,6 +45,13 @@ def test_each_row_has_the_advantage_of_its_prompt(make_trainer, settings):
         for part, text in (("prompt", record.prompts[number]), ("completion", record.completions[number])):
             ids = batches[0][f"{part}_ids"][row][batches[0][f"{part}_mask"][row].bool()]
             assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    columns = record.columns()
+    assert sum(columns["selected"]) == 8
+    sizes = dict(zip(columns["group"], columns["prompt_rows"], strict=True))
+    assert [sizes[group] for group in range(4)] == record.sizes().tolist()
+    log = trainer.state.log_history[0]
+    assert log["pods/prompts_trained"] == (record.sizes() > 0).sum()
+    assert log["pods/rows_a_prompt"] == 8 / log["pods/prompts_trained"]
 
 
 def test_a_dead_prompt_has_no_row_and_rows_without_a_rollout_are_empty(make_trainer):
