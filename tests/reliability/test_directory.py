@@ -36,7 +36,6 @@ def test_a_directory_that_is_moved_or_emptied_is_noticed(tmp_path, happens):
             writer.check()
 
 
-@pytest.mark.slow
 def test_a_run_whose_directory_is_moved_ends_with_one_line(tmp_path):
     write_recipe(tmp_path, max_steps=100_000, save_steps=1000)
     run = tmp_path / "run"
