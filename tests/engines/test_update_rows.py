@@ -341,7 +341,7 @@ def test_auto_starts_a_step_again_in_smaller_passes_if_one_runs_out_of_memory(ma
     assert_same(ours, theirs)
     assert trainer._step == len(logs) * trainer.args.gradient_accumulation_steps
     assert update_of(trainer).budget.tokens <= room / 2
-    assert "ran out of memory" in caplog.text
+    assert "max_tokens_per_microbatch" in caplog.text
     for got, row in zip(logs, expected, strict=True):
         names = {key for key in row if "time" not in key and "seconds" not in key} - {"pods/tokens/computed"}
         assert {key: got[key] for key in names} == pytest.approx({key: row[key] for key in names}, rel=1e-6, abs=1e-7)
@@ -393,5 +393,5 @@ def test_an_engine_that_keeps_its_gradients_ends_the_run_with_a_smaller_budget(m
 @pytest.mark.parametrize("setting", [None, "auto"])
 def test_out_of_memory_that_no_division_helps_is_reported(make_trainer, setting):
     """By default, because nothing says that passes may differ from TRL's; with auto, if a row alone has no room."""
-    with pytest.raises(UserError, match="Out of memory in the update"):
+    with pytest.raises(UserError, match="gradient_accumulation_steps"):
         run_on(make_trainer, 1, max_steps=1, reward=letter_reward, max_tokens_per_microbatch=setting)
