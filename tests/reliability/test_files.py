@@ -1,23 +1,19 @@
-"""Files: torn runs still open, nothing is written elsewhere, no pickle goes out."""
+"""Files: nothing is written elsewhere, and no pickle goes out."""
 
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 import pods_rl
-from pods_rl.report import build_report
 
 from .. import DEADLINE
-from .synthetic import write_run
 
 PACKAGE = Path(pods_rl.__file__).parent
 REPOSITORY = Path(__file__).parents[2]
@@ -25,58 +21,6 @@ REPOSITORY = Path(__file__).parents[2]
 
 def files_below(*folders: Path) -> set[Path]:
     return {path for folder in folders for path in folder.rglob("*") if not path.is_dir()}
-
-
-# --------------------------------------------------------------------------------- torn and old runs
-
-Damage = tuple[str, str, bytes | None]  # what it is, the file, and what it holds then; None: it is gone
-
-
-def damages(run: Path, share: int, seed: int = 7) -> Iterator[Damage]:
-    """Each file of a run cut at each `share`-th of its length, empty, gone, of noise, and of another kind."""
-    draw = random.Random(seed)
-    for path in sorted(files_below(run)):
-        name, whole = str(path.relative_to(run)), path.read_bytes()
-        if path.name == ".lock":
-            continue
-        for part in range(1, share):
-            yield f"cut at {part}/{share}", name, whole[: len(whole) * part // share]
-        yield "empty", name, b""
-        yield "gone", name, None
-        yield "noise", name, draw.randbytes(len(whole))
-        yield "a bit turned", name, _turned(whole, draw)
-        yield "zeros, as after a power cut", name, bytes(len(whole))
-        yield "a list", name, b"[1, 2, 3]\n"
-        yield "null", name, b"null\n"
-        yield "deeply nested", name, b"[" * 3000
-        yield "a huge number", name, b'{"step": 1e999, "seconds": 123456789012345678901234567890, "accuracy": 1e400}\n'
-
-
-def _turned(whole: bytes, draw: random.Random) -> bytes:
-    place = draw.randrange(len(whole))
-    return whole[:place] + bytes([whole[place] ^ (1 << draw.randrange(8))]) + whole[place + 1 :]
-
-
-@pytest.mark.timeout(3000)  # the full form makes hundreds of reports
-@pytest.mark.parametrize(("share", "every"), [(4, 60), pytest.param(20, 1, marks=pytest.mark.reliability)])
-def test_a_damaged_run_still_opens(share: int, every: int, tmp_path: Path) -> None:
-    """`pods report` of an experiment with one damaged run."""
-    root = tmp_path / "experiment"
-    runs = [write_run(root / arm / f"seed-{seed}", arm=arm, seed=seed) for arm in ("grpo", "pods") for seed in (1, 2)]
-    (root / "experiment.yaml").write_text("arms: {grpo: {}, pods: {}}\nseeds: [1, 2]\n")
-    run = runs[-1]
-    kept = {path: path.read_bytes() for path in files_below(run)}
-    for what, name, content in list(damages(run, share))[::every]:
-        damaged = run / name
-        damaged.unlink()
-        if content is not None:
-            damaged.write_bytes(content)
-        try:
-            files = build_report(root, tmp_path / "out")
-            assert files.html.read_text(encoding="utf-8").rstrip().endswith("</html>")
-        except Exception as error:
-            raise AssertionError(f"{name}, {what}: {type(error).__name__}: {error}") from error
-        damaged.write_bytes(kept[damaged])
 
 
 # -------------------------------------------------------------------------- nothing written elsewhere

@@ -14,13 +14,14 @@ import pytest
 from rich.console import Console
 
 from pods_rl import cli
+from pods_rl.engines import PHASES
 from pods_rl.errors import UserError
 from pods_rl.report import build_report
 from pods_rl.rewards import REWARDS
+from pods_rl.runs import RunWriter
 from pods_rl.training.display import RunDisplay
 
 from .payloads import CODE, fuzzed, scripts
-from .synthetic import write_run
 
 # ----------------------------------------------------------------------------- code, in every grader
 
@@ -87,13 +88,46 @@ def name_of(payload: str, place: int) -> str:
     return f"{place} {payload}".replace("/", "∕").replace("\x00", "")[:200].encode()[:240].decode(errors="ignore")
 
 
+def write_run(path: Path, seed: int, payload: str) -> None:
+    """A run of 6 steps, 3 evaluations and 2 ledger files, whose texts are all a payload."""
+    places = range(8)  # of a prompt's rollouts
+    rewards = [place / 8 for place in places]
+    with RunWriter(path) as writer:
+        writer.write_config(f"seed: {seed}\nnum_generations: 8\nnum_rollouts: 8\n")
+        writer.write_environment({"device": payload, "versions": {payload: payload}})
+        for step in range(1, 7):
+            row = {"step": step, "seconds": float(step), "elapsed": step * 1.1, "loss": 0.1, "reward": 0.5}
+            writer.append_metrics(row | {f"pods/seconds/{phase}": 0.2 for phase in PHASES})
+            if step not in (1, 6):
+                continue
+            texts = {
+                "prompt": [payload] * 8,
+                "completion": [f"{payload} {place}" for place in places],
+                "answer": [payload] * 8,
+            }
+            numbers = {
+                "step": [step] * 8,
+                "group": [0] * 8,
+                "rollout": list(places),
+                "reward": rewards,
+                f"reward/{payload}": rewards,
+                "selected": [True] * 8,
+                "advantage": [reward - 0.5 for reward in rewards],
+                "completion_tokens": [20] * 8,
+            }
+            writer.write_rollouts(step, texts | numbers)
+        for step in (0, 3, 6):
+            row = {"step": step, "due": float(step), "seconds": step + 0.1, "elapsed": step + 0.2}
+            writer.append_eval(row | {"accuracy": 0.3 + 0.05 * step + 0.01 * seed})
+        writer.write_status("finished", reason=payload, step=6, seconds=6.0, elapsed=7.0)
+
+
 def test_nothing_of_a_run_is_live_in_the_markdown_of_its_report(tmp_path: Path) -> None:
     """Each payload is a prompt, completion, answer, arm, run, reward, state, reason and device."""
     root = tmp_path / "<img src=x onerror=alert(1)> $\\frac{$"
     for place, payload in enumerate(scripts("https://example.invalid")):
         path = root / name_of(payload, place) / f"seed-{place} {name_of(payload, place)[:60]}"
-        texts = dict.fromkeys(("prompt", "completion", "answer", "reward", "text"), payload)
-        write_run(path, seed=place, arm=name_of(payload, place), **texts)
+        write_run(path, place, payload)
         path.joinpath("status.json").write_text(json.dumps({"state": payload, "reason": payload, "step": payload}))
     report = build_report([root], tmp_path / "out", baseline="none")
     markdown = (report.folder / "report.md").read_text(encoding="utf-8")
