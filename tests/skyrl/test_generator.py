@@ -193,18 +193,6 @@ def test_a_drawing_rule_depends_on_seed_step_and_prompt_and_not_on_the_batch(mak
     assert first[:M] != first[M:]
 
 
-def test_evaluation_is_passed_on_unchanged(make_config, rewards):
-    config = make_config()
-    inner = Scripted(of_table(rewards))
-    generator = PODSGenerator(inner, config, num_rollouts=N)
-    for samples in (1, 3, N):
-        generator_input, _ = batch(5, m=samples, phase="eval")
-        output = asyncio.run(generator.generate(generator_input))
-        assert inner.batches[-1] is generator_input
-        assert len(output["response_ids"]) == 5 * samples
-        assert not any(name.startswith("pods/") for name in output["rollout_metrics"])
-
-
 def test_a_batch_that_does_not_say_what_it_is_for_is_refused(make_config, rewards):
     generator = PODSGenerator(Scripted(of_table(rewards)), make_config(), num_rollouts=N)
     unknown = {**batch(2)[0], "batch_metadata": None}

@@ -105,19 +105,6 @@ def test_ppo_trains_its_critic_on_m(trainer):
     assert "critic/values/mean" in metrics
 
 
-def test_validation_is_untouched(trainer):
-    trainer = trainer("trainer.log_val_generations=0")
-    sampled = []
-    sample = trainer.replay_buffer.sample
-    trainer.replay_buffer.sample = lambda **given: sampled.append(sample(**given)) or sampled[-1]
-    metrics = trainer._validate()
-    ((batch, logged),) = sampled
-    assert list(kept_sessions(batch.keys).values()) == [[0, 1, 2]] * 4  # val_kwargs.n = 3 of all four prompts
-    assert not any(name.startswith("pods/") for name in logged)
-    assert metrics["val-core/scripted/reward/mean@3"] == pytest.approx(1 / 3)
-    assert left_in_queue("val") == set()
-
-
 def test_a_group_with_fewer_than_m_sessions_stays_whole(trainer):
     fails = {"turns": [1, 0, 0, 1, 0, 0, 0, 1]}
     trainer = trainer(scripts=[fails, {}, {}, {}])
