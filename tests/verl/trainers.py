@@ -114,9 +114,9 @@ def train_step(trainer: Any) -> tuple[KVBatchMeta, dict[str, Any]]:
     return batch, metrics
 
 
-def left_in_queue(partition: str = "train") -> set[str]:
+def left_in_queue() -> set[str]:
     """The keys that the queue holds."""
-    return set((tq.kv_list() or {}).get(partition, {}))
+    return set((tq.kv_list() or {}).get("train", {}))
 
 
 def kept_sessions(keys: list[str]) -> dict[str, list[int]]:
