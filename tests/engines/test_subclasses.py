@@ -233,7 +233,10 @@ def by_group(base):
 TWO = {"reward": [letter_reward, constant], "reward_weights": [1.0, 0.5]}
 
 
-@pytest.mark.parametrize(("subclass", "settings"), [(noisy, TWO), (by_group, {"reward": letter_reward})])
+@pytest.mark.parametrize(
+    ("subclass", "settings"),
+    [(noisy, TWO), pytest.param(by_group, {"reward": letter_reward}, marks=pytest.mark.slow)],
+)
 @pytest.mark.usefixtures("trl_draws")
 def test_overridden_rewards_at_n_equal_m_are_trl_s(make_trainer, subclass, settings):
     settings = settings | {"max_steps": 3, "optim": "adamw_torch"}
