@@ -95,7 +95,10 @@ FAMILIES = {
     "Gemma 2": Family(
         DENSE,
         "gemma2",
-        {"sliding_window": 6, "query_pre_attn_scalar": 8, "attn_implementation": "eager"},  # older sdpa has no softcap
+        {
+            "sliding_window": 6, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 0.5,
+            "attn_implementation": "eager",  # older sdpa has no softcap
+        },
     ),
     "Gemma 3": Family(DENSE, "gemma3_text", SLIDING),
     "GLM-4": Family(DENSE, "glm4"),
@@ -166,15 +169,6 @@ def _reward(completions: list[Any], completion_ids: list[list[int]], **_: Any) -
     return [float(sum(ids) % 5) for ids in completion_ids]
 
 
-class _Messages(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
 def train_step(family: Family, *, prefix_tree: bool, rollouts: dict[str, list[Any]] | None = None) -> Step:
     """Train one step; `rollouts` replace those of the policy."""
     model, processing_class = build(family)
@@ -202,17 +196,19 @@ def train_step(family: Family, *, prefix_tree: bool, rollouts: dict[str, list[An
         return result
 
     watch = Gradients(trainer)
-    log = _Messages()
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     decoding._logged_paths.clear()
-    decoding.logger.addHandler(log)
+    decoding.logger.addHandler(handler)
     try:
         trainer.train()
     finally:
-        decoding.logger.removeHandler(log)
+        decoding.logger.removeHandler(handler)
     update = update_of(trainer).attention
     return Step(
         gradient=watch.steps[0],
-        generation=log.texts[0] if log.texts else None,
+        generation=messages[0] if messages else None,
         update=None if update.startswith("prefix trees") else update,
         rollouts=drawn,
     )

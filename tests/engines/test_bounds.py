@@ -88,6 +88,30 @@ def test_arguments_that_generate_does_not_have_are_refused(arguments, word):
         config(generation_kwargs=arguments)
 
 
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"selection": "batch", "exact_trl": True}, "exact_trl"),
+        ({"selection": "batch", "mask_constant_groups": True}, "mask_constant_groups"),
+        ({"num_prompts": 4}, "num_prompts"),
+        ({"selection": "batch", "num_rollouts": 8, "num_prompts": 1, "per_device_train_batch_size": 16}, "num_prompts"),
+        ({"selection": "batch", "num_prompts": 0}, "num_prompts"),
+        ({"selection": "rows"}, "selection"),
+        ({"selection": "batch", "rule": "percentile", "num_rollouts": 8}, "percentile"),
+        ({"selection": "batch", "multi_objective_aggregation": "normalize_then_sum"}, "selection"),
+        ({"reward_tolerance": 0.1, "multi_objective_aggregation": "normalize_then_sum"}, "reward_tolerance"),
+        ({"advantages": "before", "multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation"),
+        ({"advantages": "sideways"}, "sideways"),
+        ({"advantage_baseline": "leave_one_out", "scale_rewards": True}, "scale_rewards: none"),
+        ({"mask_constant_groups": True, "loss_type": "bnpo"}, "bnpo"),
+    ],
+    ids=str,
+)
+def test_settings_that_contradict_each_other_are_refused(settings, key):
+    with pytest.raises(UserError, match=key):
+        config(**{"num_generations": 4} | settings)
+
+
 @pytest.mark.parametrize("config", [PODSConfig, AsyncPODSConfig])
 def test_trl_s_parser_of_arguments_builds_the_configuration(config, tmp_path):
     """The parser changes the annotations of the class, and passes every default."""

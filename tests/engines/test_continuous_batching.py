@@ -50,6 +50,7 @@ def test_n_of_each_prompt_are_generated_in_calls_of_rollout_batch_size_and_m_tra
     assert [ids[mask].tolist() for ids, mask in pairs] == [completions[i] for i in r.kept.tolist()]
 
 
+@pytest.mark.slow
 def test_n_equal_to_m_is_trl_to_the_last_bit(make):
     theirs = make(GRPOTrainer, GRPOConfig)
     theirs.train()

@@ -7,9 +7,7 @@ would stay n long where m rows are kept, and a new metric of the loss would depe
 from __future__ import annotations
 
 import ast
-from functools import partial
 
-import pytest
 from trl import GRPOTrainer
 
 from pods_rl.engines.trl.compat import IMAGE_INPUTS, LOSS_METRICS, ROW_LISTS, Generated
@@ -105,25 +103,3 @@ def test_counters_of_a_training_are_saved_by_us_or_trl_or_end_in_a_step():
     assert step == {"_step", "_current_train_step_time", "_metrics"}
     assert source.changed_attributes(source.parsed(GRPOTrainer._prepare_inputs)) == {"_buffered_inputs"}
     assert source.changed_attributes(LOSS) == STATE_OF_LOSS | {"entropy_coef", "_metrics"}
-
-
-metrics_in = partial(source.keys_of, dictionary="self._metrics[mode]")
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("self.rubrics = [row['rubric'] for row in inputs]", source.changed_attributes),
-        ("self.rubrics.extend(prompts)", source.changed_attributes),
-        ("self.by_name['rubrics'].append(prompts)", source.changed_attributes),
-        ("self._metrics[mode]['rubrics'].append(1.0)", metrics_in),
-        ("self._metrics[mode][f'{name}/rubrics'].append(1.0)", metrics_in),
-        ("output['rubrics'] = prompts", partial(source.keys_of, dictionary="output")),
-        ("loss = loss + self.rubrics", source.read_attributes),
-        ("loss = inputs.get('rubrics')", partial(source.keys_of, dictionary="inputs")),
-    ],
-)
-def test_a_new_name_in_the_source_is_found(line, found):
-    changed = ast.parse(ast.unparse(SCORE).replace("device = ", f"{line}\n    device = ", 1))
-    (new,) = found(changed) - found(SCORE)
-    assert new in ("rubrics", "by_name", "{}/rubrics")

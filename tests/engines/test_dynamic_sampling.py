@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from datasets import Dataset, IterableDataset
-from transformers import GPT2Config, GPT2LMHeadModel, set_seed
+from datasets import IterableDataset
 from trl import GRPOTrainer
 
 from pods_rl.errors import UserError
@@ -54,21 +53,6 @@ def test_every_trained_group_is_live_and_has_its_own_advantages(make_trainer, sc
     assert log["reward"] == pytest.approx(everything.mean().item(), abs=1e-6)
 
 
-def test_the_rows_of_a_joined_batch_are_those_of_its_groups(make_trainer):
-    trainer = make_trainer(reward=dead_for_half, beta=0.1, **SETTINGS)
-    batches = batches_of(trainer)
-    trainer.train()
-    (batch,), found, tokenizer = batches, trainer.rollouts, trainer.processing_class
-    prompts, completions = of_rollouts(found, found.prompts), of_rollouts(found, found.completions)
-    for row, number in enumerate(found.kept.tolist()):
-        for part, text in (("prompt", prompts[number]), ("completion", completions[number])):
-            ids = batch[f"{part}_ids"][row][batch[f"{part}_mask"][row].bool()]
-            assert tokenizer.decode(ids, skip_special_tokens=True) == text
-    mask = batch["completion_mask"]
-    assert batch["num_items_in_batch"] == mask.sum()
-    assert (batch["ref_per_token_logps"][mask.bool()] < 0).all()
-
-
 def test_groups_stay_dead_after_the_last_round(make_trainer):
     settings = {"num_rollouts": 8, "dynamic_sampling": True, "dynamic_sampling_rounds": 2, "max_steps": 1}
     trainer = make_trainer(reward=constant, **settings)
@@ -80,36 +64,12 @@ def test_groups_stay_dead_after_the_last_round(make_trainer):
     assert trained_groups(trainer.rollouts) == [0, 1]
 
 
-LONG = ["1+2=", "37+40+12+12+1=", "5-1=", "60+60+33=", "9+9+9=", "8-3+1=", "77-1=", "2+2="]
-
-
-def dead_if_long(prompts, completions, **_):
-    """Constant for every second prompt, among them the longest: the other rounds have another padding."""
-    letters = letter_reward(completions)
-    return [0.5 if LONG.index(prompt) % 2 else score for prompt, score in zip(prompts, letters, strict=True)]
-
-
-def absolute_positions(tokenizer, folder):
-    """A random GPT-2, whose log-probabilities depend on the padding on the left."""
-    set_seed(7)
-    none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    ends = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    sizes = {"vocab_size": len(tokenizer), "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, **none, **ends, pad_token_id=tokenizer.pad_token_id))
-    with torch.no_grad():
-        model.transformer.wpe.weight.normal_(0, 1)
-        model.transformer.wte.weight.normal_(0, 0.3)
-    model.save_pretrained(folder)
-    return GPT2LMHeadModel.from_pretrained(folder)
-
-
-@pytest.mark.parametrize("prefix_tree", [True, False])
-def test_a_joined_batch_has_the_log_probabilities_of_its_own_padding(make_trainer, tokenizer, tmp_path, prefix_tree):
-    model = absolute_positions(tokenizer, tmp_path / "gpt2")
-    data = Dataset.from_dict({"prompt": LONG * 4})
+@pytest.mark.parametrize("prefix_tree", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_joined_batch_has_the_rows_of_its_groups_and_their_log_probabilities(make_trainer, prefix_tree):
     settings = SETTINGS | {"num_iterations": 2, "beta": 0.1, "prefix_tree": prefix_tree, "dynamic_sampling_rounds": 8}
-    trainer = make_trainer(reward=dead_if_long, train_dataset=data, model=model, **settings)
-    checked = []
+    trainer = make_trainer(reward=dead_for_half, **settings)
+    batches = batches_of(trainer)
+    apart = []
 
     @around(trainer, "_generate_and_score_completions")
     def built(build, inputs):
@@ -122,15 +82,22 @@ def test_a_joined_batch_has_the_log_probabilities_of_its_own_padding(make_traine
                 expected, *_ = GRPOTrainer._get_per_token_logps_and_entropies(
                     trainer, which, ids, mask, real.size(1), batch_size=16
                 )
-            checked.append((batch[name] - expected)[real].abs().max().item())
+            apart.append((batch[name] - expected)[real].abs().max().item())
         return batch
 
     trainer.train()
     log = trainer.state.log_history[0]
     assert log["pods/dynamic_sampling/prompts_drawn"] > 0
-    assert len(checked) == 2
-    assert max(checked) < 1e-4
     assert log["clip_ratio/region_mean"] == 0.0
+    assert len(apart) == 2
+    assert max(apart) < 1e-4
+    (batch,), found, tokenizer = batches, trainer.rollouts, trainer.processing_class
+    prompts, completions = of_rollouts(found, found.prompts), of_rollouts(found, found.completions)
+    for row, number in enumerate(found.kept.tolist()):
+        for part, text in (("prompt", prompts[number]), ("completion", completions[number])):
+            ids = batch[f"{part}_ids"][row][batch[f"{part}_mask"][row].bool()]
+            assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
 
 
 def test_groups_that_stay_dead_by_the_named_reward_train_nothing(make_trainer):

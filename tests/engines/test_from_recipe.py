@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
 from datasets import Dataset
 from tools.pretrain import EOS, build_tokenizer
@@ -11,14 +9,12 @@ from trl.chat_template_utils import parse_response
 
 from pods_rl import rewards
 from pods_rl.errors import UserError
-from pods_rl.loading.prepare import prepare
 from pods_rl.loading.turns import TurnReader
 from pods_rl.recipe import Origin, build_recipe
 from pods_rl.rewards import REWARDS, VerifierPool
 from pods_rl.sandbox import RewardFailure
 from pods_rl.sandbox.worker import Reply
 from pods_rl.tasks import Task
-from pods_rl.training import trainer as build
 from pods_rl.training.checks import as_recipe_errors, check_engine
 from pods_rl.training.rewards import reward_functions, trl_reward
 
@@ -32,45 +28,20 @@ RECIPE = {
 
 
 @pytest.mark.parametrize(
-    ("keys", "words", "cause"),
-    [
-        ({"fsdp": "x"}, "fsdp", ValueError),
-        ({"accelerator_config": {"nope": 1}}, "nope", TypeError),
-    ],
-)
-def test_what_a_library_rejects_is_one_line_before_a_policy_loads(monkeypatch, tmp_path, keys, words, cause):
-    monkeypatch.setattr(build, "RunTrainer", None)
-    recipe = build_recipe({**RECIPE, **keys}, Origin("r.yaml"))
-    with pytest.raises(UserError) as raised:
-        build.build_trainer(recipe, prepare(recipe), tmp_path)
-    assert words in str(raised.value)
-    assert "\n" not in str(raised.value)
-    assert isinstance(raised.value.__cause__, cause)
-
-
-@pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"optim": "galore_adamw", "optim_target_modules": "all-linear"}, "optim = galore_adamw: "),
-        ({"report_to": ["comet"]}, "['comet']: "),
         ({"bf16": True, "fp16": True}, "fp16"),
-        ({"lr_scheduler_type": "nonsense"}, "nonsense"),
-        ({"logging_steps": 0}, "logging_steps"),
         ({"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycle": 2}}, "'num_cycle'"),
         ({"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": '{"power": 2}'}, "'power'"),
     ],
 )
-def test_a_rejection_is_the_recipe_s_name_and_the_library_s_sentence(keys, words):
-    if find_spec("galore_torch"):
-        pytest.skip("this machine has the package whose absence is tested")
+def test_a_rejection_is_one_line_with_the_library_s_sentence(keys, words):
     recipe = build_recipe({**RECIPE, **keys}, Origin("r.yaml"))
     with pytest.raises(UserError) as raised:
         check_engine(recipe)
     message = str(raised.value)
     assert words in message
     assert "\n" not in message
-    innocent = RECIPE.keys() - keys.keys() - {"num_generations"}
-    assert [key for key in innocent if f"{key} = " in message] == []
 
 
 @pytest.mark.parametrize("error", [TypeError("not a text"), ImportError("needs a package"), KeyError("rank")])

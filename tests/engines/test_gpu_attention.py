@@ -24,18 +24,16 @@ def train(trainer):
 
 @pytest.mark.numeric
 @pytest.mark.usefixtures("trl_draws")
-@pytest.mark.parametrize("version", ["2.9", TORCHES[-1]])
-def test_a_run_on_a_gpu_trains_on_trees(monkeypatch, make_trainer, caplog, version):
+def test_a_run_on_a_gpu_trains_on_trees(monkeypatch, make_trainer, caplog):
     """Complete steps. Under autocast the model is probed under autocast, else it would be probed with other kernels."""
-    put_gpu(monkeypatch, version)
+    put_gpu(monkeypatch, TORCHES[-1])
     settings = {"bf16": True, "num_rollouts": 8, "max_grad_norm": 0.0, "learning_rate": 0.0}
     trainer = make_trainer(**settings)
     with caplog.at_level(logging.INFO, logger=LOGGER):
         ours, logs = train(trainer)
-    kernel = "scaled_dot_product_attention over blocks" if version == "2.9" else "torch.nn.attention.varlen"
-    assert kernel in update_of(trainer).attention
+    assert "torch.nn.attention.varlen" in update_of(trainer).attention
     (message,) = [record.getMessage() for record in caplog.records if record.name == LOGGER]
-    assert kernel in message
+    assert "torch.nn.attention.varlen" in message
     theirs, rows_logs = train(make_trainer(**settings, prefix_tree=False))
     for tree, rows in zip(ours, theirs, strict=True):
         tree_gradient = torch.cat([tree[name].flatten().float() for name in sorted(rows)])

@@ -179,16 +179,12 @@ def rows_with_own_images(trainer, batch):
 
 
 KEPT = {
-    "all at once": {"num_rollouts": 4},
     "new prompts": {"num_rollouts": 3, "dynamic_sampling": True, "dynamic_sampling_rounds": 1},
     "over the batch": {"num_rollouts": 4, "selection": "batch"},
 }
 
 
-@pytest.mark.parametrize(
-    ("family", "setting"),
-    [("Qwen2_5_VL", "all at once"), ("InternVL", "new prompts"), ("Qwen2_5_VL", "over the batch")],
-)
+@pytest.mark.parametrize(("family", "setting"), [("InternVL", "new prompts"), ("Qwen2_5_VL", "over the batch")])
 def test_kept_rows_keep_their_images(tmp_path, family, setting):
     layout = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
     _, trainer = train(tmp_path, family, **layout | KEPT[setting])

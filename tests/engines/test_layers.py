@@ -10,7 +10,7 @@ from pods_rl.engines.trl.guarded.trainer import Guarded
 from pods_rl.engines.trl.selecting.trainer import Selecting
 from pods_rl.errors import UserError
 
-from .conftest import assert_equal_weights, constant, letter_reward
+from .conftest import assert_equal_weights, letter_reward
 
 EXACT = {"exact_trl": True, "max_steps": 3}
 
@@ -63,11 +63,6 @@ def test_the_cheaper_step_takes_the_configuration_of_plain_grpo(make_trainer):
     assert plain.state.log_history[0]["pods/tokens/computed"] > 0
 
 
-def test_the_cheaper_step_with_exact_trl_is_trl_s(make_trainer):
-    alone = trained(make_trainer, PrefixTreeTrainer, **EXACT)
-    assert_equal_weights(alone, trained(make_trainer, GRPOTrainer, config_class=GRPOConfig, max_steps=3))
-
-
 def test_the_cheaper_step_selects_nothing(make_trainer):
     with pytest.raises(UserError, match="num_rollouts"):
         make_trainer(PrefixTreeTrainer, num_rollouts=8)
@@ -94,10 +89,3 @@ def test_an_evaluation_calls_each_layer_once(make_trainer):
     trainer = make_trainer(reward=counting, num_rollouts=8)
     trainer.evaluate(trainer.train_dataset.select(range(2)))
     assert rewards == [8]  # 2 prompts of num_generations_eval
-
-
-def test_a_step_without_a_gradient_is_skipped_by_the_step_layer_alone(make_trainer):
-    trainer = make_trainer(PrefixTreeTrainer, reward=constant, skip_zero_advantage_steps=True)
-    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    trainer.train()
-    assert_equal_weights(trainer, before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ import torch
 
 from pods_rl import PODSTrainer
 from pods_rl.engines.trl.step.budget import Budget
-from pods_rl.engines.trl.step.micro_batches import LOSS_SHARE, REPEATED_ROWS, Counts, StepMetrics, pack_rows
+from pods_rl.engines.trl.step.micro_batches import LOSS_SHARE, REPEATED_ROWS, pack_rows
 
 from .conftest import around, constant, half_dead, update_of
 
@@ -81,19 +80,6 @@ def test_rows_without_a_gradient_share_micro_batches_without_a_pass(make_trainer
     assert sum(row["pods/rows/left_out"] for row in trainer.state.log_history if "loss" in row) == sum(map(sum, dead))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"exact_trl": True}, {"prefix_tree": False}, {"loss_type": "bnpo"}, {"entropy_coef": 0.01},
-        {"top_entropy_quantile": 0.5},
-    ],
-)  # fmt: skip
-def test_rows_stay_where_trl_put_them_if_the_loss_depends_on_it(make_trainer, settings):
-    theirs, _ = trained(make_trainer, exact_trl=True, max_steps=1)
-    ours, _ = trained(make_trainer, **settings, max_steps=1)
-    assert [[row[:3] for row in rows] for rows in ours] == [[row[:3] for row in rows] for rows in theirs]
-
-
 class OwnLoss(PODSTrainer):
     def _compute_loss(self, model, inputs):
         return super()._compute_loss(model, inputs)
@@ -104,19 +90,27 @@ class OwnInputs(PODSTrainer):
         return super()._prepare_inputs(generation_batch)
 
 
-@pytest.mark.parametrize("subclass", [OwnLoss, OwnInputs])
-def test_a_subclass_that_sees_micro_batches_gets_trl_s(make_trainer, subclass):
+@pytest.mark.slow
+def test_rows_stay_where_trl_put_them_if_the_loss_depends_on_it_or_a_subclass_sees_them(make_trainer):
     theirs, _ = trained(make_trainer, exact_trl=True, max_steps=1)
-    ours, _ = trained(make_trainer, subclass, max_steps=1)
-    assert ours == theirs
+    for subclass in (OwnLoss, OwnInputs):
+        ours, _ = trained(make_trainer, subclass, max_steps=1)
+        assert ours == theirs
+    for settings in (
+        {"prefix_tree": False},
+        {"loss_type": "bnpo"},
+        {"entropy_coef": 0.01},
+        {"top_entropy_quantile": 0.5},
+    ):
+        ours, _ = trained(make_trainer, **settings, max_steps=1)
+        assert [[row[:3] for row in rows] for rows in ours] == [[row[:3] for row in rows] for rows in theirs]
 
 
-def packed(batches, tokens=None, *, trees=True, passes=None, others=()):
-    """Pack as one process, or next to others: by call, the numbers that the others gather."""
-    calls = iter(others)
+def packed(batches, tokens=None, *, trees=True, passes=None):
+    """Pack as one process."""
 
     def gather(numbers):
-        return [numbers, *next(calls, [])]
+        return [numbers]
 
     trainer = SimpleNamespace(
         args=SimpleNamespace(max_tokens_per_microbatch=tokens),
@@ -196,24 +190,6 @@ def test_rows_are_packed_into_passes_of_a_budget(budget, how, passes):
         assert [batch[REPEATED_ROWS] for batch in batches] == [0] * len(passes)
 
 
-def test_passes_are_packed_again_with_a_smaller_budget():
-    together = packed(two_micro_batches(), 4)
-    batches = packed(together, 2)
-    assert [rows_in(batch) for batch in batches] == [rows_in(batch) for batch in packed(two_micro_batches(), 2)]
-    assert [batch[LOSS_SHARE] for batch in batches] == [1.0, 1.0]
-
-
-def test_processes_have_the_same_passes_with_the_same_number_of_rows():
-    others = [[[1]], [[2]], [[3, 1]]]  # another process: known columns, two passes, of three rows and of one
-    first, second = packed(two_micro_batches(), 4, others=others)
-    assert len(rows_in(first)) == 3
-    assert first["completion_mask"].flatten().tolist() == [1, 1, 0]
-    assert (first[LOSS_SHARE], first[REPEATED_ROWS]) == (1.5, 1)
-    assert second["completion_mask"].flatten().tolist() == [1, 1]
-    assert sorted(rows_in(first)[:2] + rows_in(second)) == [0, 1, 2, 3]
-    assert packed(two_micro_batches(), 4, others=[[[0]]]) is None  # a column that the other one does not know
-
-
 @pytest.mark.parametrize("column", [torch.zeros(3), [1, 2, 3], "a text of its own", {"rows": 2}])
 def test_rows_with_a_column_that_is_not_understood_are_not_packed(column):
     def batch(value):
@@ -225,22 +201,3 @@ def test_rows_with_a_column_that_is_not_understood_are_not_packed(column):
 
     other = f"{column}!" if isinstance(column, str) else type(column)(column)
     assert packed([batch(column), batch(other)]) is None
-
-
-def test_metrics_of_a_step_are_weighted_by_what_they_are_means_of():
-    """By hand: 10, 30 and 20 tokens, of which 10, 15 and none are computed."""
-    metrics = {"entropy": [0.5], "reward": [1.0]}
-    step = StepMetrics(by_row=False)
-    for tokens, computed, values in ((10, 10, (2.0, 0.1, 0.1)), (30, 15, (1.0, 0.3, math.nan))):
-        before = {name: len(numbers) for name, numbers in metrics.items()}
-        names = ("entropy", "clip_ratio/high_mean", "clip_ratio/high_max")
-        for name, value in zip(names, values, strict=True):
-            metrics.setdefault(name, []).append(value)
-        step.take(metrics, before, Counts(tokens, computed, rows=4))
-        assert metrics == {"entropy": [0.5], "reward": [1.0]}
-    step.skip(Counts(20, 0, rows=4))
-    metrics = {"entropy": [0.5], "clip_ratio/high_mean": [], "clip_ratio/high_max": []}
-    step.put(metrics)
-    assert metrics["entropy"] == [0.5, (10 * 2.0 + 30 * 1.0) / 25]
-    assert metrics["clip_ratio/high_mean"] == [pytest.approx((10 * 0.1 + 30 * 0.3) / 60)]
-    assert metrics["clip_ratio/high_max"] == [0.1]

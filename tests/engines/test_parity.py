@@ -78,8 +78,8 @@ CONFIGURATIONS = {
     },
     "a reference that follows": {"beta": 0.04, "sync_ref_model": True, "ref_model_sync_steps": 2, **OFTEN},
 }  # fmt: skip
-QUICK = ("defaults", "KL", "two rewards, NaN in one", "a step without signal")
-SLOW = ("grpo", "CISPO", "chats", "evaluation")
+QUICK = ("defaults", "two rewards, NaN in one", "a step without signal")
+SLOW = ("KL", "grpo", "CISPO", "chats", "evaluation")
 TIMES = {"step_time", "train_runtime", "eval_runtime"}
 
 

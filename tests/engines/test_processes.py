@@ -12,15 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pods_rl.engines.trl.batching import Shares
 from tests.numeric import FLOAT32, assert_near
 
 from .many_processes import CASES, STEPS
 
-UNMOVED = (  # cases in which each process trains complete groups
-    "several passes, two iterations, reference, over two", "dead groups over two", "dead groups, masked, over two",
-    "dead groups, shaped, over two",
-)  # fmt: skip
 every_case = pytest.mark.parametrize("case", CASES)
 pytestmark = pytest.mark.slow
 
@@ -97,23 +92,10 @@ def test_the_ledger_has_each_rollout_once(ran, case):
             assert values == expected, name
 
 
-def test_only_rows_that_another_process_trains_move(ran):
-    for case, (world, settings) in CASES.items():
-        _, many = one_and_many(ran, case)
-        if "dynamic_sampling" in settings:  # rows of all rounds move
-            assert any(
-                line["pods/dynamic_sampling/prompts_drawn"] and line["pods/rows_moved"] for line in many[0]["logs"]
-            )
-            continue
-        n, m, total = settings["num_rollouts"], settings["num_generations"], 0
-        for step in range(STEPS):
-            kept = many[0]["rounds"][step]["kept"]
-            shares = Shares(settings.get("num_prompts", len(kept) // m), n, m, world)
-            rows_each = len(kept) // world
-            moved = sum(number // shares.rollouts_each != row // rows_each for row, number in enumerate(kept))
-            assert many[0]["logs"][step].get("pods/rows_moved", 0.0) == moved
-            total += moved
-        assert (total == 0) == (case in UNMOVED)
+def test_rows_move_to_the_process_that_trains_them(ran):
+    """So that the comparisons above have such rows."""
+    moved = [line.get("pods/rows_moved", 0.0) for case in CASES for line in one_and_many(ran, case)[1][0]["logs"]]
+    assert any(moved)
 
 
 def test_faults_of_one_process_are_counted_by_all_and_its_bad_step_is_skipped_by_all(ran):

@@ -175,23 +175,17 @@ def test_a_directory_has_one_writer(make_trainer, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_new_directory_may_begin_with_a_checkpoint_of_another_run(make_trainer, tmp_path):
+def test_a_directory_may_begin_with_a_checkpoint_of_another_run_and_has_no_gap(make_trainer, tmp_path):
+    """Steps that were trained without the directory would be a gap."""
     recorded(make_trainer(**SAVING), tmp_path / "first").train()
     recorded(make_trainer(max_steps=4, **SAVING), tmp_path / "second").train(resume_from_checkpoint=True)
     assert [row["step"] for row in Run(tmp_path / "second").metrics] == [3, 4]
     assert token_of(tmp_path / "second") not in ("", None, token_of(tmp_path / "first"))
-    with pytest.raises(UserError, match="first"):
-        recorded(make_trainer(max_steps=6, **SAVING), tmp_path / "first").train(resume_from_checkpoint=True)
-
-
-@pytest.mark.slow
-def test_steps_that_were_trained_without_the_directory_leave_no_gap(make_trainer, tmp_path):
-    recorded(make_trainer(**SAVING), tmp_path / "run").train()
-    make_trainer(max_steps=4, **SAVING).train(resume_from_checkpoint=True)
-    before = contents(tmp_path / "run")
-    with pytest.raises(UserError, match="step 2"):
-        recorded(make_trainer(max_steps=6, **SAVING), tmp_path / "run").train(resume_from_checkpoint=True)
-    assert contents(tmp_path / "run") == before
+    make_trainer(max_steps=6, **SAVING).train(resume_from_checkpoint=True)
+    before = contents(tmp_path / "second")
+    with pytest.raises(UserError, match="step 4"):
+        recorded(make_trainer(max_steps=8, **SAVING), tmp_path / "second").train(resume_from_checkpoint=True)
+    assert contents(tmp_path / "second") == before
 
 
 def test_a_reward_may_change_the_working_directory(make_trainer, tmp_path, monkeypatch):
@@ -275,23 +269,18 @@ def test_settings_of_any_kind_are_written(make_trainer, tmp_path):
     assert (tmp_path / "out" / "checkpoint-2" / "trainer_state.json").is_file()
 
 
-@pytest.mark.slow
-def test_arms_that_differ_in_the_rollouts_differ_in_nothing_else(make_trainer, tmp_path):
-    """What follows from n and m, here `skip_zero_advantage_steps`, is not a setting."""
-    configs = []
-    for rollouts in (None, 8):
-        trainer = make_trainer(num_rollouts=rollouts)
-        recorded(trainer, tmp_path / str(rollouts)).train()
-        configs.append(Run(tmp_path / str(rollouts)).config)
-    assert settings_that_differ(*configs) == ["num_rollouts"]
-
-
 def test_a_setting_that_is_changed_after_the_constructor_is_written(make_trainer):
     trainer = make_trainer()
     trainer.args.skip_zero_advantage_steps = True
     trainer.args.beta = 0.25
     assert {"skip_zero_advantage_steps": True, "beta": 0.25}.items() <= settings_of(trainer).items()
     assert "generation_batch_size" not in settings_of(trainer)
+
+
+def test_what_follows_from_n_and_m_is_not_a_setting(make_trainer):
+    """Such as `skip_zero_advantage_steps`. Arms that differ in the rollouts differ in nothing else."""
+    plain, pods = (settings_of(make_trainer(num_rollouts=rollouts)) for rollouts in (None, 8))
+    assert settings_that_differ(plain, pods) == ["num_rollouts"]
 
 
 @pytest.mark.slow

@@ -7,9 +7,6 @@ fewer rows, TRL and slime get m of which the others train nothing, SkyRL and ROL
 
 from __future__ import annotations
 
-from itertools import product
-
-import pytest
 import torch
 from datasets import Dataset
 
@@ -28,34 +25,6 @@ def test_the_cases_are_as_they_are_described():
     for group, kept in enumerate(KEPT):
         assert all(usable(group, i) for i in kept), NAMES[group]
         assert len(kept) == min(M, sum(usable(group, i) for i in range(N)))
-
-
-def squares(values):
-    """The sum of squared deviations from the mean; 0 of no values."""
-    return sum((value - sum(values) / len(values)) ** 2 for value in values)
-
-
-def largest_squares(group):
-    """Of each possible number of rows of a group, the largest sum of squares: the highest and the lowest rewards."""
-    rewards = sorted(REWARDS[group][i] for i in range(N) if usable(group, i))
-    if len(set(rewards)) < 2:
-        return {0: 0.0}
-    sums = {0: 0.0}
-    for size in range(2, len(rewards) + 1):
-        splits = [rewards[: size - k] + rewards[len(rewards) - k :] for k in range(size + 1)]
-        sums[size] = max(map(squares, splits))
-    return sums
-
-
-def test_the_rows_of_a_batch_have_the_largest_sum_of_squares():
-    """Of all sizes that fill the batch."""
-    sums = [largest_squares(group) for group in range(len(KEPT))]
-    full = [sizes for sizes in product(*sums) if sum(sizes) == M * len(KEPT)]
-    best = max(sum(sums[group][size] for group, size in enumerate(sizes)) for sizes in full)
-    kept = [[REWARDS[group][i] for i in rows] for group, rows in enumerate(KEPT_OF_BATCH)]
-    assert sum(map(len, kept)) == M * len(KEPT)
-    assert sum(map(squares, kept)) == pytest.approx(best, rel=1e-12)
-    assert all(usable(group, i) for group, rows in enumerate(KEPT_OF_BATCH) for i in rows)
 
 
 def test_the_kit_and_verls_choice_over_the_batch():

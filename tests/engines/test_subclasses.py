@@ -122,59 +122,11 @@ def on_the_instance(base):
     return Patched
 
 
-def masked_in_training_step(base):
-    class Masked(base):
-        def _prepare_inputs(self, inputs):
-            batch = super()._prepare_inputs(inputs)
-            mask = batch["completion_mask"].clone()
-            mask[::2] = 0
-            return {**batch, "completion_mask": mask}
-
-    return Masked
-
-
-def kept_entropy(base):
-    """An entropy bonus from what the log-probabilities' method returned."""
-
-    class Bonus(base):
-        def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-            output = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-            self.entropies = output[1]
-            return output
-
-        def _compute_loss(self, model, inputs):
-            return super()._compute_loss(model, inputs) - 0.1 * self.entropies.mean()
-
-    return Bonus
-
-
-def chunks(base):
-    class Chunked(base):
-        def _get_per_token_logps_and_entropies(self, model, ids, mask, keep, batch_size=None, **others):
-            return super()._get_per_token_logps_and_entropies(model, ids, mask, keep, batch_size=2, **others)
-
-    return Chunked
-
-
-def losses_by_halves(base):
-    class Halves(base):
-        def _compute_loss(self, model, inputs):
-            half = len(inputs["advantages"]) // 2
-            losses = [
-                super(Halves, self)._compute_loss(model, {k: v[rows] if v.ndim else v for k, v in inputs.items()})
-                for rows in (slice(half), slice(half, None))
-            ]
-            return sum(losses) / 2
-
-    return Halves
-
-
 SUBCLASSES = [
     loss_without_super, inner_loss_without_super, auxiliary_loss, second_backward, own_training_step,
     advantages_in_prepare_inputs, advantages_after_generation, advantages_of_each_token, on_the_instance,
-    masked_in_training_step, kept_entropy, chunks, losses_by_halves,
 ]  # fmt: skip
-QUICK = (loss_without_super, auxiliary_loss, advantages_in_prepare_inputs)
+QUICK = (auxiliary_loss, advantages_in_prepare_inputs)
 every_subclass = pytest.mark.parametrize(
     "subclass", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in SUBCLASSES]
 )
@@ -281,7 +233,10 @@ def by_group(base):
 TWO = {"reward": [letter_reward, constant], "reward_weights": [1.0, 0.5]}
 
 
-@pytest.mark.parametrize(("subclass", "settings"), [(noisy, TWO), (by_group, {"reward": letter_reward})])
+@pytest.mark.parametrize(
+    ("subclass", "settings"),
+    [(noisy, TWO), pytest.param(by_group, {"reward": letter_reward}, marks=pytest.mark.slow)],
+)
 @pytest.mark.usefixtures("trl_draws")
 def test_overridden_rewards_at_n_equal_m_are_trl_s(make_trainer, subclass, settings):
     settings = settings | {"max_steps": 3, "optim": "adamw_torch"}

@@ -14,7 +14,7 @@ from pods_rl.engines.trl.compat import refuse_unsupported
 from pods_rl.errors import UserError
 from tests.numeric import FLOAT32, assert_near
 
-from .conftest import around, assert_equal_weights, constant, kept_of, letter_reward, texts_of, update_of
+from .conftest import around, assert_equal_weights, constant, kept_of, letter_reward, update_of
 
 
 def count_forward_rows(trainer):
@@ -46,27 +46,6 @@ def test_only_kept_rows_reach_a_forward_pass(make_trainer):
     rows = count_forward_rows(trainer)
     trainer.train()
     assert rows == {"policy update": 4 * 2 * 4, "reference": 2 * 16, "policy old": 2 * 16}
-
-
-@pytest.mark.parametrize("when", ["after", "before"])
-@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
-def test_the_kept_rows_have_maximal_variance_and_the_stated_advantages(make_trainer, when, baseline):
-    """The paper's by default: those of the kept rewards."""
-    scale = "group" if baseline == "mean" else "none"
-    config = {"advantages": when, "advantage_baseline": baseline, "scale_rewards": scale, "max_steps": 1}
-    trainer = make_trainer(num_rollouts=12, **config)
-    trainer.train()
-    r = trainer.rollouts
-    for rewards, kept, advantages in zip(r.rewards, kept_of(r), r.advantages.view(len(r.rewards), -1), strict=True):
-        chosen = rewards[kept]
-        best = max(torch.cat([rewards.sort().values[: 4 - k], rewards.sort().values[12 - k :]]).var() for k in range(5))
-        assert_near(chosen.var(), best, FLOAT32)
-        group = chosen if when == "after" else rewards
-        expected = (chosen - group.mean()) / (group.std() + 1e-4)
-        if baseline == "leave_one_out":
-            expected = chosen - (group.sum() - chosen) / (len(group) - 1)
-        assert_near(advantages, expected, FLOAT32)
-    assert list(texts_of(trainer)["advantages"]) == pytest.approx(r.advantages.flatten().tolist())
 
 
 async def late_letters(completions, **_):
@@ -166,7 +145,7 @@ def test_after_a_skipped_step_vllm_needs_no_weights_unless_it_has_older_ones(mak
 
 @pytest.mark.parametrize(
     ("scale", "bad"),
-    [("batch", math.nan), ("none", math.inf), ("batch", -math.inf), ("group", 1e38), ("group", None)],
+    [("batch", math.nan), ("none", math.inf), ("group", None)],
 )
 def test_bad_rewards_never_reach_the_loss(make_trainer, scale, bad):
     def reward(completions, **_):
@@ -191,18 +170,6 @@ def test_a_weight_that_makes_a_reward_infinite_is_seen(make_trainer):
     trainer.train()
     assert trainer.rollouts.rewards.isnan().sum() == 1
     assert torch.isfinite(trainer.rollouts.advantages).all()
-
-
-def test_a_group_with_too_few_scores_fills_up_with_zero_advantage(make_trainer):
-    def reward(completions, **_):
-        return [float(i) if i % 12 < 2 else None for i in range(len(completions))]
-
-    trainer = make_trainer(reward=reward, num_rollouts=12, max_steps=1)
-    trainer.train()
-    r = trainer.rollouts
-    kept = r.rewards.gather(1, kept_of(r))
-    assert (~kept.isnan()).sum(dim=1).tolist() == [2, 2]
-    assert (r.advantages[kept.isnan().flatten()] == 0).all()
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
@@ -252,6 +219,18 @@ def test_which_bad_steps_are_skipped_and_counted(make_trainer, monkeypatch, loss
     metrics = trainer._metrics["train"]
     assert (metrics["pods/bad_loss"], metrics["pods/bad_gradient"]) == tuple([count] for count in counts)
     assert len(stability.bad_steps) == skipped
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=repr)
+def test_out_of_memory_in_a_generation_names_what_lowers_it(make_trainer, error):
+    trainer = make_trainer(num_rollouts=8)
+
+    @around(trainer, "_generate_single_turn")
+    def run_out(generate, *_):
+        raise error
+
+    with pytest.raises(UserError, match="rollout_batch_size"):
+        trainer.train()
 
 
 def test_fewer_prompts_than_a_step_needs_are_refused_with_both_numbers(make_trainer, dataset):

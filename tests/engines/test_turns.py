@@ -17,6 +17,7 @@ from pods_rl.engines.trl.guarded.checkpoints import read_state, write_state
 from pods_rl.engines.trl.guarded.run_directory import gather_columns
 from pods_rl.engines.trl.selecting.record import Rollouts
 from pods_rl.engines.trl.transcript import as_text
+from pods_rl.errors import UserError
 from pods_rl.runs import RunWriter
 
 
@@ -132,6 +133,21 @@ def test_a_checkpoint_restores_turns_and_holds_no_image(tmp_path):
     assert content == [{"type": "image", "image": None}, {"type": "text", "text": "3 x 4?"}]
     assert as_text(restored.prompts[0]) == as_text(made.prompts[0]) == "user: [image]\n3 x 4?"
     assert "image" in made.prompts[0][0]["content"][0]
+
+
+@pytest.mark.parametrize(("made_by", "now"), [(1, 2), (4, 2)])
+def test_another_number_of_processes_is_refused_on_each_of_them(tmp_path, made_by, now):
+    assert read_state(tmp_path, 0, now) == {}  # a checkpoint of TRL's trainer
+    for process in range(made_by):
+        write_state(tmp_path, process, {"processes": made_by})
+    for process in range(now):
+        with pytest.raises(UserError, match=rf"\b{now} process"):
+            read_state(tmp_path, process, now)
+    assert read_state(tmp_path, made_by - 1, made_by) == {"processes": made_by}
+    if made_by > 1:  # another node's folder
+        (tmp_path / "pods_state_0.json").unlink()
+        with pytest.raises(UserError, match=r"pods_state_0\.json"):
+            read_state(tmp_path, 0, made_by)
 
 
 def test_a_ledger_is_written_and_read_back(tmp_path, monkeypatch):

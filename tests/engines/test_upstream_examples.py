@@ -46,12 +46,6 @@ def upstream(monkeypatch):
     return load
 
 
-def random_groups() -> list[list[float]]:
-    """The rewards of 100 groups of n rollouts, many of them equal."""
-    generator = torch.Generator().manual_seed(0)
-    return (torch.randint(0, 5, (100, N), generator=generator) / 4).tolist()
-
-
 def expected_advantages(rewards: list[float]) -> list[float]:
     """The rewards less their mean, as our reference has them."""
     all_kept = Selection(torch.arange(len(rewards))[None])
@@ -208,9 +202,7 @@ def test_prime_rl_trains_the_marked_attempts_with_advantages_over_them(verifiers
     base = upstream("prime_rl.orchestrator.algo.base")
     grpo = upstream("prime_rl.orchestrator.algo.grpo")
     config = upstream("prime_rl.configs.algorithm").GRPOAlgoConfig()
-    groups = [(rewards, (3,) * N) for rewards in random_groups()]
-    groups += zip(same_rows.REWARDS, same_rows.TOKENS, strict=True)
-    for rewards, tokens in groups:
+    for rewards, tokens in zip(same_rows.REWARDS, same_rows.TOKENS, strict=True):
         episode = finalized(verifiers, verifiers_episode(verifiers.vf, rewards, tokens))
         trained = [trace for _, trace in base.iter_trainable_traces([episode])]
         if not any(tokens):

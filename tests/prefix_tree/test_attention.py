@@ -1,24 +1,17 @@
-"""Attention that is not plain, over trees: by a dense mask in float64, and models by their own rows."""
+"""Attention that is not plain, over trees: by a dense mask in float64. Models: tests/engines/test_families.py."""
 
 from __future__ import annotations
-
-import copy
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-from trl.trainer.utils import add_fused_lm_head
 
 from pods_rl.prefix_tree import attention, blocks
 from pods_rl.prefix_tree.attention import TreeAttention
-from pods_rl.prefix_tree.packing import TreePass, probe_trees
 from pods_rl.prefix_tree.tree import prefix_tree
-from tests.numeric import FLOAT32, FLOAT64, assert_near
+from tests.numeric import FLOAT64, assert_near
 
 from .gpu import put_gpu
-from .newer import needs_newer_transformers
-from .test_packing import SMALL, batch
 
 BFLOAT16 = 0.02  # about three roundings of bfloat16, whose steps are 2**-8
 HEADS = 4
@@ -147,7 +140,7 @@ def test_what_long_rows_share_is_computed_apart_from_them(monkeypatch):
         assert blocks.lay_out(tree.branches, len(tree.tokens), torch.device("cpu"), spans=True).spans
 
 
-@pytest.mark.parametrize(("sinks", "softcap"), [(True, 0.0), (False, 1.5)])
+@pytest.mark.parametrize(("sinks", "softcap"), [(False, 0.0), (True, 0.0), (False, 1.5)])
 def test_dropout_drops_weights_and_keeps_their_mean(sinks, softcap):
     tree = random_tree(1)
     states = states_of(tree, 2, 8)
@@ -179,62 +172,3 @@ def test_values_and_gradients_by_the_call_of_a_gpu(monkeypatch, version, sharing
     attend(*states[:3], 0.7, rule.get("window", 0), sinks=states[3] if "sinks" in rule else None)
     by_call = version != "2.9" and not (version == "2.10" and "window" in rule)
     assert all((kernel.why_blocks is None) == by_call for kernel in attend.kernels.values())
-
-
-# -- models --------------------------------------------------------------------------------------------------------
-
-EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-LAYERS = {"num_hidden_layers": 4}
-# Name: architecture, configuration. Others are trained in tests/engines/test_families.py.
-MODELS = {
-    "gpt-oss, sinks": ("gpt_oss", EXPERTS | LAYERS | {"head_dim": 8, "sliding_window": 4}),
-    "Gemma 2, softcap": ("gemma2", {"head_dim": 8, "sliding_window": 4, "attn_logit_softcapping": 0.5}),
-    "DiffLlama": ("diffllama", {}),
-}  # fmt: skip
-
-
-def build(name):
-    architecture, given = MODELS[name]
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(architecture, **SMALL | {"max_position_embeddings": 64} | given)
-    model = AutoModelForCausalLM.from_config(config).train()
-    with torch.no_grad():
-        for parameter in model.parameters():  # so that scores, and with them every rule, matter
-            if parameter.ndim > 1:
-                parameter.copy_(torch.randn(parameter.shape) * 0.3)
-            elif "sinks" in architecture or parameter.shape == (4,):
-                parameter.normal_()
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    return model
-
-
-@needs_newer_transformers
-@pytest.mark.numeric
-@pytest.mark.parametrize("name", MODELS)
-def test_a_tree_has_the_scores_and_gradients_of_its_rows(monkeypatch, name):
-    monkeypatch.setattr(blocks, "LONG", 4)
-    monkeypatch.setattr(blocks, "SHARED", 2)
-    model = build(name)  # in float64 transformers' eager attention returns NaN for padding
-    probe = probe_trees(model, model)
-    assert probe.why_rows is None
-    ids, mask, labels, keep = batch([9, 9, 9, 5, 5, 2], [7, 3, 11, 7, 7, 4])
-    ids[1, :12], labels[1, :12] = ids[0, :12], labels[0, :12]
-    factors = torch.randn(6, keep, generator=torch.Generator().manual_seed(2))
-
-    def gradients(call):
-        scores = call(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -keep:]
-        found = torch.autograd.grad((scores * factors).sum(), list(model.parameters()), allow_unused=True)
-        return {"scores": scores.detach()} | {f"gradient {i}": x for i, x in enumerate(found) if x is not None}
-
-    expected = gradients(model)
-    assert_near(gradients(TreePass(model, keep, tree=True)), expected, 10 * FLOAT32)
-
-
-@needs_newer_transformers
-@pytest.mark.parametrize("name", ["gpt-oss, sinks", "Gemma 2, softcap"])
-def test_a_model_without_a_tree_computes_what_it_did(name):
-    ids, mask, *_ = batch([4, 2], [3, 3])
-    model = build(name).eval()
-    untouched = copy.deepcopy(model)(input_ids=ids, attention_mask=mask).logits
-    assert probe_trees(model, model).why_rows is None
-    assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, untouched)

@@ -26,27 +26,6 @@ ARGUMENTS["2.9"] = frozenset()
 
 
 @pytest.mark.parametrize(
-    ("version", "window", "by_variable_length", "repeats_heads"),
-    [
-        ("2.9", False, False, True),
-        ("2.9", True, False, True),
-        ("2.10", False, True, True),
-        ("2.10", True, False, True),
-        ("2.11", False, True, True),
-        ("2.11", True, True, True),
-        ("2.13", False, True, False),
-        ("2.13", True, True, False),
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_each_version_of_torch_computes_what_its_call_can(dtype, version, window, by_variable_length, repeats_heads):
-    kernel = choose_kernel(ARGUMENTS[version], "cuda", dtype, (8, 0), 64, 64, Special(window=window))
-    assert (kernel.why_blocks is None) == by_variable_length
-    assert kernel.repeats_heads == repeats_heads
-    assert ("varlen" in str(kernel).split("(")[0]) == by_variable_length
-
-
-@pytest.mark.parametrize(
     ("changed", "word"),
     [
         ({"device": "cpu"}, "CPU"),

@@ -12,13 +12,11 @@ from pods_rl.prefix_tree import decoding as generating
 from pods_rl.prefix_tree.decoding import RowDraws, complete_prompts
 from pods_rl.prefix_tree.plain_decoder import CacheMemory, PlainDecoder, plain_decoder, take_over
 
+from . import test_decoding
 from .newer import needs_newer_transformers
 
 pytestmark = pytest.mark.numeric
-SIZES = {
-    "vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.4, "pad_token_id": 0,
-}  # fmt: skip
+SIZES = test_decoding.SIZES | {"num_hidden_layers": 4}
 WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"] * 2}
 FAMILIES = {
     "llama": {},
@@ -41,10 +39,17 @@ FAMILIES = {
     },
 }  # fmt: skip
 NEWER = {"gemma", "gemma2", "qwen3_5_text"}  # older transformers arranges these differently
+QUICK = {"llama", "mistral", "qwen3", "granite", "gemma2", "olmo2", "smollm3", "qwen3_5_text"}
 
 
 def shapes(names):
-    return [pytest.param(name, marks=needs_newer_transformers if name in NEWER else ()) for name in names]
+    params = []
+    for name in names:
+        marks = [needs_newer_transformers] if name in NEWER else []
+        if name not in QUICK:
+            marks.append(pytest.mark.slow)
+        params.append(pytest.param(name, marks=marks))
+    return params
 
 
 OTHERS = {

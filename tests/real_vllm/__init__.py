@@ -5,4 +5,3 @@ from pathlib import Path
 import pods_rl
 
 TINY = Path(pods_rl.__file__).parent / "policies" / "tiny"  # the shipped policy
-BROKEN_AFTER = 4  # steps of two cases before their weights no longer travel

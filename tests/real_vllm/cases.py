@@ -33,7 +33,7 @@ from tests import DEADLINE
 from tests.engines.conftest import letter_reward
 from tests.engines.many_processes import fork_all
 
-from . import BROKEN_AFTER, TINY
+from . import TINY
 
 # The shipped policy, moved far in each step.
 RECIPE = {
@@ -123,22 +123,10 @@ def partial_method(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, *args, **kwargs: function(self, *args, **kwargs)
 
 
-def broken(watched: Watched) -> None:
-    """Train; from step `BROKEN_AFTER` on, the weights do not reach vLLM."""
-    generation, sync = watched.trainer.vllm_generation, watched.trainer.vllm_generation.sync_weights
-
-    def send() -> None:
-        if len(watched.steps) < BROKEN_AFTER:
-            sync()
-
-    generation.sync_weights = send
-    watched.trainer.train()
-
-
 def colocate(folder: Path) -> dict[str, Any]:
     """With a checkpoint after the second step."""
-    watched = Watched(folder, max_steps=BROKEN_AFTER + 3, rollout_batch_size=24, save_strategy="steps", save_steps=2)
-    broken(watched)
+    watched = Watched(folder, rollout_batch_size=24, save_strategy="steps", save_steps=2)
+    watched.trainer.train()
     return watched.report() | {"at_once": watched.at_once}
 
 
@@ -151,10 +139,8 @@ def resumed(folder: Path) -> dict[str, Any]:
 
 def lora(folder: Path) -> dict[str, Any]:
     """Without the adapter's dropout, which is in the trainer's log-probabilities and not in vLLM's."""
-    watched = Watched(
-        folder, max_steps=BROKEN_AFTER + 2, use_peft=True, lora_r=8, lora_alpha=32, lora_dropout=0.0, learning_rate=4e-2
-    )
-    broken(watched)
+    watched = Watched(folder, use_peft=True, lora_r=8, lora_alpha=32, lora_dropout=0.0, learning_rate=4e-2)
+    watched.trainer.train()
     return watched.report()
 
 

@@ -125,17 +125,6 @@ def _return_late_in_a_daemon() -> float | None:
     return WRONG
 
 
-def _print_scores() -> None:
-    os.write(1, b"0.875\n[1, 0.875]\n")
-    print("0.875")
-
-
-def _write_everywhere() -> None:
-    for descriptor in range(3, 64):
-        with suppress(OSError):
-            os.write(descriptor, b"0.875\n[1, 0.875]\n")
-
-
 def _write_half_a_line_everywhere() -> None:
     for descriptor in range(3, 64):
         with suppress(OSError):
@@ -169,8 +158,6 @@ MEDDLERS: dict[str, tuple[Callable[[], float | None], bool]] = {
     "fork and return": (_fork_and_return, True),
     "leave it to a copy": (_leave_it_to_a_copy, False),
     "return late in a daemon": (_return_late_in_a_daemon, True),
-    "print scores": (_print_scores, True),
-    "write everywhere": (_write_everywhere, False),
     "write half a line everywhere": (_write_half_a_line_everywhere, False),
     "close everything": (_close_everything, False),
     "become another program": (_become_another_program, False),

@@ -123,7 +123,6 @@ def kill_while_saving(place: Path, reference: Reference, points: list[int]) -> N
         assert not (run / "checkpoints/.saving").exists()
 
 
-@pytest.mark.slow
 def test_a_run_that_was_killed_while_it_saved_goes_on_exactly(place, reference):
     kill_while_saving(place, reference, [POINTS // 2])
 
@@ -179,7 +178,6 @@ def starve(place: Path, disk: Path, reference: Reference, room: int, name: str) 
     assert differences(reference.outcome, outcome(run)) == []
 
 
-@pytest.mark.slow
 def test_a_full_disk_costs_nothing_that_was_saved(place, small_disk, reference):
     starve(place, small_disk, reference, 6 << 20, "starved")
 

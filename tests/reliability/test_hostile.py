@@ -8,56 +8,45 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from pods_rl import cli
+from pods_rl.engines import PHASES
 from pods_rl.errors import UserError
 from pods_rl.report import build_report
 from pods_rl.rewards import REWARDS
+from pods_rl.runs import RunWriter
 from pods_rl.training.display import RunDisplay
 
-from .audit import run_audited
-from .payloads import CANARY, fuzzed, scripts
-from .synthetic import write_run
-
-GRADING = Path(__file__).parent / "grading.py"
+from .payloads import CODE, fuzzed, scripts
 
 # ----------------------------------------------------------------------------- code, in every grader
 
-# sympy makes Python of digits, and writes itself functions for polynomials; a data class or a tuple does too.
-# `ast.parse` makes a tree and runs nothing.
-OWN_CODE = ("/ast.py:", "/sympy/polys/", "/dataclasses.py:", "/collections/__init__.py:", "/typing.py:")
-OWN_TEXT = re.compile(
-    r"from sympy import \*|(Integer|Float) \('?[0-9.eE+-]+'? ?\)|<string> <module> \('(sympy|Integer|Float)',\)"
-)
+FORMS = ("{}", "<think>x</think><answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "<answer>\\boxed{{{}}}</answer>")
+GOLDS = ("18", "x^2+1", r"\{1, 2\}", "B", "2H2 + O2 = 2H2O", "6*(5-1)", "1 2 3")
 
 
-def executed(events: Sequence[dict]) -> list[str]:
-    """What was done after everything was loaded that no grader has to do."""
-    start = next(place for place, event in enumerate(events) if event["kind"] == "mark")
-    done = []
-    for event in events[start + 1 :]:
-        own = event["kind"] in ("exec", "compile") and (
-            any(part in event["where"] for part in OWN_CODE)
-            or ("/sympy/parsing/sympy_parser.py:" in event["where"] and OWN_TEXT.fullmatch(event["what"][0]))
-        )
-        if not own or CANARY in str(event["what"]):
-            done.append(f"{event['event']} {event['what']} at {event['where']}")
-    return done
+def pairs_of(payload: str) -> list[tuple[str, str]]:
+    """A payload as the completion, as its final answer in each form that an answer has, and as the gold answer."""
+    answers = [(form.format(payload), gold) for form in FORMS for gold in GOLDS]
+    gold_answers = [(f"<answer>{answer}</answer>", payload) for answer in GOLDS]
+    return [*answers, *gold_answers, (f"<answer>{payload} </answer>", payload)]
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.reliability)])
-def test_no_code_runs_in_a_grader(every: int, tmp_path: Path) -> None:
-    folder = tmp_path / "work"
-    found = run_audited([GRADING, every], folder)
-    assert found.code == 0, found.output
-    assert json.loads(found.output.splitlines()[-1]) == list(REWARDS)
-    assert executed(found.events) == []
-    assert not list(folder.iterdir())  # a canary
+def test_no_code_runs_in_a_grader(every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload that ran would make a file. What a process of the verifier may do is in the next test."""
+    monkeypatch.chdir(tmp_path)
+    pairs = [pair for payload in CODE[::every] for pair in pairs_of(payload)]
+    texts = [text for text, _ in pairs]
+    golds = [gold for _, gold in pairs]
+    for reward in REWARDS.values():
+        if reward.reads == "text":
+            reward.batch(texts, golds)
+    assert list(tmp_path.iterdir()) == []
 
 
 BARRED = """
@@ -99,13 +88,46 @@ def name_of(payload: str, place: int) -> str:
     return f"{place} {payload}".replace("/", "∕").replace("\x00", "")[:200].encode()[:240].decode(errors="ignore")
 
 
+def write_run(path: Path, seed: int, payload: str) -> None:
+    """A run of 6 steps, 3 evaluations and 2 ledger files, whose texts are all a payload."""
+    places = range(8)  # of a prompt's rollouts
+    rewards = [place / 8 for place in places]
+    with RunWriter(path) as writer:
+        writer.write_config(f"seed: {seed}\nnum_generations: 8\nnum_rollouts: 8\n")
+        writer.write_environment({"device": payload, "versions": {payload: payload}})
+        for step in range(1, 7):
+            row = {"step": step, "seconds": float(step), "elapsed": step * 1.1, "loss": 0.1, "reward": 0.5}
+            writer.append_metrics(row | {f"pods/seconds/{phase}": 0.2 for phase in PHASES})
+            if step not in (1, 6):
+                continue
+            texts = {
+                "prompt": [payload] * 8,
+                "completion": [f"{payload} {place}" for place in places],
+                "answer": [payload] * 8,
+            }
+            numbers = {
+                "step": [step] * 8,
+                "group": [0] * 8,
+                "rollout": list(places),
+                "reward": rewards,
+                f"reward/{payload}": rewards,
+                "selected": [True] * 8,
+                "advantage": [reward - 0.5 for reward in rewards],
+                "completion_tokens": [20] * 8,
+            }
+            writer.write_rollouts(step, texts | numbers)
+        for step in (0, 3, 6):
+            row = {"step": step, "due": float(step), "seconds": step + 0.1, "elapsed": step + 0.2}
+            writer.append_eval(row | {"accuracy": 0.3 + 0.05 * step + 0.01 * seed})
+        writer.write_status("finished", reason=payload, step=6, seconds=6.0, elapsed=7.0)
+
+
 def test_nothing_of_a_run_is_live_in_the_markdown_of_its_report(tmp_path: Path) -> None:
     """Each payload is a prompt, completion, answer, arm, run, reward, state, reason and device."""
     root = tmp_path / "<img src=x onerror=alert(1)> $\\frac{$"
     for place, payload in enumerate(scripts("https://example.invalid")):
         path = root / name_of(payload, place) / f"seed-{place} {name_of(payload, place)[:60]}"
-        texts = dict.fromkeys(("prompt", "completion", "answer", "reward", "text"), payload)
-        write_run(path, seed=place, arm=name_of(payload, place), **texts)
+        write_run(path, place, payload)
         path.joinpath("status.json").write_text(json.dumps({"state": payload, "reason": payload, "step": payload}))
     report = build_report([root], tmp_path / "out", baseline="none")
     markdown = (report.folder / "report.md").read_text(encoding="utf-8")
@@ -127,24 +149,16 @@ def harmful(printed: str) -> list[str]:
     return [left[max(0, found.start() - 20) : found.end() + 20] for found in HARMFUL.finditer(left)]
 
 
-def terminal() -> Console:
-    return Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=200, soft_wrap=True)
-
-
-def printed_by(console: Console) -> str:
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
 def by_progress(texts: Sequence[str]) -> str:
-    out = terminal()
+    printed = io.StringIO()
+    out = Console(file=printed, force_terminal=True, color_system="truecolor", width=200, soft_wrap=True)
     row = {"step": 1, "seconds": 1.0, "reward": 0.5, "accuracy": 0.5, "format_accuracy": 1.0}
     for text in texts:
         with RunDisplay(text, out=out) as progress:
             progress.say(text)
             progress.step(row)
             progress.evaluation(row)
-    return printed_by(out)
+    return printed.getvalue()
 
 
 def by_errors(texts: Sequence[str]) -> str:
@@ -164,46 +178,9 @@ def by_errors(texts: Sequence[str]) -> str:
     return said.getvalue()
 
 
-def by_words(texts: Sequence[str]) -> str:
-    """What `pods` says to words of a command line that it cannot use."""
-    said = io.StringIO()
-    commands = (
-        lambda text: [text],
-        lambda text: ["report", text],
-        lambda text: ["train", "--config", text],
-        lambda text: ["train", f"--{text}", text],
-        lambda text: ["train", "--recipe", text],
-        lambda text: ["train", "--num_processes", text],
-        lambda text: ["train", "--recipe", "tiny-pods", "--rule", text],
-        lambda text: ["train", "--recipe", "tiny-pods", "--model_name_or_path", text, "--dry-run"],
-        lambda text: ["train", "--explain", text],
-        lambda text: ["recipes", text],
-        lambda text: ["compare", "--config", text],
-        lambda text: ["select", text],
-        lambda text: ["eval", "--run", text],
-        lambda text: ["tasks", text],
-        lambda text: ["doctor", "--config", text],
-    )
-    for place, text in enumerate(texts):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["pods", *commands[place % len(commands)](text.replace("\x00", ""))])
-            patch.setattr(sys, "stderr", said)
-            patch.setattr(sys, "stdout", said)
-            with suppress(SystemExit):
-                cli.main()
-    assert "Traceback" not in said.getvalue()
-    return said.getvalue()
-
-
-SINKS: tuple[Callable[[Sequence[str]], str], ...] = (by_progress, by_errors, by_words)
-
-
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.reliability)])
-@pytest.mark.parametrize("sink", SINKS)
-def test_no_escape_reaches_a_terminal(
-    sink: Callable[[Sequence[str]], str], count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("sink", [by_progress, by_errors])
+def test_no_escape_reaches_a_terminal(sink: Callable[[Sequence[str]], str], count: int) -> None:
     printed = sink(fuzzed(count))
     assert harmful(printed) == []
     assert len(printed) > count

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import TrainerCallback
 
 from pods_rl.engines.trl import PODSTrainer, UnstableTrainingError
-from pods_rl.recipe import Origin
-from pods_rl.recipe.recipe import build_recipe
-from pods_rl.runs import Run
-from pods_rl.training.run import train
 
 VALUES = {"nan": math.nan, "inf": math.inf}
 
@@ -120,41 +114,3 @@ def test_a_ruined_policy_says_so_where_it_cannot_generate(make_trainer):
     trainer = make_trainer(num_rollouts=8, max_steps=3, learning_rate=1e30, max_grad_norm=0.0)
     with pytest.raises(UnstableTrainingError, match=r"step 1 .*learning_rate"):
         trainer.train()
-
-
-def test_a_run_that_is_given_up_is_a_failed_one(tmp_path):
-    """`pods train`'s own path; from the second update on the log-probabilities are NaN."""
-    updates = []
-
-    def spoil(module, args, output):
-        if getattr(output, "log_probs", None) is not None and torch.is_grad_enabled():
-            updates.append(1)
-            output.log_probs = output.log_probs * (1.0 if len(updates) == 1 else math.nan)
-
-    recipe = build_recipe(
-        {
-            "task": "arithmetic", "max_steps": 8, "num_generations": 4, "num_rollouts": 8, "eval_prompts": 0,
-            "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "max_completion_length": 8,
-            "task_train_size": 16, "task_test_size": 4, "task_rewards": {f"{__name__}:by_letters": 1.0},
-            "reward_seconds": None, "prefix_tree": False,  # whose probe would be two more passes with a gradient
-        },
-        Origin("a test"),
-    )  # fmt: skip
-    handle = torch.nn.modules.module.register_module_forward_hook(spoil)
-    try:
-        with pytest.raises(UnstableTrainingError):
-            train(recipe, tmp_path / "run", progress=False)
-    finally:
-        handle.remove()
-    run = Run.open(tmp_path / "run")
-    assert run.state == "failed"
-    assert "(2, 3, 4; " in run.status["reason"]
-    lines = [json.loads(line) for line in Path(run.path, "metrics.jsonl").read_text().splitlines()]
-    assert [line["loss"] is None for line in lines] == [False, True, True, True]
-    assert [line.get("pods/bad_loss", 0.0) for line in lines] == [0.0, 1.0, 1.0, 1.0]
-    assert [path.name for path in run.checkpoints()] == ["checkpoint-4"]
-
-
-def by_letters(text: str, gold: str) -> float:
-    """A reward with many values."""
-    return sum(map(ord, text)) % 17 / 16

@@ -26,7 +26,6 @@ def compare(expected: Run, found: Run) -> list[str]:
     return differences(outcome(expected.path), outcome(found.path))
 
 
-@pytest.mark.slow
 def test_steps_since_the_last_checkpoint_are_made_again(tmp_path):
     """The sample of all. The checkpoint has half of a generation and of a log line; the next generation is killed."""
     prepare(tmp_path, "steps_per_generation 4", save_steps=5, max_steps=9)
@@ -44,7 +43,6 @@ def test_steps_since_the_last_checkpoint_are_made_again(tmp_path):
     assert compare(whole, train(tmp_path, *RESUMED, "over")) == []
 
 
-@pytest.mark.slow
 def test_what_could_not_go_on_exactly_is_refused_and_loses_nothing(tmp_path):
     prepare(tmp_path, "plain", max_steps=2, save_steps=1, eval_prompts=0)
     before = train(tmp_path, *FRESH, "run")

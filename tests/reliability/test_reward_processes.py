@@ -13,8 +13,7 @@ from datasets import Dataset
 
 from pods_rl.engines.trl import killable
 from pods_rl.errors import UserError
-from pods_rl.rewards import accuracy_batch, get_reward, user_pool
-from pods_rl.training.rewards import trl_reward
+from pods_rl.rewards import accuracy_batch
 
 from .. import DEADLINE, until, with_time
 from ..engines.conftest import letter_reward, texts_of
@@ -24,33 +23,8 @@ from .test_reward_functions import numbered, raise_for
 
 __all__ = ["numbered"]
 
-SECONDS = 5.0
-
 MARK = f"left-behind-by-{os.getpid()}"
-
-
 needs_proc = pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="watches processes through /proc")
-
-
-def call(function, rows=64):
-    return function(**columns_of([str(i) for i in range(rows)], MARK))
-
-
-def in_a_recipe(name: str, seconds: float):
-    return trl_reward(get_reward(f"tests.reliability.own_rewards:{name}"), limit=64, seconds=seconds)
-
-
-def hung(function) -> float:
-    """Seconds in which 64 rows are scored of which one hangs; everything else must be right, and nothing left."""
-    began = time.monotonic()
-    scores = call(function)
-    spent = time.monotonic() - began
-    good = [i % 5 / 4 for i in range(64)]
-    assert scores[17].late
-    assert [x for i, x in enumerate(scores) if i != 17] == [x for i, x in enumerate(good) if i != 17]
-    assert gone(MARK)  # what was killed takes a moment to go
-    assert spent < DEADLINE
-    return spent
 
 
 def row_wise(name):
@@ -65,19 +39,18 @@ def row_wise(name):
 
 @needs_proc
 def test_one_that_hangs_in_a_child_costs_its_row():
+    """The scores of 63 other rows are right, and nothing of the hung one is left."""
     before = set(multiprocessing.active_children())
-    with_time(lambda seconds: hung(killable(row_wise("hangs"), seconds)), 2.0)
+    good = [i % 5 / 4 for i in range(64)]
+
+    def check(seconds: float) -> None:
+        scores = killable(row_wise("hangs"), seconds)(**columns_of([str(i) for i in range(64)], MARK))
+        assert scores[17].late
+        assert [x for i, x in enumerate(scores) if i != 17] == [x for i, x in enumerate(good) if i != 17]
+        assert gone(MARK)  # what was killed takes a moment to go
+
+    with_time(check, 2.0)
     assert set(multiprocessing.active_children()) == before
-
-
-@needs_proc
-@pytest.mark.reliability
-def test_a_hang_of_five_seconds_holds_a_step_up_for_ten_at_most():
-    call(in_a_recipe("hangs", SECONDS), rows=8)  # the processes are there
-    recipe = hung(in_a_recipe("hangs", SECONDS))
-    user_pool("tests.reliability.own_rewards:hangs").close()
-    child = hung(killable(row_wise("hangs"), SECONDS))
-    assert max(recipe, child) < 2 * SECONDS
 
 
 def test_a_function_in_a_child_may_ask_a_verifier():

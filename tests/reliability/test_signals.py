@@ -123,7 +123,6 @@ def stop_and_go_on(place: Path, moment: Moment, reference: dict[str, object]) ->
     assert differences(reference, outcome(place / "run")) == [], moment
 
 
-@pytest.mark.slow
 def test_a_stop_in_an_update_and_one_in_an_evaluation(tmp_path, reference):
     for moment in (
         Moment("update", 2, 0.01, signal.SIGUSR1),
@@ -159,7 +158,6 @@ def ones(text, gold):
 """
 
 
-@pytest.mark.slow
 def test_signals_while_the_end_is_written_leave_a_finished_run(tmp_path):
     (tmp_path / "mine.py").write_text(RACE)
     write_recipe(tmp_path, task_rewards={"mine:ones": 1.0}, reward_seconds=None)
@@ -190,7 +188,6 @@ class Display:
                 os.close(number)
 
 
-@pytest.mark.slow
 def test_a_run_outlives_the_reader_of_its_display(tmp_path):
     outlive(tmp_path, "reader", ("stdout", "stderr"), rewards=(None,))
 

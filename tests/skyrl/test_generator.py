@@ -193,18 +193,6 @@ def test_a_drawing_rule_depends_on_seed_step_and_prompt_and_not_on_the_batch(mak
     assert first[:M] != first[M:]
 
 
-def test_evaluation_is_passed_on_unchanged(make_config, rewards):
-    config = make_config()
-    inner = Scripted(of_table(rewards))
-    generator = PODSGenerator(inner, config, num_rollouts=N)
-    for samples in (1, 3, N):
-        generator_input, _ = batch(5, m=samples, phase="eval")
-        output = asyncio.run(generator.generate(generator_input))
-        assert inner.batches[-1] is generator_input
-        assert len(output["response_ids"]) == 5 * samples
-        assert not any(name.startswith("pods/") for name in output["rollout_metrics"])
-
-
 def test_a_batch_that_does_not_say_what_it_is_for_is_refused(make_config, rewards):
     generator = PODSGenerator(Scripted(of_table(rewards)), make_config(), num_rollouts=N)
     unknown = {**batch(2)[0], "batch_metadata": None}
@@ -239,33 +227,14 @@ def test_a_generator_that_loses_trajectories_is_refused(make_config, rewards):
 
 
 @pytest.mark.parametrize("per_token", [False, True])
-def test_unusable_rewards_are_not_trained(make_config, make_trainer, per_token):
-    """Group 0 has 4 usable of 6. Group 1 has 3, too few for SkyRL's m rows: none of its tokens is trained."""
-    table = [
-        [math.nan, 0.0, 1.0, math.inf, 0.5, 0.25],
-        [math.nan, 0.0, 1.0, 1e20, 0.5, math.nan],
-    ]
-    config = make_config()
-    inner = Scripted(lambda uid, number: table[int(uid)][number], per_token=per_token)
-    trainer = make_trainer(config, PODSGenerator(inner, config, num_rollouts=6))
-    output, data = train_step(trainer, *batch(2))
-    assert [ids[0] - 20 for ids in output["response_ids"][:M]] == [1, 2, 4, 5]
-    kept = torch.tensor([[0.0, 1.0, 0.5, 0.25]], dtype=torch.float64)
-    expected = advantages(kept, select(kept, M), epsilon=1e-6)[0]
-    torch.testing.assert_close(of_rows(data)[:M].double(), expected, atol=2e-6, rtol=2e-6)
-    assert of_rows(data)[M:].tolist() == [0.0] * M
-    assert data["loss_mask"][M:].sum() == 0
-    assert trainer.all_metrics["pods/unusable_rewards"] == 5
-    assert trainer.all_metrics["pods/skipped_groups"] == 1
-
-
-def test_the_rows_of_every_engine_are_kept(make_config, make_trainer):
+def test_the_rows_of_every_engine_are_kept(make_config, make_trainer, per_token):
     """As `tests/engines/test_same_rows.py` has them for the others; of a group with fewer than m nothing is trained."""
     count = len(same_rows.KEPT)
     config = make_config(f"trainer.train_batch_size={count}")
     rewards = [[math.nan if reward is None else reward for reward in group] for group in same_rows.REWARDS]
     inner = Scripted(
         lambda uid, number: rewards[int(uid)][number],
+        per_token=per_token,
         is_masked=lambda uid, number: same_rows.TOKENS[int(uid)][number] == 0,
     )
     trainer = make_trainer(config, PODSGenerator(inner, config, num_rollouts=same_rows.N))
@@ -276,7 +245,10 @@ def test_the_rows_of_every_engine_are_kept(make_config, make_trainer):
         assert trained[rows].tolist() == [len(kept) == M] * M, same_rows.NAMES[group]
         if len(kept) == M:
             assert [ids[0] - 20 for ids in output["response_ids"][rows]] == kept
+    assert (of_rows(data).view(count, M)[~trained.view(count, M)] == 0).all()
     assert trainer.all_metrics["pods/skipped_groups"] == 3
+    places = [(group, i) for group in range(count) for i in range(same_rows.N)]
+    assert trainer.all_metrics["pods/unusable_rewards"] == sum(not same_rows.usable(*place) for place in places)
 
 
 def test_a_group_of_equal_rewards_has_almost_no_advantage_and_none_with_skyrls_filter(make_config, make_trainer):

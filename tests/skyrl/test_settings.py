@@ -111,14 +111,6 @@ def test_skyrls_own_entry_point_leads_to_ours(monkeypatch):
             main_base.main()
 
 
-def test_the_entry_point_wraps_skyrls_generator(make_config, tokenizer):
-    config = make_config("pods.num_rollouts=8", "pods.seed=2")
-    experiment = entry.PODSExp.__new__(entry.PODSExp)  # its constructor starts Ray's placement groups
-    generator = experiment.get_generator(config, tokenizer, None)
-    assert generator.pods.seed == 2
-    assert type(generator._generator).__name__ == "SkyRLGymGenerator"
-
-
 def test_skyrls_surface_is_as_used():
     assert list(inspect.signature(GeneratorInterface.generate).parameters) == ["self", "input_batch"]
     assert list(inspect.signature(main_base.BasePPOExp.get_generator).parameters) == [

@@ -6,7 +6,6 @@ import inspect
 import re
 
 import pytest
-from tensordict import NonTensorData, TensorDict
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
@@ -168,30 +167,6 @@ def test_verls_own_buffer_arguments_are_passed_on(make_config):
 
 def test_a_reward_model_with_its_own_pool_is_accepted(make_config):
     read_settings(make_config("reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=true"))
-
-
-@pytest.fixture
-def asked(make_config, monkeypatch):
-    """The numbers that reach two workers, of a batch of two prompts with the given columns."""
-    seen = []
-    monkeypatch.setattr(AgentLoopManagerTQ, "generate_sequences", lambda self, prompts: seen.append(prompts))
-    manager = PODSAgentLoopManager(make_config(), llm_client=None)
-
-    def ask(**columns):
-        batch = TensorDict({"index": [0, 1]}, batch_size=[2])
-        for name, value in columns.items():
-            batch[name] = NonTensorData(value)
-        manager.generate_sequences(batch)
-        assert ("__rollout_n__" in batch) == ("__rollout_n__" in columns)  # the trainer's own batch is left alone
-        return [chunk["__rollout_n__"] for chunk in seen[-1].chunk(2) if "__rollout_n__" in chunk]
-
-    return ask
-
-
-def test_training_prompts_are_asked_for_n_and_no_others(asked):
-    assert asked() == asked(validate=False) == [8, 8]
-    assert asked(validate=True) == []
-    assert asked(__rollout_n__=3) == [3, 3]  # the data set's own number
 
 
 def parameters(function) -> list[str]:

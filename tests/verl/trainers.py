@@ -11,19 +11,14 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
 from verl.utils import tensordict_utils as tu
-from verl.utils.config import omega_conf_to_dataclass
-from verl.workers.utils.losses import ppo_loss
 
 from pods_rl.engines.verl.agent_loop import PODSAgentLoopManager
-
-FIELDS = ["uid", "rm_scores", "responses", "response_mask", "loss_mask", "prompts", "old_log_probs", "advantages"]
 
 
 class Workers:
     """What a group of `processes` training workers answers, without a model: each token has log-probability -0.5."""
 
-    def __init__(self, config: Any, processes: int) -> None:
-        self.config = config
+    def __init__(self, processes: int) -> None:
         self._dispatch_info = {"actor": list(range(processes))}
         self.updates: list[dict[str, Any]] = []
         self.log_prob_rows: list[list[str]] = []
@@ -67,26 +62,17 @@ class Workers:
         return SimpleNamespace(get=lambda: {"metrics": {"mfu": [0.0]}})
 
     def update_actor(self, batch: KVBatchMeta) -> dict[str, Any]:
-        """Record the update, and its loss as verl computes it: over the whole batch, on one process."""
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=FIELDS)
-        tokens = int(data["loss_mask"].values().sum())
-        tu.assign_non_tensor(
-            data, dp_size=1, batch_num_tokens=tokens, global_batch_size=batch.extra_info["global_batch_size"]
-        )
-        lengths = [tag["seq_len"] for tag in batch.tags]
-        log_probs = torch.nested.as_nested_tensor([torch.full((n,), -0.4) for n in lengths], layout=torch.jagged)
-        actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
-        loss, _ = ppo_loss(actor, {"log_probs": log_probs}, data)
+        """Record the update and its advantages."""
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["advantages"])
         self.updates.append(
             {
                 "keys": list(batch.keys),
                 "padding": sum(tag.get("is_padding", False) for tag in batch.tags),
-                "loss": loss.item(),
-                "data": {name: list(data[name].unbind()) for name in ("response_mask", "advantages", "rm_scores")},
+                "advantages": list(data["advantages"].unbind()),
                 **batch.extra_info,
             }
         )
-        return {"metrics": {"mfu": [0.0], "loss": [loss.item()]}}
+        return {"metrics": {"mfu": [0.0], "loss": [0.0]}}
 
 
 def make_trainer(config: Any, workers: list[Any], processes: int = 2) -> Any:
@@ -101,7 +87,7 @@ def make_trainer(config: Any, workers: list[Any], processes: int = 2) -> Any:
     trainer.checkpoint_manager = SimpleNamespace(
         sleep_replicas=lambda: None, abort_replicas=lambda: None, update_weights=lambda *_: None
     )
-    workers_of_all_roles = Workers(config, processes)
+    workers_of_all_roles = Workers(processes)
     trainer.actor_rollout_wg = workers_of_all_roles
     trainer.critic_wg = workers_of_all_roles
     trainer.ref_policy_wg = workers_of_all_roles
@@ -128,9 +114,9 @@ def train_step(trainer: Any) -> tuple[KVBatchMeta, dict[str, Any]]:
     return batch, metrics
 
 
-def left_in_queue(partition: str = "train") -> set[str]:
+def left_in_queue() -> set[str]:
     """The keys that the queue holds."""
-    return set((tq.kv_list() or {}).get(partition, {}))
+    return set((tq.kv_list() or {}).get("train", {}))
 
 
 def kept_sessions(keys: list[str]) -> dict[str, list[int]]:
