@@ -117,6 +117,23 @@ def test_shuffled_sizes_are_those_of_the_batch_in_random_order_with_the_rows_of_
 # -- the intervals --------------------------------------------------------------------------------------------------
 
 
+def test_the_mean_over_cells_is_covered_as_often_as_stated():
+    """Cells of different size of effect, noise and number of seeds."""
+    rng = np.random.default_rng(1)
+    truth = [0.0, 0.05, 0.1, 0.02]
+    noise = [0.02, 0.08, 0.05, 0.2]
+    seeds = [12, 12, 8, 12]
+    covered = 0
+    for _ in range(2000):
+        estimates = []
+        for mean, deviation, count in zip(truth, noise, seeds, strict=True):
+            draw = rng.normal(mean, deviation, count)
+            estimates.append(pooled.Estimate(draw.mean(), draw.var(ddof=1) / count, count - 1))
+        _, low, high = pooled.mean_estimate(estimates)
+        covered += low <= np.mean(truth) <= high
+    assert covered / 2000 == pytest.approx(0.95, abs=0.015)  # its standard error is 0.005
+
+
 def simulated(rng, rate, checkpoints=6):
     """Twelve runs whose accuracy rises along a line, with a slope that varies by run, and noisy evaluations."""
     times = np.arange(checkpoints) * 8.0

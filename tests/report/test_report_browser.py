@@ -179,3 +179,14 @@ def test_a_browser_follows_a_run_and_waits_for_its_reader(tmp_path: Path, browse
         assert browser.run("getComputedStyle(document.getElementById('live')).position") == "static"  # covers nothing
     browser.until(f"{live}.includes('not live')")
     assert all("ERR_CONNECTION" in one for one in browser.complaints)
+
+
+def test_a_phone_needs_no_sideways_scroll(explored: ReportFiles, tmp_path: Path) -> None:
+    with Browser(tmp_path / "profile", width=390, height=800, mobile=True) as phone:
+        phone.open(explored.html.as_uri())
+        assert phone.run("document.documentElement.scrollWidth") == 390
+        assert phone.run("document.querySelector('#scores canvas').getBoundingClientRect().width") < 390
+        # filters wrap: each is on the screen without scrolling in a row
+        ends = phone.run("[...document.querySelectorAll('#filter *')].map((e) => e.getBoundingClientRect().right)")
+        assert 0 < max(ends) <= 390
+        assert phone.complaints == []

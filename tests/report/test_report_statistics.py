@@ -11,7 +11,7 @@ import pytest
 
 from pods_rl.report.analysis import analyse
 from pods_rl.report.arms import Arm, curve_of
-from pods_rl.report.intervals import difference, half_widths, t_band
+from pods_rl.report.intervals import Difference, corrected, difference, half_widths, t_band
 from pods_rl.report.statistics import FLAT, NEVER, SHORT, Curve, Speedup, level_of, mean_curve, speedup_to
 from pods_rl.report.wording import findings
 
@@ -295,6 +295,13 @@ def test_a_report_on_arms_without_a_difference_seldom_says_settled() -> None:
     assert wrong / trials <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / trials)
 
 
+def test_p_values_are_corrected_by_holm() -> None:
+    """Worked: 4 x 0.01, then 3 x 0.013 (below the one before), 2 x 0.03, and 0.5. One without a p-value is no test."""
+    values = [0.03, 0.01, math.nan, 0.5, 0.013]
+    found = [gap.p for gap in corrected([Difference(0.1, 0.01, 0.2, p=p) for p in values])]
+    assert found == pytest.approx([0.06, 0.04, math.nan, 0.5, 0.04], nan_ok=True)
+
+
 def test_a_p_value_is_below_5_percent_where_the_interval_excludes_0() -> None:
     random = np.random.default_rng(0)
     for runs in (3, 5, 10):
@@ -335,6 +342,30 @@ def test_intervals_of_speedups_cover_a_null_and_a_known_effect(runs: int, effect
         low[trial], high[trial] = found.ci_low, found.ci_high
     allowed = POINTS + 2 * math.sqrt(0.05 * 0.95 / trials)
     assert abs(share_within(low, high, effect) - 0.95) <= allowed
+
+
+@pytest.mark.parametrize("effect", [1.0, 1.5])
+def test_intervals_of_times_to_a_target_cover_a_null_and_a_known_effect(effect: float) -> None:
+    """One prompt a step: curves that still rise at the end, and reach the higher target in some experiments only."""
+    trials, runs = 500, 12
+    random, clock = np.random.default_rng(runs), np.linspace(0, 60, 11)
+    clocks = np.broadcast_to(clock, (runs, len(clock)))
+    bounds = np.empty((trials, 2, 2))
+    for trial in range(trials):
+        shared, *own = random.normal(0, 1, (3, runs, 1))
+        tables = []
+        for scale, one in zip((1.0, effect), own, strict=True):
+            rate = 0.02 * scale * np.exp(0.2 * math.sqrt(0.5) * (shared + one))
+            scores = random.binomial(128, 0.2 + 0.65 * (1 - np.exp(-rate * clock))) / 128
+            tables.append(curve(scores, clocks))
+        for place, target in enumerate((0.5, 0.6)):
+            found = speedup_to(*tables, target, paired=True)
+            bounds[trial, place] = found.ci_low, found.ci_high
+    allowed = POINTS + 2 * math.sqrt(0.05 * 0.95 / trials)
+    for low, high in bounds.transpose(1, 2, 0):
+        known = ~np.isnan(low)  # neither arm may reach it
+        assert known.mean() > 0.9
+        assert abs(share_within(low[known], high[known], effect) - 0.95) <= allowed
 
 
 def test_an_arm_that_alone_reaches_a_target_is_infinitely_faster() -> None:
