@@ -8,9 +8,10 @@ A comment before a table names a file, and what the table's rows and columns are
     -->
 
 A column `-`, titles and other text are written by hand. In `comparisons.csv` a row is an arm, a column is a measure,
-and `ARM: measure` is ARM against the arm of the row, with its interval. In other files the words of a row, then those
-of the column but the last, are the first cells of a line, and the last word is one of its columns, or `range`: `median
-(least-greatest)`. A row may begin with the folder of its file.
+and `ARM: measure` is ARM against the arm of the row, with its interval. In a table of several studies a row is the
+folder of one, and a column `KIND against KIND: measure` takes the first arms whose names begin so. In other files the
+words of a row, then those of the column but the last, are the first cells of a line, and the last word is one of its
+columns, or `range`: `median (least-greatest)`. A row may begin with the folder of its file.
 
 Then checks the rest of the page: a value with an interval or a range, `1.63 [1.27, 2.19]` or `0.33 (0.33-0.34)`, must
 be in one of the files, perhaps with its two arms swapped. With `--check` nothing is written, and a table that would
@@ -69,9 +70,12 @@ def with_numbers(table: re.Match[str]) -> str:
 def cell_of_arm(lines: list[Line], arm: str, column: str) -> str:
     """Return a cell from the comparisons of a study."""
     rival, pair, measure = column.rpartition(": ")
+    ours, of_kinds, theirs = rival.partition(" against ")
     for line in lines:
         if line["measure"] != measure:
             continue
+        if of_kinds and line["arm"].startswith(f"{ours}-") and line["rival"].startswith(f"{theirs}-"):
+            return interval_of(line, 3 if "accuracy" in measure else 2)
         if pair and (line["arm"], line["rival"]) == (rival, arm):
             return interval_of(line, 3 if "accuracy" in measure else 2)
         if not pair and arm in (line["arm"], line["rival"]):
