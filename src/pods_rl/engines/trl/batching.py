@@ -48,18 +48,14 @@ class Shares:
         """The number of rollouts that a process generates."""
         return self.prompts * self.num_rollouts // self.processes
 
-    @property
-    def rows_each(self) -> int:
-        """The number of rows that a process trains."""
-        return self.prompts * self.num_generations // self.processes
-
     def rollouts(self, process: int) -> range:
         """The rollouts that a process generates."""
         return range(process * self.rollouts_each, (process + 1) * self.rollouts_each)
 
     def rows(self, process: int) -> range:
         """The rows that a process trains."""
-        return range(process * self.rows_each, (process + 1) * self.rows_each)
+        rows_each = self.prompts * self.num_generations // self.processes
+        return range(process * rows_each, (process + 1) * rows_each)
 
 
 @dataclass(frozen=True)
@@ -263,19 +259,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-ADVANTAGES = ("after", "before")
-BASELINES = ("mean", "leave_one_out")
-REWARD_ERRORS = ("raise", "zero", "drop")
-CLOCKS = ("wall", "cpu")
-SELECTIONS = ("prompt", "batch")
 LEVERS = ("prefix_tree", "skip_zero_advantage_steps")  # `exact_trl` turns them off
 
 _CHOICES_OF_KEY = {
-    "selection": SELECTIONS,
-    "advantages": ADVANTAGES,
-    "advantage_baseline": BASELINES,
-    "reward_errors": REWARD_ERRORS,
-    "clock": CLOCKS,
+    "selection": ("prompt", "batch"),
+    "advantages": ("after", "before"),
+    "advantage_baseline": ("mean", "leave_one_out"),
+    "reward_errors": ("raise", "zero", "drop"),
+    "clock": ("wall", "cpu"),
 }
 
 

@@ -161,7 +161,6 @@ class ExactResume:
             "attributes": {name: getattr(trainer, name) for name in _ATTRIBUTES},
             "loss": trainer._tr_loss.item(),
             "metrics": trainer._metrics["train"],
-            "prompts_drawn": 0,
             "generation": generation,
             **trainer._saved_values(),
         }

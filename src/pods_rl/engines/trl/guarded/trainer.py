@@ -83,20 +83,13 @@ class Guarded(Layer):
 
     @override
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        if hasattr(self, "_tools"):  # not in a trainer without its constructor, as TRL's own tests make one
-            self._tools.limit()
+        self._tools.limit()
         return super()._generate(prompts)
 
     @override
-    def _generate_single_turn(
-        self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int,
-        has_tool_images: bool = False,
-    ) -> Completions:  # fmt: skip
-        options = {"has_tool_images": True} if has_tool_images else {}
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *others: Any, **named: Any) -> Completions:
         with self._stability.explaining_sampling():
-            completions = super()._generate_single_turn(
-                prompt_ids, images, multimodal_fields, num_generations, **options
-            )
+            completions = super()._generate_single_turn(prompt_ids, *others, **named)
         check_completions(len(prompt_ids), completions[0])
         return completions
 

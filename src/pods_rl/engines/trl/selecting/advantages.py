@@ -23,17 +23,17 @@ def set_advantages(batch: Batch, generation: Generation, trainer: TRLTrainer) ->
     different numbers of rows. Groups without a signal have advantages of exactly 0.
     """
     record = generation.record
-    assert record is not None
     args = trainer.args
     rows_here = slice(generation.rows_here.start, generation.rows_here.stop)
     over_all_rollouts = args.advantages == "before" and not args.keeps_all
+    trl_advantages_hold = not over_all_rollouts and not record.is_ragged and args.advantage_baseline == "mean"
     advantages_B = batch["advantages"].clone()
     groups_R = record.kept // record.rewards.size(1)
     # The named reward of dynamic sampling is equal for all of such a group; others may differ, and must not train it.
     without_signal_G = torch.zeros(len(record.rewards), dtype=torch.bool)
     if record.without_signal is not None:
         without_signal_G |= record.without_signal
-    if over_all_rollouts or record.is_ragged or args.advantage_baseline != "mean":
+    if not trl_advantages_hold:
         G, N = record.rewards.shape
         settings: dict[str, Any] = {
             "when": args.advantages,
@@ -88,7 +88,6 @@ def _constant_groups(record: Rollouts, rewards_QN: Tensor, tolerance: float) -> 
 def log_generation(trainer: TRLTrainer, generation: Generation, before: Mapping[str, int]) -> None:
     """Log the statistics of a generation, of its kept rows and of all its rollouts; `before` counts earlier entries."""
     record = generation.record
-    assert record is not None
     metrics = trainer._metrics["train"]
     kept_QN = record.kept_rewards()
     if len(kept_QN):

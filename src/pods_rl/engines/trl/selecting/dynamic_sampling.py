@@ -7,7 +7,6 @@ are still dead after the last round stay, with advantages of 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from datasets import IterableDataset
@@ -46,23 +45,9 @@ class DynamicSampling:
                 "a Dataset, or set dynamic_sampling: false."
             )
 
-    def fill(self, missing: Callable[[], int], generate: Callable[[list[Batch]], None], first: Round) -> None:
-        """Generate further prompts until `missing` says that the batch lacks none, after its `first` round."""
-        if not self.rounds:
-            return
-        drawn_before = self.drawn
-        for _ in range(self.rounds):
-            count = missing()
-            if not count:
-                break
-            generate(self.new_rows(count, first.inputs[0]))
-        drawn = float(self.drawn - drawn_before)
-        self._trainer._metrics["train"]["pods/dynamic_sampling/prompts_drawn"].append(drawn)
-
     def is_dead(self, round_: Round) -> Tensor:
         """Return which groups have equal rewards, in total or of the named function, bool `[P]`."""
         record = round_.record
-        assert record is not None
         name = self._trainer.args.dynamic_sampling
         if not isinstance(name, str):
             return is_constant(record.scored_rewards(), self._trainer.args.reward_tolerance)

@@ -51,14 +51,14 @@ class Round:
     process: int
     inputs: list[Batch]
     key: tuple[int, int, int]
-    first_group: int = 0
-    offset: int = 0
+    first_group: int
+    offset: int
     rollouts: list[Batch] = field(init=False)  # the list that TRL's method runs on
-    # Once it is generated and scored:
-    columns: Columns = field(default_factory=dict)  # of each rollout of this process
-    lists: list[list[Any]] = field(default_factory=list)  # TRL's lists of rows (`ROW_LISTS`), before they are shortened
-    scores: Tensor = field(default_factory=lambda: torch.empty(0))  # [P * n, F] of all processes
-    record: Rollouts | None = None  # nothing is kept yet
+    # Set by `take`, once it is generated and scored:
+    columns: Columns = field(init=False)  # of each rollout of this process
+    lists: list[list[Any]] = field(init=False)  # TRL's lists of rows (`ROW_LISTS`), before they are shortened
+    scores: Tensor = field(init=False)  # [P * n, F] of all processes
+    record: Rollouts = field(init=False)  # nothing is kept yet
 
     def __post_init__(self) -> None:
         # Each rollout has its own objects, as TRL's rows have: a tool or a reward may change its arguments.
@@ -133,8 +133,8 @@ class Generation:
 
     rows: int
     calculate_rewards: Callable[..., Tensor]
-    rounds: list[Round]
-    record: Rollouts | None = None  # of all rounds, once rows are selected
+    rounds: list[Round] = field(default_factory=list)
+    record: Rollouts = field(init=False)  # of all rounds, set by `keep`
     # `[R, F]`, from which TRL computes advantages; NaN for a row that is empty or masked out, so that it has advantage
     # 0 and does not count in its group's mean.
     kept_scores: Tensor | None = None
@@ -151,15 +151,15 @@ class Generation:
         each = self.rows // shares.processes
         return range(self.rounds[0].process * each, (self.rounds[0].process + 1) * each)
 
-    def keep(self, kept: Tensor, unreplaced: Tensor, is_ragged: bool) -> None:
+    def keep(self, kept: Tensor, unreplaced: Tensor | None, is_ragged: bool) -> None:
         """Record which rollouts are kept, in the order of the rows.
 
         Args:
             kept: int64, at most R numbers.
-            unreplaced: bool `[G]`, groups that dynamic sampling found dead and could not replace.
+            unreplaced: bool `[G]`, the dead groups that dynamic sampling could not replace. If None, none of them.
             is_ragged: whether prompts may have different numbers of rows.
         """
-        record = Rollouts.joined([round_.record for round_ in self.rounds if round_.record is not None])
+        record = Rollouts.joined([round_.record for round_ in self.rounds])
         record.kept = kept
         record.is_ragged = is_ragged
         record.without_signal = unreplaced
@@ -180,7 +180,6 @@ class Generation:
             Their results, and how many rows changed their process.
         """
         record = self.record
-        assert record is not None
         process = trainer.accelerator.process_index
         each = self.rows // trainer.accelerator.num_processes
         n = self.rounds[0].shares.num_rollouts
@@ -245,7 +244,6 @@ class Generation:
 
     def empty_rows(self, batch: Batch, trainer: TRLTrainer) -> None:
         """Mask rows without a rollout out of the loss; means over rows count them. Call this on every process."""
-        assert self.record is not None
         kept = len(self.record.kept)
         if kept == self.rows:
             return

@@ -7,7 +7,8 @@ lists to the kept rows before TRL computes a log-probability. `compat.py` lists 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -88,14 +89,13 @@ class Selecting(Layer):
         processes = self.accelerator.num_processes
         rows = self.args.generation_batch_size if self.args.num_prompts else len(inputs) * processes
         assert rows is not None
-        generation = Generation(rows, self._calculate_rewards, [])
+        generation = Generation(rows, self._calculate_rewards)
         round_ = self._begin_round(generation, inputs)
         # TRL scores after `_generate`, which has scored and selected by then.
         scores_of_kept_rows = partial(generation.scores_of_kept_rows, self)
         with compat.replacing(self, _generation=generation, _calculate_rewards=scores_of_kept_rows):
             batch = super()._generate_and_score_completions(round_.rollouts)
         record = generation.record
-        assert record is not None
         generation.empty_rows(batch, self)
         advantages_of_trl = batch["advantages"]
         set_advantages(batch, generation, self)
@@ -167,24 +167,34 @@ class Selecting(Layer):
     @override
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int,
-        has_tool_images: bool = False,
+        *others: Any, **named: Any,
     ) -> Completions:  # fmt: skip
         if self._generation is not None and self.model.training and num_generations == self.num_generations:
             num_generations = group_sizes(self.args)[0]  # vLLM returns this many for each prompt
-        options = {"has_tool_images": True} if has_tool_images else {}
-        return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **options)
+        return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, *others, **named)
 
-    def _add_round(self, inputs: list[Batch]) -> None:
-        """Generate for rows of new prompts, which pass through what a subclass's method does before it calls ours."""
-        self._enter_phase("rollout")
-        try:
-            self._generate_and_score_completions(inputs)
-        except _Generated:
-            return
-        raise UserError(
-            f"{type(self).__name__}._generate_and_score_completions did not call super() for the rows that "
-            "dynamic_sampling drew: call it, or set dynamic_sampling: false."
-        )
+    def _add_rounds(self, generation: Generation, missing: Callable[[], int]) -> None:
+        """Generate for new prompts, in each round of dynamic sampling as many as `missing` says that the batch lacks.
+
+        Their rows pass through what a subclass's method does before it calls ours.
+        """
+        dynamic = self._dynamic
+        drawn_before = dynamic.drawn
+        for _ in range(dynamic.rounds):
+            count = missing()
+            if not count:
+                break
+            inputs = dynamic.new_rows(count, generation.rounds[0].inputs[0])
+            self._enter_phase("rollout")
+            with suppress(_Generated):
+                self._generate_and_score_completions(inputs)  # ends with _Generated
+                raise UserError(
+                    f"{type(self).__name__}._generate_and_score_completions did not call super() for the rows that "
+                    "dynamic_sampling drew: call it, or set dynamic_sampling: false."
+                )
+        if dynamic.rounds:
+            drawn = float(dynamic.drawn - drawn_before)
+            self._metrics["train"]["pods/dynamic_sampling/prompts_drawn"].append(drawn)
 
     def _select_of_prompts(self, generation: Generation) -> None:
         """Keep m rollouts of each prompt; dynamic sampling replaces prompts whose rewards are equal."""
@@ -196,14 +206,13 @@ class Selecting(Layer):
             live = sum(int((~dynamic.is_dead(round_)).sum()) for round_ in rounds)
             return max(0, prompts - live)
 
-        dynamic.fill(missing, self._add_round, rounds[0])
+        self._add_rounds(generation, missing)
         n, m = group_sizes(self.args)
         kept_of_rounds: list[Tensor] = []
         for round_ in rounds:
             if n == m:
                 kept_of_rounds.append(torch.arange(n).repeat(round_.shares.prompts, 1))  # [N] -> [P, N]
                 continue
-            assert round_.record is not None
             rewards_PN = round_.record.scored_rewards()
             selection = select(rewards_PN, m, self.args.rule, generator=seeded_generator(*round_.key))
             kept_of_rounds.append(selection.indices.sort(dim=1).values)  # [P, M]
@@ -231,7 +240,6 @@ class Selecting(Layer):
         def live_rewards() -> Tensor:
             rewards = []
             for round_ in rounds:
-                assert round_.record is not None
                 is_dead = self._dynamic.is_dead(round_)  # of the named reward, if dynamic sampling has one
                 rewards.append(round_.record.scored_rewards().masked_fill(is_dead[:, None], torch.nan))
             return torch.cat(rewards)  # [G, N]
@@ -241,7 +249,7 @@ class Selecting(Layer):
             is_live_GN = ~rewards_GN.isnan() & ~is_constant(rewards_GN, tolerance)[:, None]
             return rounds[0].shares.prompts if int(is_live_GN.sum()) < rows else 0
 
-        self._dynamic.fill(missing, self._add_round, rounds[0])
+        self._add_rounds(generation, missing)
         rewards_GN = live_rewards()
         generator = seeded_generator(*rounds[0].key)
         rule: Any = self.args.rule
@@ -255,8 +263,7 @@ class Selecting(Layer):
         is_kept = numbers >= 0
         if self._dynamic.rounds:
             self._metrics["train"]["pods/dynamic_sampling/live_share"].append(is_kept.double().mean().item())
-        without_signal_G = torch.zeros(len(rewards_GN), dtype=torch.bool)
-        generation.keep(numbers[is_kept], without_signal_G, is_ragged=True)
+        generation.keep(numbers[is_kept], unreplaced=None, is_ragged=True)
 
     # -- prompts of a generation that do not follow from its rows ------------------------------------------------------
 
