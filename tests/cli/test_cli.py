@@ -14,6 +14,7 @@ import pytest
 import pods_rl.cli
 from pods_rl.cli import main
 from pods_rl.distributed.launch import Failure
+from pods_rl.distributed.signals import stop_on_signals
 from pods_rl.errors import UserError
 from pods_rl.recipe import recipe as checks
 from pods_rl.recipe import shipped_recipes
@@ -29,10 +30,10 @@ def trained(monkeypatch, tmp_path):
     """Replaces training: records the arguments and leaves a run in the given state."""
     calls = SimpleNamespace(state="finished", made=[], signal=None)
 
-    def train(recipe, output, *, shown_as, stop, resume=False, **allowed):
+    def train(recipe, output, *, shown_as, resume=False, **allowed):
         calls.made.append((recipe, output, resume))
         if calls.signal:
-            with suppress(KeyboardInterrupt):
+            with stop_on_signals() as stop, suppress(KeyboardInterrupt):
                 stop.ask(calls.signal)
         with RunWriter(output, resume=resume) as writer:
             writer.write_config(recipe.to_yaml())

@@ -119,7 +119,7 @@ def train(
             if launch:
                 status = _launch_run(launch, named, keys, output, shown_as, resume_options, stop)
             else:
-                status = _train_here(recipe, output, shown_as, resume_options, stop)
+                status = _train_here(recipe, output, shown_as, resume_options)
         code = exit_code(status, default=stop.code)
         if code:
             raise typer.Exit(code)
@@ -333,9 +333,7 @@ def _find_launch(processes: int | None, config: str | None) -> Launch | None:
     return Launch(processes or accelerate_processes(path), path, name)
 
 
-def _train_here(
-    recipe: Recipe, output: Path, shown_as: Path, resume_options: Mapping[str, bool], stop: Stop
-) -> Mapping[str, Any]:
+def _train_here(recipe: Recipe, output: Path, shown_as: Path, resume_options: Mapping[str, bool]) -> Mapping[str, Any]:
     """Train in this process; return the last status of the run. The import of torch takes seconds and is shown."""
     from ..training.display import RunDisplay, run_label
 
@@ -348,7 +346,7 @@ def _train_here(
 
             if not is_launched():  # else each process checks the recipe when it builds its trainer
                 check_engine(recipe)
-    return train_run(recipe, output, shown_as=shown_as, stop=stop, **resume_options).status
+    return train_run(recipe, output, shown_as=shown_as, **resume_options).status
 
 
 @contextmanager

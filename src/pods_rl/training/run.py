@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d
 from ..distributed import get_rank, get_world_size
 from ..distributed.launch import LAUNCHED
 from ..distributed.processes import gather, quiet_libraries, set_threads
-from ..distributed.signals import Stop, stop_on_signals
+from ..distributed.signals import stop_on_signals
 from ..errors import UserError
 from ..evaluation import Evaluation, GenerateSampler, evaluate
 from ..evaluation.sampling import sampling_of
@@ -53,7 +53,6 @@ def train(
     allow_changed_recipe: bool = False,
     allow_changed_contents: bool = False,
     progress: bool = True,
-    stop: Stop | None = None,
 ) -> Run:
     """Train a policy from a recipe, and return its run directory; the run's `state` is finished or stopped.
 
@@ -69,7 +68,6 @@ def train(
         allow_changed_recipe: resume even if the checkpoint belongs to another recipe.
         allow_changed_contents: resume even if the data, the modules or the policy that the recipe names have changed.
         progress: show steps and evaluations.
-        stop: collects the signals if the caller handles them. If None, they are handled here.
 
     Raises:
         UserError: the recipe, the task or the directory cannot be used, or the disk is full.
@@ -78,52 +76,53 @@ def train(
     recipe.check_installed()
     shown_as = shown_as or output
     output = output.absolute()  # a task, a rule or a reward may change the working directory
-    with ExitStack() as stack:
-        stop = stop or stack.enter_context(stop_on_signals())
-        find = partial(
-            find_start,
-            recipe,
-            output,
-            processes=get_world_size(),
-            changed=allow_changed_recipe,
-            other_contents=allow_changed_contents,
-        )
+    find = partial(
+        find_start,
+        recipe,
+        output,
+        processes=get_world_size(),
+        changed=allow_changed_recipe,
+        other_contents=allow_changed_contents,
+    )
+    label = run_label(shown_as)
+    is_first = get_rank() == 0
+    with stop_on_signals() as stop:
         if resume:
             find(hashes=False)  # refuse before anything is written
-        writer = stack.enter_context(RunWriter(output, resume=resume)) if get_rank() == 0 else None
-        stack.enter_context(outlive_output())
-        shows = progress and writer is not None
-        label = run_label(shown_as)
-        display = RunDisplay(
-            label,
-            max_seconds=recipe.run_settings()["max_seconds"],
-            max_steps=recipe.values.get("max_steps"),
-            out=None if shows else Console(quiet=True),
-        )
-        stack.enter_context(display)
-        shown = Watcher("the progress display", display)
-        shown.begin("importing TRL")
-        quiet_libraries()
-        notice = _ON_SIGNAL if writer and LAUNCHED not in os.environ else ""  # our launcher prints its own
-        stack.enter_context(stop.later(notice))  # a signal that raises anywhere could prevent the last status
-        context = Context(recipe, output, writer, shown, stop)
-        stack.enter_context(context.status_at_end())
-        if not resume:
-            context.begin()
-        with stop.at_once():
-            set_threads(recipe.run_settings()["threads"])
-            prepared, trainer = _load_task_and_policy(context)
-            shown.begin("reading what the recipe names")
-            contents = _on_first_process(writer, lambda: _contents(recipe, prepared))
-            assert contents is not None
-            trainer.contents = contents
-            start = _on_first_process(writer, lambda: find(contents=contents)) if resume else None
-            print_start(shown, shown_as, label, trainer, prepared, start)
-            environment = describe(trainer, prepared, start) | {"sources": user_sources()}
-            recorder = _add_recorder(context, prepared, trainer, environment)
-        _train(trainer, recorder, start)
-        shown.begin("saving the policy")
-        _finish(context, trainer, recorder)
+        writing: RunWriter | nullcontext[None] = RunWriter(output, resume=resume) if is_first else nullcontext()
+        with (
+            writing as writer,
+            outlive_output(),
+            RunDisplay(
+                label,
+                max_seconds=recipe.run_settings()["max_seconds"],
+                max_steps=recipe.values.get("max_steps"),
+                out=None if progress and is_first else Console(quiet=True),
+            ) as display,
+        ):
+            shown = Watcher("the progress display", display)
+            shown.begin("importing TRL")
+            quiet_libraries()
+            notice = _ON_SIGNAL if is_first and LAUNCHED not in os.environ else ""  # our launcher prints its own
+            context = Context(recipe, output, writer, shown, stop)
+            # A signal that raises anywhere could prevent the last status.
+            with stop.later(notice), context.status_at_end():
+                if not resume:
+                    context.begin()
+                with stop.at_once():
+                    set_threads(recipe.run_settings()["threads"])
+                    prepared, trainer = _load_task_and_policy(context)
+                    shown.begin("reading what the recipe names")
+                    contents = _on_first_process(writer, lambda: _contents(recipe, prepared))
+                    assert contents is not None
+                    trainer.contents = contents
+                    start = _on_first_process(writer, lambda: find(contents=contents)) if resume else None
+                    print_start(shown, shown_as, label, trainer, prepared, start)
+                    environment = describe(trainer, prepared, start) | {"sources": user_sources()}
+                    recorder = _add_recorder(context, prepared, trainer, environment)
+                _train(trainer, recorder, start)
+                shown.begin("saving the policy")
+                _finish(context, trainer, recorder)
     return Run.open(output)
 
 
