@@ -9,13 +9,11 @@ import torch
 from ..loading.policy import uses_bf16
 from ..recipe import Recipe
 
-# A run writes its own files; TRL writes only what the recipe sets.
-_QUIET = {"report_to": "none", "disable_tqdm": True}
-
 
 def engine_arguments(recipe: Recipe) -> dict[str, Any]:
     """Return the keywords of PODSConfig, with those that depend on the machine: use_cpu and bf16."""
-    arguments: dict[str, Any] = dict(_QUIET)
+    # A run writes its own files; TRL writes only what the recipe sets.
+    arguments: dict[str, Any] = {"report_to": "none", "disable_tqdm": True}
     if "save_steps" not in recipe.given and "save_strategy" not in recipe.given:
         arguments["save_strategy"] = "no"
     arguments |= recipe.engine_arguments()

@@ -78,11 +78,11 @@ def find_start(
     """
     if not is_run(output):
         raise UserError(f"--resume: {output} holds no run to resume.")
-    if Run(output).config and "task" not in Run(output).config:
+    run = Run(output)
+    if run.config and "task" not in run.config:
         raise UserError(f"--resume: a script made the run in {output}. Continue it with that script.")
     checkpoint, skipped = last_good(output / CHECKPOINTS, hashes=hashes)
     if checkpoint is None:
-        run = Run(output)
         if run.metrics or skipped:  # starting again would delete them
             missing = "complete checkpoint" if skipped else "checkpoint"
             damaged = "".join(f"\n  skipped {line}" for line in skipped)

@@ -275,12 +275,14 @@ def _evaluator(context: Context, prepared: Prepared, trainer: RunTrainer) -> Cal
 
 def _train(trainer: RunTrainer, recorder: Recorder, start: Start | None) -> None:
     """Train until the last step, the end of the budget or a signal, and save a checkpoint after a stop."""
+    checkpoint = start.checkpoint if start else None
+    trainer._resume.verified = checkpoint  # `find_start` has compared its hashes
     try:
-        trainer.train_from(start.checkpoint if start else None)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except ImportError as error:  # transformers imports some packages when training begins
         raise UserError(f"A package is missing: {' '.join(str(error).split())}") from error
     if recorder.stopped_by and recorder.saved_step != recorder.step:  # stopped in the last evaluation
-        trainer.save_checkpoint()
+        trainer._save_checkpoint(trainer.model, None)
 
 
 def _finish(context: Context, trainer: RunTrainer, recorder: Recorder) -> None:

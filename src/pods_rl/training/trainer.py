@@ -27,8 +27,6 @@ from .arguments import engine_arguments
 from .checks import as_recipe_errors
 from .rewards import reward_functions
 
-_NO_PICKLE = {"use_safetensors": True}
-
 
 def build_trainer(recipe: Recipe, prepared: Prepared, output_dir: Path) -> RunTrainer:
     """Build the trainer of a recipe, with policy, rewards and data; it does not start training.
@@ -44,7 +42,8 @@ def build_trainer(recipe: Recipe, prepared: Prepared, output_dir: Path) -> RunTr
         model = ModelConfig(**recipe.model_arguments())
         options = load_options(recipe)
         quantization = options.pop("quantization_config", None)  # TRL expects it separately
-        arguments["model_init_kwargs"] = dict(arguments.get("model_init_kwargs") or {}) | options | _NO_PICKLE
+        no_pickle = {"use_safetensors": True}
+        arguments["model_init_kwargs"] = dict(arguments.get("model_init_kwargs") or {}) | options | no_pickle
         config = PODSConfig(str(output_dir), **arguments, reward_weights=list(task.rewards.values()))
         check_prompts(config, len(task.train))  # again in the trainer, but here before a model loads
         turns = TurnReader(prepared.tokenizer, prepared.render_options)
@@ -73,15 +72,6 @@ class RunTrainer(PODSTrainer):
 
     recipe_keys: Mapping[str, Any] = MappingProxyType({})  # of the recipe, for manifests
     contents: Mapping[str, Any] = MappingProxyType({})  # of what the recipe names, for manifests
-
-    def train_from(self, verified: Path | None) -> None:
-        """Train, from a checkpoint whose hashes the caller has verified; if None, from the first step."""
-        self._resume.verified = verified
-        self.train(resume_from_checkpoint=str(verified) if verified else None)
-
-    def save_checkpoint(self) -> None:
-        """Save a checkpoint of the current step. Call it on every process."""
-        self._save_checkpoint(self.model, None)
 
     def log_evaluation(self, row: Mapping[str, Any]) -> None:
         """Log the numbers of a row of ``evals.jsonl``, under names that trackers show as ``eval/accuracy``.

@@ -355,24 +355,24 @@ def is_overridden(trainer: TRLTrainer, names: Iterable[str]) -> bool:
     return False
 
 
-def check_config(config: Any) -> None:
-    """Raise TypeError if `args` is not a PODSConfig, and UserError if TRL cannot compute log-probabilities here."""
+def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
+    """Raise for arguments of TRL's constructor that PODSTrainer does not support.
+
+    Raises:
+        TypeError: `args` is not a PODSConfig.
+        UserError: TRL cannot compute log-probabilities on this machine, or tools with ZeRO-3.
+    """
     if trl_utils._ChunkedLogProbFunction is None:
         raise UserError(
             f"trl {trl.__version__} computes log-probabilities with Triton, which is for GPUs and is not installed. "
             "From 1.16 on TRL does it without: pip install 'trl>=1.16,<1.17'"
         )
+    config = arguments["args"]
     if not isinstance(config, PODSConfig):
         raise TypeError(
             f"PODSTrainer needs args of type PODSConfig, got {type(config).__name__}: "
             "PODSConfig takes the same fields, plus num_rollouts"
         )
-
-
-def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
-    """Raise for arguments of TRL's constructor that down-sampling does not support, such as tools with ZeRO-3."""
-    config = arguments["args"]
-    check_config(config)
     if config.use_vllm or not is_deepspeed_zero3_enabled():
         return
     for name in ("tools", "environment_factory"):

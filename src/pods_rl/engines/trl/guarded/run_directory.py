@@ -373,19 +373,10 @@ def device_name(trainer: PODSTrainer) -> str:
 
 
 def precision_of(trainer: PODSTrainer) -> str:
-    """Return the precision in which a trainer computes."""
+    """Return the precision in which a trainer computes: that of autocast, or else the type of the weights."""
+    if trainer.args.bf16 or trainer.args.fp16:
+        return "bf16" if trainer.args.bf16 else "fp16"
     weights = str(trainer.model.dtype).removeprefix("torch.")
-    return precision(trainer.args.bf16, trainer.args.fp16, weights)
-
-
-def precision(bf16: bool, fp16: bool, weights: str) -> str:
-    """Return the precision of passes: that of autocast, or else the type of the weights.
-
-    >>> precision(True, False, "float32"), precision(False, False, "float32"), precision(False, False, "bfloat16")
-    ('bf16', 'float32', 'bf16')
-    """
-    if bf16 or fp16:
-        return "bf16" if bf16 else "fp16"
     return {"bfloat16": "bf16", "float16": "fp16"}.get(weights, weights)
 
 

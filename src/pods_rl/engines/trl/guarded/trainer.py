@@ -39,7 +39,6 @@ class Guarded(Layer):
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *others: Any, **named: Any) -> None:
         compat.check_overrides(Guarded)
-        compat.check_config(args)
         super().__init__(model, reward_funcs, args, *others, **named)  # type: ignore[call-arg]
         is_cast = self.use_transformers_continuous_batching and (self.args.bf16 or self.args.fp16)
         if is_cast and torch.float32 in {weight.dtype for weight in self.model.parameters() if weight.requires_grad}:

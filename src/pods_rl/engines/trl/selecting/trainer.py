@@ -44,7 +44,6 @@ class Selecting(Layer):
 
     Raises:
         UserError: versions of TRL or transformers whose methods take other arguments.
-        TypeError: `args` is not a PODSConfig.
     """
 
     _tag_names = ["trl", "grpo", "pods"]  # noqa: RUF012  (TRL's own form)
@@ -60,7 +59,6 @@ class Selecting(Layer):
     ) -> None:
         compat.check_overrides(Selecting)
         compat.check_row_lists()
-        compat.check_config(args)
         super().__init__(model, reward_funcs, args, *others, **named)  # type: ignore[call-arg]
         self._selections = StepCounter()
         self._dynamic = DynamicSampling(self)

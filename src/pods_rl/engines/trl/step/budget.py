@@ -14,7 +14,6 @@ from ....errors import UserError
 from ....prefix_tree.grouping import divide_rows
 from ..compat import TRLTrainer
 
-AUTO = "auto"
 MARGIN = 0.8  # of the free memory: other passes have trees of other shapes, and memory has gaps
 KEY = "max_tokens_per_microbatch"
 
@@ -34,7 +33,7 @@ class Budget:
         self._trainer = trainer
         self._log = log
         setting = trainer.args.max_tokens_per_microbatch
-        self.is_auto = setting == AUTO
+        self.is_auto = setting == "auto"
         self.tokens = setting if isinstance(setting, int) else None  # None: those of TRL's micro-batch
         device = trainer.accelerator.device
         self._measures = self.is_auto and device.type == "cuda" and torch.cuda.is_available()
