@@ -14,6 +14,7 @@ from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerCont
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from ..distributed.processes import alone, gather
+from ..engines.trl.compat import replacing
 from ..errors import Interrupted, UserError
 from ..evaluation import Evaluation
 from ..runs import Record
@@ -261,12 +262,9 @@ def push(trainer: Trainer, folder: Path, name: str) -> None:
     args = trainer.args
     if not args.hub_model_id:
         args.hub_model_id = re.sub("[^0-9A-Za-z]", "-", name).strip("-")
-    output_dir = args.output_dir
-    args.output_dir = str(folder)  # `push_to_hub` pushes this folder
     try:
-        trainer.push_to_hub()
+        with replacing(args, output_dir=str(folder)):  # `push_to_hub` pushes this folder
+            trainer.push_to_hub()
     except Exception as error:  # the network, the hub, its client
         reason = " ".join(str(error).split()) or type(error).__name__
         console(stderr=True).print(f"[yellow]Not pushed to the hub:[/yellow] {safe_text(reason)} The run is complete.")
-    finally:
-        args.output_dir = output_dir

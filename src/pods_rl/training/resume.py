@@ -42,12 +42,9 @@ class Start(NamedTuple):
             lines = [f"resumes from {self.checkpoint.name}"]
         else:
             lines = ["resumes from the beginning: it had made no step"]
-        for damaged in self.skipped:
-            lines.append(f"skipped {damaged}")
-        for difference in self.changed:
-            lines.append(f"changed recipe, allowed by {CHANGED}: {difference}")
-        for difference in self.contents:
-            lines.append(f"changed contents, allowed by {CHANGED_CONTENTS}: {difference}")
+        lines += [f"skipped {damaged}" for damaged in self.skipped]
+        lines += [f"changed recipe, allowed by {CHANGED}: {difference}" for difference in self.changed]
+        lines += [f"changed contents, allowed by {CHANGED_CONTENTS}: {difference}" for difference in self.contents]
         return lines
 
 

@@ -75,17 +75,12 @@ class PrefixTreeTrainer(Layer):
             step = self.state.global_step
             generation = (self.args.seed, step, self._generations.number(step))
             first_row = self.accelerator.process_index * len(prompts)
-            groups: list[int] = []
-            keys: list[tuple[int, ...]] = []
-            for row in range(first_row, first_row + len(prompts)):
-                groups.append(row // size)
-                keys.append((*generation, row // size, row % size))
-            self._turns = Turns(keys)
-            try:
+            rows = range(first_row, first_row + len(prompts))
+            turns = Turns([(*generation, row // size, row % size) for row in rows])
+            with compat.replacing(self, _turns=turns):
                 results = super()._generate(prompts)
-            finally:
-                self._turns = None
         output = Generated.of(results)
+        groups = [row // size for row in rows]
         self._update.tokens["generated"] += sum(output.policy_tokens())
         self._metrics["train"]["pods/distinct_tokens"].append(distinct_share(output.completion_ids, groups))
         self._enter_phase("reward")

@@ -23,7 +23,7 @@ from ....prefix_tree.grouping import count_nodes
 from ....prefix_tree.packing import Probe, TreePass, probe_trees
 from ....prefix_tree.recurrence import unregister_tree_recurrence
 from ... import PHASES
-from ..compat import IMAGE_INPUTS, Batch, LogProbs, TRLTrainer, is_overridden
+from ..compat import IMAGE_INPUTS, Batch, LogProbs, TRLTrainer, is_overridden, replacing
 from .budget import Budget
 from .micro_batches import (
     LOSS_SHARE,
@@ -231,15 +231,11 @@ class Update(TrainerCallback):
                 return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
         self._has_signal |= has_gradient
         self._passes += 1
-        self._batch = batch
-        self._computed = row_counts[1] > 0 if may_skip_rows else None
+        computed = row_counts[1] > 0 if may_skip_rows else None
         metrics = trainer._metrics["train"]
         before = {name: len(values) for name, values in metrics.items()}
-        try:
+        with replacing(self, _batch=batch, _computed=computed):
             loss = compute()
-        finally:
-            self._batch = {}
-            self._computed = None
         if counts is not None and not trainer.args.exact_trl:
             self._step_metrics.take(metrics, before, counts)
         # TRL divides a mean over rows by the number of micro-batches. Sums over tokens have one divisor for all rows.
@@ -490,9 +486,8 @@ class Update(TrainerCallback):
         passes = self.budget.divide(rows, batch_size or len(ids), trees=model.tree, gather=self._gather)
         # One copy to the device for all passes.
         order = torch.tensor([row for members in passes for row in members], device=ids.device)
-        results = []
-        for index in order.split([len(members) for members in passes]):
-            results.append(compute(model, ids[index], mask[index], keep, len(index), **inputs))
+        rows_of_passes = order.split([len(members) for members in passes])
+        results = [compute(model, ids[index], mask[index], keep, len(index), **inputs) for index in rows_of_passes]
         row_order = order.argsort()
         log_probs = torch.cat([result[0] for result in results])[row_order]
         entropies = [result[1] for result in results if result[1] is not None]
