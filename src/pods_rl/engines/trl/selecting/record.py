@@ -42,15 +42,12 @@ class Rollouts:
     @classmethod
     def joined(cls, parts: Sequence[Rollouts]) -> Rollouts:
         """Return the record of several rounds of a generation, of which nothing is kept yet."""
-        first = parts[0]
-        if len(parts) == 1:
-            return first
         lists: dict[str, Any] = {}
         for name in ("inputs", "prompts", "completions", "completion_tokens", "numbers"):
             lists[name] = [value for part in parts for value in getattr(part, name)]
         masks = [part.masked for part in parts if part.masked is not None]
         return replace(
-            first,
+            parts[0],
             **lists,
             rewards_per_func=torch.cat([part.rewards_per_func for part in parts]),
             rewards=torch.cat([part.rewards for part in parts]),

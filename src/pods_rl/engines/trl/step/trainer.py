@@ -103,7 +103,7 @@ class PrefixTreeTrainer(Layer):
         # Without pixels TRL would add token types of images, which few models take.
         has_pixels = "pixel_values" in multimodal_fields
         options = {"has_tool_images": True} if has_tool_images and has_pixels else {}
-        if self._turns is None:  # an evaluation
+        if self._turns is None:  # an evaluation, or a subclass's own `_generate`
             return sample(prompt_ids, images, multimodal_fields, num_generations, **options)
         count = len(prompt_ids)
         size = self.args.rollout_batch_size or count

@@ -258,8 +258,7 @@ class Update(TrainerCallback):
             return batches
         if self._unsynced is None:  # a user's `training_step` does not call ours, which computes several passes
             return batches
-        may_pack = all(map(self._may_pack, batches))
-        if not all(flag for (flag,) in self._gather([int(may_pack)])):  # one process alone may have images
+        if self._on_any_process(not all(map(self._may_pack, batches))):  # one process alone may have images
             return batches
         packed: list[Any] = []
         for start in range(0, len(batches), window):
