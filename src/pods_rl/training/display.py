@@ -172,7 +172,7 @@ class RunDisplay(LiveLine):
         super().__init__(out or console(), every=every)
         self._label = label
         self._max_seconds = max_seconds
-        self._max_steps = max_steps
+        self._max_steps = max_steps if max_steps and max_steps > 0 else None
         self._trains = False
 
     def begin(self, what: str, *, in_log: bool = True) -> None:
@@ -216,15 +216,12 @@ class RunDisplay(LiveLine):
 
     def expect_steps(self, steps: int) -> None:
         """Take the number of steps that the trainer plans, if the recipe sets epochs and no other budget."""
-        has_steps = self._max_steps is not None and self._max_steps > 0
-        if not has_steps and self._max_seconds is None:
+        if self._max_steps is None and self._max_seconds is None:
             self._max_steps = steps
 
     def _of_all(self, place: str) -> str:
         """Return the place of a step among all steps, if their number is known."""
-        if self._max_steps is not None and self._max_steps > 0:
-            return f"{place} of {self._max_steps}"
-        return place
+        return place if self._max_steps is None else f"{place} of {self._max_steps}"
 
 
 class EvaluationDisplay(LiveLine):
