@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -122,29 +121,15 @@ def tokens_of(columns: Mapping[str, Any], computed: Tensor | None = None) -> NDA
 Metrics = dict[str, list[float]]  # by name, the values since the last line of the log
 
 
-@dataclass(frozen=True)
-class Counts:
-    """The tokens and rows of a micro-batch, over all processes, by which its metrics are weighted.
-
-    Args:
-        tokens: of the policy.
-        computed: of these, those in rows that are computed.
-        rows: of the micro-batch.
-        repeated: of these, those that only fill it.
-    """
-
-    tokens: int
-    computed: int
-    rows: int
-    repeated: int = 0
-
-
 class StepMetrics:
     """TRL's metrics of the micro-batches of a step, which become one value for the step.
 
     TRL appends a value for each micro-batch and logs their mean, which depends on which rows share one. Here means are
     weighted by tokens or rows, minima and maxima are those of the step, and entropy is the mean over the computed
     tokens. In a step of one micro-batch the values are TRL's.
+
+    The `counts` of a micro-batch are over all processes: its `rows`, of which `repeated_rows` only fill it, and the
+    policy's `tokens`, of which `computed` are in rows that are computed.
 
     Args:
         by_row: whether importance weights are those of complete rows, so that shares of clipped ones count rows.
@@ -158,14 +143,12 @@ class StepMetrics:
         """Begin a step."""
         self._sums: defaultdict[str, float] = defaultdict(float)  # over tokens or rows, by metric
         self._extremes: defaultdict[str, list[float]] = defaultdict(list)  # of the micro-batches, by metric
-        self._tokens = 0
-        self._computed = 0
-        self._rows = 0
+        self._totals: Counter[str] = Counter()  # of the counts
         self._has_skipped = False
 
-    def take(self, metrics: Metrics, before: Mapping[str, int], counts: Counts) -> None:
+    def take(self, metrics: Metrics, before: Mapping[str, int], counts: Mapping[str, int]) -> None:
         """Take out of TRL's metrics what its loss has appended for a micro-batch since `before`."""
-        self._count(counts)
+        self._totals.update(counts)
         for name in list(metrics):
             values = metrics[name]
             if name not in LOSS_METRICS or len(values) == before.get(name, 0):
@@ -176,34 +159,30 @@ class StepMetrics:
             if name in EXTREMES:
                 self._extremes[name].append(value)
             elif self._counts_rows(name):
-                self._sums[name] += value * counts.rows
+                self._sums[name] += value * counts["rows"]
             else:
-                self._sums[name] += value * counts.tokens
+                self._sums[name] += value * counts["tokens"]
 
-    def skip(self, counts: Counts) -> None:
+    def skip(self, counts: Mapping[str, int]) -> None:
         """Count a micro-batch that is not computed: nothing of it is clipped."""
-        self._count(counts)
+        self._totals.update(counts)
         self._has_skipped = True
 
     def put(self, metrics: Metrics) -> None:
         """Append the step's values to TRL's metrics."""
+        rows = self._totals["rows"] - self._totals["repeated_rows"]
         for name, total in self._sums.items():
-            count = self._rows if self._counts_rows(name) else self._tokens
+            count = rows if self._counts_rows(name) else self._totals["tokens"]
             if name == ENTROPY:
-                if self._computed == 0:
+                count = self._totals["computed"]  # rows that are left out have entropy 0 in TRL's mean
+                if count == 0:
                     continue  # of no token
-                count = self._computed  # rows that are left out have entropy 0 in TRL's mean
             metrics[name].append(total / max(1, count))
         for name, values in self._extremes.items():
             if self._has_skipped:
                 values.append(0.0)
             numbers = [value for value in values if not math.isnan(value)]  # NaN: a micro-batch without a token
             metrics[name].append(EXTREMES[name](numbers) if numbers else math.nan)
-
-    def _count(self, counts: Counts) -> None:
-        self._tokens += counts.tokens
-        self._computed += counts.computed
-        self._rows += counts.rows - counts.repeated
 
     def _counts_rows(self, name: str) -> bool:
         """Return whether a metric is a mean over rows; else over tokens."""

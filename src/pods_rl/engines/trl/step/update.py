@@ -30,7 +30,6 @@ from .micro_batches import (
     MEANS_OVER_ROWS,
     REPEATED_ROWS,
     ROW_SCALE,
-    Counts,
     StepMetrics,
     pack_rows,
     tokens_of,
@@ -210,23 +209,23 @@ class Update(TrainerCallback):
         may_skip_rows = self._may_skip_rows(batch)
         if may_skip_rows:
             self.rows_left_out += with_gradient.count(0) - repeated_rows
-        counts: Counts | None = None
+        counts: dict[str, int] = {}
         if not self._has_user_loss:  # its code may not reach this line on all processes: they need not agree
             # One message for all of them.
-            sums = self._sums({
+            counts = self._sums({
                 "has_gradient": int(has_gradient),
                 "needs_all_rows": int(not may_skip_rows),
+                "rows": len(tokens),
+                "repeated_rows": repeated_rows,
                 "tokens": sum(tokens),
                 "computed": sum(with_gradient if may_skip_rows else tokens),
-                "repeated_rows": repeated_rows,
             })  # fmt: skip
-            has_gradient = sums["has_gradient"] > 0
-            rows = len(tokens) * trainer.accelerator.num_processes
-            counts = Counts(sums["tokens"], sums["computed"], rows, sums["repeated_rows"])
+            has_gradient = counts["has_gradient"] > 0
             if batch["completion_mask"].shape[1] == 1:  # TRL's means are then over rows
-                computed_rows = round(rows * counts.computed / counts.tokens) if counts.tokens else rows
-                counts = Counts(rows, computed_rows, rows, counts.repeated)
-            if not has_gradient and self._can_skip(may_skip_rows=sums["needs_all_rows"] == 0):
+                rows = counts["rows"]
+                computed_rows = rows * counts["computed"] / counts["tokens"] if counts["tokens"] else rows
+                counts |= {"tokens": rows, "computed": round(computed_rows)}
+            if not has_gradient and self._can_skip(may_skip_rows=counts["needs_all_rows"] == 0):
                 self._step_metrics.skip(counts)
                 return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
         self._has_signal |= has_gradient
@@ -236,7 +235,7 @@ class Update(TrainerCallback):
         before = {name: len(values) for name, values in metrics.items()}
         with replacing(self, _batch=batch, _computed=computed):
             loss = compute()
-        if counts is not None and not trainer.args.exact_trl:
+        if counts and not trainer.args.exact_trl:
             self._step_metrics.take(metrics, before, counts)
         # TRL divides a mean over rows by the number of micro-batches. Sums over tokens have one divisor for all rows.
         if trainer.loss_type in MEANS_OVER_ROWS:
