@@ -116,7 +116,12 @@ class Recorder(TrainerCallback):
             self._writer.check()
         before = self.seconds
         self._record.step = state.global_step
-        self._read_clock_and_signals()
+        # The time is the first process's. A signal may reach one process of several.
+        self._record.stop_clock()
+        of_processes = gather([(self.seconds, self._stop.reason)])
+        self._record.seconds, _ = of_processes[0]
+        reasons = [reason for _, reason in of_processes if reason]
+        self.stopped_by = reasons[0] if reasons else None
         # How the policy generates and is updated, which its first passes decide.
         trainer = self._trainer
         known = {
@@ -142,18 +147,6 @@ class Recorder(TrainerCallback):
             control.should_save = True
         if not control.should_save:  # else `on_save` restarts the clock
             self._record.start_clock()
-
-    def _read_clock_and_signals(self) -> None:
-        """Stop the clock, and take its time from the first process and a signal from any of them."""
-        self._record.stop_clock()
-        self.stopped_by = None
-        # a signal may reach one process of several
-        of_processes = gather([(self.seconds, self._stop.reason)])
-        self._record.seconds, _ = of_processes[0]
-        for _, reason in of_processes:
-            if reason:
-                self.stopped_by = reason
-                break
 
     def on_save(self, *_: Any, **__: Any) -> None:
         self.saved_step = self.step

@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from torch.distributed import distributed_c10d
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from .recorder import Recorder
     from .trainer import RunTrainer
 
-_Result = TypeVar("_Result")
 _ON_SIGNAL = "the run ends after this step and saves a checkpoint. Another Ctrl-C ends it at once and loses the step."
 
 
@@ -113,10 +112,9 @@ def train(
                     set_threads(recipe.run_settings()["threads"])
                     prepared, trainer = _load_task_and_policy(context)
                     shown.begin("reading what the recipe names")
-                    contents = _on_first_process(writer, lambda: _contents(recipe, prepared))
-                    assert contents is not None
+                    contents: Contents = _on_first_process(writer, lambda: _contents(recipe, prepared))
                     trainer.contents = contents
-                    start = _on_first_process(writer, lambda: find(contents=contents)) if resume else None
+                    start: Start | None = _on_first_process(writer, lambda: find(contents=contents)) if resume else None
                     print_start(shown, shown_as, label, trainer, prepared, start)
                     environment = describe(trainer, prepared, start) | {"sources": user_sources()}
                     recorder = _add_recorder(context, prepared, trainer, environment)
@@ -126,7 +124,7 @@ def train(
     return Run.open(output)
 
 
-def _on_first_process(writer: RunWriter | None, work: Callable[[], _Result]) -> _Result | None:
+def _on_first_process(writer: RunWriter | None, work: Callable[[], Any]) -> Any:
     """Return what the first process, which has the writer, computes; call it on every process."""
     return gather([work() if writer else None])[0]
 

@@ -81,11 +81,11 @@ class Turns:
 
     def begin(self, prompt_ids: list[list[int]]) -> list[Key]:
         """Return the keys by which the rows of the next turn draw; none if they are not known."""
-        if self._number == 0:
+        if self._number == 0 or not self.keys:
             return self.keys
         remaining: list[Key] = []
         row_before = 0
-        for ids in prompt_ids if self.keys else ():
+        for ids in prompt_ids:
             # A row begins with all tokens of its row of the turn before, and the order stays.
             while row_before < len(self._rows) and ids[: len(self._rows[row_before])] != self._rows[row_before]:
                 row_before += 1  # it has ended
