@@ -35,16 +35,14 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer import TRAINER_STATE_NAME  # noqa: F401  (the engine imports private names from here)
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation  # noqa: F401  (gathers ZeRO-3's weights)
-from trl.trainer import grpo_trainer  # its VLLMGeneration and logger are patched below
+from trl.trainer import grpo_trainer  # some of its functions are replaced below
 from trl.trainer import utils as trl_utils
-from trl.trainer.grpo_trainer import disable_gradient_checkpointing, use_adapter  # noqa: F401
 from trl.trainer.utils import (  # noqa: F401
     add_fused_lm_head,
     get_callable_name,
     get_config_model_id,
     is_async_callable,
     nanstd,
-    pad,
 )
 
 from ...errors import UserError
@@ -60,12 +58,11 @@ Tokenized = tuple[list[list[int]], Any, dict[str, Any]]  # of prompts: token ids
 
 # TRL's metrics of a micro-batch: its loss appends one entry to each, and `StepMetrics` makes one value of a step's.
 ENTROPY = "entropy"
-KL = "kl"
 PHI = "vespo/phi_seq_mean"  # the weight of each row in VESPO's loss
 CLIP_RATIO = "clip_ratio"  # part of the name of each share of clipped tokens
 EXTREMES = {"clip_ratio/low_min": min, "clip_ratio/high_max": max}  # of the shares of each row
 LOSS_METRICS = {
-    ENTROPY, KL, PHI, *EXTREMES, "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean",
+    ENTROPY, "kl", PHI, *EXTREMES, "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean",
     "cispo_clip_ratio",
 }  # fmt: skip
 
