@@ -17,12 +17,10 @@ from ..recipe import Origin, Recipe, build_recipe, load_recipe
 from ..recipe.schema import parse_overrides
 from ..runs import Run
 from ..runs.checkpoints import last_good, verify
-from ..runs.files import CHECKPOINTS, open_own
+from ..runs.files import CHECKPOINTS, RESULTS, open_own
 from ..streams import outlive_output
 from ..text import console, counted, safe_text
 from .train import Config, stoppable
-
-RESULTS = "results.jsonl"
 
 
 def evaluate(

@@ -197,41 +197,36 @@ def keep_rows(
         selection.get_batch_rule(rule)
     else:
         selection.get_rule(rule)
-    added: dict[int, dict[str, Any]] = {}
-    generator = torch.Generator().manual_seed(seed)
     # A file is a batch. For selection of each prompt, every group is a batch of its own.
-    for batch in _indices_by(rows, "file" if over_batch else "group"):
-        groups = [[batch[index] for index in group] for group in _indices_by([rows[index] for index in batch], "group")]
+    batches: dict[str, dict[str, list[int]]] = {}  # the indices of the rows, by batch and group
+    for index, row in enumerate(rows):
+        batch = batches.setdefault(row.file if over_batch else row.group, {})
+        batch.setdefault(row.group, []).append(index)
+    advantage_of: dict[int, float] = {}  # by the index of a kept row
+    generator = torch.Generator().manual_seed(seed)
+    for batch in batches.values():
+        groups = list(batch.values())
+        size = sum(map(len, groups))
         rewards = [torch.tensor([rows[index].reward for index in group], dtype=torch.float64) for group in groups]
         # Groups may differ in size: shorter ones are filled up with unscored rollouts.
         rewards_PN = torch.nn.utils.rnn.pad_sequence(rewards, batch_first=True, padding_value=math.nan)
         chosen: selection.Selection | selection.BatchSelection
         try:
             if over_batch:
-                rows_to_keep = min(keep * len(groups), len(batch)) if batch_rows is None else batch_rows
-                if rows_to_keep > len(batch):
-                    raise ValueError(
-                        f"--rows {rows_to_keep} is more than the {len(batch)} rollouts of a batch. Lower it."
-                    )
+                rows_to_keep = min(keep * len(groups), size) if batch_rows is None else batch_rows
+                if rows_to_keep > size:
+                    raise ValueError(f"--rows {rows_to_keep} is more than the {size} rollouts of a batch. Lower it.")
                 chosen = selection.select_batch(rewards_PN, rows_to_keep, rule, generator=generator)
                 kept = chosen.mask().nonzero().tolist()
             else:
-                chosen = selection.select(rewards_PN, min(keep, len(batch)), rule, generator)
+                chosen = selection.select(rewards_PN, min(keep, size), rule, generator)
                 kept = [[0, index] for index in chosen.indices[0].tolist()]
             advantages = selection.advantages(rewards_PN, chosen, when=when)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             raise UserError(f"Cannot select: {error}") from error
         indices = [groups[prompt][rollout] for prompt, rollout in kept]
-        added |= _additions(rows, dict(zip(indices, advantages.flatten().tolist(), strict=True)))
-    return dict(sorted(added.items()))
-
-
-def _indices_by(rows: list[Rollout], name: str) -> list[list[int]]:
-    """Return the indices of the rows with the same group or file, in the order of their first rows."""
-    indices: dict[str, list[int]] = {}
-    for index, row in enumerate(rows):
-        indices.setdefault(getattr(row, name), []).append(index)
-    return list(indices.values())
+        advantage_of |= zip(indices, advantages.flatten().tolist(), strict=True)
+    return _additions(rows, advantage_of)
 
 
 def _additions(rows: list[Rollout], advantages: dict[int, float]) -> dict[int, dict[str, Any]]:
@@ -247,7 +242,7 @@ def _additions(rows: list[Rollout], advantages: dict[int, float]) -> dict[int, d
         group = rows[index].group
         ranks[group] += 1
         added[index] = {"selected_rank": ranks[group], "advantage": advantages[index]}
-    return added
+    return dict(sorted(added.items()))
 
 
 def _summarise(rows: list[Rollout], kept: dict[int, dict[str, Any]], keep: int | None, output: str | None) -> None:

@@ -30,13 +30,13 @@ from ..loading.prepare import prepare
 from ..recipe import Recipe
 from ..runs import to_json, write_parquet
 from ..runs.environment import git_commit
-from ..runs.files import encoded, open_own
+from ..runs.files import RESULTS, encoded, open_own
 from ..tasks import Task
+from ..tasks.sources import first_rows
 from ..text import counted
 from . import Evaluation, evaluate
 from .sampling import GenerateSampler, RowsDone, Sampler, Sampling, VLLMSampler, sampling_of
 
-RESULTS = "results.jsonl"
 _HIGHER_IS_BETTER = {"mean_completion_tokens": None, "truncated_share": False}  # all other scores: True
 
 
@@ -85,7 +85,7 @@ def evaluate_checkpoint(
         sampling = sampling_of(recipe)
         # Described before the evaluation: an error here loses no result.
         line = _describe(recipe, policy, sampler, sampling, task) | {"date": time.time()}
-        count = len(task.test) if prompts is None else min(prompts, len(task.test))
+        count = len(first_rows(task.test, prompts))
         begin(f"evaluating {counted(count * settings['eval_repeats'], 'completion')}")
         evaluation = evaluate(
             sampler,
@@ -182,9 +182,7 @@ def _device(recipe: Recipe) -> Iterator[torch.device]:
 def _describe(recipe: Recipe, policy: Policy, sampler: Sampler, sampling: Sampling, task: Task) -> dict[str, Any]:
     """Return a line of `results.jsonl` without scores: policy, machine, sampling, prompts and versions."""
     settings = recipe.run_settings()
-    limit = settings["eval_prompts"]
-    count = len(task.test) if limit is None else min(limit, len(task.test))
-    prompts = task.test.select(range(count))
+    prompts = first_rows(task.test, settings["eval_prompts"])
     # Evaluations whose rows have the same hash had the same prompts and gold answers.
     rows = json.dumps([[row["prompt"], row["answer"]] for row in prompts], sort_keys=True)
     first_prompt = prompts[0]["prompt"]
@@ -209,7 +207,7 @@ def _describe(recipe: Recipe, policy: Policy, sampler: Sampler, sampling: Sampli
         "autocast": "bfloat16" if autocast else None,
         **asdict(sampling),
         "repeats": settings["eval_repeats"],
-        "limit": limit,
+        "limit": settings["eval_prompts"],
         "versions": packages,
     }
     return {

@@ -17,7 +17,6 @@ from ..yaml_files import Origin, YAMLError, dump_yaml, parse_value, read_yaml
 
 HEAD = "# pods compare: the experiment of this directory\n"  # how a stored experiment begins
 _MOST_SEEDS = 1000
-_OVERRIDES = ("baseline", "seeds", "accelerate")  # of an experiment itself, from the command line
 
 
 class DeclaredPair(NamedTuple):
@@ -118,7 +117,7 @@ def build_experiment(
     """Build an experiment from a mapping, as `load_experiment` does from a file."""
     overrides = dict(overrides or {})
     values = dict(values)
-    for key in _OVERRIDES:
+    for key in ("baseline", "seeds", "accelerate"):  # of the experiment itself
         if key in overrides:
             values[key] = overrides.pop(key)
     base, arms = split_experiment(values, source)

@@ -26,8 +26,6 @@ from .definition import Experiment
 
 _END_SECONDS = 30.0  # to wait for the end of a killed run
 
-__all__ = ["Began", "Check", "ForkedRun", "RunProcess", "Starter", "Starters", "Train"]
-
 
 class Check(NamedTuple):
     """The request to check the recipe of each arm: the answer is a list of notes, or a UserError."""

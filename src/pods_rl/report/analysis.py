@@ -68,7 +68,7 @@ class Pair:
     runs: int  # of the arm that have a score there
     rival_runs: int
     difference: Difference
-    over_time: Difference | None  # of the means over the evaluations after the start; None for fewer than two
+    over_time: Difference  # of the means over the evaluations after the start; NaN for fewer than two
     speedup: Speedup | None = None  # to the level of the analysis; None without one
 
     @property
@@ -79,13 +79,12 @@ class Pair:
     @property
     def main(self) -> Difference:
         """The difference to state: at the end, or over time if that alone is settled."""
-        over_time = self.over_time or UNKNOWN
-        return over_time if over_time.settled and not self.difference.settled else self.difference
+        return self.over_time if self.over_time.settled and not self.difference.settled else self.difference
 
     @property
     def settled(self) -> bool:
         """Whether one of the two differences is settled."""
-        return self.difference.settled or (self.over_time or UNKNOWN).settled
+        return self.difference.settled or self.over_time.settled
 
     @property
     def is_early(self) -> bool:
@@ -193,10 +192,10 @@ def analyse(
         else:
             compared.append(compare(arm, rival, shows))
     # A report shows all of these differences together, so their p-values are corrected together.
-    gaps = corrected([*(pair.difference for pair in compared), *(pair.over_time or UNKNOWN for pair in compared)])
+    gaps = corrected([*(pair.difference for pair in compared), *(pair.over_time for pair in compared)])
     corrected_pairs = []
     for pair, at_end, over_time in zip(compared, gaps[: len(compared)], gaps[len(compared) :], strict=True):
-        pair = replace(pair, difference=at_end, over_time=None if pair.over_time is None else over_time)
+        pair = replace(pair, difference=at_end, over_time=over_time)
         if level is not None:
             speedup = speedup_between(pair.arm, pair.rival, level)
             # it follows from the scores, so it is settled only if one of the two differences is
@@ -258,7 +257,7 @@ def compare(arm: Arm, rival: Arm, shows: str = "") -> Pair:
     scores, errors = arm.curve.at(due)
     rival_scores, rival_errors = rival.curve.at(due)
     paired = same_seeds(arm, rival)
-    over_time = None
+    over_time = UNKNOWN
     times = times_after_start(arm.curve, rival.curve, due)
     if len(times) >= 2:
         means = mean_over(arm.curve, times)

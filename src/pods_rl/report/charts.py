@@ -93,11 +93,11 @@ class Panel:
     arms: list[Series]
     bounds: tuple[float, float] | None = None  # of the values that are possible
     level: tuple[float, str] | None = None  # that speedups are to, and its name
-    crowded: bool = False  # whether runs and bands are hidden at first
 
     def data(self) -> dict[str, Any]:
-        """Return the panel for the page's script, without what is missing."""
-        return asdict(self, dict_factory=lambda pairs: {key: value for key, value in pairs if value is not None})
+        """Return the panel for the page's script, without what is missing; `crowded`: hide runs and bands at first."""
+        data = asdict(self, dict_factory=lambda pairs: {key: value for key, value in pairs if value is not None})
+        return data | {"crowded": len(self.arms) > _CROWD}
 
 
 def styles_of(analysis: Analysis) -> dict[str, Style]:
@@ -141,18 +141,6 @@ def _axis(key: str, end: float, arms: Sequence[Arm]) -> _Axis:
     return _Axis(key, f"training time ({unit}{of_processor})", 1 / UNITS[unit])
 
 
-def _panel(
-    metric: str,
-    y: str,
-    axes: Sequence[_Axis],
-    series: list[Series],
-    bounds: tuple[float, float] | None = None,
-    level: tuple[float, str] | None = None,
-) -> Panel:
-    titles = [(axis.key, axis.title) for axis in axes]
-    return Panel(metric, y, titles, series, bounds, level, crowded=len(series) > _CROWD)
-
-
 def _score_panel(analysis: Analysis, styles: Styles, metric: str) -> Panel:
     """Return a metric of evaluations over training time, and over steps if every arm logged them."""
     arms = [arm for arm in analysis.arms if metric in arm.curves]
@@ -180,7 +168,7 @@ def _score_panel(analysis: Analysis, styles: Styles, metric: str) -> Panel:
         lines = {axis.key: _line(curves[axis.key][arm.name], axis.scale, bounds, scale) for axis in axes}
         series.append(Series(arm.label, *styles[arm.name], lines))
     y = words(metric) + (" (%)" if is_share else "")
-    return _panel(metric, y, axes, series, bounds, level)
+    return Panel(metric, y, [(axis.key, axis.title) for axis in axes], series, bounds, level)
 
 
 def _curve_over_steps(arm: Arm, metric: str) -> Curve | None:
@@ -217,6 +205,7 @@ def _metric_panels(analysis: Analysis, styles: Styles) -> list[Panel]:
             axes.append(_axis(key, max(ends, default=0.0), analysis.arms))
     found = set[str]().union(*(of_arm.metrics for of_arm in logged.values()))
     in_order = [*(metric for metric in _METRIC_TITLES if metric in found), *sorted(found.difference(_METRIC_TITLES))]
+    titles = [(axis.key, axis.title) for axis in axes]
     panels = []
     for metric in in_order[:_MOST_METRICS]:
         series = []
@@ -224,7 +213,7 @@ def _metric_panels(analysis: Analysis, styles: Styles) -> list[Panel]:
             if arm.name in logged and metric in logged[arm.name].metrics:
                 lines = _metric_lines(logged[arm.name], metric, axes)
                 series.append(Series(arm.label, *styles[arm.name], lines))
-        panels.append(_panel(metric, _METRIC_TITLES.get(metric) or one_line(metric), axes, series))
+        panels.append(Panel(metric, _METRIC_TITLES.get(metric) or one_line(metric), titles, series))
     return panels
 
 
@@ -242,10 +231,7 @@ def _metric_lines(logged: _Logged, metric: str, axes: Sequence[_Axis]) -> dict[s
 
 def _logged_of(arm: Arm) -> _Logged | None:
     """Return the logged metrics of an arm; None if no run has logged a step."""
-    last = 0.0
-    for run in arm.runs:
-        steps = finite_numbers(row.get("step") for row in run.metrics)
-        last = max([last, *steps])
+    last = max(finite_numbers(row.get("step") for run in arm.runs for row in run.metrics), default=0.0)
     if last <= 0:
         return None
     width = max(1.0, (last + 1) / _BINS)
@@ -256,17 +242,17 @@ def _logged_of(arm: Arm) -> _Logged | None:
         for metric, values in _binned(run, width, count).items():
             table = tables.setdefault(metric, np.full((len(names), count), np.nan))
             table[row] = values
-    clocks = {}
-    for clock in _CLOCKS:
-        if clock in tables and not np.isnan(mean_curve(tables[clock])).all():
-            clocks[clock] = mean_curve(tables[clock])
-    if "step" not in clocks:
+    tables = {metric: table for metric, table in tables.items() if not np.isnan(mean_curve(table)).all()}
+    if "step" not in tables:
         return None
+    clocks = {clock: mean_curve(tables[clock]) for clock in _CLOCKS if clock in tables}
     due = np.arange(count, dtype=np.float64)
-    metrics = {}
-    for metric, table in tables.items():
-        if metric not in _CLOCKS and not np.isnan(mean_curve(table)).all():
-            metrics[metric] = Curve(names, due, tables["step"], table, np.full_like(table, np.nan))
+    errors = np.full((len(names), count), np.nan)
+    metrics = {
+        metric: Curve(names, due, tables["step"], table, errors)
+        for metric, table in tables.items()
+        if metric not in _CLOCKS
+    }
     return _Logged(clocks, metrics)
 
 

@@ -174,7 +174,6 @@ def on_a_line(due: Array, times: Array, values: Array) -> Array:
 class Speedup:
     """The speedup of an arm to a score; times in the unit of the given seconds."""
 
-    threshold: float
     baseline_time: float
     arm_time: float  # inf: not reached
     speedup: float  # 0: never reached; inf: reached at time 0; NaN: see `problem`
@@ -258,7 +257,7 @@ def _compare(base: Curve, arm: Curve, goal: float, *, paired: bool) -> Speedup:
     arm_times = arm.times
     base_time = time_to(base_mean, base.times, goal)
     arm_time = time_to(arm_mean, arm_times, goal)
-    result = Speedup(goal, base_time, arm_time, math.nan)
+    result = Speedup(base_time, arm_time, math.nan)
     if math.isnan(goal) or np.isnan(arm_mean).all() or math.isinf(base_time):
         return result
     at = int(np.flatnonzero(base_mean >= goal - _ROUNDING * abs(goal))[0])

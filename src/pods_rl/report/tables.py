@@ -19,7 +19,6 @@ from ..text import counted
 from .analysis import Analysis, ArmResult, Pair
 from .arms import HOUR, LENGTH, Arm, rollouts_of
 from .comparable import OWN_TO_A_RUN, task_of
-from .intervals import UNKNOWN
 from .text import as_text, csv_text, duration, finite, finite_numbers, number_text, one_line, tally, unit_for, words
 from .wording import (
     LEVEL_MARGIN,
@@ -267,7 +266,7 @@ def pairs_table(analysis: Analysis) -> Table:
 
 def _pair_row(pair: Pair) -> Row:
     speedup = pair.speedup
-    over_time = pair.over_time or UNKNOWN
+    over_time = pair.over_time
     row: Row = {
         "arm": pair.arm.name,
         "other": pair.rival.name,
@@ -279,7 +278,7 @@ def _pair_row(pair: Pair) -> Row:
         "difference": pair.difference.mean,
         "settled": pair.difference.settled,
         "over_time": over_time.mean,
-        "over_time_settled": over_time.settled if pair.over_time else None,
+        "over_time_settled": None if math.isnan(over_time.mean) else over_time.settled,
         "differs_in": ", ".join(pair.differs_in),
         "shows": pair.shows,
     }

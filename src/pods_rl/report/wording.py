@@ -83,7 +83,7 @@ def settled_text(pair: Pair) -> str:
     settled = []
     if pair.difference.settled:
         settled.append("at the end")
-    if pair.over_time and pair.over_time.settled:
+    if pair.over_time.settled:
         settled.append("over time")
     if pair.speedup and pair.speedup.settled:
         settled.append("speedup")

@@ -10,24 +10,22 @@ replaced or resumed from.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .files import encoded, read_mapping, to_json
 from .identity import is_of_other_run, token_of
+from .sources import file_hashes
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 _STAGING = ".saving"
 _REPLACED = "replaced-"
 _CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
-_HASHERS = 4  # files hashed at once, in threads: one core rarely keeps up with a disk
 
 
 def staging(target: Path) -> Path:
@@ -48,20 +46,18 @@ def publish(target: Path, about: Mapping[str, Any]) -> None:
         OSError: the folder cannot be written; ``target`` is unchanged.
     """
     staged = staging(target)
-    files = [path for path in sorted(staged.rglob("*")) if path.is_file()]
-    hashes = _hash_all(files, flush=True)
-    rows = {}
-    for path, digest in zip(files, hashes, strict=True):
-        name = path.relative_to(staged).as_posix()
-        rows[name] = {"bytes": path.stat().st_size, "sha256": digest}
+    files = {path.relative_to(staged).as_posix(): path for path in sorted(staged.rglob("*")) if path.is_file()}
+    for path in files.values():
+        _flush(path)
+    hashes = file_hashes(files)
+    rows = {name: {"bytes": path.stat().st_size, "sha256": hashes[name]} for name, path in files.items()}
     with (staged / MANIFEST).open("wb") as file:
         file.write(encoded(to_json({"format": FORMAT, **about, "files": rows}, indent=1) + "\n"))
         file.flush()
         os.fsync(file.fileno())
     # A rename is safe only once the entries of every folder are on disk.
-    folders = {path.parent for path in files}
-    for folder in (*folders, staged):
-        _flush_folder(folder)
+    for folder in {path.parent for path in files.values()} | {staged}:
+        _flush(folder)
     if _is_ours(target):
         os.replace(target, staged.parent / (_REPLACED + target.name))
     elif os.path.lexists(target):  # not ours
@@ -70,7 +66,7 @@ def publish(target: Path, about: Mapping[str, Any]) -> None:
             number += 1
         os.replace(target, target.with_name(f"{target.name}.kept-{number}"))
     os.replace(staged, target)
-    _flush_folder(target.parent)
+    _flush(target.parent)
     clean(target.parent)
 
 
@@ -108,9 +104,9 @@ def verify(folder: Path, *, hashes: bool = True) -> list[str]:
             problems.append(f"{name} has {(folder / name).stat().st_size} bytes, expected {expected}")
     if problems or not hashes:
         return problems
-    digests = _hash_all([folder / name for name in files])
-    for (name, row), digest in zip(files.items(), digests, strict=True):
-        if digest != row.get("sha256"):
+    digests = file_hashes({name: folder / name for name in files})
+    for name, row in files.items():
+        if digests.get(name, "") != row.get("sha256"):
             problems.append(f"{name} has changed: its hash is not the manifest's")
     return problems
 
@@ -183,21 +179,8 @@ def _name_problem(folder: Path, manifest: Mapping[str, Any]) -> str | None:
     return f"{MANIFEST} is of step {step}"
 
 
-def _hash_all(paths: Iterable[Path], *, flush: bool = False) -> list[str]:
-    """Return the sha256 of each file, read once; ``flush``: write it to disk first."""
-
-    def sha256(path: Path) -> str:
-        with path.open("rb") as file:
-            if flush:
-                os.fsync(file.fileno())
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
-    with ThreadPoolExecutor(_HASHERS) as pool:
-        return list(pool.map(sha256, paths))
-
-
-def _flush_folder(path: Path) -> None:
-    """Flush a folder's entries, such as a rename, to disk."""
+def _flush(path: Path) -> None:
+    """Write a file, or the entries of a folder such as a rename, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -25,13 +25,13 @@ STATUS = "status.json"
 METRICS = "metrics.jsonl"
 EVALS = "evals.jsonl"
 LOG = "log.txt"
+RESULTS = "results.jsonl"  # of `pods eval`
 ROLLOUTS = "rollouts"
 CHECKPOINTS = "checkpoints"
 EVALUATIONS = "evaluations"
 _TAIL = 1 << 16  # bytes: some dozens of lines
 # Disk full, quota exceeded, file too large, read-only disk. Not every system has each.
-_FULL_NAMES = ("ENOSPC", "EDQUOT", "EFBIG", "EROFS")
-_FULL = tuple(getattr(errno, name) for name in _FULL_NAMES if hasattr(errno, name))
+_FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS") if hasattr(errno, name))
 _SAFETENSORS_ERROR = re.compile(r"os error (\d+)")
 _TORCH_ERROR = re.compile(r"inline_container|PytorchStreamWriter|iostream error")
 

@@ -13,12 +13,10 @@ from .run import Run
 
 @dataclass(frozen=True)
 class Progress:
-    """The latest clocks of a run and its budget. A missing number is NaN."""
+    """The latest clocks of a run, and how far they are. A missing number is NaN."""
 
     step: float
     seconds: float  # training clock
-    max_steps: float
-    max_seconds: float
     share: float  # of the budget that ends first
     reward: float  # of the latest step
 
@@ -30,12 +28,10 @@ def progress_of(run: Run, recipe: Mapping[str, Any] | None = None) -> Progress:
     # whichever is newer: the status and the metrics are not written at the same moment
     step = _larger(_number(run.status.get("step")), _number(last.get("step")))
     seconds = _larger(_number(run.status.get("seconds")), _number(last.get("seconds")))
-    max_steps = _limit(budget.get("max_steps"))
-    max_seconds = _limit(budget.get("max_seconds"))
-    share = share_done(step, seconds, max_steps, max_seconds)
+    share = share_done(step, seconds, budget.get("max_steps"), budget.get("max_seconds"))
     if math.isnan(share):
         share = _number(last.get("epoch")) / _limit(budget.get("num_train_epochs"))
-    return Progress(step, seconds, max_steps, max_seconds, min(share, 1.0), _number(last.get("reward")))
+    return Progress(step, seconds, min(share, 1.0), _number(last.get("reward")))
 
 
 def share_done(step: float, seconds: float, max_steps: object, max_seconds: object) -> float:

@@ -198,16 +198,8 @@ def find_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
     and seeds, only these runs are returned, since others are of an earlier experiment (`undeclared_runs`). Arms are in
     the order of ``experiment.yaml`` if there is one, else by name; runs by seed.
     """
-    arms = _all_runs(Path(experiment_dir))
-    if is_run(experiment_dir):
-        return arms
-    declared_arms, seeds = _declared(Path(experiment_dir))
-    in_order: dict[str, list[Run]] = {}
-    for name in (*declared_arms, *arms):  # a name keeps its first place
-        declared_runs = [run for run in arms.get(name, ()) if _is_declared(run, name, declared_arms, seeds)]
-        if declared_runs:
-            in_order[name] = declared_runs
-    return in_order
+    declared, _ = _split_runs(Path(experiment_dir))
+    return declared
 
 
 def undeclared_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
@@ -215,15 +207,25 @@ def undeclared_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
 
     They are of arms that were renamed or removed, or of seeds that were dropped.
     """
-    if is_run(experiment_dir):
-        return {}
-    declared_arms, seeds = _declared(Path(experiment_dir))
-    undeclared: dict[str, list[Run]] = {}
-    for name, runs in _all_runs(Path(experiment_dir)).items():
-        others = [run for run in runs if not _is_declared(run, name, declared_arms, seeds)]
-        if others:
-            undeclared[name] = others
-    return undeclared
+    _, others = _split_runs(Path(experiment_dir))
+    return dict(sorted(others.items()))
+
+
+def _split_runs(root: Path) -> tuple[dict[str, list[Run]], dict[str, list[Run]]]:
+    """Return the runs below a directory that belong to its experiment, all if it declares no seeds, and the others."""
+    found = _all_runs(root)
+    if is_run(root):
+        return found, {}
+    arms, seeds = _declared(root)
+    declared: dict[str, list[Run]] = {}
+    others: dict[str, list[Run]] = {}
+    for name in dict.fromkeys((*arms, *found)):
+        for run in found.get(name, ()):
+            if seeds is None or (name in arms and run.path.name in [f"seed-{seed}" for seed in seeds]):
+                declared.setdefault(name, []).append(run)
+            else:
+                others.setdefault(name, []).append(run)
+    return declared, others
 
 
 def _all_runs(root: Path) -> dict[str, list[Run]]:
@@ -251,13 +253,6 @@ def _declared(root: Path) -> tuple[list[str], list[Any] | None]:
     if not isinstance(arms, Mapping):
         return [], None
     return [str(arm) for arm in arms], seeds if isinstance(seeds, list) else None
-
-
-def _is_declared(run: Run, folder: str, arms: Sequence[str], seeds: Sequence[Any] | None) -> bool:
-    """Whether a run belongs to the arms and seeds of an experiment; every run does if none are declared."""
-    if seeds is None:
-        return True
-    return folder in arms and run.path.name in [f"seed-{seed}" for seed in seeds]
 
 
 def not_begun(experiment_dir: str | Path) -> list[str]:

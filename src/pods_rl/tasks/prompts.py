@@ -15,10 +15,10 @@ from datasets.fingerprint import Hasher
 
 from ..errors import UserError
 from ..rewards import GRADER_VERSION
+from .sources import column_of
 from .task import Messages, Prompt, Settings, Task
 
 PROMPT_STYLES = ("chat", "plain")
-_BATCH = 1000  # prompts read at once
 _FEW_ROWS = 20_000  # held in memory
 
 # Requests the form that the paper's format reward checks (arXiv 2504.13818), in our own words.
@@ -152,8 +152,7 @@ def fit_prompts(
         task = _plain(task)
     if limit is None:
         return task, None
-    train_lengths = _lengths(task.train, count_tokens)
-    test_lengths = _lengths(task.test, count_tokens)
+    train_lengths = [count_tokens(prompt) for prompt in column_of(task.train, "prompt")]
     kept = [row for row, length in enumerate(train_lengths) if length <= limit]
     if train_lengths and not kept:
         raise UserError(
@@ -163,7 +162,7 @@ def fit_prompts(
     fitted = Fitted(
         limit=limit,
         train_left_out=len(train_lengths) - len(kept),
-        test_over=sum(length > limit for length in test_lengths),
+        test_over=sum(count_tokens(prompt) > limit for prompt in column_of(task.test, "prompt")),
     )
     if fitted.train_left_out:
         task = dataclasses.replace(task, train=task.train.select(kept))
@@ -173,13 +172,6 @@ def fit_prompts(
 def _holds_messages(split: Dataset) -> bool:
     """Return whether the prompts of a split are chat messages; a column has one type."""
     return len(split) > 0 and not isinstance(split[0]["prompt"], str)
-
-
-def _lengths(split: Dataset, count_tokens: Callable[[Prompt], int]) -> list[int]:
-    lengths: list[int] = []
-    for batch in split.iter(_BATCH):
-        lengths += map(count_tokens, batch["prompt"])
-    return lengths
 
 
 def _plain(task: Task) -> Task:

@@ -228,24 +228,20 @@ def _read(source: DataSource, settings: Settings, size: int | None) -> _Question
 
 def _split(questions: _Questions, form: PromptForm, grader: str | None) -> Dataset:
     """Return prompts and gold answers, in a file if they are many (`mapped`)."""
-    rows = questions.rows
-    source = questions.source
-    question_column = questions.question_column
-    answer_column = questions.answer_column
-    answer_dtype = getattr(rows.features.get(answer_column), "dtype", None)
-    source_name = str(source)
+    answer_dtype = getattr(questions.rows.features.get(questions.answer_column), "dtype", None)
+    source = str(questions.source)
 
     def prepare(batch: Mapping[str, list[object]], numbers: list[int]) -> dict[str, list[Any]]:
         rows_here = parsed(batch)
-        texts = column_values(rows_here, question_column)
-        answers = column_values(rows_here, answer_column, answer_dtype)
+        texts = column_values(rows_here, questions.question_column)
+        answers = column_values(rows_here, questions.answer_column, answer_dtype)
         prompts: list[Prompt] = []
         golds: list[str] = []
         gold_places: list[str] = []
         problems: list[str] = []
         for question, answer, number in zip(texts, answers, numbers, strict=True):
-            row_place = f"{source_name}, row {number + 1} (counted from 1)"
-            gold_place = f"{row_place}, column {answer_column!r}"
+            row_place = f"{source}, row {number + 1} (counted from 1)"
+            gold_place = f"{row_place}, column {questions.answer_column!r}"
             gold_places.append(gold_place)
             try:
                 golds.append(read_gold(answer, grader))
@@ -253,7 +249,7 @@ def _split(questions: _Questions, form: PromptForm, grader: str | None) -> Datas
                 problems.append(f"{gold_place}: {error}")
                 continue
             try:
-                prompts.append(_prompt(question, form, f"{row_place}, column {question_column!r}"))
+                prompts.append(_prompt(question, form, f"{row_place}, column {questions.question_column!r}"))
             except UserError as error:
                 problems.append(str(error))
         raise_listed(problems)
@@ -262,7 +258,8 @@ def _split(questions: _Questions, form: PromptForm, grader: str | None) -> Datas
         return {"prompt": prompts, "answer": golds}
 
     try:
-        return mapped(rows, prepare, form.version(1), question_column, answer_column, grader, source_name)
+        columns = (questions.question_column, questions.answer_column)
+        return mapped(questions.rows, prepare, form.version(1), *columns, grader, source)
     except UnicodeDecodeError as error:  # a reader of the hub's files accepts any bytes
         raise UserError(f"{source} is not text in UTF-8 ({error.reason}); save it as UTF-8") from error
 

@@ -18,6 +18,7 @@ from ..sandbox import RewardFailure, Scores
 from ..sandbox.limits import close_environment
 from ..tables import rows_hash, rows_of
 from ..text import short
+from .sources import column_of
 
 Settings = Mapping[str, Any]  # the task part of a recipe
 Messages = list[dict[str, Any]]
@@ -28,7 +29,6 @@ FORM_REWARDS = {"format": 0.1, "tag_count": 1.0}
 ENVIRONMENT = "environment"  # the `answer` of a task that its environments grade
 PAPER_REWARDS = {"accuracy": 1.0, **FORM_REWARDS}
 GRADERS = ("accuracy", "choice", "chemistry", "equation")  # the rewards that compare with a gold answer
-_BATCH = 1000  # prompts read at once
 NO_TOOLS = ("reset", "get_reward", "close")  # of an environment's public methods
 
 
@@ -300,18 +300,15 @@ def check_split(task: Task, split: str) -> SplitCheck:
     if task.answer not in (None, ENVIRONMENT):
         grader = task.reward(task.answer)
         written = [grader.gold(gold) for gold in golds]
-    checked_rows: list[int] = []
-    checked_golds: list[str] = []
-    texts: list[str] = []
-    for row, (gold, answer) in enumerate(zip(golds, written, strict=True), start=1):
-        if answer is not None:
-            checked_rows.append(row)
-            checked_golds.append(gold)
-            texts.append(f"<think>The answer is known.</think>\n<answer>{answer}</answer>")
+    numbered = enumerate(zip(golds, written, strict=True), start=1)
+    checked = [(row, gold) for row, (gold, answer) in numbered if answer is not None]
+    checked_golds = [gold for _, gold in checked]
+    answers = [answer for answer in written if answer is not None]
+    texts = [f"<think>The answer is known.</think>\n<answer>{answer}</answer>" for answer in answers]
     if not texts:
         return SplitCheck(len(golds), (), 0.0, unknown=len(golds))
-    graded = zip(checked_rows, checked_golds, task.grade(texts, checked_golds), strict=True)
-    refused = [(row, gold) for row, gold, grade in graded if not grade.both]
+    graded = zip(checked, task.grade(texts, checked_golds), strict=True)
+    refused = [row_and_gold for row_and_gold, grade in graded if not grade.both]
     total = 0.0
     for name, weight in task.rewards.items():
         if task.reward(name).reads == "text":
@@ -370,10 +367,7 @@ def _opening_of(content: str, prompt: str, raw: str) -> str:
 def shared_prompts(task: Task) -> int:
     """Count the test prompts that are also training prompts: the same text, or the same turns."""
     test_prompts = [_prompt_key(prompt) for prompt in task.test["prompt"]]
-    distinct = set(test_prompts)
-    shared: set[str] = set()
-    for batch in task.train.iter(_BATCH):
-        shared |= distinct & {_prompt_key(prompt) for prompt in batch["prompt"]}
+    shared = set(test_prompts).intersection(map(_prompt_key, column_of(task.train, "prompt")))
     return sum(prompt in shared for prompt in test_prompts)
 
 
