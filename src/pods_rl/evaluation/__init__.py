@@ -74,12 +74,10 @@ def evaluate(
             for conversation in conversations
         ]
     else:
-        prompts_text = []
-        prompts_ids = []
-        for prompt in picked["prompt"]:
-            text = render(sampler.tokenizer, prompt, **options)
-            prompts_text.append(text)
-            prompts_ids.append(encode(sampler.tokenizer, prompt, text))
+        questions = list(picked["prompt"])
+        prompts_text = [render(sampler.tokenizer, question, **options) for question in questions]
+        with_text = zip(questions, prompts_text, strict=True)
+        prompts_ids = [encode(sampler.tokenizer, question, text) for question, text in with_text]
         completions = sampler.sample(prompts_ids, rows, sampling, done)
         sampled = [
             _Sampled(text, completion, turns.text(text, completion.text, completion.ids))
@@ -231,18 +229,14 @@ def summarise(answers: Sequence[Answer], *, repeats: int, temperature: float, se
 
 
 def _means_and_errors(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the mean of each score over prompts, and its standard error as `<name>_se`."""
+    """Return the mean of each score over prompts, and its standard error (ddof 1) as `<name>_se`; NaN for one prompt.
+
+    >>> _means_and_errors({"accuracy": [0.0, 1.0]})
+    {'accuracy': 0.5, 'accuracy_se': 0.5}
+    """
     scores: dict[str, float] = {}
     for name, of_prompts in values.items():
-        scores[name], scores[f"{name}_se"] = mean_and_error(of_prompts)
+        count = len(of_prompts)
+        scores[name] = statistics.fmean(of_prompts)
+        scores[f"{name}_se"] = statistics.stdev(of_prompts) / math.sqrt(count) if count > 1 else math.nan
     return scores
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean over prompts and its standard error (ddof 1), which is NaN for a single prompt.
-
-    >>> mean_and_error([0.0, 1.0])
-    (0.5, 0.5)
-    """
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return statistics.fmean(values), error

@@ -133,10 +133,7 @@ def split_experiment(
         raise UserError(
             f"{origin.where('base')}base: got {describe(base)}, expected a recipe's name or path, or its keys."
         )
-    shared = dict(base)
-    for key, value in values.items():
-        if key not in EXPERIMENT_KEYS:
-            shared[key] = value
+    shared = base | {key: value for key, value in values.items() if key not in EXPERIMENT_KEYS}
     if any("seed" in keys for keys in (shared, *arms.values())):
         raise UserError(f"{origin.where('seed')}seed: an experiment and its arms have seeds: a count or a list.")
     return shared, arms
@@ -145,11 +142,8 @@ def split_experiment(
 def _read_arms(arms: Any, where: str) -> dict[str, dict[str, Any]]:
     """Return the keys of each arm; raise UserError for arms without names or keys, and for a wrong name."""
     expected = f"{where}arms: expected names with the keys each sets, as in `pods: {{num_rollouts: 64}}`."
-    if not isinstance(arms, dict) or not arms:
+    if not isinstance(arms, dict) or not arms or any(keys and not isinstance(keys, dict) for keys in arms.values()):
         raise UserError(expected)
-    for keys in arms.values():
-        if keys and not isinstance(keys, dict):
-            raise UserError(expected)
     for name in arms:
         if not isinstance(name, str) or not _ARM_NAME.fullmatch(name) or name in _TAKEN:
             raise UserError(

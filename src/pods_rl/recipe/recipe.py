@@ -324,13 +324,8 @@ def differences(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str
     """
     was = _completed(saved)
     now = _completed(values)
-    changes = {}
-    for key in {**saved, **values}:
-        if key not in fields():  # of another version of this library
-            continue
-        if was[key] != now[key]:
-            changes[key] = (was[key], now[key])
-    return changes
+    known = [key for key in {**saved, **values} if key in fields()]  # others are of another version of this library
+    return {key: (was[key], now[key]) for key in known if was[key] != now[key]}
 
 
 def _completed(user_values: Mapping[str, Any]) -> dict[str, Any]:

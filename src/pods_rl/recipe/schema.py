@@ -201,11 +201,7 @@ def parse_overrides(words: list[str], stray: list[str] | None = None) -> dict[st
 @cache
 def trl_fields() -> dict[str, Field]:
     """Return every field of GRPOConfig (with its bases) and ModelConfig, by name."""
-    keys: dict[str, Field] = {}
-    for package, file, class_name, section in _CLASSES:
-        for field in _read_class(package, file, class_name, section):
-            keys[field.name] = field
-    return keys
+    return {field.name: field for class_of_keys in _CLASSES for field in _read_class(*class_of_keys)}
 
 
 def parse_annotation(annotation: str) -> frozenset[str]:

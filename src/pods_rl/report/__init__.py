@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .build import ReportFiles, build_report, print_summary
+from .build import build_report
+from .outputs import ReportFiles, print_summary
 
 __all__ = [
     "ReportFiles",

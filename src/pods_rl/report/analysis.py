@@ -172,7 +172,7 @@ def analyse(
     # the nominal second up to which the scores of the table are
     horizon = reference.end if reference else max((arm.end for arm in arms if arm.has_scores), default=0.0)
     level = None
-    if reference is not None and reference.curve is not None:
+    if reference is not None:
         peak = level_of(reference.curve)
         # against itself an arm has a problem only if its curve does not rise
         level = None if speedup_to(reference.curve, reference.curve, peak).problem else peak
@@ -214,7 +214,7 @@ def analyse(
 def _result_of(arm: Arm, horizon: float, level: float | None, *, alone: bool) -> ArmResult:
     """Return the numbers of an arm at the horizon; where nothing is compared, as far as it got."""
     cost = cost_of(arm.runs) if arm.runs else None
-    if arm.curve is None or not arm.has_scores:
+    if not arm.has_scores:
         return ArmResult(arm, cost=cost)
     time = math.nan if level is None else time_to(arm.curve.mean, arm.curve.times, level)
     # an arm that ended before the others might have reached the level
@@ -229,31 +229,26 @@ def _why_not(arm: Arm, rival: Arm) -> str:
     if reason:
         return reason
     end = _shared_end(arm, rival)
-    if end is None:
+    if math.isnan(end):
         return "their evaluations have no time in common"
     if end <= 0:
         return "both have scores only at the start"
     return ""
 
 
-def _shared_end(arm: Arm, rival: Arm) -> float | None:
-    """Return the last nominal second at which both arms have a mean score; None if there is none."""
-    if arm.curve is None or rival.curve is None:
-        return None
+def _shared_end(arm: Arm, rival: Arm) -> float:
+    """Return the last nominal second at which both arms have a mean score; NaN if there is none."""
     end = min(arm.end, rival.end)
     times = np.unique(np.concatenate([arm.curve.due, rival.curve.due]))
     for due in reversed(times[times <= end * SAME_MOMENT].tolist()):
         if arm.curve.has_mean(due) and rival.curve.has_mean(due):
             return float(due)
-    return None
+    return math.nan
 
 
 def compare(arm: Arm, rival: Arm, shows: str = "") -> Pair:
     """Compare two arms at the last time at which both have scores."""
-    due = _shared_end(arm, rival)
-    assert due is not None  # checked by `_why_not`
-    assert arm.curve
-    assert rival.curve
+    due = _shared_end(arm, rival)  # there is one: see `_why_not`
     scores, errors = arm.curve.at(due)
     rival_scores, rival_errors = rival.curve.at(due)
     paired = same_seeds(arm, rival)
@@ -314,8 +309,6 @@ def _gap(scores: Array, errors: Array, rival_scores: Array, rival_errors: Array,
 
 def speedup_between(arm: Arm, rival: Arm, target: float) -> Speedup:
     """Return the speedup of an arm to a score, over another arm; paired by seed if both have the same seeds."""
-    assert arm.curve
-    assert rival.curve
     return speedup_to(rival.curve, arm.curve, target, paired=same_seeds(arm, rival))
 
 

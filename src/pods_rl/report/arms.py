@@ -19,7 +19,7 @@ from ..runs import Run, find_runs, is_run, undeclared_runs
 from ..runs.files import CONFIG, ENVIRONMENT, EVALS, EXPERIMENT, METRICS, STATUS
 from .comparable import config_of, recipe_difference
 from .intervals import Array
-from .statistics import SAME_MOMENT, Curve, on_a_line
+from .statistics import NO_EVALUATIONS, SAME_MOMENT, Curve, on_a_line
 from .text import finite, one_line, tally
 
 ACCURACIES = ("accuracy", "answer_accuracy", "both_accuracy", "format_accuracy")
@@ -34,11 +34,11 @@ Points = dict[float, tuple[float, float, float]]  # by nominal second: real seco
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """One arm of the comparison: a name, its runs and its curve (None before a run has been evaluated)."""
+    """One arm of the comparison: a name, its runs and its curve."""
 
     name: str
     label: str
-    curve: Curve | None
+    curve: Curve
     config: Mapping[str, Any]
     runs: tuple[Run, ...] = ()
     curves: Mapping[str, Curve] = field(default_factory=dict)  # by metric, the compared one first
@@ -46,7 +46,7 @@ class Arm:
     @property
     def run_count(self) -> int:
         """Number of runs: directories, or without them the runs of the curve."""
-        return len(self.runs or (self.curve.runs if self.curve else ()))
+        return len(self.runs or self.curve.runs)
 
     @property
     def unfinished(self) -> str:
@@ -68,7 +68,7 @@ class Arm:
     @property
     def end(self) -> float:
         """Nominal seconds of the last checkpoint with a mean; NaN if there is none."""
-        return math.nan if self.curve is None else self.curve.end
+        return self.curve.end
 
     @property
     def is_trained(self) -> bool:
@@ -78,8 +78,6 @@ class Arm:
     @cached_property
     def seeds(self) -> tuple[str, ...]:
         """The seed of each run of the curve, or the run's name if its seed is unknown."""
-        if self.curve is None:
-            return ()
         seeds = {str(run.path): str(run.seed) for run in self.runs if run.seed is not None}
         return tuple(seeds.get(name, name) for name in self.curve.runs)
 
@@ -228,7 +226,7 @@ def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
             if curve is not None:
                 curves[measured] = curve
         config = config_of(runs)
-        arms.append(Arm(name, label_of(name, config), curves.get(metric), config, tuple(runs), curves))
+        arms.append(Arm(name, label_of(name, config), curves.get(metric, NO_EVALUATIONS), config, tuple(runs), curves))
     return arms
 
 

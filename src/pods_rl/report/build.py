@@ -1,14 +1,11 @@
-"""A report from run directories: an HTML page, Markdown, CSV files, and a summary to print."""
+"""A report from run directories: an HTML page, Markdown and CSV files."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from ..errors import UserError
 from ..runs import Run, find_runs, not_begun, undeclared_runs, write_atomic
@@ -19,32 +16,14 @@ from .arms import Arm, arms_from_runs
 from .charts import charts, styles_of
 from .ledger import ledger_of
 from .notes import method, notes
-from .outputs import Account, print_account, to_html, to_markdown
+from .outputs import PAGE, Account, ReportFiles, to_html, to_markdown
 from .tables import CSV_NAMES, tables
 from .text import finite, listed, one_line
 from .wording import findings
 
-PAGE = "report.html"
 MARKDOWN = "report.md"
 FILES = (PAGE, MARKDOWN, *(f"{name}.csv" for name in CSV_NAMES))
 """The files that a report writes into its folder."""
-
-
-@dataclass(frozen=True, eq=False)
-class ReportFiles:
-    """The content of a report, and the paths of its files."""
-
-    account: Account
-    folder: Path
-
-    @property
-    def html(self) -> Path:
-        return self.folder / PAGE
-
-    @property
-    def csv(self) -> dict[str, Path]:
-        """By table: final, pairs, curves, runs, config."""
-        return {name: self.folder / f"{name}.csv" for name in CSV_NAMES}
 
 
 def build_report(
@@ -90,11 +69,6 @@ def build_report(
     for name, content in contents.items():
         write_atomic(folder / name, content)
     return report
-
-
-def print_summary(report: ReportFiles, console: Console) -> None:
-    """Print the summary of a report, the path of its page, and last the sentences that open it."""
-    print_account(report.account, report.html, console)
 
 
 def _usual_baseline(settings: Mapping[str, Any], arms: Sequence[Arm]) -> tuple[str, str]:
@@ -156,7 +130,7 @@ def read_account(
         measured = _measured(run for path in paths for runs in find_runs(path).values() for run in runs)
         metric = "reward" if "reward" in measured and "accuracy" not in measured else "accuracy"
     found = arms_from_runs(paths, metric)
-    if not any(arm.curve for arm in found):
+    if not any(arm.curve.runs for arm in found):
         fields = sorted(_measured(run for arm in found for run in arm.runs))
         if fields:  # otherwise no run has been evaluated yet
             names = ", ".join(map(one_line, fields))

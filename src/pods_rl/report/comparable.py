@@ -158,12 +158,11 @@ def _other_contents(other_keys: Sequence[str], ours: Config, theirs: Config) -> 
         ):
             continue
         files = {*our_files, *their_files}
+        shared = {*our_files} & {*their_files}
         if key == MODULES:
-            files = {*our_files} & {*their_files}  # what else one of them has imported does not matter
+            files = shared  # what else one of them has imported does not matter
         if key == _TASK_ROWS:
-            files = {
-                split for split in {*our_files} & {*their_files} if not {*_KEYS_OF_ROWS.get(split, ())} & {*other_keys}
-            }
+            files = {split for split in shared if not {*_KEYS_OF_ROWS.get(split, ())} & {*other_keys}}
         changed = sorted(str(file) for file in files if our_files.get(file) != their_files.get(file))
         if changed:
             return f"the contents of {one_line(key)} differ ({listed(changed)})"

@@ -29,7 +29,7 @@ def notes(analysis: Analysis, ledger: Ledger) -> tuple[str, ...]:
         lines.append(f"{states.total()} of {run_count} runs did not finish ({tally(sorted(states.items()))}).")
     if lines:
         lines[-1] += " Each counts up to its last evaluation."
-    few = [arm.label for arm in analysis.arms if arm.curve and len(arm.curve.runs) < FEWEST]
+    few = [arm.label for arm in analysis.arms if 0 < len(arm.curve.runs) < FEWEST]
     if few and (len(few) < len(analysis.arms) or not analysis.pairs):  # else the first finding says so
         lines.append(f"Fewer than {FEWEST} runs do not show how seeds differ, and have no interval: {listed(few)}.")
     if analysis.scored:
@@ -67,12 +67,12 @@ def _speed_notes(analysis: Analysis) -> list[str]:
 def _curve_notes(analysis: Analysis, result: ArmResult) -> list[str]:
     """Return what is missing from an arm's curve."""
     arm = result.arm
-    run_count = len(arm.curve.runs) if arm.curve else 0
+    run_count = len(arm.curve.runs)
     lines = []
     if run_count < arm.run_count:
         missing = arm.run_count - run_count
         lines.append(f"{missing} of {arm.run_count} runs have no evaluation of {one_line(analysis.metric)}.")
-    if arm.curve is None:
+    if run_count == 0:
         return lines
     if not arm.is_trained:
         lines.append("no evaluation after its start.")

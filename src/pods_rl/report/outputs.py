@@ -22,10 +22,11 @@ from rich.table import Table as RichTable
 from .analysis import Analysis
 from .charts import Panel, Styles
 from .ledger import Ledger
-from .tables import Table
+from .tables import CSV_NAMES, Table
 from .text import html_text, markdown, one_line, terminal
 from .wording import Finding
 
+PAGE = "report.html"
 _SCRIPTS = (
     "vendor/uPlot.iife.min.js",
     "templates/figures.js",
@@ -56,6 +57,23 @@ class Account:
     def points(self) -> dict[str, Any]:
         """The figures as the page's script reads them."""
         return {name: [panel.data() for panel in panels] for name, panels in self.charts.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class ReportFiles:
+    """The content of a report, and the paths of its files."""
+
+    account: Account
+    folder: Path
+
+    @property
+    def html(self) -> Path:
+        return self.folder / PAGE
+
+    @property
+    def csv(self) -> dict[str, Path]:
+        """By table: final, pairs, curves, runs, config."""
+        return {name: self.folder / f"{name}.csv" for name in CSV_NAMES}
 
 
 # ------------------------------------------------------------------------------------------------ HTML
@@ -136,11 +154,12 @@ def _markdown_row(cells: Sequence[str]) -> str:
 # -------------------------------------------------------------------------------------------- terminal
 
 
-def print_account(account: Account, page: Path, console: Console) -> None:
+def print_summary(report: ReportFiles, console: Console) -> None:
     """Print the result in at most 80 columns: its table, the notes, the path of the page, and last the findings.
 
     The other outputs open with the findings; of a terminal, a reader sees the last lines.
     """
+    account = report.account
     table = account.tables["result"]
     if table.cells:
         rich_table = RichTable(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
@@ -153,7 +172,7 @@ def print_account(account: Account, page: Path, console: Console) -> None:
         _print(rich_table, console)
     for note in account.notes:
         _print(f"[yellow]Note:[/yellow] {terminal(note)}", console)
-    console.print(terminal(page), soft_wrap=True, highlight=False)
+    console.print(terminal(report.html), soft_wrap=True, highlight=False)
     console.print()
     for finding in account.findings:
         _print(f"[bold]{terminal(finding.sentence)}[/bold]", console)

@@ -165,6 +165,10 @@ class Curve:
         return float(on_a_line(np.array([due]), self.due[measured], values[measured])[0])
 
 
+NO_EVALUATIONS = Curve((), np.zeros(0), np.zeros((0, 0)), np.zeros((0, 0)), np.zeros((0, 0)))
+"""The curve of an arm before a run has been evaluated."""
+
+
 def on_a_line(due: Array, times: Array, values: Array) -> Array:
     """Interpolate linearly; NaN before the first time and after the last."""
     return np.interp(due, times, values, left=math.nan, right=math.nan)

@@ -120,7 +120,7 @@ def result_table(analysis: Analysis) -> Table:
     finals = [result.final for result in analysis.scored if result.final]
     unit = unit_for(max((final.final_seconds for final in finals), default=0.0))
     cells = _first_columns(results)
-    cells[score] = [result_text(analysis, result) for result in results]
+    cells[score] = [result_text(analysis, result.final) for result in results]
     if len({final.final_due for final in finals}) > 1:  # scores at one time need no column for it
         cells["at"] = [duration(result.final.final_due if result.final else math.nan, unit) for result in results]
     cells["seconds per step"] = [step_text(result.cost) for result in results]

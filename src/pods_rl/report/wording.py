@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..text import counted
-from .analysis import Analysis, ArmResult, Cost, Pair
+from .analysis import Analysis, ArmResult, Cost, Final, Pair
 from .arms import LENGTH, Arm
 from .intervals import FEWEST, SCORE_DIGITS, SPEEDUP_DIGITS, Difference
 from .statistics import Speedup
@@ -96,15 +96,14 @@ def runs_text(arm: Arm, noun: str = "") -> str:
     return f"{text} ({arm.unfinished})" if arm.unfinished else text
 
 
-def result_text(analysis: Analysis, result: ArmResult) -> str:
+def result_text(analysis: Analysis, final: Final | None) -> str:
     """Return the final score with its interval over runs."""
-    final = result.final
     if final is None:
         return "–"
     score = score_text(analysis, analysis.metric, final.final)
     if analysis.is_share:  # no share is below 0 or above 1
         low, high = (min(max(100 * edge, 0.0), 100.0) for edge in (final.final_low, final.final_high))
-        return with_interval(score, low, high, 1) if not math.isnan(final.final_low) else score
+        return with_interval(score, low, high, 1)
     return with_interval(score, final.final_low, final.final_high, SCORE_DIGITS)
 
 
@@ -222,19 +221,17 @@ def _speedup_text(analysis: Analysis, pair: Pair) -> str:
 
 def _nothing_settled(analysis: Analysis) -> Finding:
     """Return that nothing is settled, and the highest score next to the baseline's."""
-    best = max(analysis.scored, key=_final_score)
+    best, final = _highest(analysis)
     counts = sorted({arm.run_count for arm in analysis.compared})
     seeds = counted(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
-    text = (
-        f"Nothing is settled with {seeds}; highest: {best.arm.label} with {_named_score(analysis, _final_score(best))}"
-    )
-    assert best.final is not None
-    text += f" after {duration(best.final.final_due)}"
+    text = f"Nothing is settled with {seeds}; highest: {best.label} with {_named_score(analysis, final.final)}"
+    text += f" after {duration(final.final_due)}"
     base = analysis.baseline
-    if base is best.arm:
+    base_final = analysis.result_of(base.name).final if base else None
+    if base is best:
         text += ", the baseline"
-    elif base is not None and analysis.result_of(base.name).final is not None:
-        score = score_text(analysis, analysis.metric, _final_score(analysis.result_of(base.name)))
+    elif base and base_final:
+        score = score_text(analysis, analysis.metric, base_final.final)
         text += f"; the baseline {base.label} has {score}"
     if counts[0] < FEWEST:
         text += f". Intervals need {FEWEST} seeds or more"
@@ -247,23 +244,22 @@ def _without_pairs(analysis: Analysis) -> tuple[Finding, ...]:
         running = analysis.states["running"]
         trains = f": {counted(running, 'run')} {'trains' if running == 1 else 'train'}" if running else ""
         return (Finding("", f"No evaluation of {words(analysis.metric)} yet{trains}."),)
-    best = max(analysis.scored, key=_final_score)
-    final = best.final
-    assert final is not None
-    runs = runs_text(best.arm, "run")
-    if not best.arm.is_trained:
-        return (Finding("", f"{best.arm.label} starts at {_named_score(analysis, final.start)}, {runs}."),)
+    best, final = _highest(analysis)
+    runs = runs_text(best, "run")
+    if not best.is_trained:
+        return (Finding("", f"{best.label} starts at {_named_score(analysis, final.start)}, {runs}."),)
     first = score_text(analysis, analysis.metric, final.start)
-    last = result_text(analysis, best)
+    last = result_text(analysis, final)
     name = words(analysis.metric)
     time = duration(final.final_seconds)
     highest = "Highest: " if len(analysis.scored) > 1 else ""
-    return (Finding("", f"{highest}{best.arm.label} went from {first} to {last} {name} in {time}, {runs}."),)
+    return (Finding("", f"{highest}{best.label} went from {first} to {last} {name} in {time}, {runs}."),)
 
 
-def _final_score(result: ArmResult) -> float:
-    assert result.final is not None
-    return result.final.final
+def _highest(analysis: Analysis) -> tuple[Arm, Final]:
+    """Return the arm with the highest final score, and its scores."""
+    finals = [(result.arm, result.final) for result in analysis.scored if result.final]
+    return max(finals, key=lambda arm_and_final: arm_and_final[1].final)
 
 
 def _named_score(analysis: Analysis, score: float) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .files import encoded, read_mapping, to_json
+from .files import encoded, read_mapping, step_of, to_json
 from .identity import is_of_other_run, token_of
 from .sources import file_hashes
 
@@ -25,7 +25,7 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 _STAGING = ".saving"
 _REPLACED = "replaced-"
-_CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
+_CHECKPOINT_NAME = re.compile(r"checkpoint-(?:0|[1-9][0-9]*)")
 
 
 def staging(target: Path) -> Path:
@@ -154,12 +154,8 @@ def prune(checkpoints: Path, keep: int) -> None:
 
 def find_checkpoints(checkpoints: Path) -> list[Path]:
     """Return the folders called ``checkpoint-<step>``, the oldest first."""
-    step_of_folder: dict[Path, int] = {}
-    for path in checkpoints.glob("checkpoint-*"):
-        match = _CHECKPOINT_NAME.fullmatch(path.name)
-        if match and path.is_dir():
-            step_of_folder[path] = int(match[1])
-    return sorted(step_of_folder, key=lambda path: step_of_folder[path])
+    named = [path for path in checkpoints.glob("checkpoint-*") if _CHECKPOINT_NAME.fullmatch(path.name)]
+    return sorted((path for path in named if path.is_dir()), key=step_of)
 
 
 def _is_ours(folder: Path) -> bool:
@@ -172,9 +168,8 @@ def _is_ours(folder: Path) -> bool:
 
 def _name_problem(folder: Path, manifest: Mapping[str, Any]) -> str | None:
     """Return the problem with a copied or renamed folder, whose name gives another step than its manifest."""
-    match = _CHECKPOINT_NAME.fullmatch(folder.name)
     step = manifest.get("step")
-    if match is None or step is None or step == int(match[1]):
+    if step in (None, step_of(folder)) or not _CHECKPOINT_NAME.fullmatch(folder.name):
         return None
     return f"{MANIFEST} is of step {step}"
 
