@@ -17,7 +17,6 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from ..distributed.signals import PARENT, signals_held
@@ -176,9 +175,7 @@ class Starters:
             self._free.put(starter)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for starter in self._starters:
             starter.end()
 

@@ -27,7 +27,7 @@ from ..text import describe, short, suggest
 from ..yaml_files import Origin, dump_yaml
 from .catalog import local_path, looks_like_path, read_recipe
 from .schema import GYM, REWARDS, TASKS, UNSUPPORTED, defaults, fields
-from .unread import check_keys_of_task, check_read
+from .unread import WITHOUT_DATA, check_keys_of_task, check_read
 
 _SAVING = frozenset(("save_seconds", "save_steps", "save_strategy"))
 # if no key sets when to save: at most half an hour is lost
@@ -47,8 +47,6 @@ DATA_FOLDERS = {
     "amc23": ("math", "amc23"),
     "sciknoweval_chemistry": ("sciknoweval_chemistry",),
 }
-_ON_HUB = tuple(DATA_FOLDERS)  # tasks of published data
-_GENERATED = ("arithmetic", "words")  # tasks without data; so are those of reasoning_gym
 _ENDLESS_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt", None)  # schedules without a last step
 _FILE_KEYS = ("dataset_name", "dataset_test_name", "deepspeed", "fsdp_config", "accelerator_config")  # may name a file
 DATA_KEYS = ("dataset_name", "dataset_test_name", "task")  # the keys that may name data on the hub
@@ -169,7 +167,7 @@ class Recipe:
         """Return whether a key names a repository on the hub that is not in the local cache."""
         value = self.values[key]
         if key == "task":  # published data are on the hub unless a folder is named
-            return value in _ON_HUB and not self.values["data_dir"]
+            return value in DATA_FOLDERS and not self.values["data_dir"]
         if not value or value in SHIPPED or local_path(value).exists():
             return False
         if key == "dataset_test_name" and "/" not in value:  # a split
@@ -298,20 +296,12 @@ def _resolve(values: dict[str, Any], user_values: Mapping[str, Any]) -> None:
 
 
 def checkpoint_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a recipe that belong to its checkpoints.
-
-    >>> checkpoint_keys({"seed": 1, "max_steps": 9})
-    {'seed': 1}
-    """
+    """Return the keys of a recipe that belong to its checkpoints."""
     return {key: value for key, value in values.items() if key not in FREE}
 
 
 def changed_keys(saved: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-    """Return each key whose value in a checkpoint differs from a recipe's, with both values.
-
-    >>> changed_keys({"seed": 1, "max_steps": 9}, {"seed": 2, "max_steps": 4})
-    ['seed (saved 1, now 2)']
-    """
+    """Return each key whose value in a checkpoint differs from a recipe's, with both values."""
     changes = differences(checkpoint_keys(saved), checkpoint_keys(values))
     return [f"{key} (saved {was}, now {now})" for key, (was, now) in changes.items()]
 
@@ -390,16 +380,13 @@ def _check_name(key: str, name: Any, shipped: tuple[str, ...]) -> None:
 def _check_task_keys(values: Mapping[str, Any]) -> None:
     """Raise UserError for an unknown task or reward, and for data that are missing or that the task does not read."""
     task = values["task"]
-    rewards: tuple[str, ...] = REWARDS
     # A task of reasoning_gym is named reasoning_gym:NAME, and only its library is checked here.
     family = GYM if task.startswith(f"{GYM}:") else task
-    if family == GYM:
-        rewards = (*REWARDS, GYM)
-    else:
+    if family != GYM:
         _check_name("task", task, TASKS)
     if values["task_rewards"] is not None:
-        _check_reward_weights(values["task_rewards"], rewards)
-    if family == GYM or task in _GENERATED:
+        _check_reward_weights(values["task_rewards"], (*REWARDS, GYM) if family == GYM else REWARDS)
+    if family in WITHOUT_DATA:
         for key in ("task_train_size", "task_test_size"):
             size = values[key]
             if size is not None and size > _MOST_GENERATED:

@@ -13,9 +13,8 @@ from .schema import GYM, fields
 
 Values = Mapping[str, Any]
 
-_WITHOUT_DATA = ("arithmetic", "words", GYM)  # tasks without data
+WITHOUT_DATA = ("arithmetic", "words", GYM)  # tasks without data
 _PUBLISHED = ("gsm8k", "math", "amc23")
-_CHEMISTRY = "sciknoweval_chemistry"
 # the tasks that read each of these keys; a task of the user's own may read any
 _READERS = {
     "dataset_name": ("dataset",),
@@ -24,10 +23,10 @@ _READERS = {
     "dataset_train_split": ("dataset", *_PUBLISHED),
     "question_column": ("dataset", *_PUBLISHED),
     "answer_column": ("dataset", *_PUBLISHED),
-    "data_dir": (*_PUBLISHED, _CHEMISTRY),
+    "data_dir": (*_PUBLISHED, "sciknoweval_chemistry"),
     "task_options": (GYM,),
     "task_difficulty": ("arithmetic", "words"),
-    "task_seed": _WITHOUT_DATA,
+    "task_seed": WITHOUT_DATA,
 }
 
 

@@ -68,6 +68,8 @@ def _t_quantile(freedom: float) -> float:
 
 def t_outside(value: float, freedom: float) -> Any:
     """Return the probability of an absolute value larger than this one, by Student's t."""
+    if freedom >= _MANY:
+        return math.erfc(value / math.sqrt(2))
     import mpmath
 
     share = freedom / (freedom + value**2)
@@ -223,16 +225,10 @@ def difference(
     )
     (half,) = _half_of(spread).tolist()
     # The p-value is the larger one of the two tests whose intervals `half_widths` takes the wider one of.
-    over_runs = 0.0
     error = float(spread.error[0])
-    freedom = float(spread.freedom[0])
-    if error > 0 and freedom < _MANY:
-        over_runs = float(t_outside(abs(mean) / error, freedom))
-    elif error > 0:
-        over_runs = math.erfc(abs(mean) / error / math.sqrt(2))
-    of_evaluations = 0.0
-    if spread.floor[0] > 0:
-        of_evaluations = math.erfc(abs(mean) / float(spread.floor[0]) / math.sqrt(2))
+    floor = float(spread.floor[0])
+    over_runs = float(t_outside(abs(mean) / error, float(spread.freedom[0]))) if error > 0 else 0.0
+    of_evaluations = float(t_outside(abs(mean) / floor, math.inf)) if floor > 0 else 0.0
     return Difference(mean, mean - half, mean + half, paired, max(over_runs, of_evaluations))
 
 

@@ -215,11 +215,7 @@ def _spread_text(rollouts: Sequence[_Rollout]) -> str:
 
 
 def conversation(messages: Any) -> str:
-    """Return the column ``messages`` of a rollout as text; empty if it is not a list of messages in JSON.
-
-    >>> conversation('[{"role": "assistant", "content": "3"}, {"role": "tool", "name": "add", "content": "4"}]')
-    'assistant: 3\\ntool add: 4'
-    """
+    """Return the column ``messages`` of a rollout as text; empty if it is not a list of messages in JSON."""
     with suppress(ValueError, TypeError, RecursionError, AttributeError):
         return "\n".join(map(_speaker_and_text, json.loads(messages)))
     return ""

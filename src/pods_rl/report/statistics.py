@@ -81,10 +81,7 @@ def time_to(mean_C: ArrayLike, time_C: ArrayLike, target: float) -> float:
 
 
 def time_ratio(baseline_time: float, arm_time: float) -> float:
-    """Return baseline time over arm time, defined for every pair of times.
-
-    An arm that never reaches it (inf) has speedup 0. An arm that starts there has speedup inf, or 1 if the baseline
-    does too. A baseline without a time gives NaN.
+    """Return baseline time over arm time, defined for every pair of times; NaN if the baseline has none.
 
     >>> [time_ratio(*times) for times in ((60, 30), (60, math.inf), (60, 0), (0, 0))]
     [2.0, 0.0, inf, 1.0]

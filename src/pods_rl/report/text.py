@@ -65,11 +65,7 @@ def terminal(text: object) -> str:
 
 
 def csv_text(text: str) -> str:
-    """Return text for a CSV: one that a spreadsheet would run as a formula begins with an apostrophe.
-
-    >>> csv_text("=1+1"), csv_text("-1e-5")
-    ("'=1+1", '-1e-5')
-    """
+    """Return text for a CSV: one that a spreadsheet would run as a formula begins with an apostrophe."""
     return f"'{text}" if _SPREADSHEET_FORMULA.match(text) and not _CSV_NUMBER.fullmatch(text) else text
 
 

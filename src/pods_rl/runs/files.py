@@ -129,11 +129,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def encoded(text: str) -> bytes:
-    """Return text as UTF-8, with a lone surrogate as an escape that JSON and YAML read back.
-
-    >>> encoded("\\udcff")
-    b'\\\\udcff'
-    """
+    """Return text as UTF-8, with a lone surrogate as an escape that JSON and YAML read back."""
     return text.encode("utf-8", "backslashreplace")
 
 

@@ -35,11 +35,7 @@ def progress_of(run: Run, recipe: Mapping[str, Any] | None = None) -> Progress:
 
 
 def share_done(step: float, seconds: float, max_steps: object, max_seconds: object) -> float:
-    """Return the share that a run has used of the budget that ends first; NaN without a budget.
-
-    >>> share_done(10, 40.0, 20, 100.0), share_done(10, 40.0, -1, None)
-    (0.5, nan)
-    """
+    """Return the share that a run has used of the budget that ends first; NaN without a budget."""
     return _larger(step / _limit(max_steps), seconds / _limit(max_seconds))
 
 

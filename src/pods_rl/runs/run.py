@@ -119,16 +119,11 @@ class Run:
         return None
 
     @property
-    def experiment(self) -> str | None:
-        """The experiment that the run belongs to."""
-        if self.arm:
-            return _real(self.path).parent.parent.name
-        return None
-
-    @property
     def name(self) -> str:
         """The directory's name; of a run of an experiment ``<experiment>-<arm>-seed-<k>``."""
-        return "-".join(filter(None, (self.experiment, self.arm, _real(self.path).name)))
+        path = _real(self.path)
+        folders = (path.parent.parent.name, path.parent.name) if self.arm else ()
+        return "-".join(filter(None, (*folders, path.name)))
 
     def rollout_files(self) -> list[Path]:
         """The files of the ledger, by step."""

@@ -176,14 +176,10 @@ def _write_story(rng: random.Random, scene: dict[str, list[str]], written: list[
 
 def _draw_kinds(rng: random.Random, steps: int) -> list[str]:
     """Draw what happens: perhaps groups at the start, perhaps a question that needs a step of its own."""
+    ends = [end for end in read_stories()["ends"] if end != "ask"]
     while True:
-        head = []
-        tail = []
-        if rng.random() < 0.35:
-            head = ["group"]
-        if rng.random() < 0.6:
-            ends = [end for end in read_stories()["ends"] if end != "ask"]
-            tail = [rng.choice(ends)]
+        head = ["group"] if rng.random() < 0.35 else []
+        tail = [rng.choice(ends)] if rng.random() < 0.6 else []
         between = steps - len(head) - len(tail)
         if between >= 0:
             return [*head, *rng.sample(_EVENTS, between), *tail]
