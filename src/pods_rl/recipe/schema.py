@@ -135,8 +135,6 @@ def _convert(value: Any, kinds: frozenset[str]) -> Any:
             return value
     if "list" in kinds and isinstance(value, str):  # `lora_target_modules: all-linear`
         return [value]
-    if "list" in kinds and isinstance(value, tuple):
-        return list(value)
     if value is False and "str" in kinds:  # YAML 1.1 reads a bare `no` as false
         return "no"
     raise TypeError
@@ -156,19 +154,17 @@ def _is_plain(value: Any) -> bool:
     if value is None or isinstance(value, float):  # the checks of numbers refuse infinity, with a better message
         return True
     try:
-        is_json = json.loads(json.dumps(value, allow_nan=False)) == value
+        is_json = json.loads(json.dumps(value, allow_nan=False), parse_int=_small_integer) == value
     except (TypeError, ValueError, RecursionError):  # a date, infinity, a list that contains itself
         return False
-    if not is_json or depth(value) > DEEPEST:
-        return False
-    return all(not isinstance(entry, int) or abs(entry) <= _LARGEST_INTEGER for entry in _entries(value))
+    return is_json and depth(value) <= DEEPEST
 
 
-def _entries(value: Any) -> Iterator[Any]:
-    """Yield a value, and every value in its lists and mappings."""
-    yield value
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _entries(part)
+def _small_integer(digits: str) -> int:
+    """Return an integer of JSON; raise ValueError if the files of a run cannot hold it."""
+    if abs(int(digits)) > _LARGEST_INTEGER:
+        raise ValueError
+    return int(digits)
 
 
 def parse_overrides(words: list[str], stray: list[str] | None = None) -> dict[str, str | bool]:

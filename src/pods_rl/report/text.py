@@ -100,11 +100,9 @@ def unit_for(seconds: float) -> str:
 def duration(seconds: float, unit: str | None = None) -> str:
     """Return a time with its unit. Give ``unit`` if several times are compared; by default the unit fits the time.
 
-    >>> duration(42.31), duration(5400), duration(5400, "h"), duration(float("inf"))
-    ('42.3 s', '90.0 min', '1.50 h', 'never')
+    >>> duration(42.31), duration(5400), duration(5400, "h"), duration(float("nan"))
+    ('42.3 s', '90.0 min', '1.50 h', '–')
     """
-    if seconds == math.inf:
-        return "never"
     if not math.isfinite(seconds):
         return "–"
     if unit is None:

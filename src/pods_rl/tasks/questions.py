@@ -115,20 +115,16 @@ def _task(
     if rewards is None:
         rewards = PAPER_REWARDS
     grader = deciding_reward(rewards, "accuracy")
-    train_size = settings.get("task_train_size")
-    test_size = settings.get("task_test_size")
-    if train_source and not test_source:
+    if test_source is None:
+        assert train_source  # `published_task` refuses a task without both
         train, test, cut_notes = _cut_in_two(train_source, settings, form, grader)
         return Task(name, form.version(_CUT_HERE), train, test, dict(PAPER_REWARDS), notes=cut_notes + notes)
-    no_rows = Dataset.from_dict({column: [] for column in COLUMNS})
-    train = no_rows
-    test = no_rows
+    train = Dataset.from_dict({column: [] for column in COLUMNS})
     if train_source:
-        train = _split(_read(train_source, settings, train_size), form, grader)
+        train = _split(_read(train_source, settings, settings.get("task_train_size")), form, grader)
         notes += _notes(train, train_source, grader)
-    if test_source:
-        test = _split(_read(test_source, settings, test_size), form, grader)
-        notes += _notes(test, test_source, grader)
+    test = _split(_read(test_source, settings, settings.get("task_test_size")), form, grader)
+    notes += _notes(test, test_source, grader)
     return Task(name, form.version(1), train, test, dict(PAPER_REWARDS), notes=notes)
 
 
