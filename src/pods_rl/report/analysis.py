@@ -121,19 +121,14 @@ class Analysis:
         """Whether a metric is a share of right answers, which every output gives in percent."""
         if metric not in ACCURACIES and not metric.startswith("pass@"):
             return False
-        highest = 0.0
-        for arm in self.arms:
-            if metric in arm.curves:
-                highest = max(highest, float(np.nanmax(arm.curves[metric].scores)))
-        return highest <= 1  # runs of other tools may have percentages already
+        curves = [arm.curves[metric] for arm in self.arms if metric in arm.curves]
+        # runs of other tools may have percentages already
+        return not any(np.nanmax(curve.scores) > 1 for curve in curves)
 
     @property
     def states(self) -> Counter[str]:
         """Number of runs by state."""
-        states: Counter[str] = Counter()
-        for arm in self.arms:
-            states.update(run.state for run in arm.runs)
-        return states
+        return Counter(run.state for arm in self.arms for run in arm.runs)
 
     @property
     def scored(self) -> list[ArmResult]:
@@ -142,10 +137,7 @@ class Analysis:
 
     def result_of(self, name: str) -> ArmResult:
         """Return the result of the arm with this name."""
-        for result in self.results:
-            if result.arm.name == name:
-                return result
-        raise KeyError(name)
+        return {result.arm.name: result for result in self.results}[name]
 
     @property
     def compared(self) -> list[Arm]:
@@ -156,10 +148,8 @@ class Analysis:
     @property
     def metrics(self) -> list[str]:
         """The compared metric, then the others that were measured."""
-        metrics = {self.metric: None}
-        for arm in self.arms:
-            metrics |= dict.fromkeys(arm.curves)
-        return [*metrics]
+        measured = [metric for arm in self.arms for metric in arm.curves]
+        return [*dict.fromkeys([self.metric, *measured])]
 
 
 def analyse(

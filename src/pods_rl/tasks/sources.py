@@ -153,19 +153,17 @@ class DataSource:
         if path.is_file():
             return []
         try:
-            if path.is_dir() and not _is_saved(path):
+            if _is_saved(path):
+                saved = load_from_disk(str(path))
+                return [] if isinstance(saved, Dataset) else [str(name) for name in saved]
+            if path.is_dir():
                 for file in sorted(path.rglob("*.*")):
                     check_regular(file)  # `datasets` opens each to look
-            if not _is_saved(path):
-                return [str(name) for name in get_dataset_split_names(self.name, self.config)]
-            saved = load_from_disk(str(path))
+            return [str(name) for name in get_dataset_split_names(self.name, self.config)]
         except UserError:
             raise
         except Exception:  # reading the data raises the error that says what to do
             return []
-        if isinstance(saved, Dataset):
-            return []
-        return [str(name) for name in saved]
 
     @property
     def is_one_split(self) -> bool:
