@@ -144,18 +144,14 @@ def _axis(key: str, end: float, arms: Sequence[Arm]) -> _Axis:
 def _score_panel(analysis: Analysis, styles: Styles, metric: str) -> Panel:
     """Return a metric of evaluations over training time, and over steps if every arm logged them."""
     arms = [arm for arm in analysis.arms if metric in arm.curves]
+    curves = {"time": [arm.curves[metric] for arm in arms]}  # by the key of the axis, one of each arm
+    over_steps = [*filter(None, (_curve_over_steps(arm, metric) for arm in arms))]
+    if len(over_steps) == len(arms):
+        curves["step"] = over_steps
     axes = []
-    curves: dict[str, dict[str, Curve]] = {}  # by the key of the axis and the arm
-    for key in _CLOCK_OF_AXIS:
-        over_clock: dict[str, Curve] = {}
-        for arm in arms:
-            curve = arm.curves[metric] if key == "time" else _curve_over_steps(arm, metric)
-            if curve is not None:
-                over_clock[arm.name] = curve
-        if arms and len(over_clock) == len(arms):
-            end = max(float(np.nanmax(curve.seconds)) for curve in over_clock.values())
-            axes.append(_axis(key, end, arms))
-            curves[key] = over_clock
+    for key, of_arms in curves.items():
+        end = max((float(np.nanmax(curve.seconds)) for curve in of_arms), default=0.0)
+        axes.append(_axis(key, end, arms))
     # figures have the unit of sentences and tables
     is_share = analysis.is_share_of(metric)
     scale = 100.0 if is_share else 1.0
@@ -164,8 +160,8 @@ def _score_panel(analysis: Analysis, styles: Styles, metric: str) -> Panel:
     if metric == analysis.metric and analysis.level is not None and analysis.baseline is not None:
         level = (significant(analysis.level * scale), f"99 % of {analysis.baseline.label}’s peak")
     series = []
-    for arm in arms:
-        lines = {axis.key: _line(curves[axis.key][arm.name], axis.scale, bounds, scale) for axis in axes}
+    for index, arm in enumerate(arms):
+        lines = {axis.key: _line(curves[axis.key][index], axis.scale, bounds, scale) for axis in axes}
         series.append(Series(arm.label, *styles[arm.name], lines))
     y = words(metric) + (" (%)" if is_share else "")
     return Panel(metric, y, [(axis.key, axis.title) for axis in axes], series, bounds, level)
@@ -186,7 +182,7 @@ def _curve_over_steps(arm: Arm, metric: str) -> Curve | None:
 class _Logged(NamedTuple):
     """The logged metrics of an arm: each run's means within B equal intervals of steps."""
 
-    clocks: Mapping[str, Array]  # by name, mean over runs, [B]
+    clocks: Mapping[str, Array]  # by the key of the axis, mean over runs, [B]
     metrics: Mapping[str, Curve]  # by name
 
 
@@ -199,8 +195,7 @@ def _metric_panels(analysis: Analysis, styles: Styles) -> list[Panel]:
             logged[arm.name] = of_arm
     axes = []
     for key in ("step", "time"):
-        clocks = [of_arm.clocks.get(_CLOCK_OF_AXIS[key]) for of_arm in logged.values()]
-        ends = [float(np.nanmax(clock)) for clock in clocks if clock is not None]
+        ends = [float(np.nanmax(of_arm.clocks[key])) for of_arm in logged.values() if key in of_arm.clocks]
         if len(ends) == len(logged):
             axes.append(_axis(key, max(ends, default=0.0), analysis.arms))
     found = set[str]().union(*(of_arm.metrics for of_arm in logged.values()))
@@ -224,7 +219,7 @@ def _metric_lines(logged: _Logged, metric: str, axes: Sequence[_Axis]) -> dict[s
     mean, low, high = (_values(values[has_mean]) for values in (curve.mean, *curve.interval))
     lines: dict[str, Line] = {}
     for axis in axes:
-        x = _values(logged.clocks[_CLOCK_OF_AXIS[axis.key]][has_mean] * axis.scale)
+        x = _values(logged.clocks[axis.key][has_mean] * axis.scale)
         lines[axis.key] = Line(x) if lines else Line(x, mean, low, high, [])
     return lines
 
@@ -245,7 +240,7 @@ def _logged_of(arm: Arm) -> _Logged | None:
     tables = {metric: table for metric, table in tables.items() if not np.isnan(mean_curve(table)).all()}
     if "step" not in tables:
         return None
-    clocks = {clock: mean_curve(tables[clock]) for clock in _CLOCKS if clock in tables}
+    clocks = {key: mean_curve(tables[clock]) for key, clock in _CLOCK_OF_AXIS.items() if clock in tables}
     due = np.arange(count, dtype=np.float64)
     errors = np.full((len(names), count), np.nan)
     metrics = {
