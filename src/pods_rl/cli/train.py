@@ -20,7 +20,6 @@ from ..recipe import Recipe, find_accelerate_config, load_recipe
 from ..recipe.catalog import accelerate_processes, check_accelerate
 from ..recipe.schema import UNSUPPORTED, explain, fields, parse_overrides
 from ..runs import Run, RunInUseError, RunWriter, check_unused, last_clocks
-from ..runs.files import STATUS
 from ..streams import outlive_output
 from ..text import console, counted, plain_text, safe_text, short, suggest
 
@@ -385,12 +384,12 @@ def _launch_run(
     words += [f"--{name}" for name, wanted in resume_options.items() if wanted]
     words += [f"--{key}={'true' if value is True else value}" for key, value in keys.items()]
     failure = None
-    earlier_status = _stamp(output / STATUS)  # a resumed run has one before its processes write their own
+    earlier_status = Run(output).status  # a resumed run has one before its processes write their own
     with stop.later(), outlive_output():
         with suppress(Interrupted):  # before the processes started
             failure = start(words, launch.config, launch.processes, stop)
         stop.over()
-        has_begun = _stamp(output / STATUS) != earlier_status
+        has_begun = Run(output).status != earlier_status
         state = Run(output).state if has_begun else "unknown"
         stopped = stop.reason
         # A process may fail after the last status, or because the signal killed it: neither is a failure of the run.
@@ -416,12 +415,3 @@ def _write_end(output: Path, state: str, reason: str) -> None:
     """Write the final status of a run that its processes could not write; not if one of them still writes."""
     with suppress(RunInUseError), RunWriter(output, resume=True) as writer:
         writer.write_status(state, reason=reason, **last_clocks(output))
-
-
-def _stamp(file: Path) -> tuple[int, int] | None:
-    """Return what changes whenever a file is replaced; None if it is missing."""
-    try:
-        about = file.stat()
-    except OSError:
-        return None
-    return about.st_ino, about.st_mtime_ns

@@ -50,7 +50,7 @@ class LivePage:
     def __init__(self, source: Path) -> None:
         self._source = source
         self._over = threading.Event()
-        self._seen: tuple[frozenset[_File], str] | None = None  # files and state of the latest report
+        self._seen: tuple[dict[str, tuple[int, int]], str] | None = None  # files and state of the latest report
         self._made = False  # whether a report was made
         self.served = Served()
         self._wait(f"Reading {source}", "starting")
@@ -72,7 +72,7 @@ class LivePage:
 
     def look(self) -> None:
         """Make the report again if a file or the state of a run has changed: a kill changes no file."""
-        files = frozenset(_files_below(self._source))
+        files = dict(_files_below(self._source))
         state = "waiting"
         with suppress(Exception):  # files of a run that begins, or damaged ones, as below
             if self._source.exists():
@@ -87,7 +87,7 @@ class LivePage:
             return
         self._seen = (files, state)
         try:
-            if any(os.path.basename(file.path) in (CONFIG, STATUS) for file in files):  # as `is_run` recognizes a run
+            if any(os.path.basename(path) in (CONFIG, STATUS) for path in files):  # as `is_run` recognizes a run
                 self._show(read_account([self._source]), state)
                 self._made = True
                 return
@@ -114,14 +114,8 @@ class LivePage:
         )
 
 
-class _File(NamedTuple):
-    path: str
-    size: int
-    time: int  # of the last change, in nanoseconds
-
-
-def _files_below(source: Path, depth: int = _DEPTH) -> Iterator[_File]:
-    """Yield each file that a report may read, at most `depth` folders deep. As a report does, follow links."""
+def _files_below(source: Path, depth: int = _DEPTH) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield each file that a report may read with its size and time, at most `depth` folders deep; follow links."""
     with suppress(OSError):  # removed or replaced at this moment
         for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
             with suppress(OSError):  # also a loop of links
@@ -130,7 +124,7 @@ def _files_below(source: Path, depth: int = _DEPTH) -> Iterator[_File]:
                         yield from _files_below(Path(entry.path), depth - 1)
                 elif entry.name.endswith((".json", ".jsonl", ".yaml", ".parquet")):
                     about = entry.stat()
-                    yield _File(entry.path, about.st_size, about.st_mtime_ns)
+                    yield entry.path, (about.st_size, about.st_mtime_ns)
 
 
 def server(page: LivePage, port: int) -> ThreadingHTTPServer:
