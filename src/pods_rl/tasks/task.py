@@ -203,14 +203,19 @@ class Task:
         >>> task.reward_parts(["<answer>2</answer>"], ["2"], [10], limit=10)
         [{'reward': 0.5, 'reward/accuracy': 1.0, 'reward/overlong': -1.0}]
         """
-        columns: dict[str, list[float]] = {"reward": [0.0] * len(texts)}
+        parts: list[tuple[str, float, Sequence[float | None]]] = []  # name, weight and scores of each reward
         for name, weight in self.rewards.items():
             reward = self.reward(name)
             by_length = reward.reads == "tokens"
             scores = reward.of_lengths(tokens, limit) if by_length else self.scores(name, texts, golds)
-            _add_part(columns, name, scores, weight)
+            parts.append((name, weight, scores))
         if environment_rewards is not None:
-            _add_part(columns, ENVIRONMENT, environment_rewards, 1.0)
+            parts.append((ENVIRONMENT, 1.0, environment_rewards))
+        columns = {"reward": [0.0] * len(texts)}
+        for name, weight, marks in parts:
+            usable = [0.0 if mark is None or not math.isfinite(mark) else mark for mark in marks]
+            columns["reward"] = [total + weight * mark for total, mark in zip(columns["reward"], usable, strict=True)]
+            columns[f"reward/{name}"] = usable
         return rows_of(columns)
 
     def scores(self, name: str, texts: Sequence[str], golds: Sequence[str]) -> list[float]:
@@ -229,16 +234,6 @@ class Task:
                     "as wrong)"
                 ) from mark.error
         return scores
-
-
-def _add_part(columns: dict[str, list[float]], name: str, scores: Sequence[float | None], weight: float) -> None:
-    """Add the scores of a reward as a column, and with their weight to the column `reward`; 0 without a score."""
-    part = []
-    for row, score_of_row in enumerate(scores):
-        usable = score_of_row if score_of_row is not None and math.isfinite(score_of_row) else 0.0
-        part.append(usable)
-        columns["reward"][row] += weight * usable
-    columns[f"reward/{name}"] = part
 
 
 def deciding_reward(rewards: Mapping[str, float], answer: str | None, *, environment: bool = False) -> str | None:

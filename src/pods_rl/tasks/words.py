@@ -134,13 +134,10 @@ def read_stories() -> dict[str, Any]:
 
 def _sentences(scene: dict[str, list[str]], kind: str) -> list[str]:
     """Return the sentences for a kind of step: the scene's own, or those of all scenes."""
-    of_scene = {"group": "groups", "gain": "gains", "loss": "losses"}
-    of_all_scenes = {"growth": "growths", "half": "halvings"}
-    if kind in of_scene:
-        return scene[of_scene[kind]]
-    if kind in of_all_scenes:
-        return read_stories()[of_all_scenes[kind]]
-    return read_stories()["ends"][kind]
+    plurals = {"group": "groups", "gain": "gains", "loss": "losses", "growth": "growths", "half": "halvings"}
+    stories = read_stories()
+    sentences: dict[str, list[str]] = {**stories, **stories["ends"], **scene}
+    return sentences[plurals.get(kind, kind)]
 
 
 def _write_story(rng: random.Random, scene: dict[str, list[str]], written: list[tuple[str, int]], groups: int) -> str:
