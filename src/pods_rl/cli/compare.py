@@ -23,8 +23,6 @@ from ..text import console, counted, safe_text
 from ..yaml_files import dump_yaml
 from .train import DryRun, Force, named_recipe, note_missing, show_facts, show_notes, stoppable, working
 
-_NEXT_STEPS = "Next: your own model and data (docs/how-do-i.md); pods plan measures costs."
-
 
 def compare(
     context: typer.Context,
@@ -89,7 +87,7 @@ def compare(
         complete = _report(output)
         console().print(_next_commands(output))
         if complete and not board.failures:
-            console().print(_NEXT_STEPS)
+            console().print("Next: your own model and data (docs/how-do-i.md); pods plan measures costs.")
         _print_failures(board.failures)
     if board.failures or not complete:
         raise typer.Exit(1)

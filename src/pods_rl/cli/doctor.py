@@ -22,7 +22,6 @@ _PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "
 _OPTIONAL_PACKAGES = ("vllm", "bitsandbytes", "deepspeed")
 _GIB = 2**30
 _DISK_LEFT = 5.0  # GiB, below which a checkpoint of a small model may not fit
-_ANY_RECIPE = "tiny-pods"  # whose settings a model alone is loaded with
 _GRADE_STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
 CheckResult = tuple[str, str, str]  # ok, note or bad; what was checked; its value
 
@@ -46,7 +45,8 @@ def doctor(context: typer.Context, config: Config = None) -> None:
         named, keys = named_recipe(context, config)
         is_model = config is None and _is_model(named)
         if is_model:
-            recipe = load_recipe(_ANY_RECIPE, keys | {"model_name_or_path": named})
+            # a model alone is loaded with the settings of any recipe
+            recipe = load_recipe("tiny-pods", keys | {"model_name_or_path": named})
         else:
             recipe = load_recipe(named, keys)
     findings = list(check_versions())

@@ -98,16 +98,14 @@ def serve(request: Check | Train, connection: Connection) -> None:
 
 def check_arms(experiment: Experiment, *, data: bool) -> list[str]:
     """Check the recipe of each arm, and with `data` its task's data; return what runs would note, each note once."""
-    notes: list[str] = []
+    notes: dict[str, None] = {}  # a set that keeps its order
     loaded: dict[str, Any] = {}  # tasks, which most arms share
     for run in experiment.first_runs():
-        if not data:
+        if data:
+            notes |= dict.fromkeys(check_recipe(run.recipe, experiment.processes, loaded))
+        else:
             check_engine(run.recipe, experiment.processes)
-            continue
-        for note in check_recipe(run.recipe, experiment.processes, loaded):
-            if note not in notes:
-                notes.append(note)
-    return notes
+    return list(notes)
 
 
 if __name__ == "__main__":

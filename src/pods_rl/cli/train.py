@@ -54,9 +54,7 @@ AllowChangedContents = Annotated[
 DryRun = Annotated[
     bool, Option("--dry_run", help="Check recipes and data as training does, and show what a step does. Train nothing.")
 ]
-_SOON = 5.0  # seconds after which a log says what a command still does
 _WIDTH = 80  # columns of what is printed
-_FACT_WIDTH = 18  # of the name of a fact
 _PROCESSES_A_CORE = 8  # each process imports torch and holds a policy; more would only exhaust the memory
 Force = Annotated[bool, Option("--force", help="Replace a file that this command did not write.")]
 Explain = Annotated[
@@ -147,8 +145,8 @@ def working(what: str, *, in_log: bool = True) -> Iterator[LiveLine]:
     """Inside, show what the command does, away from its results on standard output."""
     from ..training.display import LiveLine, progress_console
 
-    # A command does not end because its progress cannot be written.
-    with outlive_output(), LiveLine(progress_console(), silent=_SOON) as line:
+    # A command does not end because its progress cannot be written. A log says it after 5 seconds.
+    with outlive_output(), LiveLine(progress_console(), silent=5.0) as line:
         line.begin(what, in_log=in_log)
         yield line
 
@@ -196,7 +194,7 @@ def named_recipe(
 def show_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Print (label, value) lines, with the values below each other."""
     for label, value in facts:
-        show_fact(f"{label:<{_FACT_WIDTH}}", value)
+        show_fact(f"{label:<18}", value)
 
 
 def show_fact(name: str, value: object, *, style: str = "") -> None:

@@ -51,7 +51,6 @@ _LOG_END = 1 << 16  # bytes of a log that are read
 _LAST_LINES = 10  # of a log, which begin with why a run ended: a message may have several lines
 _LONGEST_ERROR = 300  # characters of an error
 _in_progress: set[RunProcess] = set()
-_ON_SIGNAL = "Each run in progress ends after its step. Another Ctrl-C ends it at once."
 
 
 @dataclass(frozen=True)
@@ -350,7 +349,7 @@ def _end_runs(futures: Sequence[Future[None]], stop: Stop) -> None:
     for future in futures:
         future.cancel()
     if _in_progress:
-        print_notice(_ON_SIGNAL)
+        print_notice("Each run in progress ends after its step. Another Ctrl-C ends it at once.")
 
     def pass_on(number: int, again: bool) -> None:
         for process in list(_in_progress):

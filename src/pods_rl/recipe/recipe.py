@@ -29,10 +29,6 @@ from .catalog import local_path, looks_like_path, read_recipe
 from .schema import GYM, REWARDS, TASKS, UNSUPPORTED, defaults, fields
 from .unread import WITHOUT_DATA, check_keys_of_task, check_read
 
-_SAVING = frozenset(("save_seconds", "save_steps", "save_strategy"))
-# if no key sets when to save: at most half an hour is lost
-_SAVE_SECONDS = 1800.0
-_SAVES_KEPT = 2
 _MOST_GENERATED = 10**6  # prompts that a task may generate; more would take minutes and gigabytes before the first step
 _MAGNITUDES = (1e-6, 1e6)  # magnitudes of a reward's weight; beyond them float32 loses the other rewards
 _ENDLESS = 10**9  # steps if only the clock stops the run; TRL would stop after 3 epochs
@@ -50,8 +46,6 @@ DATA_FOLDERS = {
 _ENDLESS_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt", None)  # schedules without a last step
 _FILE_KEYS = ("dataset_name", "dataset_test_name", "deepspeed", "fsdp_config", "accelerator_config")  # may name a file
 DATA_KEYS = ("dataset_name", "dataset_test_name", "task")  # the keys that may name data on the hub
-_UNAUTHORISED = 401  # the hub's status for a wrong token
-_HUB_TIMEOUT = 1.5  # seconds; a slow hub may still answer the loaders
 
 
 @dataclass(frozen=True)
@@ -146,7 +140,7 @@ class Recipe:
         for key in ("push_to_hub", "log_completions_hub_repo"):
             if not self.values.get(key):
                 continue
-            if get_token() is None or _check_hub(key) == _UNAUTHORISED:
+            if get_token() is None or _check_hub(key) == 401:  # the hub's status for a wrong token
                 raise UserError(f"{key} needs a token that the hub accepts: set HF_TOKEN, or run `hf auth login`.")
 
     def hub_problem(self, keys: Iterable[str]) -> str | None:
@@ -289,10 +283,10 @@ def _resolve(values: dict[str, Any], user_values: Mapping[str, Any]) -> None:
     if values["model_name_or_path"] in SHIPPED:  # these policies continue the question alone
         values["prompt_style"] = values["prompt_style"] or "plain"
         values["system_prompt"] = values["system_prompt"] or ""
-    if not _SAVING & user_values.keys():
-        values["save_seconds"] = _SAVE_SECONDS
+    if not {"save_seconds", "save_steps", "save_strategy"} & user_values.keys():
+        values["save_seconds"] = 1800.0  # at most half an hour is lost
         if "save_total_limit" not in user_values:
-            values["save_total_limit"] = _SAVES_KEPT
+            values["save_total_limit"] = 2
 
 
 def checkpoint_keys(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -443,7 +437,8 @@ def _check_hub(setting: str) -> int | None:
         raise UserError(f"{setting} needs the hub, and HF_HUB_OFFLINE is set: unset it, or {local_files}.")
     try:
         url = f"{constants.ENDPOINT}/api/whoami-v2"
-        return int(get_session().get(url, headers=build_hf_headers(), timeout=_HUB_TIMEOUT).status_code)
+        # 1.5 seconds: a slow hub may still answer the loaders
+        return int(get_session().get(url, headers=build_hf_headers(), timeout=1.5).status_code)
     except Exception as error:  # its class differs between versions of the library
         name = type(error).__name__
         if "Connect" not in name or "Timeout" in name:

@@ -64,7 +64,6 @@ _QUESTIONS = (
     "answer_column",
 )
 _PROMPTS = ("prompt_style", "system_prompt")  # they are part of a task's version
-_TASK_ROWS = "prompts"  # the key of the hashes of a task's rows; all other contents are of keys of a recipe
 # by split, the keys that decide how its rows are written
 _KEYS_OF_ROWS = {
     "test": (*_PROMPTS, "task_rewards"),
@@ -161,7 +160,7 @@ def _other_contents(other_keys: Sequence[str], ours: Config, theirs: Config) -> 
         shared = {*our_files} & {*their_files}
         if key == MODULES:
             files = shared  # what else one of them has imported does not matter
-        if key == _TASK_ROWS:
+        if key == "prompts":  # hashes of the task's rows; all other contents are of keys of a recipe
             files = {split for split in shared if not {*_KEYS_OF_ROWS.get(split, ())} & {*other_keys}}
         changed = sorted(str(file) for file in files if our_files.get(file) != their_files.get(file))
         if changed:

@@ -24,8 +24,6 @@ from .text import one_line, tally
 from .wording import Finding
 
 LOOPBACK = "127.0.0.1"
-_SHORTEST_PAUSE = 1.0  # seconds between looks at the files
-_DEPTH = 3  # folders below an experiment that hold files of a report: arm, run, rollouts
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",  # the page itself adds the rest, and no-referrer
@@ -68,7 +66,7 @@ class LivePage:
         while not self._over.wait(pause):
             started = time.monotonic()
             self.look()
-            pause = max(_SHORTEST_PAUSE, 3 * (time.monotonic() - started))  # a quarter of the time goes to reports
+            pause = max(1.0, 3 * (time.monotonic() - started))  # a quarter of the time goes to reports
 
     def look(self) -> None:
         """Make the report again if a file or the state of a run has changed: a kill changes no file."""
@@ -114,8 +112,8 @@ class LivePage:
         )
 
 
-def _files_below(source: Path, depth: int = _DEPTH) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield each file that a report may read with its size and time, at most `depth` folders deep; follow links."""
+def _files_below(source: Path, depth: int = 3) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield the files that a report may read, with size and time: those of arm, run and rollouts. Follow links."""
     with suppress(OSError):  # removed or replaced at this moment
         for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
             with suppress(OSError):  # also a loop of links

@@ -13,8 +13,6 @@ from .intervals import FEWEST
 from .ledger import Ledger
 from .text import duration, listed, one_line, tally
 
-_MOST_CHARACTERS = 300  # characters that names of damaged files may take
-
 
 def notes(analysis: Analysis, ledger: Ledger) -> tuple[str, ...]:
     """Return the limitations of the numbers, each a sentence or two; empty if there are none."""
@@ -41,7 +39,7 @@ def notes(analysis: Analysis, ledger: Ledger) -> tuple[str, ...]:
     if damage:
         lines.append(f"Skipped unreadable data: {damage}.")
     if ledger.unreadable:
-        names = one_line(", ".join(ledger.unreadable), limit=_MOST_CHARACTERS)
+        names = one_line(", ".join(ledger.unreadable), limit=300)
         lines.append(f"{len(ledger.unreadable)} of {ledger.files} rollout files could not be read: {names}.")
     lines += _speed_notes(analysis)
     lines += machine_notes({arm.label: arm.runs for arm in analysis.compared})

@@ -34,7 +34,6 @@ _SCRIPTS = (
     "templates/sorting.js",
     "templates/start.js",
 )
-_LIVE = "templates/watch.js"
 _FOLDED = 24  # rows of a table from which it is closed at first
 _WIDTH = 80  # columns of a terminal
 
@@ -84,7 +83,7 @@ def to_html(account: Account, *, live: int = 0) -> str:
 
     The template escapes names, logs and model output, and nothing but our own style and scripts.
     """
-    names = [*_SCRIPTS, _LIVE] if live else [*_SCRIPTS]
+    names = [*_SCRIPTS, "templates/watch.js"] if live else [*_SCRIPTS]
     scripts = [Markup(_asset(name)) for name in names]  # trusted: files of the package
     style = Markup(_asset("vendor/uPlot.min.css") + _asset("templates/report.css"))
     policy = [

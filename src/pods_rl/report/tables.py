@@ -41,7 +41,6 @@ ARM = "arm"
 """The title of the column of arms, which the page marks with their colours."""
 
 _TEXTS = frozenset({ARM, "task", "verdict", "against", "shows", "differs in", "settled", "run", "state", "reason"})
-_SPEEDUP = "speedup, 95 % interval"
 _SHORT_TITLES = {"both_accuracy": "both right", LENGTH: "tokens"}  # titles that a column has room for
 
 Row = dict[str, Any]  # values by the key of their column in a CSV
@@ -246,7 +245,7 @@ def pairs_table(analysis: Analysis) -> Table:
         "against": [pair.rival.label for pair in pairs],
         "shows": [pair.shows or "–" for pair in pairs],
         "difference, 95 % interval": [difference_text(analysis, pair.difference) for pair in pairs],
-        _SPEEDUP: [speedup_text(pair.speedup, pair.arm) for pair in pairs],
+        "speedup, 95 % interval": [speedup_text(pair.speedup, pair.arm) for pair in pairs],
         "settled": [settled_text(pair) for pair in pairs],
         "at": [duration(pair.due, unit) for pair in pairs],
         "differs in": [one_line(", ".join(pair.differs_in), limit=200) or "–" for pair in pairs],

@@ -29,7 +29,6 @@ RESULTS = "results.jsonl"  # of `pods eval`
 ROLLOUTS = "rollouts"
 CHECKPOINTS = "checkpoints"
 EVALUATIONS = "evaluations"
-_TAIL = 1 << 16  # bytes: some dozens of lines
 # Disk full, quota exceeded, file too large, read-only disk. Not every system has each.
 _FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS") if hasattr(errno, name))
 _SAFETENSORS_ERROR = re.compile(r"os error (\d+)")
@@ -78,7 +77,7 @@ def read_jsonl(path: Path, skipped: list[int] | None = None, tail: int = 0) -> I
 
 def last_row(path: Path) -> dict[str, Any]:
     """Return the last object of a JSONL file that may still grow; an empty one if its last 64 KiB hold none."""
-    rows = list(read_jsonl(path, tail=_TAIL))
+    rows = list(read_jsonl(path, tail=1 << 16))  # some dozens of lines
     return rows[-1] if rows else {}
 
 

@@ -11,8 +11,6 @@ from .files import STATUS, number
 from .identity import check_token
 from .run import RunWriter
 
-_SUMMARY_KEY = "train_runtime"  # only in the log with which transformers ends
-
 
 class Record:
     """The record of a training: its training clock, its evaluations, and the lines that its run directory gets.
@@ -87,7 +85,7 @@ class Record:
 
     def write_step(self, logs: Mapping[str, Any]) -> dict[str, Any] | None:
         """Write the metrics of a step; return the line, or None for what transformers logs at the end."""
-        if _SUMMARY_KEY in logs:
+        if "train_runtime" in logs:  # only in the log with which transformers ends
             return None
         row = {"step": self.step, **self.clocks(), **logs}
         if self.writer:

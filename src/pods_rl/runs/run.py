@@ -29,7 +29,6 @@ except ImportError:  # Windows has no fcntl: a second writer is not detected the
 
 _LOCK = ".lock"
 _MOMENT = ("step", "due", "seconds", "elapsed", speed.FIELD)  # the fields of an evaluation that say when it was
-_DYING_SECONDS = 30.0  # that the last threads of a killed run may take to end, and to give its lock back
 
 
 class Run:
@@ -429,7 +428,7 @@ def end_run(path: str | Path, state: str, reason: str) -> bool:
     """
     if Run(Path(path)).state in ("finished", "stopped", "failed"):
         return False
-    deadline = time.monotonic() + _DYING_SECONDS
+    deadline = time.monotonic() + 30  # the last threads of a killed run end, and give its lock back
     while True:
         try:
             with RunWriter(path, resume=True) as writer:

@@ -18,9 +18,6 @@ FIELD = "speed_check"
 LIMIT = 1.2
 """How many times the median of comparable runs the fixed work of a run may take."""
 
-_SORTED_NUMBERS = 20_000
-_REPEATS = 3
-
 
 def fixed_work(now: Callable[[], float] = time.perf_counter) -> float:
     """Return the seconds of a fixed piece of work on one core, the median of three: about 5 ms each.
@@ -28,9 +25,9 @@ def fixed_work(now: Callable[[], float] = time.perf_counter) -> float:
     Args:
         now: the clock that times it, as the training clock is timed.
     """
-    numbers = [(k * 7919) % 104_729 / 104_729 for k in range(_SORTED_NUMBERS)]
+    numbers = [(k * 7919) % 104_729 / 104_729 for k in range(20_000)]
     seconds = []
-    for _ in range(_REPEATS):
+    for _ in range(3):
         began = now()
         sorted(numbers)
         seconds.append(now() - began)

@@ -17,7 +17,6 @@ from .sources import DataSource, listing, local_folder, read_rows
 from .task import FORM_REWARDS, Settings, Task
 
 CHEMISTRY = "sciknoweval_chemistry"
-_HUB = "hicai-zju/SciKnowEval"
 _FILES = "L*.jsonl"
 _LETTER = "Answer with the letter of the right option."
 _YES_NO = "Is this right? Answer Yes or No."
@@ -88,7 +87,7 @@ def read_questions(settings: Settings) -> Iterator[ChemistryQuestion]:
 def _sources(data_dir: str | None) -> list[DataSource]:
     """Return the files of a local folder in the order of their names, or the data set of the hub."""
     if not data_dir:
-        return [DataSource(_HUB, "test", "v2")]
+        return [DataSource("hicai-zju/SciKnowEval", "test", "v2")]
     folder = local_folder(data_dir)
     files = sorted((folder / CHEMISTRY).glob(_FILES))
     if not files:

@@ -27,7 +27,6 @@ from .task import FORM_REWARDS, Settings, Task
 TRAIN_SIZE = 4096
 TEST_SIZE = 512
 GYM = "reasoning_gym"
-_HELD_OUT_ONE_IN = 5
 _DRAWS_PER_PROMPT = 200
 _GYM_DRAWS_PER_PROMPT = 20
 _TRIED = 8  # gold answers of each split that the scorer must accept before anything is trained
@@ -47,7 +46,7 @@ class Drawn(NamedTuple):
 
 def is_held_out(text: str) -> bool:
     """Whether a problem belongs to the test side: one in five, by a hash of its text, so that every seed agrees."""
-    return zlib.crc32(text.encode()) % _HELD_OUT_ONE_IN == 0
+    return zlib.crc32(text.encode()) % 5 == 0
 
 
 def distinct(problems: Iterable[Drawn], size: int, *, held_out: bool, of: str) -> dict[str, str]:

@@ -22,7 +22,6 @@ from .task import Settings, Task
 
 Step = tuple[str, int]  # a sign and a number, applied to the total before
 TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
-_STORIES = Path(__file__).parent / "stories.yaml"
 _PRONOUN_FIELD = re.compile(r"\{(He|he|him|His|his)\}")
 _PRONOUNS = {"she": ("she", "her", "her"), "he": ("he", "his", "him")}  # subjective, possessive, objective
 _LARGEST = 99  # of numbers and results; the smallest is 2, so that plurals are right
@@ -129,7 +128,7 @@ def _draw(rng: random.Random, difficulty: str) -> Drawn:
 @cache
 def read_stories() -> dict[str, Any]:
     """Return the names and sentences of `stories.yaml`."""
-    return read_yaml(_STORIES)[0]
+    return read_yaml(Path(__file__).parent / "stories.yaml")[0]
 
 
 def _sentences(scene: dict[str, list[str]], kind: str) -> list[str]:
