@@ -117,24 +117,23 @@ class DataSource:
         contents = _contents_hash(path)
         # `datasets` knows a file by its path and its time of change, which another file may have
         cache = str(Path(config.HF_DATASETS_CACHE) / "pods-rl" / contents)
-        rows = self._load_path(path, cache)
-        rows._fingerprint = Hasher.hash((contents, self.split, self.config))
-        return rows
-
-    def _load_path(self, path: Path, cache: str) -> Dataset:
         if path.is_file():
             data_files = {_bare(self.split): str(path)}
             reader = READERS[path.suffix.lower()]
-            return load_dataset(reader, data_files=data_files, split=self.split, batch_size=_BATCH, cache_dir=cache)
-        if _is_saved(path):
+            rows = load_dataset(reader, data_files=data_files, split=self.split, batch_size=_BATCH, cache_dir=cache)
+        elif _is_saved(path):
             saved = load_from_disk(str(path))
             if not isinstance(saved, Dataset):  # a dictionary of splits
                 saved = saved[_bare(self.split)]
-            return _slice(saved, self.split)
-        text_files = self._text_files(path)
-        if text_files:
-            return _slice(files.read_files(text_files), self.split)
-        return load_dataset(str(path), self.config, split=self.split, cache_dir=cache)
+            rows = _slice(saved, self.split)
+        else:
+            text_files = self._text_files(path)
+            if text_files:
+                rows = _slice(files.read_files(text_files), self.split)
+            else:
+                rows = load_dataset(str(path), self.config, split=self.split, cache_dir=cache)
+        rows._fingerprint = Hasher.hash((contents, self.split, self.config))
+        return rows
 
     def _text_files(self, folder: Path) -> list[Path]:
         """Return the files of a split of a folder, if all of them are JSON or CSV files with commas."""

@@ -188,17 +188,12 @@ def draw_numbers(rng: random.Random, kinds: list[str]) -> tuple[int, tuple[Step,
         total = start
         steps: list[Step] = []
         for kind in kinds:
-            fitting = _fitting(kind, total)
+            sign = SIGNS[kind]
+            exact = [number for number in _NUMBERS.get(kind, range(2, 10)) if sign != "/" or total % number == 0]
+            fitting = [number for number in exact if 2 <= take_step(total, (sign, number)) <= _LARGEST]
             if not fitting:
                 break
-            steps.append((SIGNS[kind], rng.choice(fitting)))
+            steps.append((sign, rng.choice(fitting)))
             total = take_step(total, steps[-1])
         else:
             return start, tuple(steps)
-
-
-def _fitting(kind: str, total: int) -> list[int]:
-    """Return the numbers that this kind of step may have after a total."""
-    sign = SIGNS[kind]
-    exact = [number for number in _NUMBERS.get(kind, range(2, 10)) if sign != "/" or total % number == 0]
-    return [number for number in exact if 2 <= take_step(total, (sign, number)) <= _LARGEST]
