@@ -13,8 +13,8 @@ from pathlib import Path
 from rich.console import Console
 
 from ..experiment import Event, PlannedRun
-from ..runs import EVALS, Run
-from ..runs.files import last_row, number
+from ..runs import Run
+from ..runs.files import EVALS, last_row, number
 from ..runs.progress import Progress, progress_of
 from ..text import console
 from ..training.display import LiveLine, percentage

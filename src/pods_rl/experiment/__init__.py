@@ -214,10 +214,8 @@ class _Runner:
         self._finished = finished
         self._outdated = outdated
         self._total = len(experiment.arms) * len(experiment.seeds)
-        self._accelerate: Path | None = None
-        gpus = visible_gpus() if experiment.accelerate is None else []
-        if experiment.accelerate is not None:  # each run takes all GPUs
-            self._accelerate = find_accelerate_config(experiment.accelerate)
+        self._accelerate = None if experiment.accelerate is None else find_accelerate_config(experiment.accelerate)
+        gpus = [] if self._accelerate else visible_gpus()  # with accelerate, each run takes all GPUs
         self._environments: SimpleQueue[dict[str, str]] = SimpleQueue()  # those that no run in progress has
         for slot in range(parallel):
             self._environments.put({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {})

@@ -3,7 +3,7 @@
 The table of files and fields is in ``docs/architecture.md`` ("Run directory").
 """
 
-from .files import EVALS, METRICS, read_jsonl, to_json, write_atomic, write_parquet
+from .files import read_jsonl, to_json, write_atomic, write_parquet
 from .record import Record
 from .run import (
     Run,
@@ -19,8 +19,6 @@ from .run import (
 )
 
 __all__ = [
-    "EVALS",
-    "METRICS",
     "Record",
     "Run",
     "RunInUseError",
