@@ -212,11 +212,9 @@ def plain(value: Any) -> Any:
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, str):
-        return str(value)  # without the class of a user, which YAML refuses
     if isinstance(value, int):
         return int(value)
-    return str(value)
+    return str(value)  # of text, without the class of a user, which YAML refuses
 
 
 def write_failure(error: BaseException) -> str | None:
