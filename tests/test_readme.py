@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from typer.main import get_command
 
-from pods_rl.cli import app
+from pods_rl.cli.commands import app
 from pods_rl.recipe.schema import fields, trl_fields
 
 from .cli import pods

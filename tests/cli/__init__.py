@@ -2,7 +2,7 @@
 
 from typer.testing import CliRunner, Result
 
-from pods_rl.cli import app
+from pods_rl.cli.commands import app
 
 
 def pods(*words: object) -> Result:

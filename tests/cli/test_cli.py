@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import pods_rl.cli
 from pods_rl.cli import main
 from pods_rl.distributed.launch import Failure
 from pods_rl.distributed.signals import stop_on_signals
@@ -259,7 +258,7 @@ def test_recipes_are_listed_and_printed():
 def test_the_current_directory_comes_last_on_the_path(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(pods_rl.cli, "app", lambda **_: None)
+    monkeypatch.setattr("pods_rl.cli.commands.app", lambda **_: None)
     main()
     assert sys.path[-1] == str(tmp_path)
 

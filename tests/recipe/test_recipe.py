@@ -4,7 +4,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from pods_rl.cli import app
+from pods_rl.cli.commands import app
 from pods_rl.errors import UserError
 from pods_rl.experiment import load_experiment
 from pods_rl.recipe import Origin, build_recipe, load_recipe

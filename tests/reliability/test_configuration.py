@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from pods_rl.cli import app
+from pods_rl.cli.commands import app
 from pods_rl.errors import UserError
 
 GOOD = {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 4, "use_cpu": True, "bf16": False}

@@ -171,7 +171,7 @@ def by_errors(texts: Sequence[str]) -> str:
             raise error
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cli, "app", fail)
+            patch.setattr("pods_rl.cli.commands.app", fail)
             patch.setattr(sys, "stderr", said)
             with pytest.raises(SystemExit):
                 cli.main()

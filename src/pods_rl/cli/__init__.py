@@ -7,13 +7,6 @@ This module imports almost nothing, so that signals are handled before anything 
 from __future__ import annotations
 
 import signal
-import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .commands import app
-
-__all__ = ["app", "main"]
 
 
 def main() -> None:
@@ -26,12 +19,4 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
     from .commands import run
 
-    run(sys.modules[__name__].app)  # of this module, where a test may replace it
-
-
-def __getattr__(name: str) -> Any:
-    if name == "app":
-        from .commands import app
-
-        return app
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    run()

@@ -7,7 +7,6 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -109,7 +108,7 @@ def _options(
     pass
 
 
-def run(app: Callable[..., Any]) -> None:
+def run() -> None:
     """Run the command. A user's mistake prints one red line without a traceback; the exit code is 2."""
     end_with_parent()
     settle_streams()
