@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
 
 from ..errors import UserError
 from ..rewards import extract_answer, extract_gold, get_reward
@@ -217,23 +216,19 @@ def last_turn_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
 def check_own_task(task: Task) -> None:
     """Check the prompts and gold answers of a task that a user's function made, as those of files are checked."""
     grader = task.answer if task.answer in GRADERS else None
-    _check_own_split(task.train, f"task {task.name}, train split", grader)
-    _check_own_split(task.test, f"task {task.name}, test split", grader)
-
-
-def _check_own_split(split: Dataset, where: str, grader: str | None) -> None:
-    places = [f"{where}, row {row} (counted from 1)" for row in range(1, len(split) + 1)]
-    problems: list[str] = []
-    for place, prompt, gold in zip(places, column_of(split, "prompt"), column_of(split, "answer"), strict=True):
-        # a prompt of text has no turns
-        problem = last_turn_problem(prompt) if prompt and not isinstance(prompt, str) else None
-        if problem is None and grader:
-            problem = _stored_gold_problem(gold, grader)
-        if problem:
-            problems.append(f"{place}: {problem}")
-    raise_listed(problems)
-    if grader:
-        check_golds(list(split["answer"]), places, grader)
+    for name, split in (("train", task.train), ("test", task.test)):
+        places = [f"task {task.name}, {name} split, row {row} (counted from 1)" for row in range(1, len(split) + 1)]
+        problems: list[str] = []
+        for place, prompt, gold in zip(places, column_of(split, "prompt"), column_of(split, "answer"), strict=True):
+            # a prompt of text has no turns
+            problem = last_turn_problem(prompt) if prompt and not isinstance(prompt, str) else None
+            if problem is None and grader:
+                problem = _stored_gold_problem(gold, grader)
+            if problem:
+                problems.append(f"{place}: {problem}")
+        raise_listed(problems)
+        if grader:
+            check_golds(list(split["answer"]), places, grader)
 
 
 def _stored_gold_problem(gold: object, grader: str) -> str | None:
