@@ -115,20 +115,14 @@ class Task:
 
     def reward(self, name: str) -> Reward:
         """Return the reward of that name: the task's own, or `pods_rl.rewards.get_reward`."""
-        for grader in self.graders:
-            if grader.name == name:
-                return grader
-        return get_reward(name)
+        graders = {grader.name: grader for grader in self.graders}
+        return graders.get(name) or get_reward(name)
 
     def tools_of(self, environment: object | None = None) -> list[Callable[..., Any]]:
         """Return the tools of a conversation: the task's, and the methods of its environment that are tools."""
-        tools = list(self.tools)
-        if environment is None:
-            return tools
-        for name, _ in inspect.getmembers(type(environment), predicate=inspect.isfunction):
-            if not name.startswith("_") and name not in NO_TOOLS:
-                tools.append(getattr(environment, name))  # bound to this environment
-        return tools
+        methods = inspect.getmembers(type(environment), predicate=inspect.isfunction)  # without one, there are none
+        names = [name for name, _ in methods if not name.startswith("_") and name not in NO_TOOLS]
+        return [*self.tools, *(getattr(environment, name) for name in names)]
 
     def new_environment(self) -> Any:
         """Return an environment for conversations, or None if the task has none; raise UserError if its code raises."""
@@ -250,16 +244,10 @@ def deciding_reward(rewards: Mapping[str, float], answer: str | None, *, environ
     >>> deciding_reward({"format": 0.1, "choice": 1.0}, "accuracy"), deciding_reward({"mine:judge": 1.0}, "accuracy")
     ('choice', None)
     """
-    if answer is None or answer in rewards or answer == ENVIRONMENT:
+    if answer is None or answer in rewards or answer == ENVIRONMENT or ":" in answer or "." in answer:
         return answer
-    if ":" in answer or "." in answer:
-        return answer
-    for name in rewards:
-        if name in GRADERS:
-            return name
-    if environment and not rewards:
-        return ENVIRONMENT
-    return None
+    without_grader = ENVIRONMENT if environment and not rewards else None
+    return next((name for name in rewards if name in GRADERS), without_grader)
 
 
 @dataclass(frozen=True)
