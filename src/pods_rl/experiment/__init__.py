@@ -281,9 +281,7 @@ class _Runner:
         if code and status == earlier_status and not self.stopping:
             return "failed", reason  # it ended before it trained, which leaves the earlier status
         kind: Kind = status["state"]
-        if kind == "finished":
-            return kind, None
-        return kind, status.get("reason")
+        return kind, (None if kind == "finished" else status.get("reason"))
 
 
 def _use_of_attempt(run: PlannedRun, path: Path, processes: int) -> tuple[bool, str | None]:

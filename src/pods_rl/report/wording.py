@@ -44,9 +44,7 @@ def score_text(analysis: Analysis, metric: str, score: float) -> str:
 
 def gap_text(analysis: Analysis, difference: float) -> str:
     """Return a difference of scores with its sign, of shares of right answers in points."""
-    if analysis.is_share:
-        return f"{signed(100 * difference, 1)} points"
-    return signed(difference, SCORE_DIGITS)
+    return f"{signed(100 * difference, 1)} points" if analysis.is_share else signed(difference, SCORE_DIGITS)
 
 
 def difference_text(analysis: Analysis, gap: Difference) -> str:
@@ -73,9 +71,7 @@ def _never(arm: Arm) -> str:
 
 def time_to_level_text(result: ArmResult, unit: str) -> str:
     """Return when an arm reached the level."""
-    if math.isinf(result.time_to_level):
-        return _never(result.arm)
-    return duration(result.time_to_level, unit)
+    return _never(result.arm) if math.isinf(result.time_to_level) else duration(result.time_to_level, unit)
 
 
 def settled_text(pair: Pair) -> str:

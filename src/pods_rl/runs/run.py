@@ -113,9 +113,7 @@ class Run:
     def arm(self) -> str | None:
         """The arm, of a run of an experiment: ``<experiment>/<arm>/seed-<k>``."""
         path = _real(self.path)
-        if re.fullmatch(r"seed-\d+", path.name):
-            return path.parent.name
-        return None
+        return path.parent.name if re.fullmatch(r"seed-\d+", path.name) else None
 
     @property
     def name(self) -> str:

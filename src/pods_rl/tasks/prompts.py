@@ -61,9 +61,7 @@ class PromptForm:
         has_system = any(message.get("role") == "system" for message in messages)
         if self.system and not has_system:
             messages = [{"role": "system", "content": self.system}, *messages]
-        if self.style == "plain":
-            return plain_prompt(messages)
-        return messages
+        return plain_prompt(messages) if self.style == "plain" else messages
 
     def version(self, number: int | str) -> str:
         """Return the version of a task with these prompts: grader, the task's own `number`, system prompt, style."""

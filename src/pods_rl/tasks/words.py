@@ -58,9 +58,7 @@ class WordProblem(NamedTuple):
         """True for a test problem: template and numbers are both held out; False if neither is; None if one is."""
         template_held_out = is_held_out(self.template)
         numbers_held_out = is_held_out(f"{self.start} {self.steps}")
-        if template_held_out != numbers_held_out:
-            return None
-        return template_held_out
+        return template_held_out if template_held_out == numbers_held_out else None
 
 
 def take_step(total: int, step: Step) -> int:
