@@ -64,11 +64,7 @@ def contents_of(recipe: Recipe, *, weights: bool = True) -> Contents:
 
 
 def module_hashes(sources: object) -> Contents:
-    """Return the hashes of the user's modules as contents; nothing for what a run without a record has.
-
-    Args:
-        sources: the places of the files by name, from `user_sources` or as a run has recorded them.
-    """
+    """Return the hashes of the user's modules, from `user_sources` or as recorded; empty for a run without a record."""
     if not isinstance(sources, Mapping):
         return {}
     return {MODULES: _hashes({str(name): Path(str(place)) for name, place in sources.items()})}

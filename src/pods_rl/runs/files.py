@@ -118,9 +118,7 @@ def step_of(path: Path) -> int:
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Replace a file atomically: a reader sees the old content or the new, never a part.
 
-    Args:
-        path: the file. A link is replaced, not its target.
-        content: bytes, or any text: a lone surrogate, which UTF-8 cannot hold, is written as an escape.
+    A link is replaced, not its target. A lone surrogate in text is written as an escape (`encoded`).
     """
     data = encoded(content) if isinstance(content, str) else content
     with open_replacement(path) as file:

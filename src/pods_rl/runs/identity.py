@@ -86,11 +86,7 @@ def check_token(run: Path, step: int, token: str) -> None:
 
 
 def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return each setting of a script that differs from those of the run that it continues, with both values.
-
-    Args:
-        saved: `config.yaml` of the run.
-        now: of the script, as plain data.
+    """Return each setting of a script that differs from `config.yaml` of the run that it continues, with both values.
 
     >>> changed_settings({"seed": 1, "max_steps": 4}, {"seed": 2, "max_steps": 8})
     ['seed (saved 1, now 2)']

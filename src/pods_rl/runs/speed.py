@@ -45,10 +45,9 @@ def speed_of(evals: Sequence[Mapping[str, Any]]) -> float:
 
 
 def disturbed(speeds: Mapping[str, float]) -> dict[str, float]:
-    """Return the runs whose check took longer than the limit, each with its multiple of the median over runs.
+    """Return the runs whose check (`speed_of`) took longer than the limit, each with its multiple of the median.
 
-    Args:
-        speeds: `speed_of` each run that is compared, by name. Runs without a check do not count.
+    Runs without a check do not count.
 
     >>> disturbed({"a": 0.005, "b": 0.005, "c": 0.0073, "d": 0.0})
     {'c': 1.46}
