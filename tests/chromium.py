@@ -24,7 +24,7 @@ _FLAGS = (
 class Browser:
     """A page that is driven over a pipe with the DevTools protocol, in real time."""
 
-    def __init__(self, profile: Path) -> None:
+    def __init__(self, profile: Path, *, width: int = 1200, height: int = 900, mobile: bool = False) -> None:
         assert CHROMIUM
         theirs_in, self.outgoing = os.pipe()
         self.incoming, theirs_out = os.pipe()
@@ -50,7 +50,7 @@ class Browser:
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
-        size = {"width": 1200, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
         self.call("Emulation.setDeviceMetricsOverride", **size)
 
     def __enter__(self) -> Browser:
