@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 CANARY = "CANARY"  # the file that running one would make
 _TOUCH = f"touch {CANARY}"
@@ -97,3 +98,14 @@ def fuzzed(count: int, seed: int = 5) -> list[str]:
         pieces = [draw.choice(draw.choice(kinds)) for _ in range(draw.randint(1, 12))]
         texts.append(f"{number}{''.join(pieces)}")
     return texts
+
+
+# rich's own, for a line that is redrawn, and its colours; none of ours has the 66 of the payloads
+_RICH = re.compile(r"\x1b\[(?!66)[0-9;?]*[A-Za-z]|(?<![^\n])\r|\r(?=\x1b\[[12])")
+_HARMFUL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def harmful(printed: str) -> list[str]:
+    """Each character that would steer a terminal, with what stands around it."""
+    left = _RICH.sub("", printed).replace("\r\n", "\n")
+    return [left[max(0, found.start() - 20) : found.end() + 20] for found in _HARMFUL.finditer(left)]

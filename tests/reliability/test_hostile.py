@@ -1,10 +1,8 @@
-"""Hostile text is text: nothing of it runs in a grader or is live in a report, nothing of it steers a terminal."""
+"""Hostile text is text: nothing of it runs in a grader, nothing of it steers a terminal. Reports: tests/report."""
 
 from __future__ import annotations
 
 import io
-import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -14,14 +12,11 @@ import pytest
 from rich.console import Console
 
 from pods_rl import cli
-from pods_rl.engines import PHASES
 from pods_rl.errors import UserError
-from pods_rl.report import build_report
 from pods_rl.rewards import REWARDS
-from pods_rl.runs import RunWriter
 from pods_rl.training.display import RunDisplay
 
-from .payloads import CODE, fuzzed, scripts
+from .payloads import CODE, fuzzed, harmful
 
 # ----------------------------------------------------------------------------- code, in every grader
 
@@ -80,73 +75,7 @@ def test_a_verifier_process_is_barred(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-# ----------------------------------------------------------- scripts, in a report (tests/report shows its page)
-
-
-def name_of(payload: str, place: int) -> str:
-    """A directory's name that is a payload, as far as a file system takes it."""
-    return f"{place} {payload}".replace("/", "∕").replace("\x00", "")[:200].encode()[:240].decode(errors="ignore")
-
-
-def write_run(path: Path, seed: int, payload: str) -> None:
-    """A run of 6 steps, 3 evaluations and 2 ledger files, whose texts are all a payload."""
-    places = range(8)  # of a prompt's rollouts
-    rewards = [place / 8 for place in places]
-    with RunWriter(path) as writer:
-        writer.write_config(f"seed: {seed}\nnum_generations: 8\nnum_rollouts: 8\n")
-        writer.write_environment({"device": payload, "versions": {payload: payload}})
-        for step in range(1, 7):
-            row = {"step": step, "seconds": float(step), "elapsed": step * 1.1, "loss": 0.1, "reward": 0.5}
-            writer.append_metrics(row | {f"pods/seconds/{phase}": 0.2 for phase in PHASES})
-            if step not in (1, 6):
-                continue
-            texts = {
-                "prompt": [payload] * 8,
-                "completion": [f"{payload} {place}" for place in places],
-                "answer": [payload] * 8,
-            }
-            numbers = {
-                "step": [step] * 8,
-                "group": [0] * 8,
-                "rollout": list(places),
-                "reward": rewards,
-                f"reward/{payload}": rewards,
-                "selected": [True] * 8,
-                "advantage": [reward - 0.5 for reward in rewards],
-                "completion_tokens": [20] * 8,
-            }
-            writer.write_rollouts(step, texts | numbers)
-        for step in (0, 3, 6):
-            row = {"step": step, "due": float(step), "seconds": step + 0.1, "elapsed": step + 0.2}
-            writer.append_eval(row | {"accuracy": 0.3 + 0.05 * step + 0.01 * seed})
-        writer.write_status("finished", reason=payload, step=6, seconds=6.0, elapsed=7.0)
-
-
-def test_nothing_of_a_run_is_live_in_the_markdown_of_its_report(tmp_path: Path) -> None:
-    """Each payload is a prompt, completion, answer, arm, run, reward, state, reason and device."""
-    root = tmp_path / "<img src=x onerror=alert(1)> $\\frac{$"
-    for place, payload in enumerate(scripts("https://example.invalid")):
-        path = root / name_of(payload, place) / f"seed-{place} {name_of(payload, place)[:60]}"
-        write_run(path, place, payload)
-        path.joinpath("status.json").write_text(json.dumps({"state": payload, "reason": payload, "step": payload}))
-    report = build_report([root], tmp_path / "out", baseline="none")
-    markdown = (report.folder / "report.md").read_text(encoding="utf-8")
-    assert "<" not in markdown
-    assert not re.search(r"(?<!\\)\]\(", markdown)
-    assert not harmful(markdown)
-
-
 # --------------------------------------------------------------------------- escapes, on a terminal
-
-# rich's own, for a line that is redrawn, and its colours; none of ours has the 66 of the payloads
-RICH = re.compile(r"\x1b\[(?!66)[0-9;?]*[A-Za-z]|(?<![^\n])\r|\r(?=\x1b\[[12])")
-HARMFUL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def harmful(printed: str) -> list[str]:
-    """Each character that would steer a terminal, with what stands around it."""
-    left = RICH.sub("", printed).replace("\r\n", "\n")
-    return [left[max(0, found.start() - 20) : found.end() + 20] for found in HARMFUL.finditer(left)]
 
 
 def by_progress(texts: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from conftest import write_rollouts, write_run
+from tests.reliability.payloads import harmful
 
 from pods_rl.report import ReportFiles, build_report
 from pods_rl.report.arms import arms_from_runs
@@ -157,6 +158,13 @@ def test_the_policy_allows_our_scripts_by_hash_and_nothing_else(report: ReportFi
         for island in re.findall(r'<script type="application/json" id="[a-z-]+">(.*?)</script>', text, re.DOTALL):
             assert json.loads(island)
             assert not set("<>&") & set(island)
+
+
+def test_nothing_of_a_run_is_live_in_markdown(hostile: ReportFiles) -> None:
+    markdown = (hostile.folder / "report.md").read_text(encoding="utf-8")
+    assert "<" not in markdown
+    assert not re.search(r"(?<!\\)\]\(", markdown)
+    assert not harmful(markdown)
 
 
 def test_the_library_of_the_figures_is_the_published_one() -> None:
