@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pods_rl import BatchSelection, PODSTrainer, advantages, select_batch
-from pods_rl.engines.trl.batching import batch_plan
 
 from .conftest import assert_equal_weights, batches_of, constant, half_dead
 
@@ -119,10 +118,3 @@ def test_a_subclass_sees_the_rows_of_its_batch(make_trainer):
             return batch
 
     trained(make_trainer, Columns, num_prompts=4)
-
-
-def test_a_plan_has_the_prompts_that_are_set():
-    settings = {"num_generations": 4, "num_rollouts": 8, "selection": "batch", "num_prompts": 8}
-    plan = batch_plan(settings, processes=1)
-    assert (plan.prompts_per_generation, plan.rows_per_generation) == (8, 8)
-    assert "64 rollouts" in dict(plan.describe())["an optimizer step"]

@@ -120,33 +120,6 @@ def packed(batches, tokens=None, *, trees=True, passes=None):
     return pack_rows(batches, None, partial(budget.divide, trees=trees, passes=passes, gather=gather), gather)
 
 
-def test_every_column_follows_its_row_and_shared_values_stay():
-    """Two prompts, their rows in turn over two micro-batches."""
-    items = torch.tensor(7)
-    batches = []
-    for number in (0, 1):
-        batches.append(
-            {
-                "prompt_ids": torch.tensor([[5, 6], [8, 9]]),
-                "prompt_mask": torch.ones(2, 2, dtype=torch.long),
-                "completion_ids": torch.tensor([[1, number], [2, number]]),
-                "completion_mask": torch.ones(2, 2, dtype=torch.long),
-                "advantages": torch.tensor([10.0 + number, 20.0 + number]),
-                "names": [f"a{number}", f"b{number}"],
-                "num_items_in_batch": items,
-                "nothing": None,
-            }
-        )
-    first, second = packed(batches, 4)
-    assert first["prompt_ids"].tolist() == [[5, 6], [5, 6]]
-    assert second["prompt_ids"].tolist() == [[8, 9], [8, 9]]
-    assert first["completion_ids"].tolist() == [[1, 0], [1, 1]]
-    assert first["advantages"].tolist() == [10, 11]
-    assert second["names"] == ["b0", "b1"]
-    assert first["num_items_in_batch"] is second["num_items_in_batch"] is items
-    assert first["nothing"] is None
-
-
 def two_micro_batches():
     """Rows 0 to 3 of one prompt, two tokens each."""
     batches = []

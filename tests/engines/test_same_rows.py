@@ -21,12 +21,6 @@ from .same_rows import KEPT, KEPT_OF_BATCH, NAMES, REWARDS, TOKENS, M, N, usable
 TRAINED = [[tokens > 0 for tokens in group] for group in TOKENS]
 
 
-def test_the_cases_are_as_they_are_described():
-    for group, kept in enumerate(KEPT):
-        assert all(usable(group, i) for i in kept), NAMES[group]
-        assert len(kept) == min(M, sum(usable(group, i) for i in range(N)))
-
-
 def test_the_kit_and_verls_choice_over_the_batch():
     rewards_PN = pad_rewards(REWARDS, TRAINED)
     kept = select_batch(rewards_PN, M * len(KEPT))
@@ -95,7 +89,11 @@ def test_trl_keeps_them_and_trains_no_other(make_trainer):
             torch.testing.assert_close(advantages_M[~fillers].double(), expected, rtol=1e-4, atol=1e-6)
     assert [kept[group] for group in range(groups)] == KEPT
     masked = sum(not trained for group in TRAINED for trained in group)
-    assert trainer.state.log_history[0]["pods/masked_rollouts"] == masked
+    log = trainer.state.log_history[0]
+    assert log["pods/masked_rollouts"] == masked
+    assert log["pods/unusable_rewards"] == 3  # inf, -inf and 1e20; the nine NaN and None mean no reward
+    assert log["pods/unscored_rollouts"] == 3 + 9
+    assert all(torch.isfinite(weight).all() for weight in trainer.model.parameters())
     assert len(batches[0]["completion_ids"]) == M * groups
 
 

@@ -15,12 +15,10 @@ import pytest
 import torch
 
 import pods_rl
-from pods_rl.engines.measuring import pad_rewards
 from pods_rl.engines.verl import VERSIONS
 from pods_rl.engines.verl.groups import Group, choose, group_keys
 from pods_rl.engines.versions import check_version
 from pods_rl.errors import UserError
-from pods_rl.selection import RULES, select
 from pods_rl.tasks import load_task
 from pods_rl.tasks.scoring import check_sources, compute_score
 
@@ -42,21 +40,6 @@ def test_keys_in_any_order_give_the_same_sessions():
     assert found == {group.uid: group for group in group_keys(keys)}
     assert [keys[-1] for keys in found["a"].sessions] == ["a_0_10", "a_2_10", "a_10_10"]  # by number: 10 after 2
     assert group_keys(["my_prompt-1_3_0"]) == [Group("my_prompt-1", (("my_prompt-1_3_0",),))]
-
-
-@pytest.mark.parametrize("rule", sorted(RULES))
-def test_every_group_keeps_m_scored_sessions_or_all_and_full_groups_those_of_select(rule):
-    draw = random.Random(3)
-    values = [0.0, 1.0, 0.25, math.nan, math.inf, -1e300]
-    rewards = [[draw.choice(values) for _ in range(draw.randint(0, 12))] for _ in range(20)]
-    padded = pad_rewards(rewards)
-    kept = choose(padded, 4, rule, torch.Generator().manual_seed(0))
-    scored = [sum(math.isfinite(value) and abs(value) <= 1e15 for value in group) for group in rewards]
-    assert kept.sum(dim=1).tolist() == [min(4, count) for count in scored]
-    assert not (kept & padded.isnan()).any()
-    full = torch.rand(5, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    drawn = [torch.Generator().manual_seed(2) for _ in range(2)]
-    assert choose(full, 4, rule, drawn[0]).equal(select(full, 4, rule, drawn[1]).mask(9))
 
 
 def test_a_rule_of_ones_own_never_gets_an_unscored_session_trained():

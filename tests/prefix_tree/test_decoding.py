@@ -197,31 +197,6 @@ def fits(tokens, probabilities):
     assert statistic < degrees + 4 * (2 * degrees) ** 0.5 + 6  # about p = 0.0005
 
 
-@pytest.mark.usefixtures("kept")
-def test_a_rollout_depends_on_its_key_alone(qwen2):
-    """Rollout 7 of a prompt: whatever n, the rows of a batch, the prompts beside it and its place."""
-
-    def texts(prompts, of):
-        inputs = batch(prompts, do_sample=True, eos_token_id=[END, 3, 22])
-        output = once(qwen2, inputs, RowDraws(of, 24))[:, inputs["input_ids"].size(1) :]
-        ends = torch.isin(output, torch.tensor([END, 3, 22]))
-        lengths = [int(row.int().argmax()) + 1 if row.any() else len(row) for row in ends]
-        return dict(
-            zip(of, [tuple(row[:length]) for row, length in zip(output.tolist(), lengths, strict=True)], strict=True)
-        )
-
-    a, b = [5, 6, 7, 8], [9, 10]
-    whole = texts([a] * 16 + [b] * 16, [(3, 0, 0, p, i) for p in (0, 1) for i in range(16)])
-    assert len(set(whole.values())) > 20
-    for part in (
-        texts([a] * 8, [(3, 0, 0, 0, i) for i in range(8)]),  # another n, no padding
-        texts([a] * 1, [(3, 0, 0, 0, 7)]),  # alone
-        texts([b, a, b], [(3, 0, 0, 1, 2), (3, 0, 0, 0, 7), (3, 0, 0, 1, 15)]),  # elsewhere
-    ):
-        assert part == {key: whole[key] for key in part}
-    assert texts([a] * 8, [(4, 0, 0, 0, i) for i in range(8)]) != texts([a] * 8, [(3, 0, 0, 0, i) for i in range(8)])
-
-
 def test_draws_of_rows_that_are_not_finite_raise_where_they_are_strict():
     model = build("qwen2")
     model.lm_head.weight.data.fill_(torch.nan)
