@@ -1,6 +1,5 @@
 """Several processes of one run, as `pods train --num_processes 2` starts them: one raises, is killed or stalls."""
 
-import json
 import os
 import re
 import signal
@@ -9,13 +8,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 import yaml
 
-from pods_rl.distributed.launch import first_failure
 from pods_rl.runs import Run
 
 from . import until
@@ -147,26 +144,3 @@ def test_no_process_outlives_a_launcher_that_is_killed(start):
     assert command.process.poll() is None, command.said()
     command.process.kill()
     assert command.end() == -signal.SIGKILL
-
-
-def failed(folder, rank, code, message=None, time=0.0, ended=0):
-    file = folder / str(rank) / "error.json"
-    file.parent.mkdir()
-    if message:
-        file.write_text(json.dumps({"message": message, "details": "", "code": code, "time": time}))
-    return SimpleNamespace(timestamp=ended, exitcode=code, error_file=str(file))
-
-
-@pytest.mark.parametrize(
-    ("ends", "reason"),
-    [
-        ({0: (1, "lost", 2.5), 1: (2, "damaged", 2.25)}, "damaged"),  # the earliest, below a second too
-        ({0: (1, "lost", 2.5), 1: (-9,)}, "(SIGKILL)"),
-        ({0: (-15,), 1: (1, "damaged", 1.0)}, "damaged"),  # the agent ended process 0
-        ({0: (1, "late", 2.5), 1: (-9, None, 0.0, 7)}, "late"),  # the agent killed process 1, which stalled
-        ({1: (3,)}, "code 3"),
-    ],
-)
-def test_the_failure_that_caused_the_others_is_reported(tmp_path, ends, reason):
-    failures = {rank: failed(tmp_path, rank, *end) for rank, end in ends.items()}
-    assert reason in first_failure(SimpleNamespace(failures=failures)).reason

@@ -115,14 +115,6 @@ def test_a_signal_that_is_ignored_from_the_start_stays_so(number):
         assert stop.reason is None
 
 
-def test_once_the_end_is_written_no_signal_changes_it():
-    with stop_on_signals() as stop, stop.later():
-        stop.over()
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-    assert stop.ended
-
-
 def test_a_signal_is_passed_on_once_whenever_it_comes():
     heard = []
     with stop_on_signals() as stop, stop.later():

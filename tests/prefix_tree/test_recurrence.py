@@ -1,4 +1,4 @@
-"""Recurrent layers over a tree: the number of calls, a recurrence by its rows, and models by their own rows."""
+"""Recurrent layers over a tree: the number of calls, and models by their own rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pods_rl.prefix_tree import recurrence
 from pods_rl.prefix_tree.packing import TreePass, probe_trees
 from pods_rl.prefix_tree.recurrence import (
     FUNCTIONS,
-    TreeRecurrence,
     plan_sequences,
     recurrence_modules,
     register_tree_recurrence,
@@ -68,51 +67,6 @@ def test_the_sequences_of_all_calls_spell_each_path_from_its_root(seed, call_tok
     if call_tokens == 10**6:
         assert len(calls) == 1
         assert computed == as_rows
-
-
-# -- a recurrence --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("call_tokens", [1, 6, 10**6])
-@pytest.mark.parametrize("seed", range(6))
-def test_a_recurrence_and_a_convolution_have_the_values_and_gradients_of_rows(seed, call_tokens):
-    """state = decay * state + input; the output of a node is its state."""
-    ids, mask, _, keep = random_tree(seed)
-    tree = prefix_tree(rows_of(ids, mask), ids.size(1) - keep)
-    draw = torch.Generator().manual_seed(seed)
-    nodes = len(tree.tokens)
-    log_decay = -torch.rand(nodes, 1, generator=draw, dtype=torch.float64)
-    inputs = torch.randn(nodes, 3, generator=draw, dtype=torch.float64)
-    taps = torch.randn(3, 1, 4, generator=draw, dtype=torch.float64)
-    leaves = [log_decay.requires_grad_(), inputs.requires_grad_(), taps.requires_grad_()]
-
-    def scan(given, initial, has_children):
-        decay, values = given
-        state = torch.zeros_like(values[:, 0]) if initial is None else initial
-        states = []
-        for at in range(values.size(1)):
-            state = decay[:, at].exp() * state + values[:, at]
-            states.append(state)
-        return torch.stack(states, 1), state if has_children else None
-
-    def convolve(x):
-        return torch.nn.functional.conv1d(x, taps, padding=3, groups=3)[:, :, : x.size(2)]
-
-    def of(outputs):
-        weights = torch.linspace(-1, 1, outputs.numel(), dtype=torch.float64).view_as(outputs)
-        gradients = torch.autograd.grad((outputs * weights).sum(), leaves)
-        return {"outputs": outputs.detach()} | {f"gradient {i}": x for i, x in enumerate(gradients)}
-
-    expected = torch.zeros(nodes, 3, dtype=torch.float64)
-    for branch in tree.branches:
-        path = torch.from_numpy(branch.path)
-        mixed = convolve(inputs[path].T.unsqueeze(0))[0].T
-        states, _ = scan([log_decay[path].unsqueeze(0), mixed.unsqueeze(0)], None, False)
-        expected = expected.index_put((path[-branch.new :],), states[0, -branch.new :])
-    of_tree = TreeRecurrence(tree.branches, ids.device)
-    mixed = of_tree.convolve(convolve, inputs.T.unsqueeze(0), 4).transpose(1, 2)
-    computed = of_tree.scan(scan, [log_decay.unsqueeze(0), mixed], call_tokens)[0]
-    assert_near(of(computed), of(expected), FLOAT64)
 
 
 # -- models --------------------------------------------------------------------------------------------------------

@@ -63,13 +63,6 @@ def test_a_function_in_a_child_may_ask_a_verifier():
 
 
 @needs_proc
-def test_what_a_function_leaves_running_ends_with_its_batch():
-    scores = killable(row_wise("leaves_behind"), DEADLINE)(**columns_of(["1", "2"], MARK))
-    assert scores == [0.25, 0.5]
-    assert gone(MARK)
-
-
-@needs_proc
 def test_what_a_function_leaves_running_ends_with_a_killed_trainer():
     mark = f"{MARK}-killed"
     process = multiprocessing.get_context("fork").Process(
