@@ -14,7 +14,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import IA3Config, LoraConfig
-from tools.pretrain import build_model, build_tokenizer
+from tools.pretrain import build_tokenizer
 
 import pods_rl.training.trainer  # noqa: F401  (TRL looks for vLLM when it is imported: before the stand-in is there)
 from pods_rl.errors import UserError
@@ -27,6 +27,8 @@ from pods_rl.prefix_tree import decoding as generating
 from pods_rl.recipe import build_recipe
 from pods_rl.tasks import Task, load_task
 from pods_rl.yaml_files import Origin
+
+from .engines.conftest import random_policy
 
 GREEDY = Sampling(temperature=0.0, max_completion_length=8)
 
@@ -77,15 +79,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def model(tokenizer):
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
-    model = build_model(tokenizer, **sizes)
-    # digits end a completion too, so that random weights write rows of many lengths
-    model.generation_config.eos_token_id = [
-        tokenizer.eos_token_id,
-        *tokenizer.convert_tokens_to_ids(list("0123456789")),
-    ]
-    return model.eval()
+    return random_policy(tokenizer).eval()
 
 
 @pytest.fixture(scope="module")
@@ -117,17 +111,15 @@ def test_only_the_seed_decides_and_neither_batches_nor_the_loop(model, tokenizer
 
 
 class Says:
-    """Stands in for a policy: says one text after another, and keeps the prompts that it was asked."""
+    """Stands in for a policy: says one text after another."""
 
     backend = "says"
 
     def __init__(self, tokenizer, texts):
         self.tokenizer = tokenizer
         self.texts = texts
-        self.asked = []
 
     def sample(self, prompts_ids, rows, how, done):
-        self.asked = [list(ids) for ids in prompts_ids]
         done(len(rows), len(rows))
         return [Completion(self.texts[row % len(self.texts)], 3, True) for row in rows]
 
@@ -205,21 +197,14 @@ def test_a_task_that_trains_on_no_grader_is_evaluated_by_its_rewards(tokenizer):
     assert not [key for key in row if key.startswith("reward")]
 
 
-TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[assistant]{{ suffix }}"
 CHAT = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}]
 
 
-def test_messages_are_written_in_the_models_template():
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = TEMPLATE
+def test_messages_need_a_chat_template(tokenizer):
+    """tests/cli/test_eval.py has what a template writes."""
     assert render(tokenizer, "1+1=") == "1+1="
     with pytest.raises(UserError, match="template"):
-        render(build_tokenizer(), CHAT)
-    split = Dataset.from_dict({"prompt": [CHAT], "answer": ["2"]})
-    sampler = Says(tokenizer, ["2"])
-    told = Sampling(0.0, chat_template_kwargs={"suffix": "!"})
-    evaluate(sampler, Task("chat", "1", split, split, {"accuracy": 1.0}), told)
-    assert tokenizer.decode(sampler.asked[0]) == "[system]Add.[user]1+1=[assistant]!"
+        render(tokenizer, CHAT)
 
 
 def test_a_templates_special_tokens_are_not_written_twice():

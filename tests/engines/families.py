@@ -238,22 +238,11 @@ def with_table(page: str, text: str) -> str:
     return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
-def measure(show: Callable[[str], None] = print) -> dict[str, Step]:
-    """Train a step of each family over trees."""
-    steps = {}
-    for name, family in FAMILIES.items():
-        if not is_installed(family):
-            show(f"{name}: not in the installed transformers")
-            continue
-        steps[name] = train_step(family, prefix_tree=True)
-        show(f"{name}: generation {steps[name].generation or 'trees'}; update {steps[name].update or 'trees'}")
-    return steps
-
-
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    PAGE.write_text(with_table(PAGE.read_text(), table(measure())))
+    steps = {name: train_step(family, prefix_tree=True) for name, family in FAMILIES.items() if is_installed(family)}
+    PAGE.write_text(with_table(PAGE.read_text(), table(steps)))
 
 
 if __name__ == "__main__":

@@ -88,10 +88,3 @@ def test_auto_is_the_default_on_a_cpu_and_says_so_once():
     assert budget.tokens is None
     assert len(logged) == 1
     assert budget_of(None, device="cpu")[1] == []
-
-
-@pytest.mark.usefixtures("gpu")
-def test_a_number_stays_and_nothing_is_measured():
-    budget, logged = budget_of(16_000)
-    budget.choose(lambda numbers: pytest.fail("nothing to choose"))
-    assert (budget.tokens, str(budget), logged) == (16_000, "16000", [])

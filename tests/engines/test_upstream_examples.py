@@ -301,32 +301,6 @@ def test_openrlhf_receives_the_mean_for_responses_without_a_usable_reward(openrl
     assert [response["reward"] for response in responses] == [0.0] * 4
 
 
-def test_openrlhf_computes_advantages_over_the_kept_responses(openrlhf, upstream):
-    maker_class = upstream("openrlhf.trainer.ppo_utils.experience_maker").RemoteExperienceMaker
-    args = SimpleNamespace(
-        algo=SimpleNamespace(advantage=SimpleNamespace(estimator="dr_grpo", gamma=1.0)),
-        rollout=SimpleNamespace(n_samples_per_prompt=4),
-        reward=SimpleNamespace(clip_range=None),
-    )
-    maker = object.__new__(maker_class)
-    maker.strategy = SimpleNamespace(args=args)
-    maker.advantage_estimator = "dr_grpo"
-    maker.kl_ctl = SimpleNamespace(value=0.0)
-    groups = torch.randint(0, 5, (10, N), generator=torch.Generator().manual_seed(0)) / 4  # many are equal
-    for rewards in groups.tolist():
-        (responses,) = asyncio.run(openrlhfs_responses(openrlhf(rewards)))
-        kept = [response["reward"] for response in responses]
-        experience = SimpleNamespace(
-            index=list(range(4)),
-            rewards=torch.tensor(kept),
-            kl=torch.zeros(4, 1),
-            action_mask=torch.ones(4, 1, dtype=torch.long),
-            info={},
-        )
-        maker.compute_advantages_and_returns([experience])
-        assert experience.advantages[:, 0].tolist() == pytest.approx(expected_advantages(kept), abs=1e-6)
-
-
 # -- NeMo-RL -----------------------------------------------------------------------------------------------------------
 
 

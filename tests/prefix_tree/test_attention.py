@@ -37,10 +37,6 @@ def random_tree(seed):
     return prefix_tree(np.array(rows), 6)
 
 
-def paths(tree):
-    return [path[path >= 0] for path in tree.nodes]
-
-
 def states_of(tree, sharing, value_size, dtype=torch.float64):
     draw = torch.Generator().manual_seed(1)
     length = len(tree.tokens)
@@ -54,7 +50,8 @@ def dense(tree, states, window=0, softcap=0.0, sinks=False):
     query, key, value, scores_of_sinks = states
     length = query.size(2)
     seen = torch.zeros(length, length, dtype=torch.bool)
-    for path in paths(tree):
+    for nodes in tree.nodes:
+        path = nodes[nodes >= 0]
         for end, node in enumerate(path):
             start = max(0, end + 1 - window) if window else 0
             seen[node, path[start : end + 1]] = True

@@ -12,10 +12,10 @@ from tools.pretrain import build_tokenizer
 from pods_rl.runs import Run
 
 from ..engines.conftest import random_policy
-from .commands import Command, server
+from .commands import RECIPE, Command, server
 
 # Five prompts, two a generation: epochs end within a run, and one prompt of each is left over.
-BASE = {
+BASE = RECIPE | {
     "model_name_or_path": "./policy",
     "task_train_size": 5,
     "task_rewards": {"letters:letters": 1.0},
@@ -23,15 +23,10 @@ BASE = {
     "num_generations": 4,
     "per_device_train_batch_size": 8,
     "max_completion_length": 12,
-    "learning_rate": 1e-3,
     "max_steps": 9,
-    "save_steps": 1,
-    "gradient_checkpointing": False,
-    "use_cpu": True,
-    "bf16": False,
+    "save_total_limit": None,
     "eval_prompts": 4,
     "ledger_every": 1,
-    "threads": 1,
     "seed": 3,
 }
 CONFIGURATIONS: dict[str, dict[str, Any]] = {

@@ -8,8 +8,6 @@ import re
 import pytest
 import ray
 from skyrl.train.entrypoints import main_base
-from skyrl.train.generators import utils
-from skyrl.train.generators.base import GeneratorInterface
 
 import pods_rl.engines.skyrl.main as entry
 from pods_rl.engines.skyrl.generator import PODSGenerator
@@ -109,14 +107,3 @@ def test_skyrls_own_entry_point_leads_to_ours(monkeypatch):
         monkeypatch.setattr("sys.argv", ["main_base", *words])
         with pytest.raises(SystemExit):
             main_base.main()
-
-
-def test_skyrls_surface_is_as_used():
-    assert list(inspect.signature(GeneratorInterface.generate).parameters) == ["self", "input_batch"]
-    assert list(inspect.signature(main_base.BasePPOExp.get_generator).parameters) == [
-        "self",
-        "cfg",
-        "tokenizer",
-        "inference_engine_client",
-    ]
-    assert "n_samples_per_prompt" in inspect.getsource(utils.prepare_generator_input)

@@ -1,14 +1,11 @@
-"""What is refused before a model loads; the manager's request for n; verl's own surface."""
+"""What is read from verl's configuration, and what is refused before a model loads."""
 
 from __future__ import annotations
 
-import inspect
 import re
 
 import pytest
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
-from verl.trainer.ppo.v1 import AgentLoopManagerTQ
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.config import validate_config
 
 from pods_rl.engines.verl.agent_loop import PODSAgentLoopManager
@@ -167,15 +164,3 @@ def test_verls_own_buffer_arguments_are_passed_on(make_config):
 
 def test_a_reward_model_with_its_own_pool_is_accepted(make_config):
     read_settings(make_config("reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=true"))
-
-
-def parameters(function) -> list[str]:
-    return list(inspect.signature(function).parameters)
-
-
-def test_the_methods_that_are_overridden_take_these_parameters():
-    for buffer in (ReplayBuffer, ReplayBufferAsync):
-        assert parameters(buffer.sample) == ["self", "global_steps", "partition_id", "batch_size"]
-        materialized = ["self", "partition_id", "selected_prompt_uids", "partition_snapshot"]
-        assert parameters(buffer._materialize_batch) == materialized
-    assert parameters(AgentLoopManagerTQ.generate_sequences) == ["self", "prompts"]
