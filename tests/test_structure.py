@@ -79,10 +79,6 @@ def imported(path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def imported_rooms(path: Path) -> set[str]:
-    return {name.split(".")[1] for name in imported(path) if name.startswith("pods_rl.")}
-
-
 def modules(room: str) -> list[Path]:
     folder = ROOT / room
     return sorted(folder.rglob("*.py")) if folder.is_dir() else [ROOT / f"{room}.py"]
@@ -94,7 +90,8 @@ def test_rooms_import_only_what_is_below_them(room):
     assert modules(room)
     assert ALLOWED[room] <= set(above)
     for path in modules(room):
-        assert imported_rooms(path) - {room} <= ALLOWED[room], path
+        rooms = {name.split(".")[1] for name in imported(path) if name.startswith("pods_rl.")}
+        assert rooms - {room} <= ALLOWED[room], path
 
 
 def test_every_room_is_listed_and_the_root_holds_no_domain_module():

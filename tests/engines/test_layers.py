@@ -21,15 +21,12 @@ def trained(make, trainer_class, **config):
     return trainer
 
 
-def _is_time(name):
-    return "time" in name or "seconds" in name
-
-
 def shared_log(trainer, other):
     """The lines of a log, as far as the other's has the same names, without times."""
     rows = []
     for row, others in zip(trainer.state.log_history[:-1], other.state.log_history[:-1], strict=True):
-        rows.append({name: row[name] for name in row if name in others and not _is_time(name)})
+        names = [name for name in row if name in others and "time" not in name and "seconds" not in name]
+        rows.append({name: row[name] for name in names})
     assert "reward" in rows[0]
     return rows
 

@@ -108,6 +108,8 @@ def test_values_and_gradients_are_those_of_a_dense_mask(monkeypatch, rule, layou
     monkeypatch.setattr(attention, "FEW", 0 if layout == "parts" else 128)
     for seed in range(2):
         tree = random_tree(seed)
+        if layout == "parts":  # what long rows share is computed apart from them
+            assert blocks.lay_out(tree.branches, len(tree.tokens), torch.device("cpu"), spans=True).spans
         states = states_of(tree, sharing, value_size)
         expected = values_and_gradients(lambda x, tree=tree: dense(tree, x, **RULES[rule]), states)
         assert_near(values_and_gradients(by_tree(tree, RULES[rule]), states), expected, FLOAT64)
@@ -127,14 +129,6 @@ def test_parts_are_joined_in_float32(monkeypatch):
     in_parts = distance("parts")
     assert (in_parts < 1.5 * distance("a trunk")).all()
     assert (in_parts < BFLOAT16).all()
-
-
-def test_what_long_rows_share_is_computed_apart_from_them(monkeypatch):
-    """So that the comparison above has such parts."""
-    take_layout(monkeypatch, "parts")
-    for seed in range(3):
-        tree = random_tree(seed)
-        assert blocks.lay_out(tree.branches, len(tree.tokens), torch.device("cpu"), spans=True).spans
 
 
 @pytest.mark.parametrize(("sinks", "softcap"), [(False, 0.0), (True, 0.0), (False, 1.5)])

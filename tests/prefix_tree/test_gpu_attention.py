@@ -13,7 +13,7 @@ from pods_rl.prefix_tree.attention import Scoring, Special, TreeAttention, choos
 from pods_rl.prefix_tree.packing import probe_trees
 from pods_rl.prefix_tree.tree import prefix_tree
 
-from .gpu import CALLS, TORCHES, put_gpu, varlen_of_2_13
+from .gpu import CALLS, TORCHES, put_gpu
 from .test_packing import batch, rows_of
 from .test_packing import build as build_small
 
@@ -56,18 +56,11 @@ def test_where_the_call_does_not_fit_blocks_are_computed_and_the_reason_is_said(
     assert kernel.repeats_heads == (changed.get("device") != "cpu")
 
 
-def test_the_newest_stand_in_has_the_arguments_of_torch_s_call():
-    theirs = inspect.signature(pytest.importorskip("torch.nn.attention.varlen").varlen_attn).parameters
-    ours = inspect.signature(varlen_of_2_13).parameters
-    for name, parameter in ours.items():
-        assert theirs[name].kind == parameter.kind
-    assert attention.varlen_arguments() == set(theirs)
-
-
 @pytest.mark.parametrize("window", [0, 3])
 def test_the_installed_torch_takes_the_call(window):
     """On tensors without values, which pass torch's own checks of the arguments, forward and backward."""
-    pytest.importorskip("torch.nn.attention.varlen")
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    assert attention.varlen_arguments() == set(inspect.signature(varlen.varlen_attn).parameters)
     tree = prefix_tree(rows_of(*batch([4, 4], [5, 3])[:2]), 5)
     length = len(tree.tokens)
     query = torch.empty(length, 4, 16, dtype=torch.bfloat16, device="meta", requires_grad=True)

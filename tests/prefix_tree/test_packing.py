@@ -309,22 +309,6 @@ def test_every_attention_of_transformers_hands_a_tree_its_arguments(name):
             AttentionInterface()[name](torch.nn.Module(), "q", "k", "v", None, **how | wrong)
 
 
-@pytest.mark.parametrize("tree", [True, False])
-def test_a_batch_without_a_row_to_read_still_has_a_pass_and_a_gradient_of_zero(tree):
-    model, calls = build("qwen2"), []
-    ids, mask, labels, keep = batch([4, 4, 2], [3, 0, 5])
-    model.register_forward_pre_hook(
-        lambda module, given, named: calls.append(len(named["input_ids"])), with_kwargs=True
-    )
-    unread = torch.full((3, keep), -2.0)
-    chosen = TreePass(model, keep, tree, read=torch.zeros(3, dtype=torch.bool), unread_log_probs=unread)
-    scores = chosen(ids, mask, labels, fused_lm_head=True)
-    assert torch.equal(scores.log_probs, unread)
-    scores.log_probs.sum().backward()
-    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
-    assert calls == [1]
-
-
 @pytest.mark.numeric
 @pytest.mark.parametrize("hole", [(1, -4), (0, 3), (0, slice(0, 5))])
 def test_rows_with_holes_or_without_a_prompt_are_computed_as_rows_and_every_score_stays_in_its_column(hole):

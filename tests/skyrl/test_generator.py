@@ -208,11 +208,8 @@ def test_batches_of_other_than_m_rows_a_prompt_are_refused(make_config, rewards)
         asyncio.run(generator.generate(batch(4, m=3)[0]))
     ids = [TrajectoryID("a", number) for number in range(4)]
     two = {**batch(1)[0], "trajectory_ids": ids, "batch_metadata": BatchMetadata(1, "train")}
-    assert len(asyncio.run(generator_of_ones(make_config()).generate(two))["response_ids"]) == 4
-
-
-def generator_of_ones(config):
-    return PODSGenerator(Scripted(lambda uid, number: 1.0), config, num_rollouts=8)
+    of_ones = PODSGenerator(Scripted(lambda uid, number: 1.0), make_config(), num_rollouts=8)
+    assert len(asyncio.run(of_ones.generate(two))["response_ids"]) == 4
 
 
 def test_a_generator_that_loses_trajectories_is_refused(make_config, rewards):
