@@ -23,34 +23,6 @@ def make_run(path, *, seed=1, state="finished"):
     return Run.open(path)
 
 
-def test_what_is_written_is_read(tmp_path):
-    with RunWriter(tmp_path / "run") as writer:
-        writer.write_config("seed: 3\nlearning_rate: 1.0e-06\n")
-        writer.write_environment({"device": "cpu"})
-        writer.append_metrics({"step": 1, "seconds": 0.5, "reward": 0.25})
-        writer.append_eval({"step": 0, "accuracy": 0.3})
-        writer.write_rollouts(1, {"step": [1, 1], "reward/accuracy": [1.0, None], "completion": ["a", "ü"]})
-        writer.write_status("finished", reason="max_seconds", step=1, seconds=0.5, elapsed=0.75)
-    run = Run.open(tmp_path / "run")
-    assert run.config == {"seed": 3, "learning_rate": 1e-06}
-    assert run.environment == {"device": "cpu", "run": token_of(run.path)}
-    assert run.metrics == [{"step": 1, "seconds": 0.5, "reward": 0.25}]
-    assert run.evals == [{"step": 0, "accuracy": 0.3}]
-    assert run.status == {
-        "state": "finished",
-        "reason": "max_seconds",
-        "step": 1,
-        "seconds": 0.5,
-        "elapsed": 0.75,
-    }
-    assert (run.state, run.seed) == ("finished", 3)
-    assert [f.name for f in run.rollout_files()] == ["step-000001.parquet"]
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(run.rollout_files()[0])
-    assert table.to_pydict() == {"step": [1, 1], "reward/accuracy": [1.0, None], "completion": ["a", "ü"]}
-
-
 @pytest.mark.parametrize("text", ['{"step": [1], "seconds": NaN, "elapsed": "x"}', "[]"])
 def test_a_damaged_status_does_not_keep_a_run_from_its_end(tmp_path, text):
     run = make_run(tmp_path / "run", state="running")

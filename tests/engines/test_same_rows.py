@@ -1,8 +1,8 @@
 """Every engine keeps the same rows of the same rewards and masks (`same_rows`).
 
-Here are TRL's trainer and verl's choice; slime and ROLL are in `test_other_engines.py`, the real verl and SkyRL in
-tests/verl and tests/skyrl. A group with fewer than m usable rollouts depends on what an engine can take: verl gets
-fewer rows, TRL and slime get m of which the others train nothing, SkyRL and ROLL train none.
+Here is TRL's trainer; slime and ROLL are in `test_other_engines.py`, the real verl and SkyRL in tests/verl and
+tests/skyrl. A group with fewer than m usable rollouts depends on what an engine can take: verl gets fewer rows, TRL
+and slime get m of which the others train nothing, SkyRL and ROLL train none.
 """
 
 from __future__ import annotations
@@ -10,35 +10,17 @@ from __future__ import annotations
 import torch
 from datasets import Dataset
 
-from pods_rl.engines.measuring import pad_rewards
 from pods_rl.engines.seeds import seeded_generator
 from pods_rl.engines.verl.groups import choose
-from pods_rl.selection import advantages, select, select_batch
+from pods_rl.selection import advantages, select
 
 from .conftest import batches_of, kept_of
-from .same_rows import KEPT, KEPT_OF_BATCH, NAMES, REWARDS, TOKENS, M, N, usable
-
-TRAINED = [[tokens > 0 for tokens in group] for group in TOKENS]
-
-
-def test_the_kit_and_verls_choice_over_the_batch():
-    rewards_PN = pad_rewards(REWARDS, TRAINED)
-    kept = select_batch(rewards_PN, M * len(KEPT))
-    assert [row.nonzero().flatten().tolist() for row in kept.mask()] == KEPT_OF_BATCH
-    assert choose(rewards_PN, M, "max_variance", batch_rule="max_variance").equal(kept.mask())
-
+from .same_rows import KEPT, NAMES, REWARDS, TOKENS, M, N, usable
 
 def test_verl_trains_something_of_a_batch_without_a_group_to_compare():
     kept_PN = choose(torch.ones(2, 4), 2, "max_variance", batch_rule="max_variance")
     assert kept_PN.tolist() == [[True, True, False, False]] * 2
     assert choose(torch.ones(1, 1), 1, "max_variance", batch_rule="max_variance").tolist() == [[True]]
-
-
-def test_the_kit_and_verls_choice():
-    rewards_PN = pad_rewards(REWARDS, TRAINED)
-    assert (~rewards_PN.isnan()).tolist() == [[usable(group, i) for i in range(N)] for group in range(len(KEPT))]
-    kept_PN = choose(rewards_PN, M, "max_variance")
-    assert [row.nonzero().flatten().tolist() for row in kept_PN] == KEPT
 
 
 def numbers(prompts):
@@ -88,7 +70,7 @@ def test_trl_keeps_them_and_trains_no_other(make_trainer):
             expected = advantages(rewards_1M, select(rewards_1M, rewards_1M.shape[1]))[0]
             torch.testing.assert_close(advantages_M[~fillers].double(), expected, rtol=1e-4, atol=1e-6)
     assert [kept[group] for group in range(groups)] == KEPT
-    masked = sum(not trained for group in TRAINED for trained in group)
+    masked = sum(tokens == 0 for group in TOKENS for tokens in group)
     log = trainer.state.log_history[0]
     assert log["pods/masked_rollouts"] == masked
     assert log["pods/unusable_rewards"] == 3  # inf, -inf and 1e20; the nine NaN and None mean no reward

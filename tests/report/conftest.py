@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cli import pods
 from tests.reliability.payloads import scripts
 
 from pods_rl.report import ReportFiles, build_report, live
@@ -79,18 +78,6 @@ def write_rollouts(path, step, *, n, m, random, groups=2, text=None, prompt="Wha
             rows.append(row)
     with RunWriter(path, resume=True) as writer:
         writer.write_rollouts(step, {name: [row[name] for row in rows] for name in rows[0]})
-
-
-@pytest.fixture(scope="session")
-def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one arm of one seed, which the real command trained for two steps. Copy it to change it."""
-    root = tmp_path_factory.mktemp("real") / "experiment"
-    keys = {"max_steps": 2, "eval_prompts": 8, "ledger_every": 1, "num_rollouts": 16, "num_generations": 8}
-    keys |= {"per_device_train_batch_size": 8, "max_completion_length": 24, "eval_repeats": 2, "seed": 1}
-    words = [word for key, value in keys.items() for word in (f"--{key}", value)]
-    done = pods("train", "tiny-pods", "--output", root / "pods" / "seed-1", *words)
-    assert done.exit_code == 0, done.output
-    return root
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import asyncio
 import math
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer, GeneratedOutputGroup
@@ -311,26 +310,3 @@ def test_a_generator_without_skyrls_progress_bar_is_called_as_it_is(make_config,
 
     generator = PODSGenerator(Plain(), make_config(), num_rollouts=N)
     assert len(asyncio.run(generator.generate(batch(2)[0], disable_tqdm=True))["response_ids"]) == 2 * M
-
-
-def test_the_ledger_has_every_trajectory_of_the_first_and_each_tenth_step(make_config, tokenizer, rewards, tmp_path):
-    folder = tmp_path / "rollouts"
-    generator = PODSGenerator(
-        Scripted(of_table(rewards)), make_config(), tokenizer=tokenizer, num_rollouts=N, ledger=str(folder)
-    )
-    # Group by group and out of order, as the fully asynchronous trainer may generate.
-    for step, prompt in ((1, 0), (2, 0), (10, 0), (1, 1), (10, 1)):
-        generator_input, _ = prepare_generator_input([prompts(2)[prompt]], M, None, "digits", "train", step)
-        asyncio.run(generator.generate(generator_input))
-    asyncio.run(generator.generate(batch(2, phase="eval", step=20)[0]))
-    assert sorted(path.name for path in folder.iterdir()) == ["step-000001.parquet", "step-000010.parquet"]
-    for step in (1, 10):
-        rows = pq.read_table(folder / f"step-{step:06d}.parquet").to_pylist()
-        assert [(row["step"], row["group"], row["rollout"]) for row in rows] == [
-            (step, i // N, i % N) for i in range(2 * N)
-        ]
-        assert [row["reward"] for row in rows] == rewards[:2].flatten().tolist()
-        assert [row["selected"] for row in rows] == select(rewards[:2], M).mask(N).flatten().tolist()
-        assert [row["answer"] for row in rows] == ["0"] * N + ["1"] * N
-        assert [row["completion_tokens"] for row in rows] == [2 + i % N % 3 for i in range(2 * N)]
-        assert rows[3]["completion"] == tokenizer.decode([23, 23])
