@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
-from tools.pretrain import EOS, build_model
+from tokenizers import AddedToken
+from tools.pretrain import EOS, IGNORED, Example, batches_of, build_model, build_tokenizer, save
+from transformers import Qwen2Tokenizer
 from trl import GRPOTrainer
 from trl.chat_template_utils import parse_response
 
@@ -28,12 +30,36 @@ from pods_rl.yaml_files import Origin
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from calculator import calculator, make_task
-from tools.pretrain import batches_of, save
-
-from .calling_policy import build_policy_tokenizer, encode
 
 LENGTH = 120
 TINY = {"hidden_size": 40, "intermediate_size": 64, "num_hidden_layers": 1}
+# A tokenizer with tool calls: its chat template writes them, its response template finds them.
+MARKS = ("<assistant>", "<tool>", "</tool>", "<result>", "</result>")
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}{{ '<assistant>' + message.content }}
+{%- for call in message.tool_calls or [] %}{{ '<tool>' + call.function.name }}
+{%- for name, value in call.function.arguments.items() %}{{ ' ' + name + '=' + value }}{% endfor %}{{ '</tool>' }}
+{%- endfor %}{{ '<|im_end|>' }}
+{%- elif message.role == 'tool' %}{{ '<result>' + message.content + '</result>' }}
+{%- else %}{{ message.content + '\\n' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"""
+RESPONSE_TEMPLATE = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<assistant>",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"<tool>(?P<name>\w+) ",
+            "close": "</tool>",
+            "repeats": True,
+            "content": "kv-lines",
+            "content_args": {"kv_sep": "="},
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close": EOS, "content": "text"},
+    },
+}
 
 
 async def half(number: str) -> str:
@@ -48,7 +74,11 @@ async def half(number: str) -> str:
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_policy_tokenizer()
+    """The tokenizer of single bytes, with a token for each word of a call and for each mark."""
+    tokenizer = build_tokenizer(["calculator expression"] * 2, 1000)
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
+    tokenizer.chat_template, tokenizer.response_template = CHAT_TEMPLATE, RESPONSE_TEMPLATE
+    return tokenizer
 
 
 class Script:
@@ -272,6 +302,18 @@ def test_a_reward_of_an_environment_that_is_no_number_counts_as_reward_errors_sa
     with pytest.raises(UserError, match=r"Faulty\.get_reward .* reward_errors"):
         evaluate_faulty(tokenizer)
     assert evaluate_faulty(tokenizer, reward_errors="zero").scores["accuracy"] == 0
+
+
+def encode(tokenizer: Qwen2Tokenizer, question: str, turns: list[tuple[str, str]]) -> Example:
+    """Return the tokens of a conversation, put together turn by turn as in training, and their labels."""
+    ids = tokenizer.encode(f"{question}\n<assistant>")
+    labels = [IGNORED] * len(ids)
+    for said, result in turns:
+        own = tokenizer.encode(f"{said}{EOS}")
+        heard = tokenizer.encode(f"<result>{result}</result><assistant>") if result else []
+        ids += own + heard
+        labels += own + [IGNORED] * len(heard)
+    return ids, labels
 
 
 def learned(folder, tokenizer, turns):
