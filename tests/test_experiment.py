@@ -137,29 +137,6 @@ def test_finished_runs_are_not_repeated(tmp_path):
     assert yaml.safe_load((tmp_path / "experiment.yaml").read_text())["baseline"] == "grpo"
 
 
-def test_a_failed_run_costs_one_run_and_is_made_again(tmp_path):
-    def fail_once(config, output, *_, **__):
-        if "pods/seed-1" in str(output) and not (tmp_path / ".attempts").exists():
-            with RunWriter(output) as writer:
-                writer.write_config(config.read_text())
-                writer.write_status("running", step=2, seconds=1.5)
-            return -9
-        return finish(config, output)
-
-    counts, events = run(experiment(), tmp_path, fail_once)
-    assert counts == {"failed": 1, "finished": 3}
-    failed = Run.open(tmp_path / "pods/seed-1").status
-    assert failed["state"] == "failed"
-    assert "signal 9 (SIGKILL)" in failed["reason"]
-    assert (failed["step"], failed["seconds"]) == (2, 1.5)
-    counts, events = run(experiment(), tmp_path)
-    assert counts == {"finished": 1, "skipped": 3}
-    assert [event[:3] for event in events[:2]] == [("started", "pods", 1), ("finished", "pods", 1)]
-    assert Run.open(tmp_path / ".attempts/pods-seed-1-1").state == "failed"
-    found = find_runs(tmp_path)
-    assert {arm: [r.seed for r in runs] for arm, runs in found.items()} == {"pods": [1, 2], "grpo": [1, 2]}
-
-
 def save(run: Path, step: int, processes: int = 1) -> None:
     """A complete checkpoint."""
     target = run / f"checkpoints/checkpoint-{step}"

@@ -76,26 +76,6 @@ def test_a_notice_is_dropped_if_nobody_reads(monkeypatch):
         os.close(writer)
 
 
-PARENT_OF = """
-import os, subprocess, sys, time
-child = "import time; from pods_rl.distributed.signals import end_with_parent; end_with_parent(); print('ready', "
-child += "flush=True); time.sleep(900)"
-os.environ["PODS_PARENT"] = str(os.getpid())
-process = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True)
-process.stdout.readline()
-print(process.pid, flush=True)
-time.sleep(900)
-"""
-
-
-def test_a_process_ends_with_its_parent_however_that_ends():
-    parent = subprocess.Popen([sys.executable, "-c", PARENT_OF], stdout=subprocess.PIPE, text=True)
-    child = psutil.Process(int(parent.stdout.readline()))
-    parent.kill()
-    parent.wait()
-    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
-
-
 def test_a_process_that_another_started_does_not_end_with_it(monkeypatch):
     monkeypatch.setenv(PARENT, str(os.getpid()))  # this process is not its own parent
     end_with_parent()

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -161,22 +160,6 @@ def test_a_chat_models_files(place):
     assert json.loads(Path("policy/config.json").read_text())["use_cache"]
     for folder in ("checkpoint-1", "final"):
         assert json.loads(Path("run/checkpoints", folder, "config.json").read_text())["use_cache"]
-
-
-def test_selection_over_the_batch(place):
-    pods("train", "--config", "r.yaml", "--output", "run", "--selection", "batch", "--num_prompts", "3")
-    run = Run.open("run")
-    assert run.state == "finished"
-    for path in run.rollout_files():
-        rows = pq.read_table(path).to_pylist()
-        assert len(rows) == 3 * 4
-        sizes = Counter(row["group"] for row in rows if row["selected"])
-        assert sizes.keys() <= {0, 1, 2}
-        assert [*sizes.values()] in ([], [2])
-    assert "pods/prompts_trained" in run.metrics[0]
-    note = pods("train", "--config", "r.yaml", "--selection", "batch", "--dry_run").output
-    assert "selection" in note
-    assert "num_prompts" in note
 
 
 @pytest.mark.slow
