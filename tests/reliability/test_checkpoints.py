@@ -145,22 +145,16 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", disk], check=True)
 
 
-def fill(disk: Path, leave: int) -> Path:
-    """Take the room of a disk, but for so many bytes."""
-    filler = disk / "filler"
-    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
-    with filler.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, free - leave)
-    return filler
-
-
 def starve(place: Path, disk: Path, reference: Reference, room: int, name: str) -> None:
     """A run whose disk is full, but for ``room`` bytes, from after its second checkpoint on."""
     write_recipe(disk)
     run = disk / name
     second, third = (run / f"checkpoints/checkpoint-{step}" for step in (2, 3))
     command = held(disk, name, second.exists, third.exists)
-    filler = fill(disk, room)
+    filler = disk / "filler"
+    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free - room)
     command.kill(signal.SIGCONT)
     assert command.wait() == 2, command.log.read_text()
     errors = [line for line in command.log.read_text().splitlines() if line.startswith("Error:")]

@@ -42,41 +42,37 @@ CACHES = (".cache/huggingface", ".cache/matplotlib", ".config/matplotlib")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder after a training of two steps and its report."""
+    """A folder after a training of two steps and its report, with a home and temporary files next to it."""
     folder = tmp_path_factory.mktemp("files") / "work"
     folder.mkdir()
     (folder / "r.yaml").write_text(yaml.safe_dump(TINY))
-    for command in COMMANDS:
-        carry_out(folder, command)
-    return folder
-
-
-def carry_out(folder: Path, command: list[str]) -> None:
-    """Run a command in a folder, with a home and a place for temporary files next to it."""
     home, temporary = folder.parent / "home", folder.parent / "temporary"
-    home.mkdir(exist_ok=True)
-    temporary.mkdir(exist_ok=True)
+    home.mkdir()
+    temporary.mkdir()
     inherited = {name: x for name, x in os.environ.items() if not name.startswith(("HF_", "XDG_", "MPL", "TORCH"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "pods_rl", *command],
-        cwd=folder,
-        env={
-            **inherited,
-            "PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "HOME": str(home),
-            "TMPDIR": str(temporary),
-            "OMP_NUM_THREADS": "1",
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="backslashreplace",
-        timeout=DEADLINE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+    environment = {
+        **inherited,
+        "PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": str(home),
+        "TMPDIR": str(temporary),
+        "OMP_NUM_THREADS": "1",
+    }
+    for command in COMMANDS:
+        done = subprocess.run(
+            [sys.executable, "-m", "pods_rl", *command],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="backslashreplace",
+            timeout=DEADLINE,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+    return folder
 
 
 def test_nothing_is_written_outside_the_output(folder: Path) -> None:
