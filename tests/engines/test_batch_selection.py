@@ -84,15 +84,6 @@ def test_dynamic_sampling_adds_prompts_until_the_rows_are_filled(make_trainer):
     assert not any("pods/rows/empty" in row for row in logs)
 
 
-def test_a_run_resumes_bit_for_bit_within_a_generation(make_trainer):
-    settings = {"num_prompts": 4, "num_iterations": 2, "save_strategy": "steps", "save_steps": 1, "max_steps": 4}
-    straight = trained(make_trainer, **settings)
-    resumed = make_trainer(**{**BATCH, **settings})
-    resumed.train(f"{resumed.args.output_dir}/checkpoint-1")
-    assert_equal_weights(straight, resumed)
-    assert resumed.rollouts.columns() == straight.rollouts.columns()
-
-
 def test_a_rule_of_a_user_s_over_the_batch_keeps_its_rows(make_trainer):
     def first_two(batch):
         return BatchSelection(torch.tensor([0, 1, 8, 9]), *batch.rewards.shape)
