@@ -17,6 +17,7 @@ from pods_rl.selection import advantages, select
 from .conftest import batches_of, kept_of
 from .same_rows import KEPT, NAMES, REWARDS, TOKENS, M, N, usable
 
+
 def test_verl_trains_something_of_a_batch_without_a_group_to_compare():
     kept_PN = choose(torch.ones(2, 4), 2, "max_variance", batch_rule="max_variance")
     assert kept_PN.tolist() == [[True, True, False, False]] * 2
