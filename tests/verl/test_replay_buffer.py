@@ -78,32 +78,24 @@ def test_a_rule_in_every_mode(make_buffer, rule, mode):
     assert len(batch.tags) == 4
 
 
-def test_the_rows_of_every_engine_are_kept(make_buffer):
+@pytest.mark.parametrize(("selection", "kept"), [("prompt", same_rows.KEPT), ("batch", same_rows.KEPT_OF_BATCH)])
+def test_the_rows_of_every_engine_are_kept(make_buffer, selection, kept):
     """As `tests/engines/test_same_rows.py` has them for the others; a group may keep fewer than m, or none."""
-    buffer = make_buffer()
+    buffer = make_buffer(f"trainer.v1.sampler.sampler_kwargs.selection={selection}")
     for group, (rewards, tokens) in enumerate(zip(same_rows.REWARDS, same_rows.TOKENS, strict=True)):
         values = [math.nan if reward is None else reward for reward in rewards]
         put_group(f"g{group}", values, tokens=[min(count, 2) for count in tokens])
     batch, metrics = sample(buffer, len(same_rows.KEPT))
     found = kept_sessions(batch.keys)
-    assert [found.get(f"g{group}", []) for group in range(len(same_rows.KEPT))] == same_rows.KEPT
-    places = [(group, i) for group in range(len(same_rows.KEPT)) for i in range(same_rows.N)]
+    assert [found.get(f"g{group}", []) for group in range(len(kept))] == kept
+    places = [(group, i) for group in range(len(kept)) for i in range(same_rows.N)]
     assert metrics["pods/unusable_rewards"] == sum(not same_rows.usable(*place) for place in places)
-
-
-def test_the_rows_of_every_engine_are_kept_over_the_batch(make_buffer):
-    buffer = make_buffer("trainer.v1.sampler.sampler_kwargs.selection=batch")
-    for group, (rewards, tokens) in enumerate(zip(same_rows.REWARDS, same_rows.TOKENS, strict=True)):
-        values = [math.nan if reward is None else reward for reward in rewards]
-        put_group(f"g{group}", values, tokens=[min(count, 2) for count in tokens])
-    batch, metrics = sample(buffer, len(same_rows.KEPT))
-    found = kept_sessions(batch.keys)
-    assert [found.get(f"g{group}", []) for group in range(len(same_rows.KEPT))] == same_rows.KEPT_OF_BATCH
-    assert left_in_queue() == set(batch.keys)
-    assert metrics["pods/selected/rows"] == 32
-    assert metrics["pods/prompts_trained"] == 5
-    assert metrics["pods/rows_a_prompt"] == 32 / 5
-    assert metrics["pods/zero_variance_share"] == 0
+    if selection == "batch":
+        assert left_in_queue() == set(batch.keys)
+        assert metrics["pods/selected/rows"] == 32
+        assert metrics["pods/prompts_trained"] == 5
+        assert metrics["pods/rows_a_prompt"] == 32 / 5
+        assert metrics["pods/zero_variance_share"] == 0
 
 
 def test_the_batches_of_one_step_draw_different_sessions_and_repeat_with_the_seed(make_buffer):
