@@ -213,3 +213,11 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
         write_atomic(target, "new")
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_run_that_never_began_leaves_no_directory(tmp_path):
+    RunWriter(tmp_path / "run").close()
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "mine").mkdir()
+    RunWriter(tmp_path / "mine").close()
+    assert (tmp_path / "mine").exists()

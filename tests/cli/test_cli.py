@@ -179,6 +179,31 @@ def test_words_that_name_nothing_or_too_much(words, message):
         pods(*words)
 
 
+GOOD = "max_steps: 1\nnum_generations: 4\nper_device_train_batch_size: 4\nuse_cpu: true\nbf16: false\n"
+READ = ["--config", "r.yaml"]
+# what is wrong: the recipe, the words of the command, and what the message names
+BEFORE_TORCH = {
+    "a python tag": ("seed: !!python/object/apply:os.getpid []\n", READ, ["r.yaml:1", "python/object"]),
+    "no limit": ("seed: 1\n", READ, ["max_seconds"]),
+    "a path that is too long": (GOOD, ["--config", "a" * 5000], ["too long"]),
+    "a directory that is a file": (GOOD, [*READ, "--output", "rows.jsonl/mine"], ["rows.jsonl/mine"]),
+    "nothing to resume": (GOOD, [*READ, "--resume", "--output", "nowhere"], ["nowhere"]),
+}
+
+
+@pytest.mark.parametrize("what", BEFORE_TORCH)
+def test_what_cannot_work_is_refused_before_torch_is_imported(what, monkeypatch, tmp_path):
+    recipe, words, names = BEFORE_TORCH[what]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "pods_rl.training.run", None)  # importing it, and so torch, is an error
+    Path("r.yaml").write_text(recipe)
+    Path("rows.jsonl").write_text("{}")
+    with pytest.raises(UserError) as refused:
+        pods("train", *words)
+    assert [name for name in names if name not in str(refused.value)] == []
+    assert len(str(refused.value)) < 700
+
+
 @pytest.mark.slow
 def test_a_dry_run_shows_that_extras_are_missing_and_training_is_refused_before_anything_is_written(
     monkeypatch, tmp_path

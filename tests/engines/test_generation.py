@@ -12,16 +12,6 @@ pytestmark = pytest.mark.numeric
 QUIET = {"max_steps": 1, "learning_rate": 0.0}
 
 
-def rows_of_forward_passes(trainer):
-    """The rows of each pass that writes tokens, by its columns: prompts are several, tokens one."""
-    seen = []
-    trainer.model.register_forward_pre_hook(
-        lambda _, __, inputs: seen.append(tuple(inputs["input_ids"].shape)) if inputs.get("use_cache") else None,
-        with_kwargs=True,
-    )
-    return seen
-
-
 def texts(trainer):
     """What each prompt's rollouts say, by number."""
     trainer.train()
@@ -61,16 +51,6 @@ def test_generations_of_a_run_draw_anew(make_trainer):
 
     trainer.train()
     assert len(seen) == len(set(seen)) == 4
-
-
-def test_prompts_are_computed_once_a_part(make_trainer):
-    trainer = make_trainer(num_rollouts=12, rollout_batch_size=16, **QUIET)
-    seen = rows_of_forward_passes(trainer)
-    texts(trainer)
-    prompts = [rows for rows, columns in seen if columns > 1]
-    assert prompts == [2, 1]  # 16 rows of both prompts, then 8 of the second
-    assert 8 < max(rows for rows, columns in seen if columns == 1) <= 16  # a row for each node
-    assert [rows for rows, columns in seen if columns == 1][-1] < 8  # nodes are dropped as they end
 
 
 @pytest.mark.parametrize(

@@ -114,14 +114,10 @@ def test_slime_over_the_batch_keeps_the_rows_of_every_engine(example, monkeypatc
     recipe.keep(slime_args(), groups)
     assert [[sample.index for sample in group] for group in groups] == KEPT_OF_BATCH
     _, normalized = recipe.normalize(slime_args(), list(chain(*groups)))
-    kept = select_batch(rewards_of_same_rows(), 4 * len(KEPT))
-    expected = advantages(rewards_of_same_rows(), kept)
-    torch.testing.assert_close(torch.tensor(normalized, dtype=torch.float64), expected, rtol=1e-9, atol=1e-12)
-
-
-def rewards_of_same_rows():
     trained = [[tokens > 0 for tokens in group] for group in same_rows.TOKENS]
-    return pad_rewards(same_rows.REWARDS, trained)
+    rewards_PN = pad_rewards(same_rows.REWARDS, trained)
+    expected = advantages(rewards_PN, select_batch(rewards_PN, 4 * len(KEPT)))
+    torch.testing.assert_close(torch.tensor(normalized, dtype=torch.float64), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_what_the_example_for_slime_cannot_do_is_refused(example):

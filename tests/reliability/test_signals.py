@@ -1,6 +1,6 @@
 """Signals at any moment: a run ends after its step, says so by its exit code, and goes on exactly.
 
-And a display that goes away at any moment: the run goes on without it.
+A run whose directory goes away ends with one line, and one whose display goes away goes on.
 """
 
 from __future__ import annotations
@@ -163,6 +163,19 @@ def test_signals_while_the_end_is_written_leave_a_finished_run(tmp_path):
     write_recipe(tmp_path, task_rewards={"mine:ones": 1.0}, reward_seconds=None)
     code, words = server().run("train", "--config", "r.yaml", "--output", "run", cwd=tmp_path)
     assert (code, Run(tmp_path / "run").state) == (0, "finished"), words
+
+
+def test_a_run_whose_directory_is_moved_ends_with_one_line(tmp_path):
+    write_recipe(tmp_path, max_steps=100_000, save_steps=1000)
+    run = tmp_path / "run"
+    command = server().start("train", "--config", "r.yaml", "--output", "run", cwd=tmp_path)
+    assert command.until(lambda: len(Run(run).metrics) > 1), command.log.read_text()
+    run.rename(tmp_path / "elsewhere")
+    assert command.wait() == 2
+    printed = command.log.read_text()
+    assert [line for line in printed.splitlines() if "Error" in line] == [printed.splitlines()[-1]]
+    assert "Traceback" not in printed
+    assert not run.exists()
 
 
 # -- the display ------------------------------------------------------------------------------------------------------
