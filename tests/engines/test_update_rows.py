@@ -15,7 +15,7 @@ from pods_rl.errors import UserError
 from pods_rl.prefix_tree.packing import TreePass
 from tests.numeric import FLOAT64, assert_near
 
-from .conftest import Gradients, around, constant, half_dead, kept_of, letter_reward, update_of
+from .conftest import Gradients, around, constant, half_dead, letter_reward, update_of
 from .families import FAMILIES, build
 from .test_losses import LOSSES, OFTEN, OTHERS
 
@@ -205,27 +205,6 @@ def test_entropy_is_that_of_the_computed_rows(make_trainer):
     assert row["entropy"] == pytest.approx(total / live_tokens, rel=1e-6)
     assert row["pods/tokens/trained"] == tokens
     assert total / live_tokens != pytest.approx(of_all / tokens, rel=1e-6)
-
-
-def test_the_model_sees_each_prefix_once_and_no_padding(make_trainer):
-    seen = []
-    trainer = make_trainer(num_rollouts=8, max_steps=1)
-    update_of(trainer)._takes_trees(trainer.model)
-    trainer.model.register_forward_pre_hook(
-        lambda module, given, named: seen.append(named) if module.training else None, with_kwargs=True
-    )
-    trainer.train()
-    (update,) = [named for named in seen if "shift_labels" in named]
-    record = trainer.rollouts
-    prompts = [len(trainer.processing_class(p)["input_ids"]) for p in dict.fromkeys(record.prompts)]
-    kept = [
-        (p, record.completions[8 * p + i], record.completion_tokens[8 * p + i])
-        for p, group in enumerate(kept_of(record).tolist())
-        for i in group
-        if record.advantages.view(len(prompts), -1)[p, group.index(i)] != 0
-    ]
-    tokens = sum(length for *_, length in {(p, text): (p, text, length) for p, text, length in kept}.values())
-    assert update["input_ids"].shape == (1, sum(prompts) - len(prompts) + tokens)
 
 
 def test_a_recurrent_model_trains_over_trees_and_leaves_transformers_as_it_was(make_trainer):

@@ -149,12 +149,17 @@ def test_a_tree_has_the_scores_and_gradients_of_its_rows(name):
 
     expected = gradients(model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True))
     computed = {}
+    shapes = []
+    model.register_forward_pre_hook(
+        lambda module, given, named: shapes.append(named["input_ids"].shape), with_kwargs=True
+    )
     for tree in (True, False):
         given = TreePass(model, keep, tree=tree)
         assert_near(gradients(given(ids, mask, labels, fused_lm_head=True)), expected, FLOAT32)  # TRL's head
         computed[tree] = given.tokens["computed"]
     assert computed[True] == len(prefix_tree(rows_of(ids, mask), ids.size(1) - keep, [0, 1, 2, 3, 4, 6, 7]).tokens)
     assert computed[True] < computed[False] == 7 * (ids.size(1) - 1)
+    assert shapes[0] == (1, computed[True])  # no padding
 
 
 EXPERTS = {"experts_implementation": "eager"}
