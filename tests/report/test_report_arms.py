@@ -11,7 +11,7 @@ import pytest
 from conftest import write_run
 
 from pods_rl.errors import UserError
-from pods_rl.report.analysis import Analysis, Final, analyse, cost_of
+from pods_rl.report.analysis import Analysis, Final, analyse
 from pods_rl.report.arms import arms_from_runs, curve_of
 from pods_rl.report.ledger import Ledger
 from pods_rl.report.notes import notes as notes_of
@@ -168,16 +168,6 @@ def test_run_directories_join_the_arms_they_are_named_after(experiment: Path) ->
     assert analyse([arm], baseline="grpo", metric="accuracy").baseline is None
     with pytest.raises(UserError, match="rollouts"):
         arms_from_runs([experiment / "pods" / "seed-0" / "rollouts"], "accuracy")
-
-
-def test_cost_is_seconds_per_step_by_phase(experiment: Path) -> None:
-    cost = cost_of(arms_from_runs([experiment], "accuracy")[1].runs)
-    assert cost.phases["rollout"] == pytest.approx(0.19)
-    assert cost.seconds_per_step == pytest.approx(0.3062)
-    assert cost.other == pytest.approx(0.01, abs=1e-6)
-    for path in experiment.glob("*/*/metrics.jsonl"):
-        path.write_text('{"step": 0}\n{"step"')
-    assert math.isnan(cost_of(arms_from_runs([experiment], "accuracy")[0].runs).seconds_per_step)
 
 
 # --------------------------------------------------------------------------------- what is pooled and compared

@@ -57,12 +57,6 @@ def test_equal_rollouts_fold_and_others_do_not(tmp_path: Path) -> None:
     assert lines_of(ledger(tmp_path)) == [["2", 1.0, 2, 1], ["3", 1.0, 1, 0], ["2", 0.5, 1, 1]]
 
 
-def test_every_group_of_every_run_is_read(experiment: Path) -> None:
-    found = ledger(experiment)
-    assert (found.files, found.groups, found.left_out) == (18, 2 * 3 * 3 * 2, 0)  # arms, runs, logged steps, groups
-    assert found.rollouts == 18 * 64 + 18 * 16
-
-
 def test_arms_and_runs_are_in_their_order(tmp_path: Path) -> None:
     for arm in ("grpo", "pods"):
         for seed in (10, 2, 1):
