@@ -81,7 +81,6 @@ class Watched:
                 "asked": list(self.asked),
                 "prompts": sorted(set(record.prompts)),
                 "rollouts": len(record.completions),
-                "completions": record.completions,
                 "rows": len(mask),
                 "shapes": [list(batch[name].shape) for name in ("completion_ids", "sampling_per_token_logps")],
                 "to_trainer": (sampled - batch["old_per_token_logps"])[mask].abs().mean().item(),
@@ -103,7 +102,6 @@ class Watched:
     def report(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
-            "log": [row for row in self.trainer.state.log_history if "loss" in row],
             "described": describe_vllm(self.trainer),
         }
 

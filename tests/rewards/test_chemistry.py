@@ -12,7 +12,7 @@ from pods_rl.rewards.chemistry import (
     read_formula,
 )
 
-from .data import chemistry_rows, equations
+from .data import FOLDER, rows
 
 WATER = "2H2 + O2 = 2H2O"
 FORMULAS = {
@@ -38,11 +38,13 @@ def test_formulas():
 
 
 def test_every_gold_equation_of_the_chemistry_set_meets_itself():
-    read = [read_equation(gold) for _, gold in equations()]
+    published = rows("sciknoweval_chemistry/L3_balancing_chemical_equation.jsonl")
+    equations = [(row["question"].split("\n")[1], row["answer"]) for row in published]
+    read = [read_equation(gold) for _, gold in equations]
     assert len(read) == 300
     assert sum(found is not None for found in read) == 300
     assert sum(found.balanced for found in read) == 299  # one has a formula with no atoms of an element
-    for unbalanced, gold in equations():
+    for unbalanced, gold in equations:
         assert chemistry(f"<answer>{gold}</answer>", gold) == 1.0
         assert equation(f"<answer>{gold.replace('=', '→').replace(' ', '  ')}</answer>", gold) == 1.0
         assert equation(f"<answer>{unbalanced}</answer>", gold) == 0.0
@@ -71,8 +73,12 @@ def test_brackets_are_bounded():
 @pytest.mark.slow
 def test_every_option_of_the_chemistry_set_is_read_with_its_text():
     """Of every fifth row."""
+    names = sorted(path.name for path in (FOLDER / "sciknoweval_chemistry").glob("*.jsonl"))
+    if not names:
+        pytest.skip("sciknoweval_chemistry is not in ../shared/data")
+    published = [row for name in names for row in rows(f"sciknoweval_chemistry/{name}") if row["choices"]["label"]]
     asked = read = 0
-    for row in chemistry_rows()[::5]:
+    for row in published[::5]:
         for letter, text in zip(row["choices"]["label"], row["choices"]["text"], strict=True):
             other = "ABCDA"["ABCD".index(letter) + 1]
             for form in (
