@@ -93,16 +93,12 @@ def test_a_search_that_has_not_ended_chooses_no_rate(of_rates):
 REWARDS = torch.tensor([[1.0, 0, 0, 1, 0.5, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 0, 0], [0.2, 0, 0, 0, 0, 0]])
 
 
-def shuffled(seed):
-    generator = torch.Generator().manual_seed(seed)
-    return select_batch(REWARDS, 8, batch_controls.shuffled_sizes, generator=generator)
-
-
 def test_shuffled_sizes_are_those_of_the_batch_in_random_order_with_the_rows_of_the_paper():
     sizes = best_sizes(REWARDS, 8)
     total = torch.zeros(len(REWARDS))
     for seed in range(150):
-        kept = shuffled(seed)
+        generator = torch.Generator().manual_seed(seed)
+        kept = select_batch(REWARDS, 8, batch_controls.shuffled_sizes, generator=generator)
         assert kept.sizes.sort().values.equal(sizes.sort().values)
         for prompt, size in enumerate(kept.sizes.tolist()):
             if size:

@@ -138,14 +138,6 @@ def verifiers(upstream):
     return SimpleNamespace(vf=upstream("verifiers.v1"), loaders=upstream("verifiers.v1.utils.loaders"))
 
 
-def verifiers_environment(verifiers, **sizes):
-    """The environment as verifiers finds it by its id; without a taskset, which only its start needs."""
-    config = verifiers.loaders.resolve_env_config({"id": "prime-pods", **sizes})
-    environment = object.__new__(verifiers.loaders.environment_class("", "prime-pods"))
-    environment.config = config
-    return environment
-
-
 def verifiers_episode(vf, rewards, tokens=(3,) * N, *, has_token_ids=True):
     """An episode with one attempt for each reward; None is an attempt that failed."""
     traces = []
@@ -173,8 +165,13 @@ def verifiers_episode(vf, rewards, tokens=(3,) * N, *, has_token_ids=True):
 
 
 def finalized(verifiers, episode):
-    """The episode after the environment's judgement, as it arrives at a trainer."""
-    asyncio.run(verifiers_environment(verifiers, n=N, m=4).finalize(None, episode))
+    """The episode after the environment's judgement, as it arrives at a trainer.
+
+    The environment is the one that verifiers finds by its id, without a taskset, which only its start needs.
+    """
+    environment = object.__new__(verifiers.loaders.environment_class("", "prime-pods"))
+    environment.config = verifiers.loaders.resolve_env_config({"id": "prime-pods", "n": N, "m": 4})
+    asyncio.run(environment.finalize(None, episode))
     return verifiers.vf.WireEpisode.model_validate(episode.model_dump(mode="python"))
 
 

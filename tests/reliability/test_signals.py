@@ -23,7 +23,6 @@ from pods_rl.runs.checkpoints import last_good
 from .commands import RECIPE, differences, outcome, server, write_recipe
 
 STEPS, ROLLOUTS = int(RECIPE["max_steps"]), int(RECIPE["num_rollouts"])  # type: ignore[call-overload]
-MOMENTS = 12
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGUSR1: 138}
 # A reward of the user's: it counts its calls in a file, so that a test can see where a run is.
 REWARD = """
@@ -44,14 +43,6 @@ class Moment(NamedTuple):
     step: int
     delay: float
     number: signal.Signals
-
-
-def moments() -> list[Moment]:
-    """Random ones; each phase comes twice."""
-    draws = random.Random(2504)
-    phases = ["loading", "generation", "reward", "update", "saving", "evaluation"]
-    chosen = [phases[i % len(phases)] for i in range(MOMENTS)]
-    return [Moment(phase, draws.randint(1, STEPS), draws.uniform(0, 0.1), draws.choice([*CODES])) for phase in chosen]
 
 
 def prepare(place: Path) -> Path:
@@ -134,7 +125,12 @@ def test_a_stop_in_an_update_and_one_in_an_evaluation(tmp_path, reference):
 @pytest.mark.reliability
 @pytest.mark.timeout(3600)
 def test_stops_at_random_moments(tmp_path, reference):
-    for number, moment in enumerate(moments()):
+    """Each phase comes twice."""
+    draws = random.Random(2504)
+    phases = ["loading", "generation", "reward", "update", "saving", "evaluation"]
+    for number in range(2 * len(phases)):
+        phase = phases[number % len(phases)]
+        moment = Moment(phase, draws.randint(1, STEPS), draws.uniform(0, 0.1), draws.choice([*CODES]))
         stop_and_go_on(tmp_path / str(number), moment, reference)
 
 
