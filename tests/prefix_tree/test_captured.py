@@ -63,13 +63,6 @@ def test_rows_in_slots_get_the_tokens_of_the_tree(name, in_slots):
     assert torch.equal(complete(model, prompts, **settings), expected)  # in the same buffers
 
 
-def test_slots_double_their_columns(in_slots):
-    model = build("llama")
-    in_slots()
-    complete(model, MIXED * 3)
-    assert [shape.columns for shape in captured._kept[model].slots] == [8, 16, 32, 39]
-
-
 @pytest.mark.parametrize(
     "settings", [{"top_k": 12, "top_p": 0.9}, pytest.param({"do_sample": False}, marks=pytest.mark.slow)], ids=str
 )

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from pods_rl.prefix_tree.grouping import count_nodes, divide_rows
+from pods_rl.prefix_tree.grouping import divide_rows
 from pods_rl.prefix_tree.tree import in_order_of_tokens, prefix_tree
 
 
@@ -92,19 +92,3 @@ def test_the_passes_are_no_fewer_than_another_process_needs(least):
 def test_equal_rows_are_divided_too():
     rows = np.array([[5, 6, 7]] * 4)
     assert sorted(map(len, divide_rows(rows, 100, least_passes=3))) == [1, 1, 2]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_rows_that_are_not_computed_count_for_nothing(seed):
-    rows, width = shuffled_rows(seed)
-    computed = np.random.default_rng(seed).random(len(rows)) < 0.4
-    alone = divide_rows(rows[computed], 60)
-    of_computed = rows.copy()
-    of_computed[~computed] = -1
-    passes = divide_rows(of_computed, 60)
-    assert sorted(row for members in passes for row in members) == list(range(len(rows)))
-    numbers = np.flatnonzero(computed)
-    live = [[row for row in members if computed[row]] for members in passes]
-    assert live == [numbers[members].tolist() for members in alone]
-    assert max(nodes_of(rows, width, members) for members in live) <= 60
-    assert [count_nodes(of_computed[members]) for members in passes] == [nodes_of(rows, width, m) for m in live]

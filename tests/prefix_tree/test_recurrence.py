@@ -8,13 +8,7 @@ from peft import LoraConfig, get_peft_model
 
 from pods_rl.prefix_tree import recurrence
 from pods_rl.prefix_tree.packing import TreePass, probe_trees
-from pods_rl.prefix_tree.recurrence import (
-    FUNCTIONS,
-    plan_sequences,
-    recurrence_modules,
-    register_tree_recurrence,
-    unregister_tree_recurrence,
-)
+from pods_rl.prefix_tree.recurrence import plan_sequences, unregister_tree_recurrence
 from pods_rl.prefix_tree.tree import by_prompt, common_nodes, prefix_tree
 from tests.numeric import FLOAT64, assert_near
 
@@ -215,18 +209,3 @@ def test_a_probe_notices_recurrent_layers_that_do_not_receive_the_tree(monkeypat
     monkeypatch.setattr("pods_rl.prefix_tree.packing.register_tree_recurrence", lambda model: None)
     unregister_tree_recurrence()
     assert "recurrent" in probe_trees(model, model).why_rows
-
-
-def test_functions_of_transformers_are_wrapped_once_and_put_back():
-    model = build("qwen3_5_text", DELTA)
-    (module,) = recurrence_modules(model)
-    own = {name: getattr(module, name) for name in FUNCTIONS if hasattr(module, name)}
-    assert len(own) == 2
-    ids, mask, *_ = random_tree(5)
-    expected = model(input_ids=ids, attention_mask=mask).logits
-    register_tree_recurrence(model)
-    register_tree_recurrence(model)
-    assert all(getattr(module, name) is not function for name, function in own.items())
-    assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, expected)
-    unregister_tree_recurrence()
-    assert all(getattr(module, name) is function for name, function in own.items())
