@@ -16,7 +16,7 @@ PRIVATE = re.compile(r"\b_[a-z]\w*")
 
 LIMITS = {
     "lines of src": 36945,
-    "lines of tests": 29723,
+    "lines of tests": 26400,
     "words of pages": 19824,
     "docstrings longer than the body": 154,
     "internal functions that are named at one place": 299,
