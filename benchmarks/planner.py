@@ -27,6 +27,8 @@ COMPARISONS = (
     ("equal_rows_16", "grpo-4", "grpo-16"),
     ("batch_words_16", "batch-4x16", "grpo-16"),
     ("batch_sums_16", "batch-8x8", "grpo-4"),
+    ("batch_words_32", "batch-4x16", "grpo-8"),
+    ("batch_sums_32", "batch-8x8", "grpo-8"),
     ("equal_rows_32", "pods-16-4", "grpo-8"),
     ("equal_rows_32", "grpo-4", "grpo-8"),
     ("many_prompts", "16x4-n8", "8x8-n8"),
