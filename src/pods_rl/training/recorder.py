@@ -119,7 +119,7 @@ class Recorder(TrainerCallback):
         # The time is the first process's. A signal may reach one process of several.
         self._record.stop_clock()
         of_processes = gather([(self.seconds, self._stop.reason)])
-        self._record.seconds, _ = of_processes[0]
+        self._record.seconds = of_processes[0][0]
         reasons = [reason for _, reason in of_processes if reason]
         self.stopped_by = reasons[0] if reasons else None
         # How the policy generates and is updated, which its first passes decide.
