@@ -1,6 +1,7 @@
 """What only watches a run cannot end it: trackers, the display, the ledger, the push to the hub."""
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -61,18 +62,18 @@ def test_a_run_continues_without_whatever_watches_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_trackers_get_each_step_and_each_evaluation(tmp_path, monkeypatch):
+def test_trackers_get_each_step_and_each_evaluation_and_write_inside_the_run(tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     start(tmp_path, monkeypatch)
-    (file,) = (tmp_path / "run").rglob("events.out.tfevents.*")
-    events = EventAccumulator(str(file.parent)).Reload()
+    events = EventAccumulator(str(tmp_path / "run/tracking/tensorboard")).Reload()
     steps = {tag: [event.step for event in events.Scalars(tag)] for tag in ("train/reward", "eval/accuracy")}
     assert steps == {"train/reward": [1, 2, 3], "eval/accuracy": [0, 3]}
     run = Run.open(tmp_path / "run")
     assert [row["step"] for row in run.metrics] == [1, 2, 3]
     assert [row["step"] for row in run.evals] == [0, 3]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.yaml", "run"]
+    assert "TENSORBOARD_LOGGING_DIR" not in os.environ
 
 
 @pytest.mark.parametrize("fails", [False, True])

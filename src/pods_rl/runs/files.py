@@ -29,6 +29,7 @@ RESULTS = "results.jsonl"  # of `pods eval`
 ROLLOUTS = "rollouts"
 CHECKPOINTS = "checkpoints"
 EVALUATIONS = "evaluations"
+TRACKING = "tracking"
 # Disk full, quota exceeded, file too large, read-only disk. Not every system has each.
 _FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS") if hasattr(errno, name))
 _SAFETENSORS_ERROR = re.compile(r"os error (\d+)")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from ..engines.trl.compat import replacing
 from ..errors import Interrupted, UserError
 from ..evaluation import Evaluation
 from ..runs import Record
+from ..runs.files import TRACKING
 from ..runs.identity import keep_state, kept_state
 from ..text import console, safe_text
 from .context import Context
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
     from .trainer import RunTrainer
 
 _EVALUATION = "eval_prompts"  # only in the log of an evaluation
+# where each tracker writes, below `tracking/`; by default the working directory, and trackio a cache
+_FOLDERS = {
+    "TENSORBOARD_LOGGING_DIR": "tensorboard",
+    "WANDB_DIR": "",
+    "TRACKIO_DIR": "trackio",
+}
 
 
 class Recorder(TrainerCallback):
@@ -240,6 +248,25 @@ def add_trackers(trainer: Trainer, name: str) -> None:
 def _forget(trainer: Trainer, tracker: str | None) -> None:
     """Remove a tracker from `report_to`, where TRL looks it up for its own tables."""
     trainer.args.report_to = [name for name in trainer.args.report_to if name != tracker]
+
+
+@contextmanager
+def trackers_inside(output: Path, report_to: object) -> Iterator[None]:
+    """Inside, trackers write their local files to ``tracking/`` of a run, unless the user has set another place."""
+    if report_to in (None, "none", []):
+        yield
+        return
+    tracking = (output / TRACKING).absolute()
+    variables = {name: str(tracking / folder) for name, folder in _FOLDERS.items()}
+    variables["MLFLOW_TRACKING_URI"] = tracking.as_uri()
+    unset = {name: value for name, value in variables.items() if name not in os.environ}
+    tracking.mkdir(exist_ok=True)  # wandb uses the system's temporary folder if it is missing
+    os.environ.update(unset)
+    try:
+        yield
+    finally:
+        for name in unset:
+            os.environ.pop(name, None)
 
 
 def push(trainer: Trainer, folder: Path, name: str) -> None:

@@ -102,10 +102,13 @@ def train(
             shown = Watcher("the progress display", display)
             shown.begin("importing TRL")
             quiet_libraries()
+            from .recorder import trackers_inside
+
             notice = _ON_SIGNAL if is_first and LAUNCHED not in os.environ else ""  # our launcher prints its own
             context = Context(recipe, output, writer, shown, stop)
+            trackers = trackers_inside(output, recipe.values.get("report_to")) if is_first else nullcontext()
             # A signal that raises anywhere could prevent the last status.
-            with stop.later(notice), context.status_at_end():
+            with trackers, stop.later(notice), context.status_at_end():
                 if not resume:
                     context.begin()
                 with stop.at_once():
