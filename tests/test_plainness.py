@@ -15,13 +15,13 @@ SENTENCE = 4  # words from which on a text is a sentence
 PRIVATE = re.compile(r"\b_[a-z]\w*")
 
 LIMITS = {
-    "lines of src": 36945,
-    "lines of tests": 26400,
-    "words of pages": 19824,
-    "docstrings longer than the body": 154,
-    "internal functions that are named at one place": 299,
-    "names that several modules define": 83,
-    "checks that compare a sentence": 157,
+    "lines of src": 35150,
+    "lines of tests": 26300,
+    "words of pages": 18800,
+    "docstrings longer than the body": 117,
+    "internal functions that are named at one place": 280,
+    "names that several modules define": 77,
+    "checks that compare a sentence": 139,
 }
 
 
