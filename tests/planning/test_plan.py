@@ -1,4 +1,4 @@
-"""What a plan says of measured steps, and `pods doctor MODEL` of the parts of a policy that are computed over trees."""
+"""The lines of `pods plan`, and which parts of a policy `pods doctor MODEL` reports as computed over trees."""
 
 import pytest
 import torch

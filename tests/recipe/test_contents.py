@@ -190,7 +190,7 @@ for name in sys.argv[1:]:
 
 
 def sources(*names: str) -> list[dict[str, str]]:
-    """What a fresh process finds after each of these imports, with this process's path."""
+    """The modules that a new process finds after each of these imports; it has the path of this process."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", CODE, *names]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)

@@ -83,7 +83,7 @@ REFUSED = [
     ({"task_train_size": 10**9}, "task_train_size"),
     ({"dataset_name": "gone.jsonl", "model_name_or_path": "tiny"}, "no such file"),
     ({"task": "gsm8k"}, "model_name_or_path"),
-    # what a task does not read
+    # keys that the task does not read
     ({"task": "gsm8"}, "gsm8k?"),
     ({"task": "dataset", "data_dir": ".", "dataset_name": "a/b"}, "data_dir"),
     ({"task": "words", "task_options": {"a": 1}}, "task_options"),

@@ -310,9 +310,7 @@ class ResidualBranch:
 
     def __call__(self, hidden: Tensor, memory: Memory) -> None:
         """Add the branch's result to `[rows, hidden size]`, in place."""
-        states = self._before.unweighted(hidden)
-        if states.dtype != self._dtype:
-            states = states.to(self._dtype)
+        states = self._before.unweighted(hidden).to(self._dtype)
         states = self._middle(self._middle.input(states), memory)
         if self._after is None:
             self._middle.output.add_to(hidden, states, self._factor)

@@ -48,7 +48,7 @@ _FREE_OF_SCRIPTS = frozenset((
 
 
 def token_of(run: Path) -> str | None:
-    """Return the token of a run; None if there is no readable `environment.json`."""
+    """Return the token of a run, or None if its `environment.json` cannot be read."""
     token: str | None = read_mapping(run / ENVIRONMENT).get(TOKEN)
     return token
 
