@@ -247,7 +247,7 @@ def _additions(rows: list[Rollout], advantages: dict[int, float]) -> dict[int, d
 
 def _summarise(rows: list[Rollout], kept: dict[int, dict[str, Any]], keep: int | None, output: str | None) -> None:
     """Print rows, groups, mean rewards and where the kept rows are. Without `keep` they are kept of a batch."""
-    out = console(stderr=output in ("-", "/dev/stdout"))
+    out = console(stderr=output == "-")
     for name, part in (("all", rows), ("kept", [rows[index] for index in kept])):
         scored = [row.reward for row in part if not math.isnan(row.reward)]
         out.print(f"{name:<4} {counted(len(part), 'row')}, mean reward {mean(scored or [math.nan]):.4g}")
@@ -264,5 +264,5 @@ def _summarise(rows: list[Rollout], kept: dict[int, dict[str, Any]], keep: int |
             out.print(f"[yellow]{count} of fewer than {keep} rows: all rows are kept[/yellow]")
     if output is None:
         out.print("Nothing written: give --output FILE for the kept rows.")
-    elif output not in ("-", "/dev/stdout"):
+    elif output != "-":
         out.print(f"Kept rows: {safe_text(output)}")

@@ -249,7 +249,7 @@ def check_output(
     """Raise UserError, before any work, if a command may not write its result to a file.
 
     Args:
-        path: the file. Devices and pipes such as /dev/stdout are allowed.
+        path: the file. A pipe or a device is refused.
         option: names the file in messages.
         inputs: the files that the command reads. They are never written, even with `force`.
         ours: whether an existing file is an earlier result of the command, so that it may be replaced.
@@ -257,6 +257,7 @@ def check_output(
     """
     try:
         target = Path(os.path.realpath(path))  # `write_output` replaces the target of a link
+        check_regular(target)
         if target.exists() and any(read.is_file() and target.samefile(read) for read in inputs):
             raise UserError(f"{option} {path} is the input: choose another file.")
         if target.is_dir():
@@ -283,24 +284,11 @@ def begins_with(path: Path, head: str) -> bool:
 
 
 def write_output(path: Path, option: str, text: str) -> None:
-    """Write text to a file that it replaces once it is complete; of a link, its target. Write to a device directly.
+    """Write text to a file that it replaces once it is complete; of a link, its target.
 
     Raises UserError if the disk is full or refuses it.
     """
     try:
-        with _special(path) or open_replacement(Path(os.path.realpath(path))) as file:
-            file.write(encoded(text))
+        write_atomic(Path(os.path.realpath(path)), text)
     except OSError as error:
         raise UserError(f"{option} {path} was not written: {error.strerror or error}. Choose another file.") from error
-
-
-def _special(path: Path) -> IO[bytes] | None:
-    """Open a file that must not be replaced: our standard output, a device or a pipe; None for any other."""
-    if not path.exists():
-        return None
-    status = path.stat()
-    if os.path.samestat(status, os.fstat(1)):
-        return os.fdopen(os.dup(1), "wb")  # at its position: /dev/stdout may be a file that the shell opened
-    if stat.S_ISREG(status.st_mode):
-        return None
-    return path.open("wb")
