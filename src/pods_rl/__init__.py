@@ -25,22 +25,13 @@ if TYPE_CHECKING:
         select_batch,
     )
 
-_HOME = {
+_OF_ENGINES = {  # the other names are of `selection`
     "AsyncPODSConfig": ".engines.trl_async",
     "AsyncPODSTrainer": ".engines.trl_async",
     "PODSConfig": ".engines.trl",
     "PODSTrainer": ".engines.trl",
     "PrefixTreeTrainer": ".engines.trl",
     "RunDirectory": ".engines.trl",
-    "BATCH_RULES": ".selection",
-    "BatchSelection": ".selection",
-    "RULES": ".selection",
-    "RolloutBatch": ".selection",
-    "Selection": ".selection",
-    "advantages": ".selection",
-    "pods_objective": ".selection",
-    "select": ".selection",
-    "select_batch": ".selection",
 }
 
 __all__ = [
@@ -63,10 +54,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name], __name__), name)
+    if name in __all__:
+        return getattr(import_module(_OF_ENGINES.get(name, ".selection"), __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *__all__])

@@ -190,15 +190,11 @@ def content_text(content: object) -> str:
         return _json(content)
     lines = []
     for part in content:
-        if not _is_part(part):  # not a message of parts, but any other list
+        if not isinstance(part, Mapping) or "type" not in part:  # not a message of parts, but any other list
             return _json(content)
         text = part.get("text")
         lines.append(text if isinstance(text, str) else f"[{part['type']}]")
     return "\n".join(lines)
-
-
-def _is_part(value: object) -> bool:
-    return isinstance(value, Mapping) and "type" in value
 
 
 def call_text(call: object) -> str:
@@ -222,11 +218,7 @@ def _json(value: object) -> str:
     """Return a value as JSON, or as text where JSON has no form for it."""
     if depth(value) > DEEPEST:
         return TOO_DEEP
-    return json.dumps(value, ensure_ascii=False, default=_type_in_brackets, skipkeys=True)
-
-
-def _type_in_brackets(value: object) -> str:
-    return f"[{type(value).__name__.lower()}]"
+    return json.dumps(value, ensure_ascii=False, default=lambda part: f"[{type(part).__name__.lower()}]", skipkeys=True)
 
 
 def depth(value: object) -> int:
