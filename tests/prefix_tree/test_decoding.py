@@ -300,34 +300,10 @@ def test_text_alone_on_a_model_that_takes_images(family, calls):
 
 
 SHARED = [*range(5, 25)]  # as a system prompt
-SERVED = ("qwen2", "llama", "gpt2")
 LONG = [[*SHARED, 30]] * 3 + [[*SHARED, 31, 32, 33]] * 2 + [[*SHARED, *SHARED, 6]] * 2 + [[*SHARED, 5, 6, 7, 8]] * 3
 
 
 EQUALLY_LONG = [[*SHARED, 30 + i % 3] for i in range(9)]
-
-
-@pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize(
-    ("shape", "prompts", "temperature"),
-    [
-        *((shape, LONG, 1.0) for shape in PLAIN if shape != "phi3"),  # its switch is at 64 columns
-        pytest.param("qwen3_5_text", LONG, 1.0, marks=needs_newer_transformers),
-        pytest.param("falcon_h1", EQUALLY_LONG, 1.0, marks=needs_newer_transformers),
-        ("qwen2", EQUALLY_LONG, 0.0),
-        ("mistral", EQUALLY_LONG, 1.0),
-    ],
-)
-def test_what_all_prompts_begin_with_is_computed_once(shape, temperature, prompts, calls):
-    """Not with sliding windows and recurrent layers, where the padding would count."""
-    model, rows, width = build(shape), len(prompts), max(map(len, prompts))
-    inputs = batch(prompts, **{"do_sample": True, "temperature": temperature} if temperature else {})
-    draws = lambda: RowDraws(keys(rows), 24) if temperature else None  # noqa: E731
-    expected = by_rows(model, inputs, draws()) if temperature else model.generate(**inputs)
-    seen = calls(model)
-    assert torch.equal(once(model, inputs, draws()), expected)
-    texts = len({*map(tuple, prompts)})
-    assert seen[:2] == [(1, 20), (texts, width - 20)] if shape in SERVED else seen[0] == (texts, width)
 
 
 def test_one_token_and_rows_that_end_together(qwen2, calls):
@@ -354,7 +330,7 @@ def test_features_of_images_that_do_not_follow_the_rows_go_to_generate(placehold
         Images(SimpleNamespace(pooler_output=torch.zeros(4, 3, 5)), placeholders)
 
 
-def test_prompts_are_shared_where_the_last_pass_over_them_has_one_token(qwen2, monkeypatch):
+def test_one_copy_of_a_prompt_serves_all_its_nodes(qwen2, monkeypatch):
     monkeypatch.setattr("pods_rl.prefix_tree.cache._SHARED_FROM", 0)
     shared = []
     share = NodeLayer.share

@@ -1,8 +1,7 @@
 """Generation over the tree of prefixes: the model computes each distinct prefix of a prompt's rollouts once.
 
-What all prompts begin with, such as a system prompt, is computed once for all of them. The rows of `generate` with the
-same prompt begin as one node of the tree. Each row draws its next token with numbers of its own from its node's
-probabilities; where the tokens differ the node forks. A row leaves its node when it ends.
+The rows of `generate` with the same prompt begin as one node of the tree. Each row draws its next token with numbers of
+its own from its node's probabilities; where the tokens differ the node forks. A row leaves its node when it ends.
 
 transformers' `generate` prepares everything: settings, logits processors, stopping criteria, masks, positions and the
 cache. It then calls `decode` instead of its own loop (its argument `custom_generate`).

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _TOKENS = 2**32  # more than any vocabulary has
 EVERY = 8  # tokens after which a host that waits for its device reads which rows ended
-_COMMON = 16  # tokens that all prompts of a batch begin with, from which a pass over them alone is quicker
 _PREPARE = GenerationMixin.prepare_inputs_for_generation
 TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")  # arguments with the kind of each token
 PER_TOKEN = ("attention_mask", *TYPES)  # arguments of the form [rows, columns]
@@ -124,16 +123,7 @@ class Nodes:
             # [rows, W], or [axes, rows, W] where images have rows and columns.
             positions = positions.expand(*positions.shape[:-2], len(self.table), -1)
             inputs["position_ids"] = positions.index_select(-2, first_rows)
-        layers = {type(layer) for layer in self.cache.layers}
-        needs_model = self._prepares or self._images is not None or layers != {DynamicLayer}
-        common = 0  # tokens that all prompts begin with, if a pass over them alone does not need the model's own code
-        if positions is not None and not needs_model:
-            order, common = shared_first(self._prompts.ids[self._first_rows], self._prompts.mask[self._first_rows])
-        if common >= _COMMON:
-            prepared = self._compute_common(inputs, ids, self._tensor(order), common)
-            inputs["attention_mask"] = prepared["attention_mask"]
-        else:
-            prepared = self._prepare(ids, self.columns, is_first_iteration=True, **inputs)
+        prepared = self._prepare(ids, self.columns, is_first_iteration=True, **inputs)
         self._keep(inputs)
         logits = self._model(**prepared, return_dict=True).logits[:, -1].float()
         check_filled(self.cache, self.columns)
@@ -155,20 +145,6 @@ class Nodes:
                 if type(layer) is DynamicLayer:
                     self.cache.layers[i] = NodeLayer(layer, *self.table.shape)
         return decoder
-
-    def _compute_common(self, inputs: dict[str, Any], ids: Tensor, order: Tensor, common: int) -> dict[str, Any]:
-        """Compute the tokens that all prompts begin with once; return the model's arguments for those after them."""
-        tables = {"input_ids": ids}
-        for name in ("position_ids", *PER_TOKEN):
-            if inputs.get(name) is not None:
-                tables[name] = inputs[name]
-        ordered = {name: table.gather(-1, order.expand_as(table)) for name, table in tables.items()}
-        first_row = {name: table[..., :1, :common] for name, table in ordered.items()}
-        self._model(**inputs | first_row)
-        self.cache.reorder_cache(order.new_zeros(len(ids)))
-        later = {name: table[..., common:] for name, table in ordered.items()}
-        # The mask is that of all keys, those in the cache too.
-        return inputs | later | {"attention_mask": ordered.get("attention_mask")}
 
     def _keep(self, inputs: dict[str, Any]) -> None:
         """Keep what the next tokens need of the prompts' inputs."""
@@ -372,33 +348,6 @@ def end_rows(completions: Tensor, ends: Tensor, pad: int) -> int:
     has_ended = is_end.cumsum(1) > is_end
     completions.masked_fill_(has_ended, pad)
     return int((~has_ended).sum(1).max())
-
-
-def shared_first(ids: NDArray[np.int64], mask: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Return an order of each row's columns in which the tokens that all rows begin with come before the padding.
-
-    Also returns how many tokens these are. A row's last token is never among them. A single row has none.
-
-    >>> ids, mask = np.array([[0, 5, 6, 7], [5, 6, 8, 9]]), np.array([[0, 1, 1, 1], [1, 1, 1, 1]])
-    >>> order, common = shared_first(ids, mask)
-    >>> np.take_along_axis(ids, order, 1).tolist(), common
-    ([[5, 6, 0, 7], [5, 6, 8, 9]], 2)
-    """
-    rows, width = ids.shape
-    columns = np.arange(width)
-    starts = (mask == 0).sum(1, keepdims=True)  # [rows, 1], the column of each row's first token
-    common = 0
-    if rows > 1:
-        longest = max(0, width - int(starts.max()) - 1)  # tokens that the shortest prompt has before its last
-        first_columns = starts + columns[:longest]  # [rows, longest]
-        is_token = np.take_along_axis(mask, first_columns, 1) == 1
-        tokens = np.where(is_token, np.take_along_axis(ids, first_columns, 1), -1)
-        equal = ((tokens == tokens[:1]) & (tokens >= 0)).all(0)  # [longest]
-        common = int(equal.cumprod().sum())
-    # First the common tokens, then the padding before them, then what follows them, which stays where it is.
-    is_padding = columns < common + starts
-    after_common = np.where(is_padding, columns - common, columns)
-    return np.where(columns < common, starts + columns, after_common), common
 
 
 def order_of_children(parents: NDArray[np.int64]) -> NDArray[np.int64]:
