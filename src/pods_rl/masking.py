@@ -20,9 +20,9 @@ _OF_DATA = frozenset((
     "completion", "reward", "label", "messages", "message", "input", "output", "dataset", "data", "column", "sort",
     "group", "public", "primary", "cache", "id",
 ))  # fmt: skip
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # of a name in snake, kebab or camel case
+_WORD_OF_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # of a name in snake, kebab or camel case
 # tokens that have a form of their own: of Hugging Face, OpenAI and others, GitHub, GitLab, Slack, AWS, Google, W&B; JWT
-_TOKEN = re.compile(
+_KNOWN_TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"(?:hf|api_org|npm|gsk|r8|tgp_v1|gh[pousr]|github_pat|wandb_v\d)_[A-Za-z0-9_]{16,}"
     r"|(?:sk|pk|rk|glpat|nvapi|xai|xox[abeprs])-[A-Za-z0-9_-]{16,}"
@@ -97,7 +97,7 @@ def _mask_quoted(match: re.Match[str]) -> str:
 
 
 def _mask_text(text: str) -> str:
-    text = _TOKEN.sub(MASK, text)
+    text = _KNOWN_TOKEN.sub(MASK, text)
     text = _HEADER.sub(rf"\1{MASK}", text)
     text = _BEARER.sub(rf"\1{MASK}", text)
     text = _URL_USER.sub(rf"\1{MASK}@", text)
@@ -115,7 +115,7 @@ def _names_secret(name: str) -> bool:
     >>> _names_secret("--hub-token"), _names_secret("apiKey"), _names_secret("pad_token"), _names_secret("max_tokens")
     (True, True, False, False)
     """
-    words = [word.lower() for word in _WORD.findall(name)]
+    words = [word.lower() for word in _WORD_OF_NAME.findall(name)]
     if not words or words[-1] not in _SECRET_WORDS:
         return False
     return len(words) == 1 or words[-2] not in _OF_DATA

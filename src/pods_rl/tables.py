@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_BATCH = 1000  # rows read at once
+BATCH = 1000  # rows read at once
 
 
 def rows_of(columns: Mapping[Any, Sequence[Any]]) -> list[dict[Any, Any]]:
@@ -38,7 +38,7 @@ def rows_hash(dataset: Any) -> str:
     digest = hashlib.sha256()
     encoder = json.JSONEncoder(sort_keys=True, default=repr)  # `json.dumps` would make one for every row
     # As Arrow stores them: an image is then its bytes, and no object of a library.
-    for table in dataset.with_format("arrow").iter(_BATCH):
+    for table in dataset.with_format("arrow").iter(BATCH):
         for row in table.to_pylist():
             digest.update(encoder.encode(row).encode())
     return digest.hexdigest()

@@ -21,7 +21,7 @@ from ..training.display import LiveLine, percentage
 
 _EVERY = 1.0  # seconds between looks at the runs in progress
 _LOG_EVERY = 60.0  # seconds between lines on what is left, in a log
-_WIDTH = 78  # next to the spinner
+_LINE_WIDTH = 78  # next to the spinner
 
 
 class Board(LiveLine):
@@ -117,7 +117,7 @@ class Board(LiveLine):
             line = f"{self.bar(share_of_all)}  {line}"
         lines = [line]
         if run_texts:
-            lines += textwrap.wrap(f"now: {', '.join(run_texts)}", _WIDTH, subsequent_indent="     ")
+            lines += textwrap.wrap(f"now: {', '.join(run_texts)}", _LINE_WIDTH, subsequent_indent="     ")
         return "\n".join(lines)
 
 

@@ -18,7 +18,7 @@ from ..text import console, plain_text, safe_text
 from .train import Config, named_recipe, show_fact, show_facts, stoppable, working
 
 _TESTED_TRL = TESTED["trl"].rpartition(".")[0]
-_PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "latex2sympy2_extended", "pyarrow")
+_NEEDED = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "latex2sympy2_extended", "pyarrow")
 _OPTIONAL_PACKAGES = ("vllm", "bitsandbytes", "deepspeed")
 _GIB = 2**30
 _DISK_LEFT = 5.0  # GiB, below which a checkpoint of a small model may not fit
@@ -95,7 +95,7 @@ def check_versions() -> Iterator[CheckResult]:
     from ..distributed.processes import version
 
     yield "ok", "python", f"{platform.python_version()} on {platform.platform()}"
-    for name in _PACKAGES:
+    for name in _NEEDED:
         installed = version(name)
         if installed is None:
             yield "bad", name, "not installed: pip install . in a checkout of pods-rl"

@@ -17,10 +17,10 @@ from typer import Argument, Option
 from ..errors import UserError, out_of_memory
 from ..runs import to_json
 from ..runs.files import begins_with, check_output, check_regular, write_output
+from ..tables import BATCH
 from ..text import DEEPEST, console, counted, depth, safe_text, short, suggest
 from .train import Force, working
 
-_BATCH = 1000  # rows of a Parquet file that are read at once
 _HEAD = '{"selected_rank": '  # how a file of kept rows begins
 
 
@@ -152,7 +152,7 @@ def parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
 
     check_regular(file)
     with pq.ParquetFile(file) as parquet:
-        for batch in parquet.iter_batches(batch_size=_BATCH):
+        for batch in parquet.iter_batches(batch_size=BATCH):
             yield from batch.to_pylist()
 
 

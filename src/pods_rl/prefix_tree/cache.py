@@ -120,8 +120,8 @@ def read(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, s
         hidden: `[rows or 1, 1, 1, columns]`, True where a row does not see the column. If None, nowhere.
         softcap: the bound of the scores, which a hyperbolic tangent keeps. If None, there is none.
     """
-    scores = torch.bmm(queries, _flat(keys).transpose(1, 2))
-    return torch.bmm(_weights(scores, len(keys), hidden, softcap), _flat(values))
+    scores = torch.bmm(queries, _as_matrices(keys).transpose(1, 2))
+    return torch.bmm(_weights(scores, len(keys), hidden, softcap), _as_matrices(values))
 
 
 def read_with_prompts(
@@ -137,15 +137,15 @@ def read_with_prompts(
     prompt_keys, prompt_values = prompt_states
     rows, key_heads, columns, _ = keys.shape
     # All rows of a prompt are queries of one product with its keys.
-    of_prompts = torch.bmm(slots.by_prompt(queries, key_heads), _flat(prompt_keys).transpose(1, 2))
-    of_rows = torch.bmm(queries, _flat(keys).transpose(1, 2))
+    of_prompts = torch.bmm(slots.by_prompt(queries, key_heads), _as_matrices(prompt_keys).transpose(1, 2))
+    of_rows = torch.bmm(queries, _as_matrices(keys).transpose(1, 2))
     scores = torch.cat([slots.by_node(of_prompts, key_heads), of_rows], 2)  # [rows * K, G, columns]
     prompt_weights, row_weights = _weights(scores, rows, hidden, softcap).split([prompt_keys.shape[2], columns], 2)
-    from_prompts = torch.bmm(slots.by_prompt(prompt_weights, key_heads), _flat(prompt_values))
-    return torch.baddbmm(slots.by_node(from_prompts, key_heads), row_weights, _flat(values))
+    from_prompts = torch.bmm(slots.by_prompt(prompt_weights, key_heads), _as_matrices(prompt_values))
+    return torch.baddbmm(slots.by_node(from_prompts, key_heads), row_weights, _as_matrices(values))
 
 
-def _flat(states: Tensor) -> Tensor:
+def _as_matrices(states: Tensor) -> Tensor:
     """View `[rows, K, columns, D]` as `[rows * K, columns, D]`: matrices, for which torch has one product."""
     return states.flatten(0, 1)
 

@@ -45,7 +45,7 @@ _CLASSES = (
 _NUMBER_KINDS = frozenset(("int", "float"))
 _TYPES = {"bool": bool, "str": str, "list": list, "dict": Mapping, "None": type(None)}  # besides numbers
 _LARGEST_INTEGER = 2**63 - 1  # torch and the files of a run cannot hold larger integers
-_NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+_NUMERAL = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Field:
 
 def _convert(value: Any, kinds: frozenset[str]) -> Any:
     """Return the value as one of these types, or raise TypeError."""
-    if isinstance(value, str) and "str" not in kinds and kinds & _NUMBER_KINDS and _NUMBER.fullmatch(value.strip()):
+    if isinstance(value, str) and "str" not in kinds and kinds & _NUMBER_KINDS and _NUMERAL.fullmatch(value.strip()):
         value = float(value)
     if isinstance(value, float) and value.is_integer() and "float" not in kinds:
         value = int(value)

@@ -70,7 +70,7 @@ _KEYS_OF_ROWS = {
     "train": (*_PROMPTS, "task_rewards", "dataset_train_split", "task_train_size"),
 }
 
-Config = Mapping[str, Any]
+RecipeKeys = Mapping[str, Any]
 Runs = Sequence[Run]
 
 
@@ -101,7 +101,7 @@ def recipe_difference(runs: Runs, run: Run) -> str:
     return refusal(runs, [run])
 
 
-def settings_that_differ(ours: Config, theirs: Config) -> list[str]:
+def settings_that_differ(ours: RecipeKeys, theirs: RecipeKeys) -> list[str]:
     """Return the keys of two recipes with other values, without those of a run alone; empty if one is unknown."""
     if not ours or not theirs:
         return []
@@ -134,14 +134,14 @@ def refusal(ours: Runs, theirs: Runs) -> str:
     return f"the versions of the task are {one_line(versions[0])} and {one_line(versions[1])}"
 
 
-def _differs(key: str, ours: Config, theirs: Config) -> str:
+def _differs(key: str, ours: RecipeKeys, theirs: RecipeKeys) -> str:
     values = [
         "not set" if config.get(key) is None else one_line(as_text(config[key]), limit=40) for config in (ours, theirs)
     ]
     return f"{one_line(key)} is {values[0]} and {values[1]}"
 
 
-def _other_contents(other_keys: Sequence[str], ours: Config, theirs: Config) -> str:
+def _other_contents(other_keys: Sequence[str], ours: RecipeKeys, theirs: RecipeKeys) -> str:
     """Return which contents differ although both recipes name the same; empty if none do, or if it is unknown.
 
     Contents are hashes by key of the recipe and file; `other_keys` are those in which the recipes differ.

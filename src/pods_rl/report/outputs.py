@@ -35,7 +35,7 @@ _SCRIPTS = (
     "templates/start.js",
 )
 _FOLDED = 24  # rows of a table from which it is closed at first
-_WIDTH = 80  # columns of a terminal
+_TERMINAL_WIDTH = 80  # columns of a terminal
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,4 +178,4 @@ def print_summary(report: ReportFiles, console: Console) -> None:
 
 
 def _print(part: RichTable | str, console: Console) -> None:
-    console.print(part, width=min(console.width, _WIDTH), highlight=False, soft_wrap=False)
+    console.print(part, width=min(console.width, _TERMINAL_WIDTH), highlight=False, soft_wrap=False)

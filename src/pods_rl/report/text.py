@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from ..text import safe_text
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
+_NOT_ON_A_LINE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
 _CSV_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]#|~$])")
 
@@ -36,7 +36,7 @@ def one_line(text: object, limit: int = 60) -> str:
     >>> one_line("grpo" + chr(10) + chr(27) + "[31m"), one_line("abcdef", limit=4)
     ('grpo [31m', 'abc…')
     """
-    line = _CONTROL.sub(" ", str(text)).strip()
+    line = _NOT_ON_A_LINE.sub(" ", str(text)).strip()
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 

@@ -34,10 +34,10 @@ _AND = (
     r"|[&/|]|\\(?:land|lor|wedge|vee)(?![a-z])"
     rf"|{_LATEX_TEXT}[^{{}}0-9]{{0,30}}?(?:,|(?<![A-Za-z])(?:and|or))\s*\}})"  # \text{ and }
 )
-_SIGNS = r"(?:[\s$~*]|\\[,;:! ]|\\\\(?![A-Za-z])|\\[()\[\]]|\\q?quad)*"  # $, \quad
+_SPACING = r"(?:[\s$~*]|\\[,;:! ]|\\\\(?![A-Za-z])|\\[()\[\]]|\\q?quad)*"  # $, \quad
 _ASSIGNED_NAME = r"[A-Za-z](?:_\{?[0-9a-z]\}?)?\s*=\s*"  # y =
 _BETWEEN = re.compile(  # 1 and 2; 1 papers and 2 bins; x = 1 and y = 2
-    rf"\}}?{_SIGNS}(?:(?:[A-Za-z]+ ){{0,2}}{_AND}|[,;]{_SIGNS}{_AND}?)?{_SIGNS}(?:{_ASSIGNED_NAME})?\{{?"
+    rf"\}}?{_SPACING}(?:(?:[A-Za-z]+ ){{0,2}}{_AND}|[,;]{_SPACING}{_AND}?)?{_SPACING}(?:{_ASSIGNED_NAME})?\{{?"
 )
 
 

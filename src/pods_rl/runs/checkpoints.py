@@ -48,7 +48,7 @@ def publish(target: Path, about: Mapping[str, Any]) -> None:
     staged = staging(target)
     files = {path.relative_to(staged).as_posix(): path for path in sorted(staged.rglob("*")) if path.is_file()}
     for path in files.values():
-        _flush(path)
+        _flush_to_disk(path)
     hashes = file_hashes(files)
     rows = {name: {"bytes": path.stat().st_size, "sha256": hashes[name]} for name, path in files.items()}
     with (staged / MANIFEST).open("wb") as file:
@@ -57,7 +57,7 @@ def publish(target: Path, about: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
     # A rename is safe only once the entries of every folder are on disk.
     for folder in {path.parent for path in files.values()} | {staged}:
-        _flush(folder)
+        _flush_to_disk(folder)
     if _is_ours(target):
         os.replace(target, staged.parent / (_REPLACED + target.name))
     elif os.path.lexists(target):  # not ours
@@ -66,7 +66,7 @@ def publish(target: Path, about: Mapping[str, Any]) -> None:
             number += 1
         os.replace(target, target.with_name(f"{target.name}.kept-{number}"))
     os.replace(staged, target)
-    _flush(target.parent)
+    _flush_to_disk(target.parent)
     clean(target.parent)
 
 
@@ -174,7 +174,7 @@ def _name_problem(folder: Path, manifest: Mapping[str, Any]) -> str | None:
     return f"{MANIFEST} is of step {step}"
 
 
-def _flush(path: Path) -> None:
+def _flush_to_disk(path: Path) -> None:
     """Write a file, or the entries of a folder such as a rename, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -27,7 +27,7 @@ from .task import GRADERS, Task
 
 SHOWN = 5  # rows that a message names
 _EXACT = 2.0**53  # from here on floats skip whole numbers
-_DIGITS = 15  # significant digits that every float keeps
+_EXACT_DIGITS = 15  # significant digits that every float keeps
 
 # What is left of a LaTeX command whose backslash and first letter were read as an escape: `\times` is a tab and `imes`.
 _REST_OF_COMMAND = re.compile(
@@ -38,7 +38,7 @@ _REST_OF_COMMAND = re.compile(
 )
 _CONTROL_OF_COMMAND = re.compile("[\x07\x08\x0b\x0c](?=[a-z])")  # as in \\alpha, \\beta, \\vec, \\frac
 _LOST = "\ufffc"  # stands for a lost backslash while the gold answer is extracted
-_MARKS = (r"\boxed", "<answer>", "####")
+_ANSWER_MARKS = (r"\boxed", "<answer>", "####")
 _NOTHING = re.compile(r"\\(?:[()\[\],;:! ]|text|mathrm|textbf|mathbf|boxed)|[\s$~{}\"'`*]")
 _SIDES = re.compile(r"\\(left|right)(?![A-Za-z])")
 _MISSING = frozenset(("nan", "null", "n/a", "<na>", "#n/a", "nat", "tbd", "todo", "?"))
@@ -47,8 +47,8 @@ _VAGUE = re.compile(
     r"|\b(?:sample|possible) answers?\b|\bopen[- ]ended\b",
     re.IGNORECASE,
 )
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z][a-z'’]+")
-_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")  # most gold answers of large data sets
+_PROSE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z][a-z'’]+")
+_PLAIN = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")  # most gold answers of large data sets
 _MANY_WORDS = 9
 # roles of a chat template whose turn, at the end of a prompt, leaves nothing to answer
 _ASSISTANT = frozenset(("assistant", "gpt", "model", "bot", "chatbot"))
@@ -83,7 +83,7 @@ def _float_text(value: float | np.float16 | np.float32) -> str:
         raise UserError(f"the answer is {number}, which is not a number; expected text or a number")
     text = str(value)  # the shortest text that reads as this float in its own precision
     digits = text.partition("e")[0].replace(".", "").strip("-0")
-    if abs(number) >= _EXACT and len(digits) > _DIGITS:
+    if abs(number) >= _EXACT and len(digits) > _EXACT_DIGITS:
         raise UserError(
             f"the answer is the float {text}, whose last digits may be lost (another row has a fraction or no value); "
             "store the column as text"
@@ -100,7 +100,7 @@ def read_gold(value: object, grader: str | None) -> str:
     ('4', '1.5')
     """
     text = answer_text(value)
-    if _NUMBER.fullmatch(text):  # it has no mark, brace or backslash, so the extraction returns it and nothing is wrong
+    if _PLAIN.fullmatch(text):  # it has no mark, brace or backslash, so the extraction returns it and nothing is wrong
         return text
     # Mark the places first, because the extraction strips a tab or a form feed at the start of an answer.
     marked = text
@@ -111,7 +111,7 @@ def read_gold(value: object, grader: str | None) -> str:
         raise UserError(f"no gold answer in {describe(text)}; fix the row")
     problem = gold_problem(gold, grader)
     # a box or a tag for the answer, but none with an answer in it
-    if problem is None and grader and any(mark in gold for mark in _MARKS) and extract_answer(marked) is None:
+    if problem is None and grader and any(mark in gold for mark in _ANSWER_MARKS) and extract_answer(marked) is None:
         problem = "its box or answer tag is empty or not closed"
     if problem:
         shown = describe(gold.replace(_LOST, ""))
@@ -177,9 +177,9 @@ from 1), 'Answers vary'. Shorten or remove it, or grade it with a reward of your
         return ()
     unlikely: list[str] = []
     for row, gold in enumerate(golds, start=1):  # once over the rows, which may not fit in memory
-        if _NUMBER.fullmatch(gold):
+        if _PLAIN.fullmatch(gold):
             continue
-        is_prose = _VAGUE.search(gold) or len(_WORD.findall(gold)) >= _MANY_WORDS
+        is_prose = _VAGUE.search(gold) or len(_PROSE_WORD.findall(gold)) >= _MANY_WORDS
         if is_prose or gold.strip().casefold() in _MISSING:
             unlikely.append(f"row {row} (counted from 1), {short(gold)!r}")
     if not unlikely:

@@ -18,7 +18,7 @@ from .task import FORM_REWARDS, Settings, Task
 
 CHEMISTRY = "sciknoweval_chemistry"
 _FILES = "L*.jsonl"
-_LETTER = "Answer with the letter of the right option."
+_ASKS_FOR_LETTER = "Answer with the letter of the right option."
 _YES_NO = "Is this right? Answer Yes or No."
 _BALANCE = "Answer with the balanced equation alone, its reactants and products in the order given."
 
@@ -108,7 +108,7 @@ def _question(row: Mapping[str, Any], place: str) -> ChemistryQuestion | None:
         options = dict(zip(choices.get("label") or (), choices.get("text") or (), strict=False))
         listed = "\n".join(f"{label}) {text}" for label, text in options.items())
         kind = "multiple choice"
-        request = f"{listed}\n\n{_LETTER}"
+        request = f"{listed}\n\n{_ASKS_FOR_LETTER}"
         answer = _text(row, "answerKey")
         allowed = list(options)
     elif row_type == "true_or_false":

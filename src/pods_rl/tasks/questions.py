@@ -10,6 +10,7 @@ from typing import Any
 from datasets import Dataset
 
 from ..errors import UserError
+from ..tables import BATCH
 from ..text import counted, describe
 from .checks import check_golds, gold_notes, last_turn_problem, raise_listed, read_gold
 from .files import with_numbers
@@ -33,7 +34,6 @@ from .task import COLUMNS, PAPER_REWARDS, Prompt, Settings, Task, deciding_rewar
 QUESTION_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("answer", "final_answer", "solution")
 _TEST_SPLITS = ("test", "validation", "valid", "val", "dev")  # in the order in which they are used to test on
-_BATCH = 1000  # rows read at once
 _CUT_HERE = 2  # the number in a task's version if its test split is cut off the training rows, else 1
 
 
@@ -121,9 +121,9 @@ def _task(
         return Task(name, form.version(_CUT_HERE), train, test, dict(PAPER_REWARDS), notes=cut_notes + notes)
     train = Dataset.from_dict({column: [] for column in COLUMNS})
     if train_source:
-        train = _split(_read(train_source, settings, settings.get("task_train_size")), form, grader)
+        train = _make_split(_read_questions(train_source, settings, settings.get("task_train_size")), form, grader)
         notes += _notes(train, train_source, grader)
-    test = _split(_read(test_source, settings, settings.get("task_test_size")), form, grader)
+    test = _make_split(_read_questions(test_source, settings, settings.get("task_test_size")), form, grader)
     notes += _notes(test, test_source, grader)
     return Task(name, form.version(1), train, test, dict(PAPER_REWARDS), notes=notes)
 
@@ -132,8 +132,8 @@ def _cut_in_two(
     source: DataSource, settings: Settings, form: PromptForm, grader: str | None
 ) -> tuple[Dataset, Dataset, tuple[str, ...]]:
     """Return training rows, test rows and notes of a source that has no test split."""
-    questions = _read(source, settings, None)  # all rows: the sizes that a recipe sets are those of the parts
-    rows = _split(questions, form, grader)
+    questions = _read_questions(source, settings, None)  # all rows: the sizes that a recipe sets are those of the parts
+    rows = _make_split(questions, form, grader)
     hashes = [question_hash(question) for question in questions.texts()]
     train, test = hold_out(rows, hashes, source)
     train = first_rows(train, settings.get("task_train_size"))
@@ -206,11 +206,11 @@ class _Questions:
 
     def texts(self) -> Iterator[object]:
         """Yield the questions as the data have them, without a system prompt."""
-        for batch in self.rows.iter(_BATCH):
+        for batch in self.rows.iter(BATCH):
             yield from column_values(parsed(batch), self.question_column)
 
 
-def _read(source: DataSource, settings: Settings, size: int | None) -> _Questions:
+def _read_questions(source: DataSource, settings: Settings, size: int | None) -> _Questions:
     """Read the first rows of a source, and find their columns."""
     rows = first_rows(source.read(), size)
     question_column = _column(rows, source, settings, "question_column", QUESTION_COLUMNS)
@@ -222,7 +222,7 @@ def _read(source: DataSource, settings: Settings, size: int | None) -> _Question
     return _Questions(rows, source, question_column, answer_column)
 
 
-def _split(questions: _Questions, form: PromptForm, grader: str | None) -> Dataset:
+def _make_split(questions: _Questions, form: PromptForm, grader: str | None) -> Dataset:
     """Return prompts and gold answers, in a file if they are many (`mapped`)."""
     answer_dtype = getattr(questions.rows.features.get(questions.answer_column), "dtype", None)
     source = str(questions.source)
@@ -265,7 +265,7 @@ def _column(rows: Dataset, source: DataSource, settings: Settings, key: str, usu
     named = settings.get(key)
     candidates = usual if named is None else (named,)
     # A column of a JSON file may begin late, but reading all rows for it is slow: look at a batch first.
-    present = column_names(rows, first=_BATCH)
+    present = column_names(rows, first=BATCH)
     if not set(candidates) & set(present):
         present = column_names(rows)
     for column in candidates:

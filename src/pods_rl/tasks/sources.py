@@ -27,14 +27,13 @@ from datasets.fingerprint import Hasher
 from ..errors import UserError, hub_problem, out_of_memory
 from ..runs.files import check_regular
 from ..runs.sources import file_hashes
-from ..tables import rows_of
+from ..tables import BATCH, rows_of
 from ..text import suggest
 from . import files
 from .files import ROW, parse_row
 
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 _MARKERS = ("dataset_dict.json", "state.json")  # of a folder that `save_to_disk` wrote
-_BATCH = 1000  # rows read at once
 _HELD_OUT_BELOW = (2**256 // 10).to_bytes(32, "big")  # of the hashes of questions: one in ten
 _MOST_HELD_OUT = 1000
 _ENCODER = json.JSONEncoder(sort_keys=True, default=str)
@@ -118,13 +117,13 @@ class DataSource:
         # `datasets` knows a file by its path and its time of change, which another file may have
         cache = str(Path(config.HF_DATASETS_CACHE) / "pods-rl" / contents)
         if path.is_file():
-            data_files = {_bare(self.split): str(path)}
+            data_files = {_without_slice(self.split): str(path)}
             reader = READERS[path.suffix.lower()]
-            rows = load_dataset(reader, data_files=data_files, split=self.split, batch_size=_BATCH, cache_dir=cache)
+            rows = load_dataset(reader, data_files=data_files, split=self.split, batch_size=BATCH, cache_dir=cache)
         elif _is_saved(path):
             saved = load_from_disk(str(path))
             if not isinstance(saved, Dataset):  # a dictionary of splits
-                saved = saved[_bare(self.split)]
+                saved = saved[_without_slice(self.split)]
             rows = _slice(saved, self.split)
         else:
             text_files = self._text_files(path)
@@ -142,7 +141,7 @@ class DataSource:
         if getattr(builder.config, "sep", ",") != "," or getattr(builder.config, "field", None):
             return []
         files_of_split = builder.config.data_files or {}
-        paths = [Path(file) for file in files_of_split.get(_bare(self.split), ())]
+        paths = [Path(file) for file in files_of_split.get(_without_slice(self.split), ())]
         endings = {path.suffix.lower() for path in paths}
         return paths if len(endings) == 1 and endings <= set(files.ENDINGS) else []
 
@@ -197,7 +196,7 @@ def column_names(rows: Dataset, *, first: int | None = None) -> list[str]:
 
 def read_rows(rows: Dataset) -> Iterator[dict[str, Any]]:
     """Yield the rows of a source as mappings."""
-    for batch in rows.iter(_BATCH):
+    for batch in rows.iter(BATCH):
         if ROW in batch:
             yield from map(parse_row, batch[ROW])
         else:
@@ -227,7 +226,7 @@ def column_values(batch: Mapping[str, list[Any]], column: str, dtype: str | None
 
 def column_of(rows: Dataset, column: str) -> Iterator[Any]:
     """Yield the values of a column, with the memory of a batch."""
-    for batch in rows.iter(_BATCH):
+    for batch in rows.iter(BATCH):
         yield from batch[column]
 
 
@@ -277,14 +276,14 @@ def _reason(error: Exception) -> str:
 def _slice(rows: Dataset, split: str) -> Dataset:
     """Return the rows of a split of a file, such as `train[:80%]` or `train[:10]+train[20:30]`."""
     all_rows = range(len(rows))
-    parts = ReadInstruction.from_spec(split).to_absolute({_bare(split): len(rows)})
+    parts = ReadInstruction.from_spec(split).to_absolute({_without_slice(split): len(rows)})
     ranges = [all_rows[part.from_ : part.to] for part in parts]
     if ranges == [all_rows]:
         return rows
     return rows.select([row for part in ranges for row in part])
 
 
-def _bare(split: str) -> str:
+def _without_slice(split: str) -> str:
     """Return the name of a split without its slice, as `train` of `train[:80%]` or of `[:5]`."""
     return re.split(r"[\[+]", split)[0] or "train"
 

@@ -9,15 +9,15 @@ from .notation import plain
 from .numerals import NUMBER, number_of
 from .unit_names import unit_named
 
-_NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:\s*/\s*[0-9]+)?"
-_PART = rf"(?P<number>{_NUMBER})\s*-?\s*(?P<unit>[A-Za-z]+)\.?"
+_AMOUNT = r"[0-9]+(?:\.[0-9]+)?(?:\s*/\s*[0-9]+)?"
+_PART = rf"(?P<number>{_AMOUNT})\s*-?\s*(?P<unit>[A-Za-z]+)\.?"
 _FIRST = re.compile(rf"\s*{_PART}")
 _NEXT = re.compile(rf"\s*(?:,?\s*(?:and|&)\s+|,\s*)?{_PART}")
-_MARKS = (  # 6'2", 5^\prime
+_FOOT_AND_INCH = (  # 6'2", 5^\prime
     (re.compile(r"\^\s*\{?\s*\\prime\s*\\prime\s*\}?|''|\""), " in "),
     (re.compile(r"\^\s*\{?\s*\\prime\s*\}?|'"), " ft "),
 )
-_FEET_AND_INCHES = re.compile(rf"\s*{_NUMBER}\s*(?:'|\^\s*\{{?\s*\\prime\s*\}}?)\s*{_NUMBER}\s*(?:''|\"|\^)")
+_FEET_AND_INCHES = re.compile(rf"\s*{_AMOUNT}\s*(?:'|\^\s*\{{?\s*\\prime\s*\}}?)\s*{_AMOUNT}\s*(?:''|\"|\^)")
 
 
 def read_amounts(text: str) -> list[tuple[Fraction, str]] | None:
@@ -30,7 +30,7 @@ def read_amounts(text: str) -> list[tuple[Fraction, str]] | None:
     """
     text = plain(text)
     if _FEET_AND_INCHES.match(text):
-        for mark, unit in _MARKS:
+        for mark, unit in _FOOT_AND_INCH:
             text = mark.sub(unit, text)
     part = _FIRST.match(text)
     amounts = []

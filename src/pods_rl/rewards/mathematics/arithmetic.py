@@ -8,8 +8,8 @@ import re
 from fractions import Fraction
 from itertools import pairwise
 
-_LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")  # \frac{1+2}{6}
-_STYLES = re.compile(
+_FRACTION_OF_SUMS = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")  # \frac{1+2}{6}
+_NO_ARITHMETIC = re.compile(
     r"\\(?:left|right|displaystyle)(?![a-z])"  # \left(
     r"|\\[,;:! ()\[\]]"  # \, and \[
     r"|[$`]"
@@ -38,8 +38,8 @@ def read_expression(text: str) -> Fraction | None:
     text = text.strip().removesuffix(".")
     if text.startswith("**") and text.endswith("**"):  # bold
         text = text[2:-2]
-    text = _LATEX_FRACTION.sub(r"((\1)/(\2))", text)
-    text = _STYLES.sub("", text)
+    text = _FRACTION_OF_SUMS.sub(r"((\1)/(\2))", text)
+    text = _NO_ARITHMETIC.sub("", text)
     text = _THOUSANDS.sub("", text)
     text = _TIMES.sub("*", text.replace(r"\div", "/"))
     text = text.translate(_OPERATORS)

@@ -60,7 +60,7 @@ _ANNOUNCEMENT = (  # "I'd go with B", "Therefore, B", "B only"
     "surely obviously only just alone"
 )
 _ANNOUNCING = frozenset(_ANNOUNCEMENT.split())
-_LEADING = re.compile(  # the label that an answer begins with; `weak`: what follows may be another label
+_LEADING_LABEL = re.compile(  # the label that an answer begins with; `weak`: what follows may be another label
     rf"\W*?(?:\((?P<bracketed>[{LETTERS}])\)"  # (B) Oxygen
     rf"|(?P<closed>[{LETTERS}])\s*[):\]]"  # B) Oxygen
     rf"|(?P<dotted>[{LETTERS}])\.(?=\s)"  # B. Oxygen
@@ -175,7 +175,7 @@ def read_label(answer: str) -> str | None:
     announced = _announced_letter(answer)
     if announced:
         return announced
-    leading = _LEADING.match(answer)
+    leading = _LEADING_LABEL.match(answer)
     if leading:
         return _leading_letter(leading)
     return _named_letter(answer)
@@ -189,7 +189,7 @@ def has_label(answer: str) -> bool:
     """
     if _announced_letter(answer):
         return True
-    label = _LEADING.match(answer) or _NAMED.search(answer)
+    label = _LEADING_LABEL.match(answer) or _NAMED.search(answer)
     if label is None:
         return False
     groups = label.groupdict()

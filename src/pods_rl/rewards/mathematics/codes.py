@@ -18,8 +18,8 @@ _GROUPS = re.compile(
     rf"|{_GROUP}(?:\s*/\s*{_GROUP}){{2,}})(?![\w^!(\[{{/]|\.[0-9])"  # 10/5/2020
 )
 _SEPARATOR = re.compile(r"%?\s*(-{1,3}|/)\s*")
-_WORDS = re.compile(r"[A-Za-z]+")
-_AROUND = frozenset(" .,;:?%")
+_WORDS_AROUND = re.compile(r"[A-Za-z]+")
+_AROUND_A_CODE = frozenset(" .,;:?%")
 _RANGE_IN_WORDS = (
     (re.compile(r"(?<=[0-9%])\s*(?<![A-Za-z])(?:to|through|until)(?![A-Za-z])\s*(?=[0-9])"), "-"),  # 10 to 12
     (re.compile(rf"\bbetween\s+({_GROUP}%?)\s+and\s+(?=[0-9])"), r"\1-"),  # between 10 and 12
@@ -27,7 +27,7 @@ _RANGE_IN_WORDS = (
 _HOURS = frozenset(("am", "pm"))
 
 _VOWEL = re.compile("[AEIOUY]")  # of a word, whose case does not count
-_THOUSANDS = re.compile(r",(?=[0-9]{3}(?![0-9]))")
+_THOUSANDS_COMMA = re.compile(r",(?=[0-9]{3}(?![0-9]))")
 _CAPITALS = re.compile(r"[A-Z0-9]+|[A-Z](?:\s*-\s*[A-Z]){2,}|[A-Z][a-z]?[A-Z0-9]*-[0-9]+[A-Z]?")  # BCA, 2B, A-C-B, F-16
 _BETWEEN_CODES = re.compile(r",(?![0-9]{3}(?![0-9]))\s*(?:and\s+)?|;\s*|\s+(?:and|or)\s+")
 
@@ -78,9 +78,9 @@ def _groups(text: str) -> list[str] | None:
     before = text[: code.start()]
     after = text[code.end() :]
     around = f"{before} {after}"
-    if not set(_WORDS.sub("", around)) <= _AROUND or split_bound(before, after) != ("", before, after):
+    if not set(_WORDS_AROUND.sub("", around)) <= _AROUND_A_CODE or split_bound(before, after) != ("", before, after):
         return None
-    if may_change(_WORDS.findall(around), WORDS_THAT_CHANGE_A_NUMBER - _HOURS):
+    if may_change(_WORDS_AROUND.findall(around), WORDS_THAT_CHANGE_A_NUMBER - _HOURS):
         return None
     return [part[:1] if part.startswith("-") else part for part in _SEPARATOR.split(code["groups"])]
 
@@ -97,4 +97,4 @@ def _same_groups(one: list[str], other: list[str]) -> bool:
 def _same_group(one: str, other: str) -> bool:
     if max(len(one), len(other)) <= 2 and one.isdigit() and other.isdigit():
         return int(one) == int(other)
-    return _THOUSANDS.sub("", one) == _THOUSANDS.sub("", other)
+    return _THOUSANDS_COMMA.sub("", one) == _THOUSANDS_COMMA.sub("", other)

@@ -47,7 +47,7 @@ _LABELLED = re.compile(  # (C) 12
 _OPTION_TEXT = re.compile(  # C: 12; not of "the answer is (C) because (D) is wrong"
     r"(?<![A-Za-z])[A-P]\s*[:.)]\s*(?!(?:because|since|as|is|not|and|rather|instead)\b)(\S.*)", re.DOTALL
 )
-_FORMULA = re.compile(
+_IN_DELIMITERS = re.compile(
     r"(?<!\\)\$\$(.+?)(?<!\\)\$\$"  # $$x > 5$$
     r"|(?<!\\)\$([^$]+)(?<!\\)\$"  # $x > 5$
     r"|(?<!\\)\\\[(.+?)\\\]"  # \[x > 5\]
@@ -56,14 +56,14 @@ _FORMULA = re.compile(
 )
 _AROUND_A_FORMULA = frozenset(' \n.,;:!?*"')
 _WORDS = re.compile(r"[A-Za-z]+(?:['’-][A-Za-z]+)*")
-_CHANGING = (
+_CHANGING_A_FORMULA = (
     "no none but except excluding without unless impossible outside "
     "approximately about roughly nearly almost around close less more least most fewer greater smaller larger than "
     "above below under beyond within between up choose either or if modulo inverse opposite reciprocal complement "
     "conjugate derivative factor one two three four five six seven eight nine ten percent percentage pct per divided "
     "multiplied increased decreased added subtracted raised fourth fifth"
 )
-_WORDS_THAT_CHANGE_A_FORMULA = WORDS_THAT_CHANGE_A_NUMBER | frozenset(_CHANGING.split())
+_WORDS_THAT_CHANGE_A_FORMULA = WORDS_THAT_CHANGE_A_NUMBER | frozenset(_CHANGING_A_FORMULA.split())
 _TOO_LARGE = re.compile(
     r"[0-9][\s)}\]]{0,8}\^[\s({\[]{0,8}[0-9]+[\s)}\]]{0,8}\^[\s({\[]{0,8}[0-9]+(?:[0-9]|[\s)}\]]{0,8}\^)"  # 9^9^99
     r"|\^[\s({\[]{0,8}-?[0-9]{6}"  # 2^{100000}
@@ -354,7 +354,7 @@ def _only_formula(answer: str) -> str | None:
 
     None if a word around the formula may change it, and if there is more mathematics around it.
     """
-    formulas = list(_FORMULA.finditer(answer))
+    formulas = list(_IN_DELIMITERS.finditer(answer))
     if len(formulas) != 1:
         return None
     formula = formulas[0]

@@ -31,7 +31,7 @@ _LEAD_IN = re.compile(  # "Thus the answer is"
     r"(?![A-Za-z])[\s:,]*)*",
     re.IGNORECASE,
 )
-_COEFFICIENT = re.compile(r"\s*[0-9]{1,4}\s*(?:\\cdot(?![a-z])|\*)?\s*(?=[A-Za-z\\])")  # 100 of 100p
+_FACTOR = re.compile(r"\s*[0-9]{1,4}\s*(?:\\cdot(?![a-z])|\*)?\s*(?=[A-Za-z\\])")  # 100 of 100p
 _LETTERS_MULTIPLIED = re.compile(  # mn, m \cdot n
     r"\s*[a-z](?:(?:\s*(?:\\cdot(?![a-z])|\\times(?![a-z])|\*)\s*)?[a-z]){1,3}\s*"
 )
@@ -58,7 +58,7 @@ def is_asked_for(text: str) -> bool:
     terms = re.split("[+-]", text)
     if len(terms) < 2:
         return False
-    names = [_COEFFICIENT.sub("", term, count=1) for term in terms]
+    names = [_FACTOR.sub("", term, count=1) for term in terms]
     if not all(map(is_name, names)):
         return False
     # a difference with coefficients is an equation of the problem: 5x-7y = 1

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import re
 
-_LETTER = r"(?P<{}>[A-Za-z])"
+_CAPTURE = r"(?P<{}>[A-Za-z])"
 _SETS = {"integer": "Z", "natural": "N", "real": "R", "rational": "Q", "whole": "N", "positive integer": "Z+"}
 _KIND = r"(?P<{}>positive integer|integer|natural|real|rational|whole)s?(?: numbers?)?"
-_WORD = r"(?<![A-Za-z])(?:where|for|with|and|any|all|every|some|each)(?![A-Za-z])"
-_JOIN = rf"(?:\s|,|;|\\(?:quad|qquad|forall|colon)(?![a-z])|{_WORD}){{0,8}}"
+_JOINING_WORD = r"(?<![A-Za-z])(?:where|for|with|and|any|all|every|some|each)(?![A-Za-z])"
+_JOIN = rf"(?:\s|,|;|\\(?:quad|qquad|forall|colon)(?![a-z])|{_JOINING_WORD}){{0,8}}"
 _FORMS = (
     # k \in \mathbb{Z}
-    _LETTER.format("a") + r"\s*\\in\s*\\mathbb\s*\{?\s*(?P<set>[ZNRQ])\s*\}?(?P<sign>\s*\^?\s*_?\s*\{?\s*[+*]\s*\}?)?",
+    _CAPTURE.format("a") + r"\s*\\in\s*\\mathbb\s*\{?\s*(?P<set>[ZNRQ])\s*\}?(?P<sign>\s*\^?\s*_?\s*\{?\s*[+*]\s*\}?)?",
     # k \in Z
-    _LETTER.format("b") + r"\s*\\in\s*(?P<bare>[ZNRQ])",
+    _CAPTURE.format("b") + r"\s*\\in\s*(?P<bare>[ZNRQ])",
     # k is an integer
-    _LETTER.format("c") + r"\s+(?:is|be|being|in|are)?\s*(?:an?y?|the)?\s*" + _KIND.format("kind"),
+    _CAPTURE.format("c") + r"\s+(?:is|be|being|in|are)?\s*(?:an?y?|the)?\s*" + _KIND.format("kind"),
     # for any integer k
-    _KIND.format("first") + r"\s+" + _LETTER.format("d"),
+    _KIND.format("first") + r"\s+" + _CAPTURE.format("d"),
 )
 _MEMBERSHIP = re.compile(rf"(?:,|;|\s|\\q?quad|(?=\()){_JOIN}\(?\s*(?:{'|'.join(_FORMS)})\s*[.)]?\s*$")
 _INEQUALITY = re.compile(r"[<>]|\\(?:leq?|geq?|lt|gt|leqslant|geqslant|neq?)(?![a-z])")

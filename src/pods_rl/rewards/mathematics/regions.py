@@ -11,12 +11,12 @@ import sympy
 from .structure import BRACKETS, Node, named
 from .values import value, values_of
 
-_SETS = {
+_STANDARD_SETS = {
     r"\mathbb{R}": sympy.S.Reals, r"\mathbb{Z}": sympy.S.Integers, r"\mathbb{N}": sympy.S.Naturals,
     r"\mathbb{Q}": sympy.S.Rationals, r"\emptyset": sympy.S.EmptySet, r"\varnothing": sympy.S.EmptySet,
     r"\{\}": sympy.S.EmptySet,
 }  # fmt: skip
-_RELATIONS: dict[str, Callable[..., Any]] = {
+_RELATIONS_OF_SYMPY: dict[str, Callable[..., Any]] = {
     "<": sympy.Lt, "<=": sympy.Le, ">": sympy.Gt, ">=": sympy.Ge, "!=": sympy.Ne, "=": sympy.Eq,
 }  # fmt: skip
 
@@ -35,7 +35,7 @@ def same_set(gold: Node, answer: Node) -> bool:
 def is_region(node: Node) -> bool:
     """Whether an answer stands for a set: an interval, an inequality, a union, not a number or a list of numbers."""
     if node.kind == "value":
-        return "".join(node.text.split()) in _SETS
+        return "".join(node.text.split()) in _STANDARD_SETS
     if node.kind == "relation":
         return not node.equation or "in" in node.signs
     if node.kind in (*BRACKETS, "set", "union", "minus", "cap"):
@@ -103,12 +103,12 @@ def _of_relation(node: Node) -> Any:
     if sides is None or "in" in node.signs:
         return None
     pairs = zip(node.signs, pairwise(sides), strict=True)
-    relations = [_RELATIONS[sign](left, right) for sign, (left, right) in pairs]
+    relations = [_RELATIONS_OF_SYMPY[sign](left, right) for sign, (left, right) in pairs]
     return sympy.Intersection(*(relation.doit().as_set() for relation in relations))
 
 
 def _of_value(text: str) -> Any:
-    standard_set = _SETS.get("".join(text.split()))
+    standard_set = _STANDARD_SETS.get("".join(text.split()))
     if standard_set is not None:
         return standard_set
     number = value(text)

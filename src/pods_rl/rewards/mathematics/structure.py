@@ -58,17 +58,17 @@ _PAIRS = {
     ("(", ")"): "()", ("[", "]"): "[]", ("(", "]"): "(]", ("[", ")"): "[)",
     (r"\{", r"\}"): "set", (r"\langle", r"\rangle"): "()", ("{", "}"): "braces",
 }  # fmt: skip
-_GROUPS = {r"\cup": "union", r"\cap": "cap", r"\setminus": "minus", r"\backslash": "minus"}
+_OPERATIONS_ON_SETS = {r"\cup": "union", r"\cap": "cap", r"\setminus": "minus", r"\backslash": "minus"}
 _BASES = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 _IN_BASE = re.compile(  # 101_2, 101_{two}
     r"\(?\s*([0-9][0-9A-Fa-f]*)\s*\)?\s*_\s*\{?\s*\(?([0-9]+|" + "|".join(_BASES) + r")\)?\s*\}?"
 )
-_THOUSANDS = re.compile(r"(?<![0-9.,_^])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?!,?[0-9])")  # 1,200
+_IN_THOUSANDS = re.compile(r"(?<![0-9.,_^])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?!,?[0-9])")  # 1,200
 _OPEN_BRACKET = re.compile(r"(?:[(\[]|\\\{|_\{)[^()\[\]{}]*$")  # before the number of (1,200)
 _BUILDER = re.compile(
     r"\s*([^,:|]*?)\s*(?:\\mid|:|\|)\s*(.*[<>=].*|.*\\(?:le|ge|lt|gt|ne).*)", re.DOTALL
 )  # x \mid x > 2
-_LABELLED = re.compile(  # max 5, Tom: 5, Ann has 7
+_NAMED_NUMBER = re.compile(  # max 5, Tom: 5, Ann has 7
     r"([A-Za-z]{2,}(?:[ '-][A-Za-z]+){0,3}?)\s*(?:\s(?:is|are|has|have|had|gets?|got)|:)?\s*"
     r"(?=[-+]?[0-9.]|[-+]?\\[dt]?frac)(.+)"
 )
@@ -101,15 +101,15 @@ def named(node: Node) -> str | None:
 
 def _without_thousands_commas(text: str) -> str:
     """Drop the commas within numbers, if a space follows every other comma. The lone comma of (1,200) stays."""
-    number = _THOUSANDS.search(text)
+    number = _IN_THOUSANDS.search(text)
     if number is None:
         return text
-    rest = _THOUSANDS.sub("", text)
+    rest = _IN_THOUSANDS.sub("", text)
     if re.search(r",(?!\s)", rest):
         return text
     if "," not in rest and _OPEN_BRACKET.search(text[: number.start()]):
         return text
-    return _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
+    return _IN_THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
 
 
 def _without_rows(text: str) -> str:
@@ -197,7 +197,7 @@ def _read_all(parts: list[str]) -> tuple[Node, ...]:
 
 def _item(text: str) -> Node:
     """Read an item of a list. Words before a number name it: `max 5` is read as `max = 5`."""
-    labelled = _LABELLED.fullmatch(text.strip())
+    labelled = _NAMED_NUMBER.fullmatch(text.strip())
     if labelled is None:
         return _read(text)
     words = labelled[1]
@@ -225,7 +225,7 @@ def _relation(parts: list[str], signs: list[str]) -> Node:
 
 def _operation(text: str, parts: list[str], signs: list[str]) -> Node:
     """Read unions, intersections and differences of sets, of which the last decides."""
-    kind = _GROUPS[signs[-1]]
+    kind = _OPERATIONS_ON_SETS[signs[-1]]
     if kind != "minus":
         return Node(kind, _read_all(parts))
     subtracted = parts[-1]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-_BETWEEN = re.compile(r"\s*(?:,\s*(?:and\s+|&\s*)?|\s(?:and|&)\s+)")
+_BETWEEN_ITEMS = re.compile(r"\s*(?:,\s*(?:and\s+|&\s*)?|\s(?:and|&)\s+)")
 _ITEM = re.compile(r"[A-Za-z][A-Za-z' -]*")
-_ROMAN = re.compile(r"(?=[IVX])X{0,3}(?:IX|IV|V?I{0,3})")
+_STATEMENT_NUMBER = re.compile(r"(?=[IVX])X{0,3}(?:IX|IV|V?I{0,3})")
 _ONLY = re.compile(r"\s+only$|^only\s+", re.IGNORECASE)
 
 
@@ -22,7 +22,7 @@ def same_items(answer: str, gold: str) -> bool:
     gold_items = _items(gold)
     if len(gold_items) < 2 or len(answer_items) != len(gold_items):
         return False
-    if all(_ROMAN.fullmatch(item) for item in gold_items):
+    if all(_STATEMENT_NUMBER.fullmatch(item) for item in gold_items):
         return sorted(answer_items) == sorted(gold_items)
     return all(map(_same_item, answer_items, gold_items))
 
@@ -35,7 +35,7 @@ def _same_item(answer: str, gold: str) -> bool:
 
 def _items(text: str) -> list[str]:
     """Return the items of a list of words, or nothing if it is not one."""
-    items = _BETWEEN.split(_ONLY.sub("", text.strip()))
+    items = _BETWEEN_ITEMS.split(_ONLY.sub("", text.strip()))
     if not all(map(_ITEM.fullmatch, items)):
         return []
     return items

@@ -19,7 +19,7 @@ from .numerals import Number, read_number
 from .structure import Node
 from .words import read_number_in_words
 
-_SYMBOLS = ConversionConfig(lowercase_symbols=False)
+_KEEPS_CASE = ConversionConfig(lowercase_symbols=False)
 _REPAIRS = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none")
 
 # -- what the parser misreads ------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def _selection(written: re.Match[str]) -> str:
 
 
 _GREEK = "|".join(GREEK.split())
-_PART = r"(\{[^{}]*\}|\\[A-Za-z]+|[0-9A-Za-z])"  # an argument with or without braces
+_ANY_ARGUMENT = r"(\{[^{}]*\}|\\[A-Za-z]+|[0-9A-Za-z])"  # an argument with or without braces
 _INDEX = r"\s*(?:\{\s*[0-9]{1,4}\s*\}|[0-9])\s*"
 _SIDE = r"((?:[^{}]|\{[^{}]*\})*)"  # with one level of braces
 _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
@@ -63,7 +63,7 @@ _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
         r"\\sqrt\1{\2\3}",
     ),
     (  # \frac12, \dfrac{1}2
-        rf"\\[dtc]?(frac|binom)\s*{_PART}\s*{_PART}",
+        rf"\\[dtc]?(frac|binom)\s*{_ANY_ARGUMENT}\s*{_ANY_ARGUMENT}",
         lambda command: rf"\{command[1]}" + _braced((command[2], command[3])),
     ),
     (r"\^\s*(\\frac\{[^{}]*\}\{[^{}]*\})", r"^{\1}"),  # x^\frac{1}{2}
@@ -132,7 +132,7 @@ def value(text: str) -> Any:
     try:
         # exact decimals, since the parser reads them as floats
         exact = _DECIMAL.sub(_exact_decimal, text)
-        parsed = latex2sympy(exact, is_real=True, normalization_config=None, conversion_config=_SYMBOLS)
+        parsed = latex2sympy(exact, is_real=True, normalization_config=None, conversion_config=_KEEPS_CASE)
         return _settled(put_back(parsed, calls))
     except MemoryError:
         raise

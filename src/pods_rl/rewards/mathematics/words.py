@@ -59,7 +59,7 @@ _SHARES = {
     "half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9,
     "tenth": 10,
 }  # fmt: skip
-_SIGN_IN_WORDS = re.compile(r"\s*(?:([-+])|(?:an? )?(?:negative|minus|neg\.?)(?=\s))\s*", re.IGNORECASE)
+_SPELT_SIGN = re.compile(r"\s*(?:([-+])|(?:an? )?(?:negative|minus|neg\.?)(?=\s))\s*", re.IGNORECASE)
 _HALF_OF = re.compile(r"(?:(?:a|one) )?half(?: (an?)(?= [a-z]))?(?= |$)")  # half, a half, half an (hour)
 
 
@@ -203,7 +203,7 @@ def may_change(words: Sequence[str], changing: frozenset[str]) -> bool:
 def _read_spelt(text: str) -> Number | None:
     """Read a number in words with at most two words after it: "one hundred and five eggs", "two thirds"."""
     bound, text = split_bound_in_words(text)
-    sign = _SIGN_IN_WORDS.match(text)
+    sign = _SPELT_SIGN.match(text)
     if sign:
         text = text[sign.end() :]
     below_zero = _BELOW_ZERO.search(text)
