@@ -100,25 +100,6 @@ def first_line(error: BaseException) -> str:
     return message if message.endswith((".", "!")) else f"{message}."
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out on the CPU; pyarrow's error for it is a MemoryError too.
-
-    >>> out_of_memory(MemoryError()), out_of_memory(ValueError("not a Parquet file"))
-    (True, False)
-    """
-    return any(isinstance(cause, MemoryError) for cause in _causes(error))
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """Return an error, and the errors that led to it."""
-    seen: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in seen:
-        seen.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    return seen
-
-
 def hub_problem(error: BaseException) -> str | None:
     """Return why the Hugging Face hub cannot be reached, if that is the cause of a loader's error; None otherwise.
 
@@ -127,7 +108,11 @@ def hub_problem(error: BaseException) -> str | None:
     >>> hub_problem(ValueError("no such split")) is None
     True
     """
-    seen = _causes(error)
+    seen: list[BaseException] = []  # the error, and those that led to it
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__
     names = [type(cause).__name__ for cause in seen]
     if not _NO_NETWORK.intersection(names) and not str(error).startswith(_NOT_CACHED):
         return None

@@ -5,12 +5,10 @@ import os
 import subprocess
 import sys
 
-import pyarrow as pa
 import pytest
 
 from pods_rl.errors import UserError
 from pods_rl.runs import write_parquet
-from pods_rl.tasks import load_task
 
 from . import pods
 
@@ -152,20 +150,6 @@ def test_rows_of_a_ledger_are_read_as_its_json_would_be(tmp_path):
     one.write_bytes(one.read_bytes()[:-9])
     with pytest.raises(UserError, match="Parquet"):
         select(one)
-
-
-@pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), pa.ArrowMemoryError("malloc of size 9 failed")])
-def test_a_file_that_is_too_large_for_the_memory_is_not_called_damaged(tmp_path, monkeypatch, error):
-    def no_memory(*_, **__):
-        raise error
-
-    path = tmp_path / "rows.parquet"
-    write_parquet(path, {"question": ["1+1?"], "answer": ["2"]})
-    monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", no_memory)
-    monkeypatch.setattr("pods_rl.cli.select.parquet_rows", no_memory)
-    for read in (lambda: load_task({"dataset_name": str(path)}), lambda: select(path)):
-        with pytest.raises(UserError, match="memory"):
-            read()
 
 
 # -- where it writes --------------------------------------------------------------------------------------------------

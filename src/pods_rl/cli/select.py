@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from ..errors import UserError, out_of_memory
+from ..errors import UserError
 from ..runs import to_json
 from ..runs.files import begins_with, check_output, check_regular, write_output
 from ..tables import BATCH
@@ -136,14 +136,7 @@ def _read_rows(source: str) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]
         except UserError:
             raise
         except (pa.ArrowException, MemoryError, ValueError, OverflowError) as error:  # such as a date after 9999
-            if out_of_memory(error):
-                raise UserError(
-                    f"{file} cannot be read: memory ran out ({short(str(error), 200)}). Split it into several files, "
-                    "or free memory."
-                ) from error
-            raise UserError(
-                f"{file} is not a complete Parquet file that Python can read: {short(str(error), 300)}"
-            ) from error
+            raise UserError(f"{file} cannot be read as a Parquet file: {short(str(error), 300)}") from error
 
 
 def parquet_rows(file: Path) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,7 @@ from datasets import (
 )
 from datasets.fingerprint import Hasher
 
-from ..errors import UserError, hub_problem, out_of_memory
+from ..errors import UserError, first_line, hub_problem
 from ..runs.files import check_regular
 from ..runs.sources import file_hashes
 from ..tables import BATCH, rows_of
@@ -79,11 +79,6 @@ class DataSource:
         except Exception as error:  # each reader raises its own, pyarrow's and the system's
             if isinstance(error.__cause__, UserError):  # of our reader, raised inside the library's
                 raise error.__cause__ from None
-            if out_of_memory(error):
-                raise UserError(
-                    f"{self._description()} cannot be read: memory ran out ({_reason(error)}). Split it into several "
-                    "files, or free memory"
-                ) from error
             problem = hub_problem(error)
             if problem and not path.exists():
                 raise UserError(
@@ -92,8 +87,9 @@ class DataSource:
                     "(--data_dir FOLDER), name a local file as dataset_name, or copy the cache (HF_HOME) of a machine "
                     "that has read the data"
                 ) from error
+            reason = first_line(error.__cause__ or error)
             raise UserError(
-                f"{self._description()} gives no split {self.split!r}: {_reason(error)}. Fix it, or name another file"
+                f"{self._description()} gives no split {self.split!r}: {reason} Fix it, or name another file"
             ) from error
         if len(rows) == 0:
             raise UserError(f"{self} has no rows; expected at least one")
@@ -265,12 +261,6 @@ def question_hash(question: object) -> bytes:
     if isinstance(question, str):
         question = " ".join(question.split()).casefold()
     return hashlib.sha256(_ENCODER.encode(question).encode()).digest()
-
-
-def _reason(error: Exception) -> str:
-    """Return the first line of an error, or of what caused it."""
-    text = str(error.__cause__ or error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(".")
 
 
 def _slice(rows: Dataset, split: str) -> Dataset:
