@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
 from ..distributed import is_launched
@@ -47,6 +47,15 @@ class _Commands(TyperGroup):
             raise train.stopped(interrupt) from None
 
 
+class _Train(TyperCommand):
+    """`pods train`, where --explain may be the last word: typer has no option whose value is optional."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args[-1:] == ["--explain"]:
+            args = [*args, ""]
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
     name="pods",
     cls=_Commands,
@@ -70,7 +79,7 @@ def _takes_keys(**options: Any) -> Any:
     return app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, **options)
 
 
-_takes_keys(options_metavar=_RECIPE, short_help="Train a policy from a recipe.")(train.train)
+_takes_keys(cls=_Train, options_metavar=_RECIPE, short_help="Train a policy from a recipe.")(train.train)
 _takes_keys(options_metavar=_KEYS, name="eval")(evaluate.evaluate)
 _takes_keys(
     options_metavar=f"[EXPERIMENT] {_KEYS}", short_help="Train several settings with several seeds, and report."

@@ -18,7 +18,7 @@ from ..distributed.signals import Stop, exit_code, stop_on_signals
 from ..errors import Interrupted, UserError, raised
 from ..recipe import Recipe, find_accelerate_config, load_recipe
 from ..recipe.catalog import accelerate_processes, check_accelerate
-from ..recipe.schema import explain, fields, parse_overrides
+from ..recipe.schema import UNSUPPORTED, explain, fields, parse_overrides
 from ..runs import Run, RunInUseError, RunWriter, check_unused, last_clocks
 from ..streams import outlive_output
 from ..text import console, counted, plain_text, safe_text, short, suggest
@@ -57,7 +57,10 @@ DryRun = Annotated[
 _WIDTH = 80  # columns of what is printed
 _PROCESSES_A_CORE = 8  # each process imports torch and holds a policy; more would only exhaust the memory
 Force = Annotated[bool, Option("--force", help="Replace a file that this command did not write.")]
-Explain = Annotated[str | None, Option(metavar="KEY", help="Show what a recipe key means.")]
+Explain = Annotated[
+    str | None,
+    Option(metavar="[KEY]", help="Show what a recipe key means; without KEY, list all keys."),
+]
 
 
 def train(
@@ -237,8 +240,18 @@ def note_missing(recipe: Recipe) -> None:
 
 
 def _show_key(key: str) -> None:
-    """Print what a recipe key means."""
+    """Print what a recipe key means, or the names of all keys by the part of the run that they configure."""
     key = key.lstrip("-").replace("-", "_")
+    if not key:
+        parts: dict[str, list[str]] = {}
+        for name, field in fields().items():
+            if name not in UNSUPPORTED:
+                parts.setdefault(field.section, []).append(name)
+        for part, names in parts.items():
+            print(f"{part}:")
+            print(textwrap.fill(" ".join(sorted(names)), _WIDTH, initial_indent="  ", subsequent_indent="  "))
+        print("\nThe meaning of one: pods train --explain KEY. All of them: docs/keys.md.")
+        return
     if key not in fields():
         raise UserError(f"Unknown recipe key {key}.{suggest(key, fields())}")
     name, *about = explain(key).splitlines()
