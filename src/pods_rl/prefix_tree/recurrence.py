@@ -236,9 +236,9 @@ def _scan_delta_rule(
 
     def scan(batch: list[Tensor], initial: Tensor | None, has_children: bool) -> Any:
         q, k, v, decay, rate = batch
-        chunk = _chunk(q)
-        if chunk is not None:
-            options["chunk_size"] = chunk
+        if q.device.type == "cpu":  # chunks of equal length need no padding; a kernel has its own
+            chunks = -(-q.size(1) // _CHUNK)
+            options["chunk_size"] = -(-q.size(1) // chunks)
         return function(q, k, v, g=decay, beta=rate, initial_state=initial, output_final_state=has_children, **options)
 
     outputs = tree.scan(scan, [query, key, value, g, beta], call_tokens(query, work))
@@ -255,14 +255,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 OTHERS = ("mamba_selective_scan", "mamba2_chunk_scan")  # scans that are not computed over trees
 
 _CHUNK = 64  # tokens that torch's functions compute at once
-
-
-def _chunk(batch: Tensor) -> int | None:
-    """Return the tokens that torch's function computes at once on a CPU: chunks of equal length need no padding."""
-    if batch.device.type != "cpu":
-        return None  # a kernel has its own
-    chunks = -(-batch.size(1) // _CHUNK)
-    return -(-batch.size(1) // chunks)
 
 
 def call_tokens(states: Tensor, work: int) -> int:
