@@ -122,24 +122,9 @@ def check_machine() -> Iterator[CheckResult]:
         yield "note", "device", "CPU only: enough for the shipped tiny policies"
     bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     yield "ok" if bf16 else "note", "bf16", "yes" if bf16 else "no: training runs in float32"
-    yield "ok", "attention", describe_attention(bf16)
     yield "ok", "CPU threads", str(torch.get_num_threads())
     free = shutil.disk_usage(Path.cwd()).free / _GIB
     yield "ok" if free > _DISK_LEFT else "note", "disk", f"{free:.1f} GiB free in {Path.cwd()}"
-
-
-def describe_attention(bf16: bool) -> str:
-    """Return which function of torch computes the attention of prefix trees in the update, in the default precision."""
-    import torch
-
-    from ..prefix_tree.attention import Special, kernel_for
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.bfloat16 if bf16 else torch.float32
-    head_size = 128  # that of most models
-    full = kernel_for(device, dtype, head_size, head_size)
-    sliding = kernel_for(device, dtype, head_size, head_size, Special(window=True))
-    return str(full) if full == sliding else f"{full}; with a sliding window {sliding}"
 
 
 def plan(

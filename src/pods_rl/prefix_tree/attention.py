@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import dropout, scaled_dot_product_attention
+from transformers import AttentionInterface
 
 from .blocks import DENSE, LONG, Block, Layout, for_each_head, lay_out, take, take_shared
 from .merged import attend_merged
@@ -436,8 +437,6 @@ def register_tree_attention(model: nn.Module) -> None:
 
     The wrappers stay until the process ends: gradient checkpointing calls them again in the backward pass.
     """
-    from transformers import AttentionInterface  # takes seconds, and `pods doctor` asks for a kernel only
-
     for name, function in list(AttentionInterface().items()):
         if "paged" not in name and not hasattr(function, "takes_trees"):
             AttentionInterface.register(name, _taking_trees(function))
