@@ -202,17 +202,12 @@ def level_of(baseline: Curve) -> float:
 def speedup_to(baseline: Curve, arm: Curve, target: float, *, paired: bool = False) -> Speedup:
     """Return the speedup of an arm to a score: the baseline's time to it over the arm's time.
 
-    A time is where the mean curve crosses the score, on a straight line between two checkpoints.
-
     The interval is that of the arm's time, by Student's t on scores: at each checkpoint of the arm the 95 % interval of
     the difference between the arm's score there and the baseline's score where it reaches the target. The arm may be at
     the target from the first checkpoint at which the interval's upper end is, and is there from the first one at which
     the lower end is. If the lower end never is, the arm may never reach it, and the interval begins at 0. If the
     baseline never reaches the target, the two arms are swapped: the interval is that of the baseline's time to the
     arm's scores where the arm reaches it.
-
-    (Log ratios of the times of single seeds have no usable interval: some seeds never have the score, so most intervals
-    would be unbounded.)
 
     A checkpoint's time is the mean of its seconds over runs. The arm may have other runs and checkpoints. If `paired`,
     the same row of both is the same seed.

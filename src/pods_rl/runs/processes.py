@@ -6,20 +6,14 @@ import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 
 def this_process() -> dict[str, Any]:
     """Return what identifies this process: its number, when it started, and the machine or container of the number."""
-    return _process(os.getpid())
-
-
-@cache
-def _process(pid: int) -> dict[str, Any]:
     import psutil
 
-    return {"pid": pid, "started": psutil.Process(pid).create_time(), "host": _host()}
+    return {"pid": os.getpid(), "started": psutil.Process().create_time(), "host": _host()}
 
 
 def _host() -> str:
