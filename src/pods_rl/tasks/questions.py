@@ -82,24 +82,19 @@ def dataset_task(settings: Settings) -> Task:
 def published_task(name: str, settings: Settings) -> Task:
     """Make `gsm8k` (7473 problems to train on, 1319 to test), `math` (7500, 500) or `amc23` (MATH's 7500, 40).
 
-    Rows are read from the folders in `data_dir` if given, else from the hub. If the folder of gsm8k or math has no test
-    file, part of the training rows is kept to test on. Gold answers of GSM8K follow `####`; those of MATH are the last
-    box of `solution`, or `answer` if present. Raises UserError as `dataset_task` does.
+    Rows are read from the folders in `data_dir` if given, else from the hub. Gold answers of GSM8K follow `####`; those
+    of MATH are the last box of `solution`, or `answer` if present. Raises UserError as `dataset_task` does.
     """
     train, test = PUBLISHED[name]
     data_dir = settings.get("data_dir")
     train_source = train.source(settings.get("dataset_train_split") or "train", data_dir)
     test_source = test.source("test", data_dir)
-    notes: tuple[str, ...] = ()
     if test_source is None:
-        same_set = set(train.folders) & set(test.folders)  # amc23 trains on another set than it tests on
-        if train_source is None or not same_set:
-            raise UserError(
-                f"data_dir = {data_dir}: task {name} found no test file there: expected {test.folders[0]}/test.jsonl "
-                f"(or {', '.join(READERS)}); the folder holds {listing(local_folder(str(data_dir)))}"
-            )
-        notes = (f"these test rows are not the published ones of {name}: do not compare with published results",)
-    return _task(name, train_source, test_source, settings, notes)
+        raise UserError(
+            f"data_dir = {data_dir}: task {name} found no test file there: expected {test.folders[0]}/test.jsonl "
+            f"(or {', '.join(READERS)}); the folder holds {listing(local_folder(str(data_dir)))}"
+        )
+    return _task(name, train_source, test_source, settings)
 
 
 def _task(
@@ -116,9 +111,9 @@ def _task(
         rewards = PAPER_REWARDS
     grader = deciding_reward(rewards, "accuracy")
     if test_source is None:
-        assert train_source  # `published_task` refuses a task without both
+        assert train_source  # only a published set may lack it, and it has test rows
         train, test, cut_notes = _cut_in_two(train_source, settings, form, grader)
-        return Task(name, form.version(_CUT_HERE), train, test, dict(PAPER_REWARDS), notes=cut_notes + notes)
+        return Task(name, form.version(_CUT_HERE), train, test, dict(PAPER_REWARDS), notes=cut_notes)
     train = Dataset.from_dict({column: [] for column in COLUMNS})
     if train_source:
         train = _make_split(_read_questions(train_source, settings, settings.get("task_train_size")), form, grader)
