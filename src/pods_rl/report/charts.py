@@ -14,7 +14,7 @@ from .analysis import Analysis
 from .arms import Arm, curve_of
 from .intervals import Array
 from .statistics import Curve, mean_curve
-from .text import UNITS, finite, finite_numbers, one_line, rounded, significant, unit_for, words
+from .text import TIME_UNITS, finite, finite_numbers, one_line, rounded, significant, unit_for, words
 
 _METRIC_TITLES = {
     "reward": "reward, all generated rollouts",
@@ -138,7 +138,7 @@ def _axis(key: str, end: float, arms: Sequence[Arm]) -> _Axis:
         return _Axis(key, "step", 1.0)
     unit = unit_for(end)
     of_processor = " of processor time" if any(arm.config.get("clock") == "cpu" for arm in arms) else ""
-    return _Axis(key, f"training time ({unit}{of_processor})", 1 / UNITS[unit])
+    return _Axis(key, f"training time ({unit}{of_processor})", 1 / TIME_UNITS[unit])
 
 
 def _score_panel(analysis: Analysis, styles: Styles, metric: str) -> Panel:

@@ -27,7 +27,7 @@ _METRIC_WORDS = {
 _LARGEST_NUMBER = 1e15  # squares and sums of logged numbers below it stay finite
 _LONGEST_LINE = 2000  # characters of a line
 
-UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}  # seconds in each unit of time
+TIME_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}  # seconds in each unit of time
 
 
 def one_line(text: object, limit: int = 60) -> str:
@@ -108,7 +108,7 @@ def duration(seconds: float, unit: str | None = None) -> str:
     if unit is None:
         unit = unit_for(seconds)
     digits = 2 if unit == "h" else 1
-    return f"{seconds / UNITS[unit]:.{digits}f} {unit}"
+    return f"{seconds / TIME_UNITS[unit]:.{digits}f} {unit}"
 
 
 def finite(value: object) -> float | None:

@@ -21,7 +21,7 @@ from .units import counted_thing, same_thing, split_unit
 from .words import WORDS_THAT_CHANGE_A_NUMBER, in_digits, may_change, read_number_in_words
 
 Pair = tuple[str, str]
-MAX_DEPTH = 24  # nested brackets: twice the depth of MATH's gold answers
+_DEEPEST = 24  # nested brackets: twice the depth of MATH's gold answers
 
 _SINGLE = r"(?<![A-Za-z])(?:[A-DF-Za-df-z]|(?<![0-9.])[eE])"  # not the e of 1e-9
 _SYMBOLIC = re.compile(
@@ -383,6 +383,6 @@ def is_too_large(text: str) -> bool:
             depth += 1
         else:
             depth = max(0, depth - 1)
-        if depth > MAX_DEPTH:
+        if depth > _DEEPEST:
             return True
     return bool(_TOO_LARGE.search(text))
