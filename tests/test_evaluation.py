@@ -4,10 +4,9 @@ import hashlib
 import itertools
 import math
 import random
-import sys
 from fractions import Fraction
-from importlib.machinery import ModuleSpec
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from datasets import Dataset
 from peft import IA3Config, LoraConfig
 from tools.pretrain import build_tokenizer
 
-import pods_rl.training.trainer  # noqa: F401  (TRL looks for vLLM when it is imported: before the stand-in is there)
 from pods_rl.errors import UserError
 from pods_rl.evaluation import Answer, Completion, GenerateSampler, Sampling, evaluate, pass_at_k, sampling, summarise
 from pods_rl.evaluation.checkpoint import choose_backend, evaluate_checkpoint
@@ -231,35 +229,13 @@ def test_the_hash_is_of_names_and_contents(tmp_path):
 # -- the vLLM backend against a stand-in; a real one: tests/real_vllm ------------------------------------------------
 
 
-class Engine:
-    """Stands in for vllm.LLM: keeps what it was made with, and the adapter of its last request."""
-
-    def __init__(self, **settings):
-        self.settings = settings
-        self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.bfloat16))
-        ENGINES.append(self)
-
-    def generate(self, requests, *, lora_request, **_):
-        self.lora_request = lora_request
-        return []
-
-
-ENGINES: list[Engine] = []
-
-
 @pytest.fixture
 def vllm(monkeypatch):
-    """Makes the stand-in importable as vllm."""
-    ENGINES.clear()
-    for name, members in {
-        "vllm": {"LLM": Engine, "SamplingParams": SimpleNamespace},
-        "vllm.lora": {},
-        "vllm.lora.request": {"LoRARequest": lambda *words: words},
-    }.items():
-        module = ModuleType(name)
-        module.__spec__ = ModuleSpec(name, None)
-        vars(module).update(members)
-        monkeypatch.setitem(sys.modules, name, module)
+    """Replaces the modules of vLLM."""
+    modules = MagicMock()
+    monkeypatch.setattr(sampling, "import_module", lambda name: modules)
+    monkeypatch.setattr("pods_rl.evaluation.checkpoint.find_spec", lambda name: True)
+    return modules
 
 
 def recipe(**values):
@@ -274,20 +250,21 @@ def test_the_recipes_keys_and_the_adapter_reach_the_engine(vllm, tmp_path):
         LoraConfig(**ranks).save_pretrained(tmp_path)
         sampler = sampling.VLLMSampler(policy, recipe(dtype="float32", **keys), None)
         sampler.sample([], [], Sampling(), lambda rows, of: None)
-        engine = ENGINES.pop()
-        assert engine.lora_request == ("adapter", 1, str(tmp_path))
+        vllm.LoRARequest.assert_called_with("adapter", 1, str(tmp_path))
+        request = vllm.LLM.return_value.generate.call_args.kwargs["lora_request"]
+        assert request is vllm.LoRARequest.return_value
         wanted = {
             "enable_lora": True, "max_lora_rank": room, "dtype": "float32", "tensor_parallel_size": 2,
             "gpu_memory_utilization": 0.5, "max_model_len": 700,
             "trust_remote_code": False, "load_format": "safetensors",  # neither code nor pickles
         }  # fmt: skip
-        assert {key: engine.settings[key] for key in wanted} == wanted
+        assert vllm.LLM.call_args.kwargs.items() >= wanted.items()
     IA3Config().save_pretrained(tmp_path)
     with pytest.raises(UserError, match="IA3"):
         sampling.VLLMSampler(policy, recipe(), None)
 
 
-def test_a_missing_or_broken_vllm_is_one_line(vllm, monkeypatch):
+def test_a_missing_or_broken_vllm_is_one_line(monkeypatch):
     def broken(name):
         raise OSError("libcudart.so.13: cannot open shared object file")
 
