@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from httpx import ConnectError
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from pods_rl.errors import UserError
@@ -114,10 +115,6 @@ def test_a_cpu_computes_in_float32_unless_the_recipe_says_otherwise(monkeypatch,
     assert engine_arguments(load_recipe("gsm8k-qwen2.5-3b-pods", values))["bf16"] is False
     assert engine_arguments(load_recipe("gsm8k-qwen2.5-3b-pods", values | {"bf16": True}))["bf16"] is True
     assert not uses_bf16({}, on_cpu=True)
-
-
-class ConnectError(Exception):
-    """As httpx raises it."""
 
 
 def without_network(*_, **__):

@@ -20,21 +20,12 @@ from pods_rl.training.recorder import Recorder
 RECIPE = {"model_name_or_path": "tiny", "max_steps": 9, "ledger_every": 0}
 
 
-class Time:
-    """Replaces the clock: seconds pass only when a test says so."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    fake = Time()
-    monkeypatch.setattr(time, "perf_counter", fake)
-    monkeypatch.setattr(time, "process_time", lambda: fake() / 2)
+    """Replaces the clock: seconds pass only when a test says so."""
+    fake = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: fake.now)
+    monkeypatch.setattr(time, "process_time", lambda: fake.now / 2)
     return fake
 
 

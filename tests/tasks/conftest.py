@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -18,20 +19,16 @@ def own_cache(tmp_path_factory, monkeypatch):
 def hub(monkeypatch):
     """`load_dataset` replaced by name: `hub.rows[(id, config, split)]` is what is there, `hub.asked` what was asked."""
 
-    class Hub:
-        def __init__(self):
-            self.rows = {}
-            self.asked = []
-
-        def load(self, name, config=None, *, split, **files):
-            if name == "json":
-                return local(name, split=split, **files)
-            self.asked.append((name, config, split))
-            return datasets.Dataset.from_list(self.rows[(name, config, split)])
-
+    hub = SimpleNamespace(rows={}, asked=[])
     local = datasets.load_dataset
-    hub = Hub()
-    monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", hub.load)
+
+    def load(name, config=None, *, split, **files):
+        if name == "json":
+            return local(name, split=split, **files)
+        hub.asked.append((name, config, split))
+        return datasets.Dataset.from_list(hub.rows[(name, config, split)])
+
+    monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", load)
     return hub
 
 
