@@ -7,7 +7,6 @@ import shutil
 import pytest
 from trl import GRPOConfig, GRPOTrainer
 
-from pods_rl import PODSTrainer
 from pods_rl.errors import UserError
 from pods_rl.runs.checkpoints import MANIFEST, verify
 from pods_rl.runs.files import read_mapping
@@ -15,16 +14,6 @@ from pods_rl.training.trainer import RunTrainer
 
 from .conftest import assert_equal_weights
 from .test_dynamic_sampling import dead_for_half
-
-
-@pytest.fixture
-def make_trainer(make_trainer):
-    """Builds the trainer of `pods train`, unless another one is asked for."""
-
-    def make(trainer_class=RunTrainer, *given, **config):
-        return make_trainer(trainer_class, *given, **config)
-
-    return make
 
 
 pytestmark = pytest.mark.slow  # complete runs
@@ -35,12 +24,12 @@ def files(folder):
 
 
 def test_a_checkpoint_has_trls_files_and_a_manifest(make_trainer, tmp_path):
-    trl = make_trainer(trainer_class=GRPOTrainer, config_class=GRPOConfig, max_steps=1)
+    trl = make_trainer(GRPOTrainer, GRPOConfig, max_steps=1)
     trl.train()
     trl._save_checkpoint(trl.model, None)
     expected = files(tmp_path / "out/checkpoint-1") - {"training_args.bin"} | {"manifest.json", "pods_state_0.json"}
 
-    ours = make_trainer(max_steps=2, save_total_limit=1)
+    ours = make_trainer(RunTrainer, max_steps=2, save_total_limit=1)
     ours.recipe_keys = {"seed": 3}
     ours.train()
     ours._save_checkpoint(ours.model, None)
@@ -58,8 +47,8 @@ def test_a_checkpoint_has_trls_files_and_a_manifest(make_trainer, tmp_path):
 
 def test_a_torn_checkpoint_is_refused_and_true_resumes_from_the_one_before(make_trainer, tmp_path):
     """tests/test_checkpoints.py tears every file."""
-    make_trainer(save_strategy="steps", save_steps=1).train()
-    folder, trainer = tmp_path / "out/checkpoint-2", make_trainer(max_steps=3)
+    make_trainer(RunTrainer, save_strategy="steps", save_steps=1).train()
+    folder, trainer = tmp_path / "out/checkpoint-2", make_trainer(RunTrainer, max_steps=3)
     (folder / "optimizer.pt").unlink()
     (tmp_path / "file").touch()
     for wanted, problem in (
@@ -73,7 +62,7 @@ def test_a_torn_checkpoint_is_refused_and_true_resumes_from_the_one_before(make_
     assert trainer._initial_global_step == 1
     shutil.rmtree(tmp_path / "out")
     with pytest.raises(UserError, match="checkpoint"):
-        make_trainer().train(resume_from_checkpoint=True)
+        make_trainer(RunTrainer).train(resume_from_checkpoint=True)
 
 
 def test_the_library_resumes_its_own_checkpoints_bit_for_bit(make_trainer, tmp_path):
@@ -81,17 +70,17 @@ def test_the_library_resumes_its_own_checkpoints_bit_for_bit(make_trainer, tmp_p
     schedule = {"steps_per_generation": 2, "num_iterations": 2, "per_device_train_batch_size": 16, "max_steps": 10}
     config = schedule | {"num_rollouts": 8, "save_strategy": "steps", "save_steps": 3, "dynamic_sampling": True}
     config |= {"reward": dead_for_half}
-    whole = make_trainer(PODSTrainer, **config)
+    whole = make_trainer(**config)
     whole.train()
     assert not (tmp_path / "out/checkpoint-9" / MANIFEST).exists()
-    resumed = make_trainer(PODSTrainer, **config)
+    resumed = make_trainer(**config)
     resumed.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-3"))
     assert resumed._dynamic.drawn == whole._dynamic.drawn > 0
     assert_equal_weights(resumed, whole)
     assert resumed.rollouts.columns() == whole.rollouts.columns()
     shutil.rmtree(tmp_path / "out/checkpoint-10", ignore_errors=True)
     (tmp_path / "out/checkpoint-9/trainer_state.json").unlink()  # killed while it was saved
-    last = make_trainer(PODSTrainer, **config)
+    last = make_trainer(**config)
     assert last._resume.find(True) == str(tmp_path / "out/checkpoint-6")
 
 
@@ -99,7 +88,7 @@ def test_a_checkpoint_of_trl_s_trainer_is_resumed(make_trainer, tmp_path, caplog
     config = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     theirs = make_trainer(GRPOTrainer, GRPOConfig, **config)
     theirs.train()
-    ours = make_trainer(PODSTrainer, num_rollouts=8, **config)
+    ours = make_trainer(num_rollouts=8, **config)
     ours.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-2"))
     assert ours.state.global_step == 4
     assert "TRL" in caplog.text
