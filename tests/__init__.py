@@ -1,10 +1,12 @@
-"""What tests of other processes share: how long they wait for one, and a place where several meet."""
+"""What tests share: how long they wait for another process, a port where several meet, and the rows of a CSV file."""
 
+import csv
 import random
 import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 DEADLINE = 900.0  # seconds after which a wait counts as a hang: a slow machine, or one that stalls, comes nowhere near
 
@@ -35,3 +37,8 @@ def free_port() -> int:
         with suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))

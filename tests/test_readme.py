@@ -1,6 +1,5 @@
 """What the README and the pages show is true: every block runs, and files, commands, keys and figures exist."""
 
-import csv
 import doctest
 import re
 import runpy
@@ -20,11 +19,11 @@ from typer.main import get_command
 from pods_rl.cli.commands import app
 from pods_rl.recipe.schema import fields, trl_fields
 
+from . import read_csv
 from .cli import pods
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-RESULTS = ROOT / "docs" / "results"
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
@@ -143,14 +142,9 @@ def test_no_address_is_made_up():
             assert not re.search(r"(github|gitlab)\.com/pods|pip install ['\"]?pods-rl", text), name
 
 
-def table(study: str, name: str) -> list[dict[str, str]]:
-    with (RESULTS / study / f"{name}.csv").open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def test_the_scores_of_the_first_screen_are_those_of_the_study():
     scores = {}
-    for row in table("batch_words_16", "comparisons"):
+    for row in read_csv(ROOT / "docs" / "results" / "batch_words_16" / "comparisons.csv"):
         if row["measure"] == "accuracy over time":
             scores[row["arm"]] = f"{100 * float(row['arm_value']):.0f} %"
             scores[row["rival"]] = f"{100 * float(row['rival_value']):.0f} %"

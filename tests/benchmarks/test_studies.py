@@ -1,12 +1,12 @@
 """The experiments of benchmarks/, how their learning rates are chosen, and the tables of their results."""
 
-import csv
 import statistics
 
 import pytest
 
 from pods_rl.experiment import load_experiment
 
+from .. import read_csv
 from . import BENCHMARKS, module, stand_in_for_chat
 
 comparisons = module("comparisons")
@@ -30,8 +30,8 @@ def test_the_committed_comparisons_are_those_of_the_committed_curves(name, file,
     """The last digit may differ with numpy's version."""
     rows = comparisons.compare_study(name, quiet=file == "quiet.csv")
     comparisons.write_csv(tmp_path / "again.csv", rows)
-    committed = rows_of(comparisons.RESULTS / name / file)
-    again = rows_of(tmp_path / "again.csv")
+    committed = read_csv(comparisons.RESULTS / name / file)
+    again = read_csv(tmp_path / "again.csv")
     assert len(again) == len(committed) > 0
     for new, old in zip(again, committed, strict=True):
         for key, text in old.items():
@@ -53,16 +53,11 @@ def test_disturbed_seeds_are_those_with_a_slow_speed_check_if_there_was_one():
     assert comparisons.noisy_seeds("batch_words_16") == {"grpo-2": {1010}, "random-4x16": {1010}}
 
 
-def rows_of(path):
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def scores_by_arm(path):
     """The mean accuracy over time of each arm at each rate in a file of pilot runs, and the seeds of those runs."""
     runs: dict[str, dict[float, list[float]]] = {}
     seeds = set()
-    for row in rows_of(path):
+    for row in read_csv(path):
         at_rate = runs.setdefault(row["arm"], {}).setdefault(float(row["rate"]), [])
         at_rate.append(float(row["accuracy_over_time"]))
         seeds.add(int(row["seed"]))
@@ -92,5 +87,5 @@ def test_a_study_has_the_rates_that_its_pilots_chose(file):
 
 
 def test_the_planner_has_the_steps_that_the_studies_needed():
-    committed = rows_of(planner.STUDIES_FILE)
+    committed = read_csv(planner.STUDIES_FILE)
     assert committed == [planner.rows_of(*comparison) for comparison in planner.COMPARISONS]

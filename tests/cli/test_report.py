@@ -1,6 +1,5 @@
 """`pods report` as a user runs it; the authors' published runs are its oracle."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from pods_rl.errors import UserError
 from pods_rl.report.arms import arms_from_runs
 from pods_rl.report.statistics import level_of
 
+from .. import read_csv
 from . import pods
 
 PAPER_RUNS = Path(__file__).parents[3] / "shared" / "data" / "paper_runs" / "gsm8k_qwen2.5-3b_l40s.csv"
@@ -29,17 +29,12 @@ PUBLISHED = {  # arm: (speedup, 95 % interval or None where none is published, a
 }
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not PAPER_RUNS.exists():
         pytest.skip("the authors' published runs are not next to this checkout")
     root = tmp_path_factory.mktemp("published")
-    for row in rows_of(PAPER_RUNS):
+    for row in read_csv(PAPER_RUNS):
         run = root / row["arm"] / f"seed-{row['run']}"
         run.mkdir(parents=True, exist_ok=True)
         config = {"seed": int(row["run"]), "num_rollouts": int(row["n"]), "num_generations": int(row["m"])}
@@ -63,10 +58,10 @@ def test_published_runs_give_the_published_table(published: Path, arm: str) -> N
     assert reached == 3.0 * 3600
     by_arm = curve.times[curve.mean >= level]
     assert round(reached / by_arm[0], 2) == speedup if len(by_arm) else speedup == 0
-    finals = {row["arm"]: row for row in rows_of(published / "final.csv")}
+    finals = {row["arm"]: row for row in read_csv(published / "final.csv")}
     final = finals[arm]
     # by ours, between checkpoints
-    pairs = {row["arm"]: row for row in rows_of(published / "pairs.csv")}
+    pairs = {row["arm"]: row for row in read_csv(published / "pairs.csv")}
     if speedup:
         baseline_hours = float(finals["grpo"]["hours_to_p99"])
         assert 2.0 < baseline_hours <= 3.0  # hours, not seconds
@@ -83,8 +78,8 @@ def test_published_runs_give_the_published_table(published: Path, arm: str) -> N
 
 
 def test_published_runs_have_every_curve_and_are_compared_with_the_baseline(published: Path) -> None:
-    assert {row["metric"] for row in rows_of(published / "curves.csv")} == {*METRICS}
-    rows = {row["arm"]: row for row in rows_of(published / "pairs.csv")}
+    assert {row["metric"] for row in read_csv(published / "curves.csv")} == {*METRICS}
+    rows = {row["arm"]: row for row in read_csv(published / "pairs.csv")}
     assert {row["other"] for row in rows.values()} == {"grpo"}
     assert rows.keys() == {*PUBLISHED} - {"grpo"}
     # alone it excludes 0, and among nine pairs with two differences each it may be chance

@@ -1,6 +1,5 @@
 """Whole runs through the real commands, with a random policy small enough to train in a second."""
 
-import csv
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from pods_rl.recipe import Origin, build_recipe
 from pods_rl.runs import Run, find_runs
 from pods_rl.training.run import train
 
-from .. import DEADLINE
+from .. import DEADLINE, read_csv
 from . import pods
 from .conftest import RECIPE
 
@@ -227,9 +226,7 @@ def test_quickstart_trains_its_arms_and_reports(tmp_path):
         assert all(due % 1.0 == 0.0 for due in dues)  # a slow step may pass over one
         assert all(row["seconds"] >= row["due"] for row in run.evals)
         assert run.metrics[0]["pods/tokens/generated"] > 5 * n
-    with (output / "report" / "final.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert {row["arm"] for row in rows} >= {"pods"}
+    assert {row["arm"] for row in read_csv(output / "report" / "final.csv")} >= {"pods"}
 
 
 # -- a run reads its task as the policy does --------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """The files of a report: what is written, what is in the tables, and what damaged runs and full disks do."""
 
-import csv
 import html
 import io
 import json
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import write_experiment, write_run
 from rich.console import Console
+from tests import read_csv
 from tests.cli import pods
 
 from pods_rl.errors import UserError
@@ -19,10 +19,6 @@ from pods_rl.report import ReportFiles, build_report, print_summary
 from pods_rl.report.charts import Line
 from pods_rl.report.comparable import NO_MATTER, OWN_TO_A_RUN
 from pods_rl.runs import Run
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(path.read_text())))
 
 
 def test_every_output_has_the_same_speedup(report: ReportFiles) -> None:
