@@ -24,7 +24,6 @@ REFUSED = [  # overrides, and a key or a value that the error names
     (["pods.num_rollouts=3"], "pods.num_rollouts = 3"),
     (["pods.num_rollouts=many"], "pods.num_rollouts = 'many'"),
     (["pods.num_rollouts=8", "pods.rule=max_varience"], "max_variance?"),
-    (["pods.num_rollouts=8", "pods.rule=nowhere:rule"], "nowhere:rule"),
     (["pods.num_rollouts=8", "pods.rule=os.path:basename"], "basename"),
     (["pods.num_rollouts=8", "pods.selection=batch"], "pods.selection = batch"),
     (["pods.num_rollouts=8", "pods.selection=all"], "pods.selection = 'all'"),
@@ -70,11 +69,9 @@ def test_a_ledger_needs_the_tokenizer(make_config):
         PODSGenerator(Scripted(lambda uid, number: 0.0), make_config(), num_rollouts=8, ledger="rollouts")
 
 
-def test_the_command_line_is_checked_by_skyrl_too(make_config, tmp_path):
+def test_the_command_line_is_checked_by_skyrl_too():
     with pytest.raises(ValueError, match="pod"):
         entry.read_config(["pod.num_rollouts=8"])
-    with pytest.raises(UserError, match=r"num_rollouts = 2 .* = 5"):
-        entry.read_config(["pods.num_rollouts=2"])
 
 
 def test_a_mistake_is_one_line_and_exit_code_2(monkeypatch, capsys):
