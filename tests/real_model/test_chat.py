@@ -4,7 +4,6 @@ The model is SmolLM2-135M-Instruct (`benchmarks/chat.py`). GSM8K is too hard for
 letter; the largest of four numbers is a task that it sometimes gets right.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,6 +13,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
+
+from ..benchmarks import module
 
 ROOT = Path(__file__).parents[2]
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
@@ -29,10 +30,7 @@ FINAL = Path("checkpoints", "final")
 def place(tmp_path_factory):
     """A folder with the policy, the questions, and the recipe of two short steps in `largest.yaml`."""
     folder = tmp_path_factory.mktemp("chat")
-    spec = importlib.util.spec_from_file_location("chat", ROOT / "benchmarks" / "chat.py")
-    chat = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(chat)
-    chat.prepare(folder)
+    module("chat").prepare(folder)
     (folder / "letters.py").write_text("def letters(text, gold):\n    return text.count('e')\n")
     largest = {"task": "dataset", "dataset_name": "train.jsonl", "dataset_test_name": "test.jsonl"}
     recipe = {"model_name_or_path": "./policy", **largest, "task_rewards": {"accuracy": 1.0}, **SHORT}
@@ -88,7 +86,7 @@ def test_evaluation_report_and_plan(place, run):
     assert "accuracy" in pods(place, "eval", "--run", "run", "--eval_prompts", "4", "--output", "evaluated")
     pods(place, "report", "run", "--output", "report")
     assert "im_start" in (place / "report" / "report.html").read_text()
-    assert "Recommended" in pods(place, "plan", "--config", "largest.yaml", "--seconds", "60")
+    assert "To settle it" in pods(place, "plan", "--config", "largest.yaml", "--seconds", "60")
 
 
 @pytest.mark.parametrize("adapter", [{}, {"use_peft": True, "lora_r": 8, "learning_rate": 1e-4}], ids=["whole", "LoRA"])
