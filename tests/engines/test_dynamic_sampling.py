@@ -128,7 +128,6 @@ def test_dynamic_sampling_that_cannot_work_is_refused(make_trainer, dataset):
     for words, config in (
         ("'nope'", {"dynamic_sampling": "nope"}),
         ("a stream", {"train_dataset": stream}),
-        ("dynamic_sampling_rounds = 0", {"dynamic_sampling_rounds": 0}),
     ):
         with pytest.raises(UserError, match=words):
             make_trainer(**{"dynamic_sampling": True} | config)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from pods_rl.errors import UserError
 from pods_rl.planning.measure import Meter
 from pods_rl.planning.plan import Setting
 
@@ -41,17 +39,3 @@ def test_each_step_does_the_work_of_its_own_setting(make_trainer) -> None:
     assert all(step.seconds > 0 and 0 <= step.without_signal <= 1 for steps in meter.steps.values() for step in steps)
     assert all(map(torch.equal, before, trainer.model.parameters()))
     assert meter.facts()["rewards"].endswith(f"of {3 * (8 + 32 + 8 + 16)} rollouts")
-
-
-@pytest.mark.parametrize(
-    ("sizes", "problem"),
-    [
-        ((4, 8), "num_rollouts = 4 .*num_generations = 8"),
-        ((8, 3), "num_generations = 3"),
-        ((4, 4, 1), "num_prompts = 1"),
-    ],
-)
-def test_group_sizes_that_the_batch_cannot_hold_are_refused(make_trainer, sizes, problem) -> None:
-    trainer = make_trainer(per_device_train_batch_size=8)
-    with pytest.raises(UserError, match=problem):
-        trainer.measure(*sizes)

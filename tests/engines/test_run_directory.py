@@ -243,12 +243,6 @@ def test_a_full_disk_is_a_users_error(make_trainer, tmp_path, monkeypatch):
     assert Run(tmp_path / "run").state == "failed"
 
 
-def test_a_file_in_the_way_is_found_before_training(make_trainer, tmp_path):
-    (tmp_path / "run").write_text("")
-    with pytest.raises(UserError, match=str(tmp_path / "run")):
-        RunDirectory(make_trainer(), tmp_path / "run")
-
-
 def test_settings_of_any_kind_are_written(make_trainer, tmp_path):
     settings = {
         "learning_rate": np.float64(1e-3),

@@ -161,14 +161,6 @@ def test_tokens_with_lora_are_the_models_own(monkeypatch, plain_tokens, kind):
     assert torch.equal(completions, complete(model))
 
 
-def test_adapters_that_change_between_generations_are_read(plain_tokens):
-    policy = with_lora("all maps")
-    before = complete(policy.get_base_model())
-    with policy.disable_adapter():
-        assert not torch.equal(before, complete(policy.get_base_model()))
-    assert torch.equal(before, complete(policy.get_base_model()))
-
-
 @pytest.mark.parametrize("shape", OTHERS)
 def test_a_model_of_another_arrangement_computes_its_tokens_itself(shape):
     assert plain_decoder(build(shape, OTHERS[shape]), 64) is None

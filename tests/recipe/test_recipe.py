@@ -19,13 +19,6 @@ def build(**values):
     return build_recipe({**MINIMAL, **values}, Origin("r.yaml", {"max_seconds": 1}))
 
 
-@pytest.fixture
-def gsm8k(tmp_path):
-    for split in ("train", "test"):
-        (tmp_path / f"{split}.jsonl").write_text('{"question": "1+1?", "answer": "2 #### 2"}\n')
-    return {"dataset_name": str(tmp_path / "train.jsonl"), "dataset_test_name": str(tmp_path / "test.jsonl")}
-
-
 def test_the_resolved_recipe_loads_to_itself(tmp_path):
     first = build(learning_rate="1e-6", num_rollouts=32, task_rewards={"accuracy": 1.0}, save_strategy=False)
     (tmp_path / "config.yaml").write_text(first.to_yaml())
@@ -212,13 +205,16 @@ def test_recipes_are_compared_with_the_defaults_of_absent_keys():
     assert fields().keys() >= FREE
 
 
-def test_the_prompt_of_a_shipped_policy_is_the_question_alone(gsm8k):
+def test_the_prompt_of_a_shipped_policy_is_the_question_alone(tmp_path):
     """These policies continue a question as text, and know no instructions."""
-    values = build(model_name_or_path="tiny", **gsm8k).values
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "1+1?", "answer": "2"}\n')
+    data = {"dataset_name": str(rows), "dataset_test_name": str(rows)}
+    values = build(model_name_or_path="tiny", **data).values
     assert (values["task"], values["prompt_style"], values["system_prompt"]) == ("dataset", "plain", "")
-    own = build(model_name_or_path="tiny", system_prompt="Add.", **gsm8k).values
+    own = build(model_name_or_path="tiny", system_prompt="Add.", **data).values
     assert (own["prompt_style"], own["system_prompt"]) == ("plain", "Add.")
-    assert build(model_name_or_path="owner/name", **gsm8k).values["prompt_style"] is None
+    assert build(model_name_or_path="owner/name", **data).values["prompt_style"] is None
 
 
 @pytest.mark.parametrize(

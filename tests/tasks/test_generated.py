@@ -41,18 +41,6 @@ def test_gold_sums_are_right_and_all_numbers_and_totals_have_two_digits(level):
         assert all(10 <= number <= 99 for number in (*map(abs, terms), *accumulate(terms)))
 
 
-def test_the_answer_is_decided_by_the_tasks_own_reward():
-    task = make("arithmetic")
-    assert (task.name, task.answer) == ("arithmetic", "accuracy")
-    assert dict(task.rewards) == {task.answer: 1.0, "format": 0.1, "tag_count": 1.0}
-    golds = task.test["answer"][:]
-    assert all(
-        grade.both for grade in task.grade([f"<think>so</think><answer>{gold}</answer>" for gold in golds], golds)
-    )
-    others = [*golds[1:], golds[0]]
-    assert not any(grade.answer for grade in task.grade([f"<answer>{gold}</answer>" for gold in others], golds))
-
-
 def test_refuses_what_it_cannot_make():
     with pytest.raises(UserError, match=r"^0 distinct"):
         make("arithmetic", task_train_size=0)
