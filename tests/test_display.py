@@ -25,21 +25,14 @@ def screen(width: int, **options: object) -> Console:
 SECONDS = "0.994 s per step: 77 % rollouts, 2 % rewards, 20 % update"
 
 
-def shown_on(out: Console, progress: RunDisplay) -> list[str]:
-    """The lines that a terminal shows now."""
-    lines = []
-    for parts in out.render_lines(progress.make_tasks_table(progress.tasks)):
-        lines.append("".join(part.text for part in parts).rstrip())
-    return lines
-
-
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_a_terminal_shows_how_far_a_run_is_and_cuts_nothing(width: int) -> None:
     out = screen(width)
     with RunDisplay("run", out=out, max_steps=500) as progress:
         progress.begin("loading the task [red]\x1b[2J")
         progress.step(ROW)
-        lines = shown_on(out, progress)
+        shown = out.render_lines(progress.make_tasks_table(progress.tasks))
+    lines = ["".join(part.text for part in parts).rstrip() for parts in shown]
     assert "loading the task [red]\\x1b[2J" in out.file.getvalue() or width < 80  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= width
     words = " ".join(" ".join(lines).split())

@@ -45,15 +45,6 @@ def changed_attributes(tree: ast.AST) -> set[str]:
     return found - {None}
 
 
-def read_attributes(tree: ast.AST) -> set[str]:
-    """The attributes of the trainer that are named at all."""
-    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_self(node.value)}
-
-
-def called_methods(tree: ast.AST) -> set[str]:
-    return {name for name, _ in _own_calls(tree)}
-
-
 def names(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
     """The local names that are stored or loaded."""
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, context)}
@@ -191,10 +182,10 @@ def test_the_batch_has_the_names_that_we_join_and_group():
 
 
 def test_the_loss_has_the_terms_that_decide_which_rows_have_a_gradient():
-    methods = called_methods(LOSS)
+    methods = {name for name, _ in _own_calls(LOSS)}
     assert methods == set(LOSS_METHODS) - {"compute_loss", "_compute_loss"}
-    read = read_attributes(LOSS) - methods - STATE_OF_LOSS - {"accelerator", "args", "model", "_metrics"}
-    assert read == SETTINGS_OF_LOSS
+    named = {node.attr for node in ast.walk(LOSS) if isinstance(node, ast.Attribute) and _is_self(node.value)}
+    assert named - methods - STATE_OF_LOSS - {"accelerator", "args", "model", "_metrics"} == SETTINGS_OF_LOSS
     losses = {"grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"}
     assert compared_with(LOSS, "self.loss_type") == losses
 

@@ -15,7 +15,6 @@ from pods_rl.training.trainer import RunTrainer
 from .conftest import assert_equal_weights
 from .test_dynamic_sampling import dead_for_half
 
-
 pytestmark = pytest.mark.slow  # complete runs
 
 

@@ -56,12 +56,6 @@ def parts(model, **keys):
     return dict(describe_trees(load_recipe("tiny-pods", {"model_name_or_path": str(model), **keys})))
 
 
-def save(folder, model_type, **settings):
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **SIZES | settings)).save_pretrained(folder)
-    return folder
-
-
 def test_the_shipped_policy_is_computed_over_trees():
     found = parts(tiny_policy_path())
     assert not found["generation"].startswith("rows")
@@ -69,7 +63,9 @@ def test_the_shipped_policy_is_computed_over_trees():
 
 
 def test_a_part_that_is_computed_by_rows_says_why(tmp_path):
-    found = parts(save(tmp_path, "mamba", state_size=4))
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **SIZES, state_size=4)).save_pretrained(tmp_path)
+    found = parts(tmp_path)
     assert not found["generation"].startswith("rows")
     assert found["update"].startswith("rows: ")
 

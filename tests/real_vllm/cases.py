@@ -60,7 +60,8 @@ class Watched:
         if engine := getattr(self.trainer.vllm_generation, "llm", None):
             self.generate, engine.generate = engine.generate, self.ask
             self.at_once = 0  # rollouts that the engine worked on in one of its steps, at most
-            self.schedule, Scheduler.schedule = Scheduler.schedule, partial_method(self.count)
+            self.schedule = Scheduler.schedule
+            Scheduler.schedule = lambda scheduler, *args, **kwargs: self.count(scheduler, *args, **kwargs)
 
     def ask(self, prompts: list[Any], sampling_params: Any, **how: Any) -> list[Any]:
         self.asked.append(len(prompts) * sampling_params.n)
@@ -114,11 +115,6 @@ def letters_as(name: str) -> Callable[..., list[float]]:
 
     reward.__name__ = reward.__qualname__ = name
     return reward
-
-
-def partial_method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is a method of whatever class it is put into; a bound method is not."""
-    return lambda self, *args, **kwargs: function(self, *args, **kwargs)
 
 
 def colocate(folder: Path) -> dict[str, Any]:

@@ -113,24 +113,14 @@ def test_seeds_that_train_do_not_erase_those_that_ended() -> None:
         assert curve.end == 0.0
 
 
-def spread(ends: list[float], times: list[float] | None = None) -> dict[str, list[dict[str, Any]]]:
-    """Runs that are evaluated at ten times of their own, or at the given ones, and at their ends.
-
-    Each score is that of a line of the run's own height, so that it is known at every time.
-    """
-    evals = {}
-    for run, end in enumerate(ends):
-        own_times = [*(times or np.linspace(0, end, 11).tolist()[:-1]), end]
-        evals[str(run)] = [{"due": t, "seconds": t, "accuracy": 0.01 * run + 0.001 * t} for t in own_times]
-    return evals
-
-
 def test_two_arms_with_ends_of_their_own_are_compared_with_all_runs_at_the_earliest(tmp_path: Path) -> None:
-    """With an evaluation every 15 s and at the end. The table has the same time."""
+    """Evaluated every 15 s and at the end; the scores of a run lie on a line. The table has the same time."""
     ends = {"grpo": [100.0, 100.1, 100.5, 100.3, 100.2], "pods": [99.9, 101.0, 100.4, 100.6, 100.2]}
     for arm, of_arm in ends.items():
-        for run, rows in spread(of_arm, [15.0 * k for k in range(6)]).items():
-            path = write_run(tmp_path / arm / f"seed-{run}", arm, int(run))
+        for run, end in enumerate(of_arm):
+            path = write_run(tmp_path / arm / f"seed-{run}", arm, run)
+            times = [0.0, 15.0, 30.0, 45.0, 60.0, 75.0, end]
+            rows = [{"due": t, "seconds": t, "accuracy": 0.01 * run + 0.001 * t} for t in times]
             (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
     analysis = analysis_of(tmp_path)
     (pair,) = analysis.pairs

@@ -57,10 +57,8 @@ def test_any_text_is_read_or_refused(text):
 
 
 def test_a_plain_charge_that_nothing_settles_is_read_as_chemists_write_it():
-    def charges(text):
-        return [dict(species).get(CHARGE) for species in read_equation(text).left]
-
-    assert charges("Fe3+ + SO42- + NO3- + NH4+ + O2 = H2O") == [3, -2, -1, 1, None]
+    found = read_equation("Fe3+ + SO42- + NO3- + NH4+ + O2 = H2O")
+    assert [dict(species).get(CHARGE) for species in found.left] == [3, -2, -1, 1, None]
 
 
 def test_brackets_are_bounded():

@@ -10,10 +10,6 @@ from pods_rl.tasks import Task, fit_prompts, load_task, prompts
 TWO = {"task_train_size": 4, "task_test_size": 2}
 
 
-def characters(prompt):
-    return len(prompts.plain_prompt(prompt))
-
-
 def task_of(train, test=("a",)):
     splits = (Dataset.from_dict({"prompt": list(rows), "answer": ["1"] * len(rows)}) for rows in (train, test))
     return Task("words", "1-chat", *splits, {"accuracy": 1.0})
@@ -33,7 +29,7 @@ def test_a_policy_without_a_template_reads_what_plain_prompts_are():
 
 def test_what_cannot_be_trained_on_is_refused():
     with pytest.raises(UserError, match=r"max_prompt_length = 2: .*3 tokens"):
-        fit_prompts(task_of(["aaa", "aaaa"]), chat=True, limit=2, count_tokens=characters)
+        fit_prompts(task_of(["aaa", "aaaa"]), chat=True, limit=2)
     talk = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
     with pytest.raises(UserError, match="assistant"):
         fit_prompts(task_of([talk], [talk]), chat=False)
