@@ -89,15 +89,12 @@ def varlen_of_2_13(
 CALLS: dict[str, Callable[..., Any]] = {"2.10": varlen_of_2_10, "2.11": varlen_of_2_11, "2.13": varlen_of_2_13}
 
 
-def put_gpu(
-    monkeypatch: pytest.MonkeyPatch, version: str, capability: tuple[int, int] = (9, 0), call: Any = None
-) -> None:
-    """Let the attention of trees choose as on a GPU of this compute capability, with this version of torch.
+def put_gpu(monkeypatch: pytest.MonkeyPatch, version: str, call: Any = None) -> None:
+    """Let the attention of trees choose as on a GPU of compute capability 9.0, with this version of torch.
 
     Args:
         monkeypatch: undoes it.
         version: of `TORCHES`.
-        capability: of the GPU.
         call: torch's variable-length call. If None, the reference with the arguments of that version.
     """
     module = None
@@ -106,6 +103,6 @@ def put_gpu(
         module.varlen_attn = call or CALLS[version]
         module.AuxRequest = AuxRequest
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)  # None: the import raises
-    monkeypatch.setattr(attention, "hardware", lambda device: ("cuda", capability))
-    monkeypatch.setattr("pods_rl.prefix_tree.packing.hardware", lambda device: ("cuda", capability))
+    monkeypatch.setattr(attention, "hardware", lambda device: ("cuda", (9, 0)))
+    monkeypatch.setattr("pods_rl.prefix_tree.packing.hardware", lambda device: ("cuda", (9, 0)))
     monkeypatch.setattr(attention, "failing", set())

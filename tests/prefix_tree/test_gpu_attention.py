@@ -17,7 +17,6 @@ from .gpu import CALLS, TORCHES, put_gpu
 from .test_packing import batch, rows_of
 from .test_packing import build as build_small
 
-BFLOAT16 = 0.02  # about three roundings of bfloat16, whose steps are 2**-8
 ARGUMENTS = {version: frozenset(inspect.signature(call).parameters) for version, call in CALLS.items()}
 ARGUMENTS["2.9"] = frozenset()
 

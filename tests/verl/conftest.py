@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import ray
 import transfer_queue as tq
@@ -61,27 +62,19 @@ def empty_queue(queue):
             tq.kv_clear(keys=list(keys), partition_id=partition)
 
 
-@pytest.fixture
-def write_prompts(tmp_path):
-    """Writes prompts with their sessions' scripts; of each: rewards, turns (0: the session fails)."""
-    import pandas as pd
-
-    def write(scripts: list[dict[str, list]], name: str = "train") -> str:
-        rows = [
-            {
-                "data_source": "scripted",
-                "prompt": [{"role": "user", "content": f"prompt {number}"}],
-                "ability": "none",
-                "reward_model": {"style": "rule", "ground_truth": "1"},
-                "extra_info": {"index": number, "rewards": REWARDS, "turns": [1], **script},
-            }
-            for number, script in enumerate(scripts)
-        ]
-        path = tmp_path / f"{name}.parquet"
-        pd.DataFrame(rows).to_parquet(path)
-        return str(path)
-
-    return write
+def write_prompts(path: Path, scripts: list[dict[str, list]]) -> None:
+    """Write prompts with their sessions' scripts; of each: rewards, turns (0: the session fails)."""
+    rows = [
+        {
+            "data_source": "scripted",
+            "prompt": [{"role": "user", "content": f"prompt {number}"}],
+            "ability": "none",
+            "reward_model": {"style": "rule", "ground_truth": "1"},
+            "extra_info": {"index": number, "rewards": REWARDS, "turns": [1], **script},
+        }
+        for number, script in enumerate(scripts)
+    ]
+    pd.DataFrame(rows).to_parquet(path)
 
 
 @pytest.fixture(scope="session")
@@ -99,11 +92,12 @@ def loops(tmp_path_factory):
 
 
 @pytest.fixture
-def make_config(tmp_path, write_prompts, loops):
+def make_config(tmp_path, loops):
     """The shipped configuration, cut to two prompts of 8 -> 4 on the tiny policy; overrides as on a command line."""
 
     def make(*overrides: str, scripts: list[dict[str, list]] | None = None) -> Any:
-        prompts = write_prompts(scripts or [{}] * 4)
+        prompts = tmp_path / "train.parquet"
+        write_prompts(prompts, scripts or [{}] * 4)
         values = [
             f"data.train_files={prompts}",
             f"data.val_files={prompts}",
