@@ -1,7 +1,6 @@
 """`pods tasks`: the list, the check of gold answers, its counts on the published files, and its exit code."""
 
 import re
-from pathlib import Path
 
 import datasets
 import pytest
@@ -10,9 +9,8 @@ from pods_rl.cli.catalog import _REFUSALS_SHOWN
 from pods_rl.recipe.schema import TASKS
 from pods_rl.tasks import Task
 
+from ..rewards.data import FOLDER
 from . import pods
-
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
 @pytest.fixture(autouse=True)
@@ -70,9 +68,9 @@ def test_a_task_that_cannot_be_loaded_fails_and_the_others_are_still_checked(mon
     assert any(line.startswith("train 5 prompts, 5 ") for line in lines_of(result))
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no published data in {SHARED.name} beside the repository")
+@pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no published data in {FOLDER.name} beside the repository")
 def test_the_published_files_are_counted_and_every_gold_answer_is_accepted():
-    result = pods("tasks", "check", "gsm8k", "math", "sciknoweval_chemistry", "--data_dir", str(SHARED))
+    result = pods("tasks", "check", "gsm8k", "math", "sciknoweval_chemistry", "--data_dir", str(FOLDER))
     assert result.exit_code == 0
     assert "refused" not in result.output
     counts = re.findall(r"(?:train|test) +(\d+) prompts, +(\d+) gold answers accepted, mean", result.output)

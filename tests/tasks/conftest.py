@@ -7,8 +7,6 @@ from types import SimpleNamespace
 import datasets
 import pytest
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
@@ -18,7 +16,6 @@ def own_cache(tmp_path_factory, monkeypatch):
 @pytest.fixture
 def hub(monkeypatch):
     """`load_dataset` replaced by name: `hub.rows[(id, config, split)]` is what is there, `hub.asked` what was asked."""
-
     hub = SimpleNamespace(rows={}, asked=[])
     local = datasets.load_dataset
 
@@ -30,14 +27,6 @@ def hub(monkeypatch):
 
     monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", load)
     return hub
-
-
-@pytest.fixture
-def shared():
-    """The published files beside the repository."""
-    if not SHARED.is_dir():
-        pytest.skip(f"no published data in {SHARED}")
-    return SHARED
 
 
 def write_jsonl(path: Path, rows) -> str:

@@ -10,7 +10,6 @@ from pods_rl.tasks import load_task
 from pods_rl.tasks.task import check_split, shared_prompts
 
 SIZES = {"task_train_size": 6, "task_test_size": 3}
-LEGS = {"max_animals": 4}
 gym = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
 
 
@@ -30,14 +29,9 @@ def answers(*given: str) -> list[str]:
     return [f"<answer>{answer}</answer>" for answer in given]
 
 
-@pytest.fixture(scope="module")
-def legs():
-    """One task for all tests: its grading process starts once."""
-    return make("reasoning_gym:leg_counting", LEGS)
-
-
 @gym
-def test_problems_are_graded_by_the_scorer_of_their_data_set(legs):
+def test_problems_are_graded_by_the_scorer_of_their_data_set():
+    legs = make("reasoning_gym:leg_counting", {"max_animals": 4})
     assert (legs.name, len(legs.train), len(legs.test)) == ("reasoning_gym/leg_counting", 6, 3)
     assert legs.rewards == {"reasoning_gym": 1.0, "format": 0.1, "tag_count": 1.0}
     assert metadata.version("reasoning-gym") in legs.version

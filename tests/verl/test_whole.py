@@ -54,14 +54,9 @@ def output(tmp_path_factory):
     return run_verl(tmp_path_factory.mktemp("whole"), STEPS)
 
 
-@pytest.fixture(scope="module")
-def logged(output):
-    """What verl itself logged of each step."""
+def test_the_server_generates_with_the_weights_of_each_update(output):
     lines = (output / "verl.jsonl").read_text().splitlines()
-    return {line["step"]: line["data"] for line in map(json.loads, lines)}
-
-
-def test_the_server_generates_with_the_weights_of_each_update(logged):
+    logged = {line["step"]: line["data"] for line in map(json.loads, lines)}
     for step in range(1, STEPS + 1):
         assert logged[step]["training/rollout_probs_diff_max"] < 1e-3
         assert logged[step]["training/off_policy/trajectory_staleness/max"] == 0
