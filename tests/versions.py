@@ -30,17 +30,6 @@ TESTS = {
         "tests/prefix_tree",  # it reads arguments and caches of transformers, and would fall back to `generate`
     ],
 }
-ASK = """
-import json, sys
-from importlib.metadata import PackageNotFoundError, version
-found = {}
-for name in sys.argv[1:]:
-    try:
-        found[name] = version(name)
-    except PackageNotFoundError:
-        pass
-print(json.dumps(found))
-"""
 
 
 def main(environments: list[str]) -> int:
@@ -66,9 +55,8 @@ def main(environments: list[str]) -> int:
 
 def installed(python: str) -> dict[str, str]:
     """Return the version in each column, as that interpreter has it; `-`: not installed."""
-    names = [name for names in COLUMNS.values() for name in names]
-    done = subprocess.run([python, "-c", ASK, *names], text=True, capture_output=True, check=True)
-    found = json.loads(done.stdout)
+    done = subprocess.run([python, "-m", "pip", "list", "--format=json"], text=True, capture_output=True, check=True)
+    found = {package["name"].lower(): package["version"] for package in json.loads(done.stdout)}
     return {column: next((found[name] for name in names if name in found), "-") for column, names in COLUMNS.items()}
 
 
