@@ -28,16 +28,6 @@ def test_scripts_are_bash_and_may_be_run(script):
 # -- accelerate -------------------------------------------------------------------------------------------------------
 
 
-def check_layout(path: Path) -> dict:
-    """Read a configuration as accelerate does, and return it; accelerate itself ignores unknown keys of its groups."""
-    values = yaml.safe_load(path.read_text("utf-8"))
-    load_config_from_file(str(path))
-    options = {action.dest for action in launch_command_parser()._actions}
-    for group in ("fsdp_config", "deepspeed_config"):
-        assert set(values.get(group, ())) <= options
-    return values
-
-
 def of_node(tmp_path: Path, **variables: str) -> tuple[list[str], dict]:
     """What `nodes.sh` runs on a node, and the configuration that it makes for it."""
     pods = tmp_path / "pods"
@@ -53,9 +43,15 @@ case "$1" in recipes) echo {RECIPES}/accelerate/$3.yaml;; *) cp "$3" {tmp_path}/
     command = ["bash", str(ROOT / "examples" / "nodes.sh"), "--config", "my.yaml"]
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TMPDIR": str(tmp_path), **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        return [done.stderr], {}
-    return done.stdout.split(), check_layout(tmp_path / "used.yaml")
+    assert done.returncode == 0, done.stderr
+    used = tmp_path / "used.yaml"
+    load_config_from_file(str(used))
+    values = yaml.safe_load(used.read_text("utf-8"))
+    # accelerate ignores unknown keys of its groups
+    options = {action.dest for action in launch_command_parser()._actions}
+    for group in ("fsdp_config", "deepspeed_config"):
+        assert set(values.get(group, ())) <= options
+    return done.stdout.split(), values
 
 
 @pytest.mark.parametrize("layout", [path.stem for path in LAYOUTS])

@@ -185,7 +185,7 @@ def policies(tmp_path_factory) -> dict[str, Path]:
     """Random weights of the settings' architectures, some 25,000 parameters each, with the byte tokenizer."""
     import torch
     from tools.pretrain import build_tokenizer
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     tokenizer = build_tokenizer()
     tokenizer.chat_template = "{% for turn in messages %}{{ turn['role'] }}: {{ turn['content'] }}\n{% endfor %}"
@@ -194,13 +194,10 @@ def policies(tmp_path_factory) -> dict[str, Path]:
              "tie_word_embeddings": True, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None,
              "eos_token_id": tokenizer.eos_token_id}  # fmt: skip
     made = {}
-    for family, config, model in (
-        ("qwen2", Qwen2Config, Qwen2ForCausalLM),
-        ("llama", LlamaConfig, LlamaForCausalLM),
-    ):
+    for family in ("qwen2", "llama"):
         torch.manual_seed(0)
         made[family] = tmp_path_factory.mktemp(family)
-        model(config(**sizes)).save_pretrained(made[family])
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes)).save_pretrained(made[family])
         tokenizer.save_pretrained(made[family])
     return made
 

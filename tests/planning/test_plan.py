@@ -1,15 +1,15 @@
 """The lines of `pods plan`, and which parts of a policy `pods doctor MODEL` reports as computed over trees."""
 
 import pytest
-import torch
 import yaml
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from pods_rl.planning.measure import settings_to_measure
 from pods_rl.planning.plan import Plan, Setting, Step
 from pods_rl.planning.trees import describe_trees
 from pods_rl.policies import tiny_policy_path
 from pods_rl.recipe import load_recipe
+
+from ..prefix_tree.test_decoding import build
 
 GRPO, PROMPT, BATCH = settings_to_measure(Setting(2, 16, 8, "prompt"), 16, "max_variance")[::2]
 PLAN = Plan(
@@ -46,11 +46,6 @@ def test_a_rule_of_one_selection_is_measured_with_it_alone() -> None:
 
 # -- prefix trees ------------------------------------------------------------------------------------------------------
 
-SIZES = {
-    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
-    "intermediate_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-
 
 def parts(model, **keys):
     return dict(describe_trees(load_recipe("tiny-pods", {"model_name_or_path": str(model), **keys})))
@@ -63,8 +58,7 @@ def test_the_shipped_policy_is_computed_over_trees():
 
 
 def test_a_part_that_is_computed_by_rows_says_why(tmp_path):
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **SIZES, state_size=4)).save_pretrained(tmp_path)
+    build("mamba").save_pretrained(tmp_path)
     found = parts(tmp_path)
     assert not found["generation"].startswith("rows")
     assert found["update"].startswith("rows: ")
