@@ -87,7 +87,7 @@ NEMOTRON = {
     "layers_block_type": ["mamba", "mlp", "attention", "mamba"], "ssm_state_size": 8, "mamba_num_heads": 4,
     "mamba_head_dim": 16, "n_groups": 1, "conv_kernel": 4, "chunk_size": 8,
 }  # fmt: skip
-# Name of the architecture: configuration. Others are trained in tests/engines/test_families.py.
+# Of the kinds of recurrent layers one each: configuration. Others are trained in tests/engines/test_families.py.
 TAKES_TREES = {
     "qwen3_5_text": DELTA,
     "kimi_linear": LATENT | KIMI | EXPERTS,
@@ -143,13 +143,9 @@ def test_a_tree_has_the_scores_and_gradients_of_its_rows(architecture):
         assert_near(scores_and_gradients(model, TreePass(model, rows[3], tree=True), *rows), expected, FLOAT64)
 
 
-# Of the kinds of recurrent layers one each.
-KINDS = ["qwen3_5_text", "kimi_linear", "lfm2"]
-
-
 @pytest.mark.numeric
 @pytest.mark.usefixtures("only_float64")
-@pytest.mark.parametrize(("name", "reentrant"), list(zip(KINDS, [True, False, False], strict=True)))
+@pytest.mark.parametrize(("name", "reentrant"), list(zip(TAKES_TREES, [True, False, False], strict=True)))
 def test_gradients_with_checkpointing_and_lora_are_those_of_rows(name, reentrant):
     """The backward pass computes each layer again, outside of the pass over the tree."""
     targets = ["q_proj", "v_proj", "in_proj", "in_proj_qkv"]
@@ -169,7 +165,7 @@ def test_gradients_with_checkpointing_and_lora_are_those_of_rows(name, reentrant
 
 @pytest.mark.slow
 @pytest.mark.numeric
-@pytest.mark.parametrize(("name", "autocast"), list(zip(KINDS, [True, False, True], strict=True)))
+@pytest.mark.parametrize(("name", "autocast"), list(zip(TAKES_TREES, [True, False, True], strict=True)))
 def test_gradients_in_16_bits_are_as_near_to_those_in_32_as_rows_are(monkeypatch, name, autocast):
     monkeypatch.setattr(recurrence, "call_tokens", lambda states, work: 8)
     model = build(name, TAKES_TREES[name] | {"initializer_range": 0.1})
@@ -190,7 +186,7 @@ def test_gradients_in_16_bits_are_as_near_to_those_in_32_as_rows_are(monkeypatch
     assert (of_tree - exact).norm() <= 1.5 * (of_rows - exact).norm()
 
 
-@pytest.mark.parametrize("name", [*KINDS, *TAKES_ROWS])
+@pytest.mark.parametrize("name", [*TAKES_TREES, *TAKES_ROWS])
 def test_a_probe_recognizes_recurrent_layers_in_every_precision(name):
     given, *reason = TAKES_ROWS.get(name, (TAKES_TREES.get(name),))
     for dtype, autocast, tolerance in PRECISIONS:
@@ -201,7 +197,7 @@ def test_a_probe_recognizes_recurrent_layers_in_every_precision(name):
         assert not reason or reason[0] in why_rows
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", TAKES_TREES)
 def test_a_probe_notices_recurrent_layers_that_do_not_receive_the_tree(monkeypatch, name):
     """Weights of almost 0 hide the difference that a wrong state makes."""
     model = build(name, TAKES_TREES[name] | {"initializer_range": 1e-6})

@@ -11,8 +11,6 @@ from transformers import TrainerCallback
 
 from pods_rl.engines.trl import PODSTrainer, UnstableTrainingError
 
-VALUES = {"nan": math.nan, "inf": math.inf}
-
 
 class OddLoss(PODSTrainer):
     """Adds a constant to the loss of some steps: the gradient stays as it is."""
@@ -53,10 +51,10 @@ def spoiled(make_trainer, fault, steps, **config):
     value, what = fault.split()
     trainer = make_trainer(OddLoss, num_rollouts=8, lr_scheduler_type="constant", weight_decay=0.1, **config)
     if what == "loss":
-        trainer.odd = dict.fromkeys(steps, VALUES[value])
+        trainer.odd = dict.fromkeys(steps, float(value))
     else:
         parameter = next(trainer.model.parameters())
-        parameter.register_hook(lambda g: g * VALUES[value] if trainer.state.global_step + 1 in steps else g)
+        parameter.register_hook(lambda g: g * float(value) if trainer.state.global_step + 1 in steps else g)
     snapshots = Snapshots(trainer)
     trainer.add_callback(snapshots)
     return trainer, snapshots

@@ -20,17 +20,6 @@ HUB = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """The parent folder of the three sets, as they are published."""
-    write_jsonl(tmp_path / "gsm8k" / "train.jsonl", GSM8K[:3])
-    write_jsonl(tmp_path / "gsm8k" / "test.jsonl", GSM8K[3:])
-    write_jsonl(tmp_path / "math" / "train.jsonl", MATH)
-    write_jsonl(tmp_path / "math500" / "test.jsonl", MATH_500)
-    write_jsonl(tmp_path / "amc23" / "test.jsonl", AMC)
-    return tmp_path
-
-
 def rows(task):
     return [(split["prompt"][:], split["answer"][:]) for split in (task.train, task.test)]
 
@@ -43,10 +32,15 @@ def rows(task):
         ("amc23", [rf"\frac{{{i}}}{{7}}" for i in range(4)], ["27.0"]),
     ],
 )
-def test_hub_and_folder_give_the_same_prompts_and_gold_answers(hub, folder, name, trained, tested):
+def test_hub_and_folder_give_the_same_prompts_and_gold_answers(hub, tmp_path, name, trained, tested):
     hub.rows = HUB
+    write_jsonl(tmp_path / "gsm8k" / "train.jsonl", GSM8K[:3])
+    write_jsonl(tmp_path / "gsm8k" / "test.jsonl", GSM8K[3:])
+    write_jsonl(tmp_path / "math" / "train.jsonl", MATH)
+    write_jsonl(tmp_path / "math500" / "test.jsonl", MATH_500)
+    write_jsonl(tmp_path / "amc23" / "test.jsonl", AMC)
     settings = {"task": name, "dataset_train_split": "train", "dataset_name": None}
-    from_hub, local = load_task(settings), load_task({**settings, "data_dir": str(folder)})
+    from_hub, local = load_task(settings), load_task({**settings, "data_dir": str(tmp_path)})
     assert rows(from_hub) == rows(local)
     assert from_hub.version == local.version
     assert from_hub.name == name
