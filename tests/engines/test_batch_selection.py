@@ -1,7 +1,5 @@
 """`selection: batch` in the trainer: rows of different numbers of each prompt, and what happens to rows without one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

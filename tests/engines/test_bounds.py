@@ -1,7 +1,5 @@
 """What a recipe refuses, a script's configuration refuses too: the same table."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What `max_tokens_per_microbatch: auto` chooses. torch's numbers about the memory of a GPU are replaced."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

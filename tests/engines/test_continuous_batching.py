@@ -1,7 +1,5 @@
 """transformers' continuous batching under PODSTrainer: it runs on a CPU, for real."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

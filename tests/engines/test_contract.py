@@ -1,7 +1,5 @@
 """What we override in TRL, pinned: an upgrade that moves one of these seams fails here, not in a run."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Dynamic sampling: groups whose rewards are all equal are replaced by groups of new prompts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from datasets import IterableDataset

@@ -1,7 +1,5 @@
 """A step of each family that people train: generated and updated over trees, with the gradient of rows."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

@@ -1,7 +1,5 @@
 """FSDP2 on two real CPU processes: what is shared, that it trains as one process does, and that it goes on exactly."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

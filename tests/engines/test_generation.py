@@ -1,7 +1,5 @@
 """Each prompt once while the trainer generates: the same rollouts in every batch, and what goes to TRL's own way."""
 
-from __future__ import annotations
-
 import pytest
 
 from pods_rl.engines.trl.step.turns import over_prefix_tree

@@ -1,7 +1,5 @@
 """What the update computes on a stand-in for a GPU, and what it says of it."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

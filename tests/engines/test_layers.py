@@ -1,7 +1,5 @@
 """The layers of PODSTrainer by themselves: each is TRL's trainer with one thing more."""
 
-from __future__ import annotations
-
 import pytest
 from trl import GRPOConfig, GRPOTrainer
 

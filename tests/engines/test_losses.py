@@ -4,8 +4,6 @@ n = m is TRL to the last bit, and m of n is TRL fed exactly the m kept rows: wha
 groups or tokens must count those m alone.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer

@@ -1,7 +1,5 @@
 """Which rows of an optimizer step share a micro-batch, and what of TRL must not notice."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A user who changes two names gets TRL: the same defaults, the same weights, the same logs."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

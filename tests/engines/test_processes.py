@@ -4,8 +4,6 @@ What the policy samples is replaced by `many_processes.numbered_rollouts` in all
 the same rollouts to choose from; all the rest is the real trainer.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

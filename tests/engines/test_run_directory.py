@@ -1,7 +1,5 @@
 """A script with PODSTrainer writes a run directory that `pods report` reads."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

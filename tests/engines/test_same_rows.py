@@ -5,8 +5,6 @@ tests/skyrl. A group with fewer than m usable rollouts depends on what an engine
 and slime get m of which the others train nothing, SkyRL and ROLL train none.
 """
 
-from __future__ import annotations
-
 import torch
 from datasets import Dataset
 

@@ -1,7 +1,5 @@
 """What the trainer of a run saves, and what it resumes from: TRL's own files, in one move, without its pickle."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

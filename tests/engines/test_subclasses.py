@@ -3,8 +3,6 @@
 Each is made once on TRL's trainer and once on ours, and gets the same rollouts.
 """
 
-from __future__ import annotations
-
 import pandas
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What PODSTrainer does with n rollouts: scores each once, trains on m, skips empty steps, and says so."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

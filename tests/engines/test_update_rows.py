@@ -1,7 +1,5 @@
 """The update with `prefix_tree` has TRL's gradient in float64 and logs TRL's metrics, by the real trainer."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import LoraConfig

@@ -1,7 +1,5 @@
 """Rewards, methods and rules of a user's own: called as TRL calls them, and each rollout scored once."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """An installed library that is too old is named, before the import of a name that it lacks."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError

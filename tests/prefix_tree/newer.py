@@ -1,7 +1,5 @@
 """What older versions of transformers compute by rows, or do not have."""
 
-from __future__ import annotations
-
 import pytest
 import transformers
 from packaging.version import Version

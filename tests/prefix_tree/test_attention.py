@@ -1,7 +1,5 @@
 """Attention that is not plain, over trees: by a dense mask in float64. Models: tests/engines/test_families.py."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Decoding over the tree of prefixes: the tokens of `generate`, its distribution, and a row for each node."""
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 from types import SimpleNamespace

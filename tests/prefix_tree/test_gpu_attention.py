@@ -1,7 +1,5 @@
 """The attention of trees on a GPU: the choice by torch's version, and its numbers. It runs on a stand-in (gpu.py)."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,7 +1,5 @@
 """Which rows share a pass: nodes by `prefix_tree` itself, cuts by trying all, and what every division must keep."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

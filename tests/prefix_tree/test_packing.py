@@ -1,7 +1,5 @@
 """The tree of the update: its layout by brute force, and models by their own rows."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 

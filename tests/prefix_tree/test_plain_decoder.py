@@ -1,7 +1,5 @@
 """Single tokens with fewer operations: the model's own tokens, and which models compute their tokens themselves."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import IA3Config, LoraConfig, get_peft_model

@@ -1,7 +1,5 @@
 """Recurrent layers over a tree: the number of calls, and models by their own rows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model

@@ -1,7 +1,5 @@
 """The soak's arithmetic, and all of its steps every night."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

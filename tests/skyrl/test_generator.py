@@ -4,8 +4,6 @@ Real: `prepare_generator_input`, the trainers and all of their steps from a gene
 the generator (`parts.Scripted`), and the workers (`parts.Dispatch`), of which these steps ask one number.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 

@@ -5,8 +5,6 @@ mini-batches and policy loss. Replaced: the vLLM servers (`parts.Engine`), and t
 (`parts.Dispatch`), which need a CUDA device.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 

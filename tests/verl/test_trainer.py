@@ -1,7 +1,5 @@
 """A step of verl's own trainer with PODS: what is generated, kept, cleared, trained and logged."""
 
-from __future__ import annotations
-
 import random
 
 import pyarrow.parquet as pq
