@@ -1,7 +1,5 @@
 """A real TRL trainer over a random-weight Qwen2 model small enough to train in a second, and what tests read of it."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import os

@@ -3,8 +3,6 @@
 python -m tests.engines.families    # write the table of docs/trl.md
 """
 
-from __future__ import annotations
-
 import logging
 import tempfile
 import warnings

@@ -4,8 +4,6 @@ The libraries are imported once; then the processes of each case are forked from
 sets, and join a real gloo group. Every process leaves what it saw in FOLDER.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import logging

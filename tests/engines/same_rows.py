@@ -3,8 +3,6 @@
 `tests/engines/test_same_rows.py` gives them to TRL, `tests/verl` and `tests/skyrl` to these libraries.
 """
 
-from __future__ import annotations
-
 import math
 
 N = 16

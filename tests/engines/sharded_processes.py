@@ -5,8 +5,6 @@ which the processes have unequally much to do. The libraries are imported once; 
 variables that `accelerate launch` would set from the shipped fsdp2.yaml. Each leaves what it saw in FOLDER.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

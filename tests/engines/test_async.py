@@ -1,7 +1,5 @@
 """`AsyncPODSTrainer` without vLLM: what it uses of TRL's experimental module, and the loop."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import math

@@ -4,8 +4,6 @@
 would stay n long where m rows are kept, and a new metric of the loss would depend on which rows share a micro-batch.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

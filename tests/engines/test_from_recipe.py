@@ -1,7 +1,5 @@
 """From a recipe to TRL's trainer: reward functions of a task, and what a library rejects as one line."""
 
-from __future__ import annotations
-
 import pytest
 from datasets import Dataset
 from tools.pretrain import EOS, build_tokenizer

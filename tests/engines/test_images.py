@@ -1,7 +1,5 @@
 """Images: the real trainer over a tiny model of each family, and rows whose tensors of images stay their own."""
 
-from __future__ import annotations
-
 import copy
 import importlib.resources
 from functools import cache, partial

@@ -1,7 +1,5 @@
 """Steps that a plan measures: each with its own prompts and rollouts, real work, and a policy that does not move."""
 
-from __future__ import annotations
-
 import torch
 
 from pods_rl.planning.measure import Meter

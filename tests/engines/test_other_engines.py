@@ -5,8 +5,6 @@ commit 624b824 (21 August 2026), and ROLL's `UserDefinedRolloutLoop` and `Rollou
 (18 August 2026).
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from dataclasses import dataclass, field

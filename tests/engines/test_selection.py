@@ -1,7 +1,5 @@
 """What selection and advantages read in training: truncated rollouts and sums of rewards."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

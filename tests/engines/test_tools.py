@@ -1,7 +1,5 @@
 """Tools, environments and rollout functions: TRL's at n = m, and n of them with m trained."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

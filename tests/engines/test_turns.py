@@ -1,7 +1,5 @@
 """Rollouts of several turns in the record of a generation, its checkpoint and the ledger."""
 
-from __future__ import annotations
-
 import json
 from copy import deepcopy
 from dataclasses import replace

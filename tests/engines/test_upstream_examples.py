@@ -5,8 +5,6 @@ imported. `CHECKOUTS="path path"` names checkouts, which are searched first. doc
 examples were written for. Sampling is replaced. Strategies, environments, rewards and advantages are the engine's.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import math

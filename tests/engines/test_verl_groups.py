@@ -1,7 +1,5 @@
 """The part of the verl engine that needs no verl: groups of keys, what is kept of them, what is logged."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

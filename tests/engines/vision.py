@@ -4,8 +4,6 @@ Their image processors are those of Pillow: the others need torchvision. The fam
 images follow the rows of a batch: by patch (Qwen), image (Gemma, LLaVA), tile (InternVL) or row (Idefics).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

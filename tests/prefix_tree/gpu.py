@@ -4,8 +4,6 @@ The tensors stay on the CPU. What the project chooses for a GPU, and how it call
 No kernel of a GPU runs.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Rows in fixed slots: the tokens of the tree, a step that can be captured, and what is kept between generations."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from contextlib import contextmanager, nullcontext

@@ -5,8 +5,6 @@ GPU (`get_peak_flops_per_device`), NCCL's transfer of weights and the pause befo
 server reads).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ The libraries are imported once. An engine cannot start twice in a process, so e
 what it saw in FOLDER as JSON. SERVER is the address of a `vllm serve`. Names of cases may follow: only these are run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

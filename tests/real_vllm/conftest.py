@@ -1,7 +1,5 @@
 """What the cases saw, each in processes of its own, and a server of vLLM next to them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A plugin of vLLM (entry point `vllm.general_plugins`), so that a trainer can write into its weights on a CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

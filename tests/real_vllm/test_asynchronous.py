@@ -1,7 +1,5 @@
 """`AsyncPODSTrainer` with a real vLLM on a CPU; asynchronous.py names what is replaced."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -4,8 +4,6 @@ The trainer computes in float32 and vLLM in bf16. The sampled tokens' log-probab
 at most 0.019 with the trainer's weights, by at least 2.4 with older ones and 0.5 with the initial ones.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The trainer over a small random model that the engine's own tests use."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Rewards of a user's own, as recipes name them: one completion in 64 makes each misbehave."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Text that is out to be run: by Python, a shell, LaTeX, YAML, a browser or a terminal."""
 
-from __future__ import annotations
-
 import random
 import re
 

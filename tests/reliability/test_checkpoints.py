@@ -1,7 +1,5 @@
 """Checkpoints survive kills at any point of saving, and full disks: a run goes on from the last whole one, exactly."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

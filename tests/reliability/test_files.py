@@ -1,7 +1,5 @@
 """Files: nothing is written elsewhere, and no pickle goes out."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Hostile text is text: nothing of it runs in a grader, nothing of it steers a terminal. Reports: tests/report."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A loss or a gradient that is not finite moves nothing, is said as it was, and three in a row end the run well."""
 
-from __future__ import annotations
-
 import logging
 import math
 

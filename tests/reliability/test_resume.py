@@ -3,8 +3,6 @@
 Each run is killed for good (SIGKILL) in a process of its own, and resumed by `pods train --resume` in another.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

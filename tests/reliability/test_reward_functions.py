@@ -1,7 +1,5 @@
 """Reward functions that raise, or return something else than a list of floats."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import math

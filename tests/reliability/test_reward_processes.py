@@ -1,7 +1,5 @@
 """Reward functions that hang, and what they do to the processes that they are called in."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

@@ -3,8 +3,6 @@
 A run whose directory goes away ends with one line, and one whose display goes away goes on.
 """
 
-from __future__ import annotations
-
 import os
 import pty
 import random

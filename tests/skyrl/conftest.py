@@ -1,7 +1,5 @@
 """SkyRL's configuration for the tiny policy, and its trainer without workers."""
 
-from __future__ import annotations
-
 import sys
 import typing
 from pathlib import Path

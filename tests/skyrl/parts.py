@@ -1,7 +1,5 @@
 """What the tests put in place of SkyRL's parts that need a GPU, and of a model where rewards are given."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The settings on SkyRL's command line: what is read, and what is refused before any process starts."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -1,7 +1,5 @@
 """A local Ray with verl's queue, and verl's configuration for the tiny policy."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An agent loop whose sessions do what the data set says: no model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput

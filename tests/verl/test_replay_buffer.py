@@ -1,7 +1,5 @@
 """The replay buffers on the real queue, groups put there by hand: rules, hostile rewards, the filter's arguments."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

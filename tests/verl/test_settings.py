@@ -1,7 +1,5 @@
 """What is read from verl's configuration, and what is refused before a model loads."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

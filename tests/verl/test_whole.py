@@ -3,8 +3,6 @@
 Rows are selected over a batch of two prompts, and each prompt has an update of its own. A reference model needs a GPU.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

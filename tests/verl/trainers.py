@@ -1,7 +1,5 @@
 """Verl's own trainers on a CPU: everything runs except the engines, which only record what they get."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
