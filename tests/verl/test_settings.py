@@ -7,7 +7,6 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
 from pods_rl.engines.verl.agent_loop import PODSAgentLoopManager
-from pods_rl.engines.verl.estimators import GROUP_ESTIMATORS
 from pods_rl.engines.verl.replay_buffer import PODSReplayBuffer
 from pods_rl.engines.verl.settings import VerlSettings, read_settings
 from pods_rl.errors import UserError

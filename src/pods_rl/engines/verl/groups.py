@@ -83,8 +83,9 @@ def choose(
         batch_rule: as in `selection.select_batch`; it decides instead of `rule`, if a group has a signal.
 
     Edges: NaN is never kept, because verl's advantages would turn all of its group into NaN. So a group may keep fewer
-    than m sessions, or none. A batch without a group to compare keeps what `rule` does: verl cannot train zero rows,
-    and the advantages of these are 0.
+    than m sessions, or none. A group with a single scored session keeps none, unless m is 1 or no other group keeps
+    any. A batch without a group to compare keeps what `rule` does: verl cannot train zero rows, and the advantages of
+    these are 0.
 
     >>> choose(torch.tensor([[0.0, 1.0, 0.0, 0.5], [1.0, 0.0, torch.nan, torch.nan]]), 2, "max_variance")
     tensor([[ True,  True, False, False],
@@ -94,16 +95,22 @@ def choose(
             [False, False, False, False]])
     """
     scored_PN = ~rewards_PN.isnan()
+    kept_PN = torch.zeros_like(scored_PN)
     rows = min(m * len(rewards_PN), rewards_PN.numel())
-    if batch_rule is not None and rows >= 2:
-        kept_PN = select_batch(rewards_PN, rows, batch_rule, generator=generator).mask() & scored_PN
-        if kept_PN.any():
-            return kept_PN
-    kept_PN = scored_PN.clone()
-    crowded_P = scored_PN.sum(dim=1) > m
-    if crowded_P.any():
-        selection = select(rewards_PN[crowded_P], m, rule, generator)
-        kept_PN[crowded_P] &= selection.mask(rewards_PN.shape[1])
+    if batch_rule is not None:
+        if rows >= 2:
+            kept_PN = select_batch(rewards_PN, rows, batch_rule, generator=generator).mask() & scored_PN
+        m = max(m, 2)  # a mean until here; fewer sessions of a prompt cannot be compared
+    if not kept_PN.any():
+        kept_PN = scored_PN.clone()
+        crowded_P = scored_PN.sum(dim=1) > m
+        if crowded_P.any():
+            selection = select(rewards_PN[crowded_P], m, rule, generator)
+            kept_PN[crowded_P] &= selection.mask(rewards_PN.shape[1])
+    # Nothing is left to compare a single session with, and verl would train it with its raw reward.
+    compared_PN = kept_PN & (kept_PN.sum(dim=1, keepdim=True) > 1)
+    if m > 1 and compared_PN.any():
+        return compared_PN
     return kept_PN
 
 

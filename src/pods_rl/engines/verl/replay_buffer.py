@@ -23,7 +23,6 @@ from ...errors import UserError
 from ..ledger import Ledger
 from ..measuring import describe_selection, pad_rewards
 from ..seeds import seeded_generator
-from .estimators import install_guards
 from .groups import Group, choose, group_keys, kept_keys, last_keys, stack_groups
 from .ledger import session_rows
 from .settings import read_settings
@@ -79,7 +78,6 @@ class PODSMixin:
         self._batches: list[SampledBatch] = []  # of the step, until its metrics are returned
         self._pods_metrics: dict[str, float] = {}
         self._sizes_checked = False
-        install_guards()
         self._ledger: Ledger | None = None
         if self.pods.ledger:
             self._ledger = Ledger(Path(self.pods.ledger), self.pods.ledger_every)

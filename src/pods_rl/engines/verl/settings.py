@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UserError
 from ...text import find
 from ..settings import SelectionSettings, read_selection
-from .estimators import GROUP_ESTIMATORS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -22,6 +21,18 @@ _M = "actor_rollout_ref.rollout.n"
 _MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 _MODEL = "reward.reward_model"
 _ESTIMATOR = "algorithm.adv_estimator"
+
+# verl's estimators whose baseline is the group's other rows. The others use a critic or the complete batch.
+GROUP_ESTIMATORS = (
+    "grpo",
+    "grpo_vectorized",
+    "rloo",
+    "rloo_vectorized",
+    "opo",
+    "gpg",
+    "reinforce_plus_plus_baseline",
+    "gdpo",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
