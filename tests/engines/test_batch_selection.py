@@ -22,7 +22,6 @@ def trained(make, trainer_class=PODSTrainer, **config):
         {"scale_rewards": "group"},
         pytest.param({"scale_rewards": "none"}, marks=pytest.mark.slow),
         {"scale_rewards": "batch", "advantages": "before"},
-        {"scale_rewards": "none", "advantage_baseline": "leave_one_out"},
     ],
     ids=str,
 )
@@ -33,7 +32,7 @@ def test_rows_are_those_of_select_batch_with_the_advantages_of_their_prompts(mak
     record = trainer.rollouts
     assert record.rewards.shape == (4, 8)
     assert record.kept.equal(select_batch(record.rewards, 8).indices)
-    choices = {"when": "advantages", "scale": "scale_rewards", "baseline": "advantage_baseline"}
+    choices = {"when": "advantages", "scale": "scale_rewards"}
     options = {name: settings[key] for name, key in choices.items() if key in settings}
     expected = advantages(record.rewards.float(), BatchSelection(record.kept, 4, 8), **options)
     torch.testing.assert_close(batches[0]["advantages"], expected, rtol=1e-4, atol=1e-6)

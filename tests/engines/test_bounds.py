@@ -99,7 +99,6 @@ def test_arguments_that_generate_does_not_have_are_refused(arguments, word):
         ({"selection": "batch", "multi_objective_aggregation": "normalize_then_sum"}, "selection"),
         ({"reward_tolerance": 0.1, "multi_objective_aggregation": "normalize_then_sum"}, "reward_tolerance"),
         ({"advantages": "before", "multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation"),
-        ({"advantage_baseline": "leave_one_out", "scale_rewards": True}, "scale_rewards: none"),
         ({"mask_constant_groups": True, "loss_type": "bnpo"}, "bnpo"),
     ],
     ids=str,

@@ -1,4 +1,4 @@
-"""The same update by another way: TRL's trainer, an accumulated batch, the reference objective, TRL's RLOO.
+"""The same update by another way: TRL's trainer, an accumulated batch, the reference objective.
 
 n = m is TRL to the last bit, and m of n is TRL fed exactly the m kept rows: whatever divides by a number of rows,
 groups or tokens must count those m alone.
@@ -6,7 +6,7 @@ groups or tokens must count those m alone.
 
 import pytest
 import torch
-from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from pods_rl import pods_objective
 from pods_rl.errors import UserError
@@ -21,7 +21,6 @@ from .conftest import (
     constant,
     half_dead,
     kept_of,
-    texts_of,
     weights,
 )  # fmt: skip
 
@@ -203,25 +202,6 @@ def test_masked_constant_groups_count_in_no_denominator(make_trainer, loss, accu
 def test_an_entropy_bonus_cannot_be_divided_by_the_groups_that_are_not_masked(make_trainer):
     with pytest.raises(UserError, match="entropy_coef"):
         make_trainer(mask_constant_groups=True, entropy_coef=0.01)
-
-
-@pytest.mark.parametrize(("scale", "normalize"), [("none", False), ("batch", True)])
-@pytest.mark.usefixtures("trl_draws")
-def test_leave_one_out_is_trl_s_rloo_to_the_last_bit(make_trainer, scale, normalize):
-    """TRL's RLOOTrainer samples, rewards and computes by itself."""
-
-    def config(output, **settings):
-        settings.pop("loss_type")
-        return RLOOConfig(output, beta=0.0, normalize_advantages=normalize, **settings)
-
-    rloo = make_trainer(RLOOTrainer, config, max_steps=1)
-    rloo.train()
-    leave_one_out = {"advantage_baseline": "leave_one_out", "scale_rewards": scale}
-    trainer = make_trainer(num_rollouts=4, max_steps=1, **leave_one_out)
-    trainer.train()
-    for name in ("completion", "advantages"):
-        assert list(texts_of(trainer)[name]) == list(texts_of(rloo)[name])
-    assert len({abs(value) for value in texts_of(trainer)["advantages"]}) > 2
 
 
 # -- steps without advantages ---------------------------------------------------------------------------------------

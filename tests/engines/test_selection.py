@@ -32,7 +32,6 @@ def truncated(trainer) -> torch.Tensor:
         {},
         {"advantages": "before"},
         pytest.param({"scale_rewards": "batch"}, marks=pytest.mark.slow),
-        {"scale_rewards": "none", "advantage_baseline": "leave_one_out"},
         pytest.param({"exact_trl": True}, marks=pytest.mark.slow),
     ],
 )
@@ -50,7 +49,6 @@ def test_a_truncated_rollout_is_kept_only_to_fill_a_row_and_then_trains_nothing(
     expected = select(scored_PN, 4)
     assert torch.equal(kept_of(found), expected.indices)
     way = {"when": settings.get("advantages", "after"), "scale": settings.get("scale_rewards", "group")}
-    way["baseline"] = settings.get("advantage_baseline", "mean")
     expected_PM = advantages(scored_PN, expected, **way)
     torch.testing.assert_close(found.advantages.double(), expected_PM.flatten(), rtol=1e-4, atol=1e-6)
     kept_cut = expected.take(cut_PN)

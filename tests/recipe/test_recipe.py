@@ -118,7 +118,7 @@ REJECTED = {
     "report_to": "tensorbord", "activation_checkpointing_kwargs": "[1]", "generation_kwargs": "{a",
     "accelerator_config": "gone.json", "fsdp": True, "debug": "zz", "log_completions_hub_repo": "a/b", "tf32": True,
     "remove_unused_columns": True, "vllm_importance_sampling_clip_min": 4.0, "dynamic_sampling": "accurcy",
-    "advantages": "during", "advantage_baseline": "leave_one_out", "rule": "nowhere_at_all:best",
+    "advantages": "during", "rule": "nowhere_at_all:best",
 }  # fmt: skip
 
 

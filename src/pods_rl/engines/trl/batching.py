@@ -264,7 +264,6 @@ LEVERS = ("prefix_tree", "skip_zero_advantage_steps")  # `exact_trl` turns them 
 _CHOICES_OF_KEY = {
     "selection": ("prompt", "batch"),
     "advantages": ("after", "before"),
-    "advantage_baseline": ("mean", "leave_one_out"),
     "reward_errors": ("raise", "zero", "drop"),
     "clock": ("wall", "cpu"),
 }
@@ -279,7 +278,7 @@ def check_losses(settings: Mapping[str, Any]) -> None:
     Raises:
         UserError: what was given, the reason, and what to set.
 
-    >>> check_losses({"advantage_baseline": "leave_one_out", "scale_rewards": "none"})
+    >>> check_losses({"advantages": "before"})
     >>> check_losses({"advantages": "never"})
     Traceback (most recent call last):
     ...
@@ -289,11 +288,9 @@ def check_losses(settings: Mapping[str, Any]) -> None:
         value = settings.get(key, choices[0])
         if value not in choices:
             raise UserError(f"{key} = {value!r}: expected {', '.join(choices[:-1])} or {choices[-1]}.")
-    baseline = settings.get("advantage_baseline", "mean")
     aggregation = settings.get("multi_objective_aggregation", "sum_then_normalize")
     needs_a_sum = {
         "advantages = before": settings.get("advantages") == "before",
-        "advantage_baseline = leave_one_out": baseline == "leave_one_out",
         "dynamic_sampling": bool(settings.get("dynamic_sampling")),
         "reward_tolerance": bool(settings.get("reward_tolerance")),
         "selection = batch": settings.get("selection") == "batch",
@@ -323,11 +320,4 @@ def check_losses(settings: Mapping[str, Any]) -> None:
         raise UserError(
             "mask_constant_groups masks groups of num_generations rows, and selection = batch gives groups with equal "
             "rewards no row. Set mask_constant_groups: false."
-        )
-    # TRL reads true as group and false as none.
-    if baseline == "leave_one_out" and settings.get("scale_rewards", "group") in ("group", True, "True", "true"):
-        raise UserError(
-            "advantage_baseline = leave_one_out leaves each reward out of its own baseline, and scale_rewards = group "
-            "would put it back by dividing by the deviation of all of them (m / (m - 1) times the mean's advantages). "
-            "Set scale_rewards: none (RLOO's own), or batch."
         )

@@ -47,8 +47,6 @@ class PODSConfig(GRPOConfig):
             percentile, or your own as a function or as package.module:function.
         advantages: normalise advantages over the m kept rollouts (after; the paper, section 3.2) or over all n
             (before).
-        advantage_baseline: the value subtracted from each reward: the mean of its group (mean, as in GRPO), or the mean
-            of the other rewards of its group (leave_one_out, as in RLOO; with scale_rewards none or batch).
         clock: the time that the training clock and the phases of a step count: wall (seconds), or cpu (seconds of
             processor time of this process, which other work on the machine hardly changes). cpu needs a CPU and one
             process.
@@ -104,7 +102,6 @@ class PODSConfig(GRPOConfig):
     num_prompts: int | None = None
     rule: RuleOrName = "max_variance"
     advantages: str = "after"
-    advantage_baseline: str = "mean"
     clock: str = "wall"
     reward_errors: str = "raise"
     tool_timeout: float | None = 120.0

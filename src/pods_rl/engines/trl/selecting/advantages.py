@@ -19,27 +19,22 @@ from .record import Rollouts, total_reward
 def set_advantages(batch: Batch, generation: Generation, trainer: TRLTrainer) -> None:
     """Put the advantages of this process's rows into TRL's batch, where TRL's own are not right.
 
-    TRL's are right for the mean of the kept rows of each prompt. They are not for other baselines, nor for prompts with
-    different numbers of rows. Groups without a signal have advantages of exactly 0.
+    TRL's are right if they are over the same number of kept rows of each prompt. Groups without a signal have
+    advantages of exactly 0.
     """
     record = generation.record
     args = trainer.args
     rows_here = slice(generation.rows_here.start, generation.rows_here.stop)
     over_all_rollouts = args.advantages == "before" and not args.keeps_all
-    trl_advantages_hold = not over_all_rollouts and not record.is_ragged and args.advantage_baseline == "mean"
     advantages_B = batch["advantages"].clone()
     groups_R = record.kept // record.rewards.size(1)
     # The named reward of dynamic sampling is equal for all of such a group; others may differ, and must not train it.
     without_signal_G = torch.zeros(len(record.rewards), dtype=torch.bool)
     if record.without_signal is not None:
         without_signal_G |= record.without_signal
-    if not trl_advantages_hold:
+    if over_all_rollouts or record.is_ragged:
         G, N = record.rewards.shape
-        settings: dict[str, Any] = {
-            "when": args.advantages,
-            "baseline": args.advantage_baseline,
-            "scale": trainer.scale_rewards,
-        }
+        settings: dict[str, Any] = {"when": args.advantages, "scale": trainer.scale_rewards}
         # In float32, as TRL adds rewards up.
         totals_GN = total_reward(
             generation.scores.cpu(), trainer.reward_weights, N, trainer.multi_objective_aggregation, dtype=torch.float32
