@@ -196,7 +196,6 @@ class TRLTrainer:
     loss_type: str
     importance_sampling_level: str
     top_entropy_quantile: float
-    current_gradient_accumulation_steps: int  # micro-batches of the step; fewer in an epoch's last one
     aux_loss_enabled: bool
     _entropy_bonus_enabled: bool
     log_completions: bool

@@ -117,7 +117,6 @@ class Update(TrainerCallback):
         self.clock.seconds = dict.fromkeys(PHASES, 0.0)
         # `computed`: by the passes of the update's loss, padding included.
         self.tokens = Counter(generated=0, computed=0)
-        self._micro_batches = 0  # that were begun
         self._losses: list[Tensor] = []  # of the micro-batches
         self.is_skipped = False  # whether its gradients were cleared because all of them were 0
         self._begin_passes()
@@ -131,7 +130,6 @@ class Update(TrainerCallback):
         self.tokens["computed"] = 0
         self.rows_left_out = 0  # which have no gradient
         self._has_signal = False  # in a row that reached TRL's loss
-        self._reached_loss = False  # whether a pass reached TRL's loss
         self._passes = 0  # that were computed
         self._taken: list[Batch] = []  # of these and the skipped ones, the rows
 
@@ -177,7 +175,6 @@ class Update(TrainerCallback):
 
     def begin_micro_batch(self, micro_batch: Batch | list[Batch]) -> None:
         """Take a micro-batch of TRL, or the passes of one."""
-        self._micro_batches += 1
         self.waiting = list(micro_batch) if isinstance(micro_batch, list) else [micro_batch]
 
     def next_pass(self) -> Batch:
@@ -199,7 +196,6 @@ class Update(TrainerCallback):
         trainer = self._trainer
         if not trainer.model.training:
             return compute()
-        self._reached_loss = True
         if not batch:
             return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
         row_counts = token_counts(batch)
@@ -353,30 +349,12 @@ class Update(TrainerCallback):
         return trainer.top_entropy_quantile >= 1.0 and trainer.loss_type != "vespo"  # logs the weight of each row
 
     def _can_skip(self, may_skip_rows: bool) -> bool:
-        """Return whether a micro-batch without a gradient needs no pass. Call this on every process.
-
-        Args:
-            may_skip_rows: whether every process may skip its rows without a gradient.
-        """
+        """Return whether a pass without a gradient is skipped; `may_skip_rows` is the agreement of all processes."""
         trainer = self._trainer
-        skips_steps = bool(trainer.args.skip_zero_advantage_steps) and self._passes == 0
         if trainer.accelerator.sync_gradients and not self.waiting:
             # The last pass before an optimizer step sends the sum of the gradients to all processes, if there is one.
-            return skips_steps
-        if may_skip_rows and not trainer.is_deepspeed_enabled:  # which counts the passes of a step
-            return True
-        if not skips_steps:
-            return False
-        # A step of which no later pass has a gradient is skipped, with all of its passes.
-        remaining = trainer.current_gradient_accumulation_steps - self._micro_batches
-        buffered = trainer._buffered_inputs or []
-        start = trainer._step % trainer.args.steps_per_generation + 1
-        later = buffered[start : start + remaining]
-        batches = list(self.waiting)
-        for micro_batch in later:
-            batches += micro_batch if isinstance(micro_batch, list) else [micro_batch]
-        is_unknown = len(later) < remaining  # the rest of the step is not generated yet
-        return not self._on_any_process(is_unknown or any(bool(rows_with_gradient(batch).any()) for batch in batches))
+            return bool(trainer.args.skip_zero_advantage_steps) and self._passes == 0
+        return may_skip_rows and not trainer.is_deepspeed_enabled  # which counts the passes of a step
 
     def _has_gradient(self) -> bool:
         """Return whether a parameter has a gradient, from a term that TRL's loss does not have."""
@@ -407,7 +385,7 @@ class Update(TrainerCallback):
         if self.is_skipped:
             trainer.model_wrapped.zero_grad(set_to_none=True)
             self.trained_tokens = 0
-        elif self._reached_loss and not self._passes:
+        elif not self._passes and not self._has_user_loss:
             # A subclass's own term trains a step whose passes were all skipped. The optimizer skips a parameter without
             # a gradient; after TRL's passes it has one of 0.
             for parameter in trainer.model_wrapped.parameters():
