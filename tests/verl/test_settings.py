@@ -103,15 +103,6 @@ def test_a_mean_of_one_session_is_accepted_over_the_batch(make_config):
     assert settings.batch_rule is BATCH_RULES["max_variance"]
 
 
-def test_the_batches_of_a_step_are_counted_as_by_verls_trainer(make_config):
-    assert read_settings(make_config()).batches_per_step == 1
-    modes = {"colocate_async": 1, "separate_async": 4}  # 4 is verl's default
-    for mode, expected in modes.items():
-        assert read_settings(make_config(f"trainer.v1.trainer_mode={mode}")).batches_per_step == expected
-    config = make_config("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2")
-    assert read_settings(config).batches_per_step == 2
-
-
 noted: list[tuple[list[object], str]] = []
 
 

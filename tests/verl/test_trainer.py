@@ -136,7 +136,7 @@ def test_dapo_filters_by_all_n_and_refills(trainer):
     assert left_in_queue() == set(batch.keys)
 
 
-def test_several_batches_a_step_are_one_step_in_ledger_and_metrics(trainer, tmp_path):
+def test_several_batches_a_step_are_one_file_of_the_ledger(trainer, tmp_path):
     ledger = tmp_path / "rollouts"
     trainer = trainer(
         "trainer.v1.trainer_mode=separate_async",
@@ -151,11 +151,7 @@ def test_several_batches_a_step_are_one_step_in_ledger_and_metrics(trainer, tmp_
     assert len(trainer.actor_rollout_wg.updates) == 2  # of one prompt each
     assert ("restore", 0) in trainer.actor_rollout_wg.models_on_cpu  # verl's own path for several updates
     assert len(batch.keys) == 8
-    assert metrics["pods/all/rows"] == 16
-    assert metrics["pods/selected/rows"] == 8
-    assert metrics["pods/tokens/generated"] == 2 * sum(2 + session % 3 for session in range(8))
-    assert metrics["pods/zero_variance_share"] == 0.5
-    assert metrics["pods/all/reward_std"] == pytest.approx(torch.tensor([*REWARDS, *[0.5] * 8]).std().item())
+    assert metrics["pods/zero_variance_share"] == 0.5  # verl's mean over the batches
     (file,) = ledger.iterdir()
     rows = pq.read_table(file).to_pylist()
     assert [(row["step"], row["group"], row["rollout"]) for row in rows] == [(1, i // 8, i % 8) for i in range(16)]

@@ -6,8 +6,7 @@ session's trajectories (several if an agent's context was cut). The last traject
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -112,18 +111,3 @@ def choose(
     if m > 1 and compared_PN.any():
         return compared_PN
     return kept_PN
-
-
-def stack_groups(blocks: Sequence[Tensor]) -> Tensor:
-    """Stack batches of groups `[P, N]`, padded to the largest N with NaN, or with False for a mask.
-
-    >>> stack_groups([torch.tensor([[1.0]]), torch.tensor([[0.0, 1.0]])])
-    tensor([[1., nan],
-            [0., 1.]])
-    """
-    largest = max(block.shape[1] for block in blocks)
-    padded: list[Tensor] = []
-    for block in blocks:
-        filling = False if block.dtype == torch.bool else math.nan
-        padded.append(torch.nn.functional.pad(block, (0, largest - block.shape[1]), value=filling))
-    return torch.cat(padded)

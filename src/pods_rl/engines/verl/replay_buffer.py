@@ -6,7 +6,6 @@ that are dropped here cause no other cost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,30 +22,11 @@ from ...errors import UserError
 from ..ledger import Ledger
 from ..measuring import describe_selection, pad_rewards
 from ..seeds import seeded_generator
-from .groups import Group, choose, group_keys, kept_keys, last_keys, stack_groups
+from .groups import Group, choose, group_keys, kept_keys, last_keys
 from .ledger import session_rows
 from .settings import read_settings
 
 VALIDATION = "val"
-
-
-@dataclass(frozen=True)
-class SampledBatch:
-    """The values of one batch from which the metrics of a step are computed.
-
-    Args:
-        rewards: `[P, N]`, NaN where a session is missing or unusable.
-        kept: `[P, N]`, true where a session is kept.
-        sessions: of all groups.
-        lengths: response tokens of each row by key.
-        kept_keys: of the rows to train on.
-    """
-
-    rewards: Tensor
-    kept: Tensor
-    sessions: int
-    lengths: dict[str, int]
-    kept_keys: set[str]
 
 
 class PODSMixin:
@@ -75,7 +55,6 @@ class PODSMixin:
         super().__init__(**verl_arguments)
         self._step = -1
         self._generator = torch.Generator()
-        self._batches: list[SampledBatch] = []  # of the step, until its metrics are returned
         self._pods_metrics: dict[str, float] = {}
         self._sizes_checked = False
         self._ledger: Ledger | None = None
@@ -86,12 +65,10 @@ class PODSMixin:
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """Return verl's batch reduced to the m kept, and its metrics with those of all n added.
 
-        With `parameter_sync_step` k, verl samples k batches a step and averages most of their metrics. Ours are of all
-        k batches and come with the last, so that a sum stays a sum.
+        With `parameter_sync_step` k, verl samples k batches a step, and averages these metrics as its own.
         """
         if partition_id != VALIDATION and global_steps != self._step:
             self._step = global_steps
-            self._batches = []
             # The draws of a rule depend on seed and step alone, so that a resumed run makes the same ones. The batches
             # of a step share the generator, so that each draws other sessions.
             self._generator = seeded_generator(self.pods.seed, global_steps)
@@ -131,17 +108,8 @@ class PODSMixin:
             # verl may sample several batches a step (`parameter_sync_step`), which become one file
             rows = session_rows(groups, rewards, kept, partition_id=batch.partition_id, tokenizer=self._tokenizer)
             self._ledger.add(self._step, rows)
-        sampled = SampledBatch(
-            rewards=rewards_PN,
-            kept=kept_PN,
-            sessions=len(keys),
-            lengths={key: int(tag.get("response_len", 0)) for key, tag in zip(batch.keys, batch.tags, strict=True)},
-            kept_keys=kept,
-        )
-        self._batches.append(sampled)
-        if len(self._batches) == self.pods.batches_per_step:
-            self._pods_metrics = describe_step(self._batches)
-            self._batches = []
+        lengths = {key: int(tag.get("response_len", 0)) for key, tag in zip(batch.keys, batch.tags, strict=True)}
+        self._pods_metrics = describe_batch(rewards_PN, kept_PN, lengths, kept, len(keys))
         return _keep(batch, kept)
 
     def _check_sizes(self, groups: list[Group], partition_id: str) -> None:
@@ -179,29 +147,23 @@ def replay_buffer(trainer_mode: str, **arguments: Any) -> PODSReplayBuffer | POD
 replay_buffer.keeps_num_generations = True  # type: ignore[attr-defined]  # as of the classes
 
 
-def describe_step(batches: list[SampledBatch]) -> dict[str, float]:
-    """Return the metrics of a step's batches together (docs/metrics.md)."""
-    rewards_PN = stack_groups([batch.rewards for batch in batches])
-    kept_PN = stack_groups([batch.kept for batch in batches])
-    sessions = sum(batch.sessions for batch in batches)
-    scored = int((~rewards_PN.isnan()).sum())
+def describe_batch(
+    rewards_PN: Tensor, kept_PN: Tensor, lengths: dict[str, int], kept_keys: set[str], sessions: int
+) -> dict[str, float]:
+    """Return the metrics of a batch (docs/metrics.md), from the response tokens of each row by key."""
     prompts_trained = int(kept_PN.any(dim=1).sum())
-    lengths: list[int] = []
-    trained: list[int] = []
-    for batch in batches:
-        lengths += batch.lengths.values()
-        trained += [batch.lengths[key] for key in batch.kept_keys]
+    generated = sum(lengths.values())
     return {
         **describe_selection(rewards_PN, kept_PN),
         "pods/all/rows": float(len(lengths)),
-        "pods/all/response_length_mean": sum(lengths) / len(lengths),
-        "pods/all/response_length_max": float(max(lengths)),
-        "pods/selected/rows": float(len(trained)),
+        "pods/all/response_length_mean": generated / len(lengths),
+        "pods/all/response_length_max": float(max(lengths.values())),
+        "pods/selected/rows": float(len(kept_keys)),
         "pods/prompts_trained": float(prompts_trained),
         "pods/rows_a_prompt": float(kept_PN.sum()) / prompts_trained,
-        "pods/tokens/generated": float(sum(lengths)),
-        "pods/tokens/trained": float(sum(trained)),
-        "pods/unusable_rewards": float(sessions - scored),
+        "pods/tokens/generated": float(generated),
+        "pods/tokens/trained": float(sum(lengths[key] for key in kept_keys)),
+        "pods/unusable_rewards": float(sessions - int((~rewards_PN.isnan()).sum())),
     }
 
 

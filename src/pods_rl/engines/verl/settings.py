@@ -42,12 +42,10 @@ class VerlSettings(SelectionSettings):
     Args:
         filter_arguments: arguments of verl's own replay buffer for DAPO's dynamic sampling (`algorithm.filter_groups`).
         poll_interval: seconds between two looks at the queue while a batch is generated; verl's default is 2.
-        batches_per_step: how often verl samples in a step (`parameter_sync_step` of the trainer's mode).
     """
 
     filter_arguments: Mapping[str, Any]
     poll_interval: float = 2.0
-    batches_per_step: int = 1
 
 
 def read_settings(config: DictConfig) -> VerlSettings:
@@ -96,7 +94,6 @@ def read_settings(config: DictConfig) -> VerlSettings:
         **selection,
         filter_arguments=_filter_arguments(config),
         poll_interval=float(interval),
-        batches_per_step=batches_per_step,
     )
 
 
