@@ -132,7 +132,7 @@ class LiveLine(rich.progress.Progress):
                 continue
             patience = max(self._silent, min(2 * patience, _LONGEST_SILENCE))
             try:
-                self.say(f"{self._doing}, {duration(now - self._doing_since)} so far")
+                self.say(f"{self._doing}, {in_units(now - self._doing_since)} so far")
             except (OSError, ValueError):  # the output is gone; the work itself finds out
                 return
 
@@ -140,7 +140,7 @@ class LiveLine(rich.progress.Progress):
         """Return the time left, which rich estimates from the share that is done; empty while it is unknown."""
         self.update(self._row, completed=done)
         seconds = self.tasks[0].time_remaining
-        return "" if seconds is None else f"{duration(seconds)} left"
+        return "" if seconds is None else f"{in_units(seconds)} left"
 
     def bar(self, share: float) -> str:
         """Return a bar of a share from 0 to 1, with its percentage."""
@@ -286,10 +286,10 @@ def percentage(share: float) -> str:
     return f"{whole} %"
 
 
-def duration(seconds: float) -> str:
+def in_units(seconds: float) -> str:
     """Return a time in at most two units.
 
-    >>> duration(5), duration(80), duration(7500), duration(200_000)
+    >>> in_units(5), in_units(80), in_units(7500), in_units(200_000)
     ('5 s', '1 min 20 s', '2 h 5 min', '2 d 7 h')
     """
     minutes, second = divmod(int(seconds), 60)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .recorder import Recorder
     from .trainer import RunTrainer
 
-_ON_SIGNAL = "the run ends after this step and saves a checkpoint. Another Ctrl-C ends it at once and loses the step."
+_NOTICE = "the run ends after this step and saves a checkpoint. Another Ctrl-C ends it at once and loses the step."
 
 
 def train(
@@ -104,7 +104,7 @@ def train(
             quiet_libraries()
             from .recorder import trackers_inside
 
-            notice = _ON_SIGNAL if is_first and LAUNCHED not in os.environ else ""  # our launcher prints its own
+            notice = _NOTICE if is_first and LAUNCHED not in os.environ else ""  # our launcher prints its own
             context = Context(recipe, output, writer, shown, stop)
             trackers = trackers_inside(output, recipe.values.get("report_to")) if is_first else nullcontext()
             # A signal that raises anywhere could prevent the last status.
@@ -119,7 +119,7 @@ def train(
                     trainer.contents = contents
                     start: Start | None = _on_first_process(writer, lambda: find(contents=contents)) if resume else None
                     print_start(shown, shown_as, label, trainer, prepared, start)
-                    environment = describe(trainer, prepared, start) | {"sources": user_sources()}
+                    environment = run_environment(trainer, prepared, start)
                     recorder = _add_recorder(context, prepared, trainer, environment)
                 _train(trainer, recorder, start)
                 shown.begin("saving the policy")
@@ -162,14 +162,8 @@ def device_line(trainer: PODSTrainer) -> str:
     return f"{device_name(trainer)}, {precision_of(trainer)}; {counted(n, 'rollout')} a prompt, {rule}"
 
 
-def describe(trainer: RunTrainer, prepared: Prepared, start: Start | None) -> dict[str, Any]:
-    """Return the content of `environment.json`.
-
-    Args:
-        trainer: of the run.
-        prepared: its task.
-        start: where it resumes. If None, it is a new run.
-    """
+def run_environment(trainer: RunTrainer, prepared: Prepared, start: Start | None) -> dict[str, Any]:
+    """Return the content of `environment.json`."""
     from ..engines.trl.guarded.run_directory import environment_of
     from ..engines.trl.step.turns import describe_vllm
 
@@ -187,6 +181,7 @@ def describe(trainer: RunTrainer, prepared: Prepared, start: Start | None) -> di
         **describe_vllm(trainer),
         "task": task_facts,
         "contents": dict(trainer.contents),
+        "sources": user_sources(),
     }
     if start:
         environment["resumed"] = start.describe()

@@ -26,7 +26,7 @@ class Tools:
         self._trainer = trainer
         self._limits = ToolLimits(trainer.args.tool_timeout)
         if trainer.rollout_func is not None:
-            trainer.rollout_func = counted(trainer.rollout_func)
+            trainer.rollout_func = checked_rollouts(trainer.rollout_func)
         if trainer.environment_factories:
             for tools in (trainer.tools, *trainer._env_tools.values()):
                 tools[:] = [tool for tool in tools if not _closes(tool)]
@@ -74,7 +74,7 @@ def _closes(tool: Any) -> bool:
     return getattr(tool, "__name__", None) == CLOSE and getattr(tool, "__self__", None) is not None
 
 
-def counted(rollout_func: Callable[..., Any]) -> Callable[..., Any]:
+def checked_rollouts(rollout_func: Callable[..., Any]) -> Callable[..., Any]:
     """Return a rollout function that raises UserError unless all that it returns has a row for each prompt.
 
     TRL would train the wrong pairs.

@@ -219,7 +219,7 @@ class Generation:
                 stand_ins.append(stand_in)
         columns = dict(move_rows(columns, moves, trainer.accelerator))
         prompts[:] = columns["prompt"]
-        trainer._pending_extra_logs.update(named(columns, "logged"))
+        trainer._pending_extra_logs.update(columns_of_kind(columns, "logged"))
         self.rounds[0].rollouts[:] = [rollouts[index] for index in stand_ins]
         for current, joined in zip(row_lists(trainer, None), lists, strict=True):
             current[:] = [joined[index] for index in stand_ins]
@@ -299,7 +299,7 @@ def _data_images(row: Batch) -> list[Any] | None:
 def output_of(columns: Columns) -> Generated:
     """Return the results of TRL's `_generate`, from the columns of `Round.take`."""
     results: dict[str, Any] = {name: columns.get(name) for name in Generated._fields}
-    results["extra_fields"] = named(columns, "field")
+    results["extra_fields"] = columns_of_kind(columns, "field")
     if not any(results["images"]):
         results["images"] = None
     if not any(results["tool_images"]):
@@ -307,10 +307,10 @@ def output_of(columns: Columns) -> Generated:
     return Generated(**results)
 
 
-def named(columns: Columns, kind: str) -> dict[str, Any]:
+def columns_of_kind(columns: Columns, kind: str) -> dict[str, Any]:
     """Return the columns of one kind by their own names.
 
-    >>> named({"prompt": [1], ("logged", "length"): [7]}, "logged")
+    >>> columns_of_kind({"prompt": [1], ("logged", "length"): [7]}, "logged")
     {'length': [7]}
     """
     return {name[1]: values for name, values in columns.items() if isinstance(name, tuple) and name[0] == kind}
