@@ -21,18 +21,9 @@ from ....distributed.processes import gather, versions
 from ....errors import UserError
 from ....masking import mask_secrets
 from ....runs import Record, Run, RunWriter, is_run, last_clocks
-from ....runs.checkpoints import find_checkpoints
 from ....runs.environment import git_commit, processor_name
 from ....runs.files import CONFIG, EXPERIMENT, plain
-from ....runs.identity import (
-    changed_contents,
-    changed_settings,
-    check_token,
-    is_of_other_run,
-    keep_state,
-    kept_state,
-    token_of,
-)
+from ....runs.identity import changed_contents, changed_settings, check_token, keep_state, kept_state
 from ....selection.rules import rule_name
 from ....tables import columns_of, rows_of
 from ....text import content_text, counted
@@ -140,21 +131,6 @@ class RunDirectory(TrainerCallback):
             )
         if run.state == "unknown":
             raise UserError(f"{self.path} has a {CONFIG}, and no run has written it: {_NEW}.")
-        if not self._overwrite and self._last_checkpoint() is None:
-            raise UserError(
-                f"{self.path} holds a run ({run.state} at step {_last_step(run)}), and there is no checkpoint to "
-                f"continue it from in {self._trainer.args.output_dir}. To start again, {_NEW}, or remove the run with "
-                "overwrite=True."
-            )
-
-    def _last_checkpoint(self) -> Path | None:
-        """Return the newest checkpoint of the run in the directory; None if it has none in the folders it may be in."""
-        token = token_of(self.path)
-        for folder in (self._trainer.args.output_dir, Run(self.path).environment.get("output_dir")):
-            for checkpoint in reversed(find_checkpoints(Path(str(folder)))):
-                if not is_of_other_run(checkpoint, token):
-                    return checkpoint
-        return None
 
     def _claim(self, state: TrainerState, writer: RunWriter) -> list[str]:
         """Continue the directory's run, overwrite it, or raise UserError; return what may and has changed since."""
@@ -164,21 +140,17 @@ class RunDirectory(TrainerCallback):
         self._check_run(run)
         if not state.global_step:  # from the start, and not from a checkpoint
             if not self._overwrite:
-                checkpoint = self._last_checkpoint()
+                # A killed run has not written its last step into its status.
+                step = last_clocks(self.path).get("step", run.step)
                 raise UserError(
-                    f"{self.path} already holds a run ({run.state} at step {_last_step(run)}). Continue it with "
-                    f'trainer.train(resume_from_checkpoint="{checkpoint}"), {_NEW}, or remove the run with '
+                    f"{self.path} already holds a run ({run.state} at step {step}). Continue it from its last "
+                    f"checkpoint with trainer.train(resume_from_checkpoint=True), {_NEW}, or remove the run with "
                     "overwrite=True."
                 )
             writer.clear()
             return []
         saved = kept_state(state.stateful_callbacks)
-        try:
-            check_token(self.path, state.global_step, str(saved.get("token") or ""))
-        except UserError as error:
-            checkpoint = self._last_checkpoint()
-            advice = f" The last checkpoint of {self.path} is {checkpoint}." if checkpoint else ""
-            raise UserError(f"{error}{advice}") from None
+        check_token(self.path, state.global_step, str(saved.get("token") or ""))
         recorded_step = saved.get("step", state.global_step)
         if recorded_step != state.global_step:
             raise UserError(
@@ -301,11 +273,6 @@ class RunDirectory(TrainerCallback):
             self._record.writer = None
 
 
-def _last_step(run: Run) -> int:
-    """Return the last step of which a run has metrics; a killed run has not written it into its status."""
-    return int(last_clocks(run.path).get("step", run.step))
-
-
 def _evaluation_scores(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scores of an evaluation by TRL, as `evals.jsonl` names them (docs/metrics.md)."""
     scores: dict[str, Any] = {}
@@ -357,7 +324,6 @@ def environment_of(trainer: PODSTrainer) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in parameters),
         "trained_parameters": sum(parameter.numel() for parameter in trained_parameters),
         "seed": trainer.args.seed,
-        "output_dir": trainer.args.output_dir,
         "git_commit": git_commit(),
         "command": mask_secrets(sys.argv),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
