@@ -21,7 +21,7 @@ from datasets import Dataset
 from trl.experimental.async_grpo import async_grpo_trainer, async_rollout_worker
 
 import pods_rl
-from pods_rl.engines import measuring, trl_async
+from pods_rl.engines import trl_async
 from pods_rl.engines.trl.guarded.rewards import refuse_unusable
 from pods_rl.engines.trl.selecting.record import total_reward
 from pods_rl.engines.trl_async import AsyncPODSConfig, loop, worker
@@ -225,7 +225,7 @@ def test_groups_without_variance_never_enter_the_queue(monkeypatch):
     assert sorted(reported) == [1, 3, 5], "each is reported once, with the next kept group"
     assert (watched.counted("groups"), watched.counted("dropped_groups")) == (6, 3)
     assert len(Watched(6, write).samples()) == 24, "without dynamic sampling they are trained"
-    monkeypatch.setattr(measuring, "GIVE_UP_AFTER", 5)
+    monkeypatch.setattr(loop, "GIVE_UP_AFTER", 5)
     with pytest.raises(RuntimeError, match="last 9 groups"):
         Watched(9, lambda group, number: ("5", 0), dynamic_sampling=True).run()
 

@@ -1,4 +1,4 @@
-"""Which rollouts can be trained on, or none, for every engine; what a selection did, for engines other than TRL."""
+"""Which rollouts can be trained on, for every engine; what a selection did, for engines other than TRL."""
 
 from __future__ import annotations
 
@@ -9,17 +9,6 @@ import torch
 from torch import Tensor
 
 from ..selection import REWARD_LIMIT, is_constant, spread
-
-GIVE_UP_AFTER = 256  # prompts in a row without a group to train on, and at least one pass over the prompts
-
-
-def gives_up(in_vain: int, prompts: int) -> bool:
-    """Return whether dynamic sampling stops after `in_vain` prompts in a row whose rewards were equal.
-
-    >>> gives_up(300, 200), gives_up(300, 1000)
-    (True, False)
-    """
-    return in_vain >= max(prompts, GIVE_UP_AFTER)
 
 
 def mark_unusable(rewards: Tensor, trained: Tensor | None = None) -> Tensor:

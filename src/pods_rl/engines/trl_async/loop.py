@@ -25,12 +25,14 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, Rollo
 from ...sandbox.limits import parsing_anything
 from ...selection import REWARD_LIMIT, Rule, is_constant, select
 from ...selection import advantages as pods_advantages
-from ..measuring import gives_up, mark_unusable
+from ..measuring import mark_unusable
 from ..seeds import seeded_generator
+
+GIVE_UP_AFTER = 256  # dropped groups in a row, and at least one pass over the prompts
 
 
 class DeadGroupsError(RuntimeError):
-    """So many groups in a row were dropped that no other is expected (`measuring.gives_up`)."""
+    """`GIVE_UP_AFTER` groups in a row were dropped, so that no other is expected."""
 
 
 class FrozenServerError(RuntimeError):
@@ -135,7 +137,7 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
         if is_dropped:
             self._dropped_groups.append(group.group_id)
             prompts = len(self.dataset) if hasattr(self.dataset, "__len__") else 0
-            if gives_up(len(self._dropped_groups), prompts):
+            if len(self._dropped_groups) >= max(prompts, GIVE_UP_AFTER):
                 raise DeadGroupsError(
                     f"the last {len(self._dropped_groups)} groups were dropped, because the rewards within each were "
                     "equal: use other prompts, another reward or more rollouts"

@@ -41,15 +41,6 @@ def group_keys(keys: Iterable[str]) -> list[Group]:
     return groups
 
 
-def last_keys(groups: Iterable[Group]) -> list[str]:
-    """Return the key of each session's last trajectory, group by group.
-
-    >>> last_keys([Group("a", (("a_0_0",), ("a_1_0", "a_1_1")))])
-    ['a_0_0', 'a_1_1']
-    """
-    return [session[-1] for group in groups for session in group.sessions]
-
-
 def kept_keys(groups: Iterable[Group], kept_PN: Tensor) -> set[str]:
     """Return the keys of all rows of the kept sessions.
 

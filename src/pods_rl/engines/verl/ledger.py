@@ -8,22 +8,19 @@ from typing import Any
 
 import transfer_queue as tq
 
-from .groups import Group, last_keys
-
 FIELDS = ["prompts", "responses", "reward_model", "extra_fields"]  # what is read of each session, with verl's names
 VERLS_SCORES = ("score", "acc")  # numbers that verl adds or expects; they are not parts of the reward
 
 
 def session_rows(
-    groups: Sequence[Group],
+    keys: Sequence[str],
     rewards: Sequence[Sequence[float]],
     kept: Collection[str],
     *,
     partition_id: str,
     tokenizer: Any,
 ) -> list[list[dict[str, Any]]]:
-    """Return a row for each session of each group, from its last trajectory, for `engines.ledger.Ledger`."""
-    keys = last_keys(groups)
+    """Return a row for each session of each group, for `engines.ledger.Ledger`; `keys` are their last trajectories."""
     data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=FIELDS)
     prompts = list(data["prompts"])
     responses = list(data["responses"])

@@ -22,7 +22,7 @@ from ...errors import UserError
 from ..ledger import Ledger
 from ..measuring import describe_selection, pad_rewards
 from ..seeds import seeded_generator
-from .groups import Group, choose, group_keys, kept_keys, last_keys
+from .groups import Group, choose, group_keys, kept_keys
 from .ledger import session_rows
 from .settings import read_settings
 
@@ -85,7 +85,7 @@ class PODSMixin:
         groups = group_keys(batch.keys)
         self._check_sizes(groups, batch.partition_id)
         # As in verl, a session's reward is the sum over the tokens of its last trajectory.
-        keys = last_keys(groups)
+        keys = [session[-1] for group in groups for session in group.sessions]
         scores = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["rm_scores"])["rm_scores"]
         sums = (float(row.sum()) for row in scores)
         rewards = [list(islice(sums, len(group.sessions))) for group in groups]
@@ -106,7 +106,7 @@ class PODSMixin:
         kept = kept_keys(groups, kept_PN)
         if self._ledger is not None and self._ledger.keeps(self._step):
             # verl may sample several batches a step (`parameter_sync_step`), which become one file
-            rows = session_rows(groups, rewards, kept, partition_id=batch.partition_id, tokenizer=self._tokenizer)
+            rows = session_rows(keys, rewards, kept, partition_id=batch.partition_id, tokenizer=self._tokenizer)
             self._ledger.add(self._step, rows)
         lengths = {key: int(tag.get("response_len", 0)) for key, tag in zip(batch.keys, batch.tags, strict=True)}
         self._pods_metrics = describe_batch(rewards_PN, kept_PN, lengths, kept, len(keys))
