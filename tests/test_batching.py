@@ -64,9 +64,9 @@ def test_what_does_not_fit_is_refused_with_its_unit(settings, message):
         ("max_tokens_per_microbatch", "all", "whole .*auto"),
         ("rollout_batch_size", "4", "whole"),
         ("num_rollouts", True, "whole"),
-        ("clock", None, "wall or cpu"),
-        ("advantages", ["after"], "after or before"),
-        ("reward_errors", False, "raise, zero or drop"),
+        ("clock", None, "wall, cpu"),
+        ("advantages", ["after"], "after, before"),
+        ("reward_errors", False, "raise, zero, drop"),
         ("rule", None, "^rule .*None"),
         # of TRL: with these it trains nothing, without an error
         ("max_steps", 0, "max_steps = 0: .*-1"),

@@ -83,6 +83,10 @@ INTERVALS = {
 """By setting, the interval of its value; a bracket includes its end."""
 
 CHOICES = {
+    "selection": ("prompt", "batch"),
+    "advantages": ("after", "before"),
+    "reward_errors": ("raise", "zero", "drop"),
+    "clock": ("wall", "cpu"),
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
     "scale_rewards": ("group", "batch", "none"),
     "importance_sampling_level": ("token", "sequence"),
@@ -90,7 +94,7 @@ CHOICES = {
     "vllm_mode": ("server", "colocate"),
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
-"""By setting, its values, others of which TRL rejects only after the first rollouts, or never."""
+"""By setting of ours and of TRL, its values. TRL rejects others only after the first rollouts, or never."""
 
 MAPPINGS = (
     "model_init_kwargs", "generation_kwargs", "chat_template_kwargs", "gradient_checkpointing_kwargs",

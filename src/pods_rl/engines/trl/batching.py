@@ -261,16 +261,9 @@ def _is_number(value: Any) -> bool:
 
 LEVERS = ("prefix_tree", "skip_zero_advantage_steps")  # `exact_trl` turns them off
 
-_CHOICES_OF_KEY = {
-    "selection": ("prompt", "batch"),
-    "advantages": ("after", "before"),
-    "reward_errors": ("raise", "zero", "drop"),
-    "clock": ("wall", "cpu"),
-}
-
 
 def check_losses(settings: Mapping[str, Any]) -> None:
-    """Refuse unknown values of our keys, and settings that contradict each other or TRL's.
+    """Refuse settings that contradict each other or TRL's.
 
     Args:
         settings: by TRL's names and ours; a missing one has TRL's default.
@@ -278,16 +271,11 @@ def check_losses(settings: Mapping[str, Any]) -> None:
     Raises:
         UserError: what was given, the reason, and what to set.
 
-    >>> check_losses({"advantages": "before"})
-    >>> check_losses({"advantages": "never"})
+    >>> check_losses({"num_prompts": 4})
     Traceback (most recent call last):
     ...
-    pods_rl.errors.UserError: advantages = 'never': expected after or before.
+    pods_rl.errors.UserError: num_prompts = 4 needs selection = batch: ...
     """
-    for key, choices in _CHOICES_OF_KEY.items():
-        value = settings.get(key, choices[0])
-        if value not in choices:
-            raise UserError(f"{key} = {value!r}: expected {', '.join(choices[:-1])} or {choices[-1]}.")
     aggregation = settings.get("multi_objective_aggregation", "sum_then_normalize")
     needs_a_sum = {
         "advantages = before": settings.get("advantages") == "before",

@@ -65,8 +65,6 @@ class AsyncPODSConfig(AsyncGRPOConfig):
                 f"selection = {self.selection!r}: the asynchronous trainer queues each group as soon as it is scored, "
                 "so it can only select within a prompt. Set it to prompt, or select over the batch with PODSTrainer."
             )
-        if self.advantages not in ("after", "before"):
-            raise UserError(f"advantages must be after or before: got {self.advantages!r}.")
         check_rule(self.rule)
         name = rule_name(self.rule)
         if "<" in name:  # a lambda, or a function within another
