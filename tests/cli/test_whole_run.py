@@ -67,7 +67,7 @@ def test_a_run_does_not_resume_on_other_contents_unless_allowed(place, monkeypat
     for key, (file, changed) in changes.items():
         whole = file.read_bytes()
         file.write_bytes(changed)
-        with pytest.raises(UserError, match=rf"{key} \({file.name}\).*--allow_changed_contents"):
+        with pytest.raises(UserError, match=rf"{key} \({file.name}\).*--allow_changes"):
             pods(*longer)
         file.write_bytes(whole)
         assert {path: path.read_bytes() for path in kept} == kept, key
@@ -76,7 +76,7 @@ def test_a_run_does_not_resume_on_other_contents_unless_allowed(place, monkeypat
     with pytest.raises(UserError, match=r"prompts \(test, train\)"):
         pods(*longer)
     assert {path: path.read_bytes() for path in kept} == kept
-    pods(*longer, "--allow_changed_contents")
+    pods(*longer, "--allow_changes")
     assert Run.open("run").step == 3
 
 

@@ -41,15 +41,8 @@ AccelerateConfig = Annotated[
 ]  # fmt: skip
 Output = Annotated[Path | None, Option(help="Directory of the run. [default: runs/<recipe>-<date>-<time>]")]
 Resume = Annotated[bool, Option("--resume", help="Resume the run in --output from its last complete checkpoint.")]
-AllowChanged = Annotated[
-    bool, Option("--allow_changed_recipe", help="With --resume: accept a checkpoint of another recipe.")
-]
-AllowChangedContents = Annotated[
-    bool,
-    Option(
-        "--allow_changed_contents",
-        help="With --resume: accept a checkpoint of other data, modules or another policy of the same name.",
-    ),
+AllowChanges = Annotated[
+    bool, Option("--allow_changes", help="With --resume: accept changes of the recipe, its data, modules or policy.")
 ]
 DryRun = Annotated[
     bool, Option("--dry_run", help="Check recipes and data as training does, and show what a step does. Train nothing.")
@@ -68,8 +61,7 @@ def train(
     config: Config = None,
     output: Output = None,
     resume: Resume = False,
-    allow_changed_recipe: AllowChanged = False,
-    allow_changed_contents: AllowChangedContents = False,
+    allow_changes: AllowChanges = False,
     num_processes: Processes = None,
     accelerate_config: AccelerateConfig = None,
     dry_run: DryRun = False,
@@ -99,11 +91,7 @@ def train(
         raise UserError("--resume needs the directory of a run: give it with --output.")
     with stoppable() as stop:
         launch = _find_launch(num_processes, accelerate_config)
-        resume_options = {
-            "resume": resume,
-            "allow_changed_recipe": allow_changed_recipe,
-            "allow_changed_contents": allow_changed_contents,
-        }
+        resume_options = {"resume": resume, "allow_changes": allow_changes}
         named, keys = named_recipe(context, config, resumed=output if resume else None)
         recipe = load_recipe(named, keys, processes=launch and launch.processes)
         if dry_run:
@@ -270,8 +258,7 @@ def _check_resume(recipe: Recipe, output: Path, launch: Launch | None, resume_op
         output,
         processes=launch.processes if launch else get_world_size(),
         contents=contents_of(recipe, weights=False) | module_hashes(Run(output).environment.get("sources")),
-        changed=resume_options["allow_changed_recipe"],
-        other_contents=resume_options["allow_changed_contents"],
+        allow_changes=resume_options["allow_changes"],
         hashes=False,
     )
 

@@ -18,8 +18,7 @@ from ..runs.identity import MODULES, changed_contents
 from ..text import counted
 from .display import result_of
 
-CHANGED = "--allow_changed_recipe"
-CHANGED_CONTENTS = "--allow_changed_contents"
+ALLOW_CHANGES = "--allow_changes"
 _CODE_KEYS = ("rule", "task", "task_rewards")  # which name functions
 
 
@@ -27,14 +26,12 @@ class Start(NamedTuple):
     """The checkpoint that a run resumes from.
 
     ``checkpoint`` is None if no step was made: the run starts again. ``skipped`` has a line for each newer checkpoint
-    that is damaged, ``changed`` one for each key that differs from the checkpoint's, and ``contents`` one for each key
-    whose files differ.
+    that is damaged, ``changed`` one for each key that differs from the checkpoint's, or whose files differ.
     """
 
     checkpoint: Path | None
     skipped: list[str]
     changed: list[str]
-    contents: list[str]
 
     def describe(self) -> list[str]:
         """Return lines to display."""
@@ -43,8 +40,7 @@ class Start(NamedTuple):
         else:
             lines = ["resumes from the beginning: it had made no step"]
         lines += [f"skipped {damaged}" for damaged in self.skipped]
-        lines += [f"changed recipe, allowed by {CHANGED}: {difference}" for difference in self.changed]
-        lines += [f"changed contents, allowed by {CHANGED_CONTENTS}: {difference}" for difference in self.contents]
+        lines += [f"changed, allowed by {ALLOW_CHANGES}: {difference}" for difference in self.changed]
         return lines
 
 
@@ -54,8 +50,7 @@ def find_start(
     *,
     processes: int,
     contents: Contents | None = None,
-    changed: bool = False,
-    other_contents: bool = False,
+    allow_changes: bool = False,
     hashes: bool = True,
 ) -> Start:
     """Return the last complete checkpoint of a run, after checking that it belongs to the recipe and its contents.
@@ -65,8 +60,7 @@ def find_start(
         output: the run directory.
         processes: the number of processes that will train.
         contents: of what the recipe names now (`recipe.contents`). If None, they are not compared.
-        changed: accept a checkpoint even if keys outside `recipe.FREE` differ.
-        other_contents: accept a checkpoint even if the contents differ.
+        allow_changes: accept a checkpoint even if keys outside `recipe.FREE` or the contents differ.
         hashes: passed to `runs.checkpoints.verify`.
 
     Raises:
@@ -87,7 +81,7 @@ def find_start(
                 f"--resume: {output} ({run.state}) has no {missing} to resume from, and its results would be lost. "
                 f"Start again in another --output, with save_steps or save_seconds low enough.{damaged}"
             )
-        return Start(None, skipped, [], [])
+        return Start(None, skipped, [])
     manifest = read_mapping(checkpoint / MANIFEST)
     saved_processes = manifest.get("processes") or processes
     if saved_processes != processes:
@@ -99,22 +93,22 @@ def find_start(
     saved_recipe = manifest.get("recipe") or {}  # absent if the trainer was used without a recipe
     saved_keys = saved_recipe.get("keys")
     changes = changed_keys(saved_keys, recipe.values) if saved_keys else []
-    if changes and not changed:
+    if changes and not allow_changes:
         raise UserError(
             f"--resume: {checkpoint} was made with another recipe: {', '.join(changes)}. Resume with its own recipe "
-            f"(pods train --output {output} --resume), start another run in a new --output, or add {CHANGED} to resume "
-            "with the changes."
+            f"(pods train --output {output} --resume), start another run in a new --output, or add {ALLOW_CHANGES} to "
+            "resume with the changes."
         )
     content_changes: list[str] = []
     if contents:
         saved_contents = _still_bound(manifest.get("contents"), saved_keys, recipe)
         content_changes = changed_contents(saved_contents, contents)
-    if content_changes and not other_contents:
+    if content_changes and not allow_changes:
         raise UserError(
             f"--resume: what the recipe names has changed since {checkpoint} was made: {', '.join(content_changes)}. "
-            f"Restore it, start another run in a new --output, or add {CHANGED_CONTENTS} to resume with the changes."
+            f"Restore it, start another run in a new --output, or add {ALLOW_CHANGES} to resume with the changes."
         )
-    return Start(checkpoint, skipped, changes, content_changes)
+    return Start(checkpoint, skipped, changes + content_changes)
 
 
 def _still_bound(saved: Any, saved_keys: Mapping[str, Any] | None, recipe: Recipe) -> dict[str, Any]:

@@ -49,8 +49,7 @@ def train(
     *,
     shown_as: Path | None = None,
     resume: bool = False,
-    allow_changed_recipe: bool = False,
-    allow_changed_contents: bool = False,
+    allow_changes: bool = False,
     progress: bool = True,
 ) -> Run:
     """Train a policy from a recipe, and return its run directory; the run's `state` is finished or stopped.
@@ -64,8 +63,7 @@ def train(
         output: the run directory. One that holds a run is refused unless `resume`.
         shown_as: the run directory as messages name it. If None, `output`.
         resume: continue from the last complete checkpoint of the run in `output`.
-        allow_changed_recipe: resume even if the checkpoint belongs to another recipe.
-        allow_changed_contents: resume even if the data, the modules or the policy that the recipe names have changed.
+        allow_changes: resume even if the recipe, or the data, the modules or the policy that it names have changed.
         progress: show steps and evaluations.
 
     Raises:
@@ -75,14 +73,7 @@ def train(
     recipe.check_installed()
     shown_as = shown_as or output
     output = output.absolute()  # a task, a rule or a reward may change the working directory
-    find = partial(
-        find_start,
-        recipe,
-        output,
-        processes=get_world_size(),
-        changed=allow_changed_recipe,
-        other_contents=allow_changed_contents,
-    )
+    find = partial(find_start, recipe, output, processes=get_world_size(), allow_changes=allow_changes)
     label = run_label(shown_as)
     is_first = get_rank() == 0
     with stop_on_signals() as stop:
