@@ -42,18 +42,13 @@ def test_a_checkpoint_has_trls_files_and_a_manifest(make_trainer, tmp_path):
 # -- resuming --------------------------------------------------------------------------------------------------------
 
 
-def test_a_torn_checkpoint_is_refused_and_true_resumes_from_the_one_before(make_trainer, tmp_path):
-    """tests/test_checkpoints.py tears every file."""
-    make_trainer(RunTrainer, save_strategy="steps", save_steps=1).train()
-    folder, trainer = tmp_path / "out/checkpoint-2", make_trainer(RunTrainer, max_steps=3)
-    (folder / "optimizer.pt").unlink()
+def test_an_incomplete_checkpoint_is_refused_and_true_resumes_from_the_one_before(make_trainer, tmp_path):
+    make_trainer(save_strategy="steps", save_steps=1).train()
+    folder, trainer = tmp_path / "out/checkpoint-2", make_trainer(max_steps=3)
+    (folder / "trainer_state.json").unlink()
     (tmp_path / "file").touch()
-    for wanted, problem in (
-        (folder, "checkpoint-2: .*missing"),
-        (tmp_path / "nowhere", "no trainer_state.json"),
-        (tmp_path / "file", "no trainer_state.json"),
-    ):
-        with pytest.raises(UserError, match=problem):
+    for wanted in (folder, tmp_path / "nowhere", tmp_path / "file"):
+        with pytest.raises(UserError, match=r"no trainer_state\.json"):
             trainer.train(resume_from_checkpoint=str(wanted))
     trainer.train(resume_from_checkpoint=True)
     assert trainer._initial_global_step == 1

@@ -263,7 +263,6 @@ def _evaluator(context: Context, prepared: Prepared, trainer: RunTrainer) -> Cal
 def _train(trainer: RunTrainer, recorder: Recorder, start: Start | None) -> None:
     """Train until the last step, the end of the budget or a signal, and save a checkpoint after a stop."""
     checkpoint = start.checkpoint if start else None
-    trainer._resume.verified = checkpoint  # `find_start` has compared its hashes
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except ImportError as error:  # transformers imports some packages when training begins

@@ -45,15 +45,12 @@ _ATTRIBUTES = ("_step", "_globalstep_last_logged")  # TRL's counters, which it d
 class ExactResume:
     """Saves the state that TRL loses, and restores it on resume.
 
-    It writes into TRL's checkpoints. A checkpoint of TRL's own trainer is resumed as TRL resumes it. Who wants hashes
-    adds a manifest after a checkpoint is complete, in `on_save` of a callback or in a subclass (`training/trainer.py`);
-    where there is one, it is verified before a resume.
+    It writes into TRL's checkpoints. A checkpoint of TRL's own trainer is resumed as TRL resumes it.
     """
 
     def __init__(self, trainer: Layer) -> None:
         self._trainer = trainer
         self._resumed: Path | None = None
-        self.verified: Path | None = None  # a checkpoint whose hashes the caller has checked already
 
     # -- before training ---------------------------------------------------------------------------------------------
 
@@ -70,11 +67,15 @@ class ExactResume:
         if not wanted:
             return None
         trainer = self._trainer
-        answer: Any = self._find(wanted) if trainer.is_world_process_zero() else None
+        found: Any = self._find(wanted) if trainer.is_world_process_zero() else None
         # The first process decides: the others may not see its files yet.
-        checkpoint, problem = broadcast_object_list([answer])[0]
-        if problem:
-            raise UserError(problem)
+        checkpoint = broadcast_object_list([found])[0]
+        if checkpoint is None:
+            where = trainer.args.output_dir if wanted is True else wanted
+            raise UserError(
+                f"No complete checkpoint found in {where}: there is no {TRAINER_STATE_NAME}, which a run that is killed "
+                "while it saves does not write. Resume from another checkpoint, or start a new run."
+            )
         values = read_state(checkpoint, trainer.accelerator.process_index, trainer.accelerator.num_processes)
         if not values and trainer.is_world_process_zero():
             logger.warning(
@@ -94,34 +95,18 @@ class ExactResume:
         self._resumed = checkpoint.absolute()  # a callback may change the working directory
         return str(self._resumed)
 
-    def _find(self, wanted: str | bool) -> tuple[Path | None, str | None]:
-        """Return the checkpoint, or the problem with it."""
-        from ....runs.checkpoints import MANIFEST, find_checkpoints, verify
+    def _find(self, wanted: str | bool) -> Path | None:
+        """Return the checkpoint, or None without a complete one."""
+        from ....runs.checkpoints import find_checkpoints
 
         if wanted is True:
-            where = Path(self._trainer.args.output_dir)
-            folders = list(reversed(find_checkpoints(where)))  # the newest first
+            folders = list(reversed(find_checkpoints(Path(self._trainer.args.output_dir))))  # the newest first
         else:
-            where = Path(str(wanted))
-            folders = [where]
-        skipped: list[str] = []
+            folders = [Path(str(wanted))]
         for folder in folders:
-            problem = None
-            if not (folder / TRAINER_STATE_NAME).is_file():  # TRL writes it last
-                problem = (
-                    f"there is no {TRAINER_STATE_NAME}: it is not a checkpoint, or its run was killed while it was "
-                    "saved"
-                )
-            elif folder != self.verified and (folder / MANIFEST).is_file():
-                damages = verify(folder)
-                problem = damages[0] if damages else None
-            if problem is None:
-                for line in skipped:
-                    logger.warning("skipped %s", line)
-                return folder, None
-            skipped.append(f"{folder}: {problem}")
-        advice = "Resume from another checkpoint, or start a new run with this folder as its model."
-        return None, "\n  ".join([f"No valid checkpoint found in {where}. {advice}", *skipped])
+            if (folder / TRAINER_STATE_NAME).is_file():  # TRL writes it last
+                return folder
+        return None
 
     def begins_finished(self, epoch: int, epochs_trained: int, dataloader: Any) -> bool:
         """Restore weights and the order of prompts; return whether the run was finished, and needs no more step."""

@@ -133,7 +133,7 @@ class Guarded(Layer):
 
         Args:
             resume_from_checkpoint: a folder that this trainer or TRL's saved. If True, the newest complete one in
-                `output_dir`. Its hashes are compared where it has a manifest.
+                `output_dir`.
             args: as TRL's, like `kwargs`.
 
         Raises:
