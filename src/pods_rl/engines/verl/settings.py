@@ -102,26 +102,19 @@ def _check_plugins(config: DictConfig) -> None:
     from verl.utils.import_utils import load_class_from_fqn, load_extern_object
 
     manager = _get(config, _MANAGER)
-    if not manager:
-        raise UserError(
-            f"{_MANAGER} is not set, so verl would generate only rollout.n sessions and drop none. "
-            "Set it to pods_rl.engines.verl.agent_loop.PODSAgentLoopManager."
-        )
-    name = _get(config, f"{_SAMPLER}.name")
-    path = _get(config, f"{_SAMPLER}.path")
-    if not name or not path:
-        raise UserError(
-            f"{_SAMPLER} is not set, so verl would train on all {_get(config, f'{_KWARGS}.num_rollouts')} sessions of "
-            "a prompt. Set path to pkg://pods_rl.engines.verl.replay_buffer and name to replay_buffer."
-        )
-    if not getattr(load_class_from_fqn(manager, "AgentLoopManager"), "requests_num_rollouts", False):
+    if not manager or not getattr(load_class_from_fqn(manager, "AgentLoopManager"), "requests_num_rollouts", False):
         raise UserError(
             f"{_MANAGER} is {manager}, which does not request {_KWARGS}.num_rollouts sessions of a prompt: verl would "
             "generate only rollout.n and drop none. Set it to pods_rl.engines.verl.agent_loop.PODSAgentLoopManager, or "
             "derive yours from it."
         )
+    name = _get(config, f"{_SAMPLER}.name")
+    path = _get(config, f"{_SAMPLER}.path")
+    keeps_m = bool(name and path)
     # A file would be executed a second time here. A package's module is imported once.
-    if path.startswith("pkg://") and not getattr(load_extern_object(path, name), "keeps_num_generations", False):
+    if keeps_m and path.startswith("pkg://"):
+        keeps_m = getattr(load_extern_object(path, name), "keeps_num_generations", False)
+    if not keeps_m:
         raise UserError(
             f"{_SAMPLER} is {name} of {path}, which does not keep rollout.n of the sessions: verl would train on all. "
             "Set path to pkg://pods_rl.engines.verl.replay_buffer and name to replay_buffer, or derive yours "
