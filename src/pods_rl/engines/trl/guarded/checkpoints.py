@@ -73,8 +73,8 @@ class ExactResume:
         if checkpoint is None:
             where = trainer.args.output_dir if wanted is True else wanted
             raise UserError(
-                f"No complete checkpoint found in {where}: there is no {TRAINER_STATE_NAME}, which a run that is killed "
-                "while it saves does not write. Resume from another checkpoint, or start a new run."
+                f"No complete checkpoint found in {where}: there is no {TRAINER_STATE_NAME}, which a run writes last. "
+                "Resume from another checkpoint, or start a new run."
             )
         values = read_state(checkpoint, trainer.accelerator.process_index, trainer.accelerator.num_processes)
         if not values and trainer.is_world_process_zero():
