@@ -7,7 +7,7 @@ lists to the kept rows before TRL computes a log-probability. `compat.py` lists 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -314,12 +314,8 @@ class Selecting(Layer):
                 of each.
 
         Raises:
-            UserError: sizes that the batch or the processes cannot hold, or prompts from a stream.
+            UserError: sizes that the batch or the processes cannot hold.
         """
-        if not isinstance(self.train_dataset, Sized):
-            raise UserError(
-                "measure draws new prompts by their index, and a stream (IterableDataset) has none: pass a Dataset."
-            )
         settings = {
             **vars(self.args),
             "num_rollouts": num_rollouts,
