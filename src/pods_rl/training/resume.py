@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import UserError
 from ..recipe import Recipe
-from ..recipe.contents import ROWS, Contents
-from ..recipe.recipe import changed_keys, checkpoint_keys, differences
+from ..recipe.contents import Contents
+from ..recipe.recipe import changed_keys
 from ..runs import Run, is_run
 from ..runs.checkpoints import MANIFEST, last_good
 from ..runs.files import CHECKPOINTS, read_mapping
-from ..runs.identity import MODULES, changed_contents
+from ..runs.identity import changed_contents
 from ..text import counted
 from .display import result_of
 
 ALLOW_CHANGES = "--allow_changes"
-_CODE_KEYS = ("rule", "task", "task_rewards")  # which name functions
 
 
 class Start(NamedTuple):
@@ -93,36 +91,15 @@ def find_start(
     saved_recipe = manifest.get("recipe") or {}  # absent if the trainer was used without a recipe
     saved_keys = saved_recipe.get("keys")
     changes = changed_keys(saved_keys, recipe.values) if saved_keys else []
+    if contents:
+        changes += changed_contents(manifest.get("contents"), contents)
     if changes and not allow_changes:
         raise UserError(
-            f"--resume: {checkpoint} was made with another recipe: {', '.join(changes)}. Resume with its own recipe "
-            f"(pods train --output {output} --resume), start another run in a new --output, or add {ALLOW_CHANGES} to "
-            "resume with the changes."
+            f"--resume: the recipe, or what it names, has changed since {checkpoint} was made: {', '.join(changes)}. "
+            f"Resume with the recipe of the run (pods train --output {output} --resume), restore what it names, start "
+            f"another run in a new --output, or add {ALLOW_CHANGES} to resume with the changes."
         )
-    content_changes: list[str] = []
-    if contents:
-        saved_contents = _still_bound(manifest.get("contents"), saved_keys, recipe)
-        content_changes = changed_contents(saved_contents, contents)
-    if content_changes and not allow_changes:
-        raise UserError(
-            f"--resume: what the recipe names has changed since {checkpoint} was made: {', '.join(content_changes)}. "
-            f"Restore it, start another run in a new --output, or add {ALLOW_CHANGES} to resume with the changes."
-        )
-    return Start(checkpoint, skipped, changes + content_changes)
-
-
-def _still_bound(saved: Any, saved_keys: Mapping[str, Any] | None, recipe: Recipe) -> dict[str, Any]:
-    """Return the contents of a checkpoint without those of keys that the recipe changes, and so names other files."""
-    if not isinstance(saved, Mapping):  # the trainer was used without a recipe
-        return {}
-    bound = dict(saved)
-    for key in differences(checkpoint_keys(saved_keys or {}), checkpoint_keys(recipe.values)):
-        bound.pop(key, None)
-        if key in recipe.task_settings():
-            bound.pop(ROWS, None)  # another task has other rows
-        if key in _CODE_KEYS:
-            bound.pop(MODULES, None)  # another function is of other modules
-    return bound
+    return Start(checkpoint, skipped, changes)
 
 
 def last_lines(output: Path, launch: str = "", *, shown_as: Path | None = None) -> list[str]:
