@@ -50,25 +50,8 @@ class Ledger:
         for old_step in sorted(self._rows)[:-HELD_STEPS]:
             del self._rows[old_step]
             del self._groups[old_step]
+        columns = columns_of(rows, missing=math.nan)  # of a part of the reward that a rollout does not have
+        if not any(columns["turn_rewards"]):
+            del columns["turn_rewards"]
         # Parquet cannot be appended to: each part writes the file of its step again.
-        write_parquet(self._folder / f"step-{step:06d}.parquet", to_columns(rows))
-
-
-def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the ledger's columns. The parts of the reward follow it, NaN where a rollout has no such part.
-
-    >>> parts = [{"reward": 1.0, "reward/format": 1.0, "selected": True, "turn_rewards": None}]
-    >>> to_columns([*parts, {"reward": 0.0, "selected": False, "turn_rewards": None}])
-    {'reward': [1.0, 0.0], 'reward/format': [1.0, nan], 'selected': [True, False]}
-    """
-    columns = columns_of(rows, missing=math.nan)
-    if not any(columns["turn_rewards"]):
-        del columns["turn_rewards"]
-    parts = {name: values for name, values in columns.items() if name.startswith("reward/")}
-    ordered: dict[str, list[Any]] = {}
-    for name, values in columns.items():
-        if name not in parts:
-            ordered[name] = values
-        if name == "reward":
-            ordered |= parts
-    return ordered
+        write_parquet(self._folder / f"step-{step:06d}.parquet", columns)

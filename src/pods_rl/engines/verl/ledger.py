@@ -34,20 +34,22 @@ def session_rows(
             key = keys[session]
             extra = _mapping(extra_fields[session])
             turn_rewards = extra.get("turn_scores")  # of verl's tool agent loop
+            parts: dict[str, float] = {}
+            for name, value in extra.get("reward_extra_info", {}).items():
+                if name not in VERLS_SCORES and isinstance(value, Real):
+                    parts[f"reward/{name}"] = float(value)
             row = {
                 "rollout": int(key.rsplit("_", 2)[1]),
                 "prompt": tokenizer.decode(prompts[session].tolist(), skip_special_tokens=True),
                 "completion": tokenizer.decode(responses[session].tolist(), skip_special_tokens=True),
                 "answer": str(_mapping(reward_models[session]).get("ground_truth", "")),
                 "reward": reward,
+                **parts,
                 "selected": key in kept,
                 "advantage": None,  # verl computes it later
                 "completion_tokens": len(responses[session]),
                 "turn_rewards": [float(score) for score in turn_rewards] if turn_rewards else None,
             }
-            for name, value in extra.get("reward_extra_info", {}).items():
-                if name not in VERLS_SCORES and isinstance(value, Real):
-                    row[f"reward/{name}"] = float(value)
             rows.append(row)
             session += 1
         rows_of_groups.append(rows)
