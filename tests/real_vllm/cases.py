@@ -22,7 +22,6 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from pods_rl import PODSTrainer
 from pods_rl.cli import main as pods
-from pods_rl.engines.trl.step.turns import describe_vllm
 from pods_rl.loading.prepare import prepare
 from pods_rl.recipe import build_recipe
 from pods_rl.training import trainer as build
@@ -99,10 +98,7 @@ class Watched:
         return logps[:, -batch["completion_ids"].shape[1] :]
 
     def report(self) -> dict[str, Any]:
-        return {
-            "steps": self.steps,
-            "described": describe_vllm(self.trainer),
-        }
+        return {"steps": self.steps}
 
 
 def letters_as(name: str) -> Callable[..., list[float]]:

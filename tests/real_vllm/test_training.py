@@ -28,7 +28,6 @@ def test_n_are_generated_and_m_trained_on(saw):
     (found,) = saw("colocate")
     assert [step["asked"] for step in found["steps"]] == [[64]] * len(found["steps"])
     assert {(step["rollouts"], step["rows"]) for step in found["steps"]} == {(64, 16)}
-    assert found["described"]["vllm"]["dtype"] == "torch.bfloat16"  # as a run's environment.json says
 
 
 def test_vllm_works_on_so_many_rollouts_at_once(saw):

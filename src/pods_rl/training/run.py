@@ -156,7 +156,6 @@ def device_line(trainer: PODSTrainer) -> str:
 def run_environment(trainer: RunTrainer, prepared: Prepared, start: Start | None) -> dict[str, Any]:
     """Return the content of `environment.json`."""
     from ..engines.trl.guarded.run_directory import environment_of
-    from ..engines.trl.step.turns import describe_vllm
 
     task = prepared.task
     task_facts: dict[str, Any] = {
@@ -169,7 +168,6 @@ def run_environment(trainer: RunTrainer, prepared: Prepared, start: Start | None
         task_facts["too_long"] = asdict(prepared.fitted)
     environment = {
         **environment_of(trainer),
-        **describe_vllm(trainer),
         "task": task_facts,
         "contents": dict(trainer.contents),
         "sources": user_sources(),

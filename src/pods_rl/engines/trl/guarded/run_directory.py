@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ....distributed.processes import gather, versions
+from ....distributed.processes import gather, version, versions
 from ....errors import UserError
 from ....masking import mask_secrets
 from ....runs import Record, Run, RunWriter, is_run, last_clocks
@@ -311,8 +311,11 @@ def environment_of(trainer: PODSTrainer) -> dict[str, Any]:
     """Return the versions, the machine, the precision and the size of the policy, for `environment.json`."""
     parameters = list(trainer.model.parameters())
     trained_parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    packages = versions()
+    if trainer.use_vllm:
+        packages["vllm"] = version("vllm")
     return {
-        "versions": versions(),
+        "versions": packages,
         "device": str(trainer.accelerator.device),
         "device_name": device_name(trainer),
         "processor": processor_name(),

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig
 
-from ....distributed.processes import version
 from .. import compat
 from ..batching import Shares
 from ..compat import Tokenized, TRLTrainer
@@ -152,14 +151,3 @@ def sequences_at_once(args: PODSConfig) -> int:
     prompts = args.num_prompts or args.generation_batch_size // m
     rollouts = Shares(prompts, n, m, args.world_size).rollouts_each
     return min(rollouts, args.rollout_batch_size or rollouts) * args.vllm_tensor_parallel_size
-
-
-def describe_vllm(trainer: TRLTrainer) -> dict[str, dict[str, str | None]]:
-    """Return vLLM's version and, of a colocated engine, the dtype it computes in: by default not that of training."""
-    if not trainer.use_vllm:
-        return {}
-    description = {"version": version("vllm")}
-    engine = getattr(trainer.vllm_generation, "llm", None)  # a server does not report its dtype
-    if engine:
-        description["dtype"] = str(engine.llm_engine.model_config.dtype)
-    return {"vllm": description}
