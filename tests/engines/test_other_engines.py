@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from pods_rl import advantages, select_batch
-from pods_rl.engines.ledger import HELD_STEPS, Ledger
+from pods_rl.engines.ledger import HELD_STEPS, LedgerWriter
 from pods_rl.engines.measuring import pad_rewards
 
 from . import same_rows
@@ -188,7 +188,7 @@ def test_roll_validates_and_drops_prompts_as_before(roll):
 
 
 def test_the_ledger_joins_the_parts_of_a_step_in_any_order_and_forgets_old_steps(tmp_path):
-    ledger = Ledger(tmp_path, every=1)
+    ledger = LedgerWriter(tmp_path, every=1)
     row = {"rollout": 0, "reward": 1.0, "turn_rewards": None}
     for step in (1, 2, 1, 2):
         ledger.add(step, [[row], [row]])

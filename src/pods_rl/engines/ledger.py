@@ -13,7 +13,7 @@ from ..tables import columns_of
 HELD_STEPS = 16
 
 
-class Ledger:
+class LedgerWriter:
     """Writes one file for each step that is kept: step 1 and every `every`-th.
 
     An engine may add the groups of a step in several parts, and with asynchronous generation also those of an earlier

@@ -80,12 +80,7 @@ class LiveLine(rich.progress.Progress):
             super().stop()
 
     def begin(self, what: str, *, in_log: bool = True) -> None:
-        """Show what begins.
-
-        Args:
-            what: the work.
-            in_log: whether a log shows it at once. If not, only if it takes longer than `silent`.
-        """
+        """Show what begins. A log shows it at once, or without `in_log` only if it takes longer than `silent`."""
         self.work_on(what)
         if self.redraws:
             self.show(what)

@@ -20,10 +20,7 @@ RewardFunction = Callable[..., Scores]
 
 
 def reward_functions(recipe: Recipe, task: Task, turns: TurnReader | None = None) -> list[RewardFunction]:
-    """Return the task's rewards in TRL's signature, in the task's order; raise UserError for an unknown reward.
-
-    `turns` reads completions as `trl_reward` says.
-    """
+    """Return the task's rewards in TRL's signature, in the task's order; raise UserError for an unknown reward."""
     limit = recipe.values["max_completion_length"]
     seconds = recipe.values["reward_seconds"]
     return [trl_reward(task.reward(name), limit=limit, seconds=seconds, turns=turns) for name in task.rewards]

@@ -15,7 +15,7 @@ from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, Gene
 
 from ...errors import UserError
 from ...selection import select
-from ..ledger import Ledger
+from ..ledger import LedgerWriter
 from ..measuring import describe_selection, pad_rewards
 from ..seeds import seeded_generator
 from .batches import is_training, rows_of_trajectories, silence, take_rows, total, widen
@@ -63,14 +63,14 @@ class PODSGenerator(GeneratorInterface):
         self.pods = read_settings(config, options)
         self._generator = generator
         self._tokenizer = tokenizer
-        self._ledger: Ledger | None = None
+        self._ledger: LedgerWriter | None = None
         if self.pods.ledger is not None:
             if tokenizer is None:
                 raise UserError(
                     f"pods.ledger is {self.pods.ledger}: the ledger needs the tokenizer. Pass tokenizer=tokenizer to "
                     "PODSGenerator."
                 )
-            self._ledger = Ledger(Path(self.pods.ledger), self.pods.ledger_every)
+            self._ledger = LedgerWriter(Path(self.pods.ledger), self.pods.ledger_every)
 
     async def generate(self, input_batch: GeneratorInput, disable_tqdm: bool = False) -> GeneratorOutput:
         """Return SkyRL's output for the batch, for training with the m trajectories kept of each prompt."""
@@ -105,7 +105,7 @@ class PODSGenerator(GeneratorInterface):
         is_silent = bool(selection.take(rewards_1N).isnan().any())
         return _PromptGroup(rows, rewards_1N, selection.indices[0].tolist(), is_silent)
 
-    def _write(self, ledger: Ledger, output: GeneratorOutput, groups: list[_PromptGroup], wide: Any) -> None:
+    def _write(self, ledger: LedgerWriter, output: GeneratorOutput, groups: list[_PromptGroup], wide: Any) -> None:
         """Write the groups to the ledger if it keeps their step."""
         step = wide["batch_metadata"].global_step
         if not ledger.keeps(step):

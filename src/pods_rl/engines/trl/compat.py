@@ -213,7 +213,6 @@ class TRLTrainer:
     _tr_loss: Tensor  # loss since the last log line, which transformers does not save
     _globalstep_last_logged: int  # as _tr_loss
     _last_loaded_step: int  # with vLLM: the step of the generator's weights
-    vllm_generation: Any  # with vLLM: what asks it
 
     # Methods that we call.
     def is_world_process_zero(self) -> bool: ...

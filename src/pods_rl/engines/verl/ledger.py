@@ -20,7 +20,7 @@ def session_rows(
     partition_id: str,
     tokenizer: Any,
 ) -> list[list[dict[str, Any]]]:
-    """Return a row for each session of each group, for `engines.ledger.Ledger`; `keys` are their last trajectories."""
+    """Return a row for each session of each group, for `LedgerWriter`; `keys` are their last trajectories."""
     data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=FIELDS)
     prompts = list(data["prompts"])
     responses = list(data["responses"])

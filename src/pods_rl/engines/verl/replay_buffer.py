@@ -19,7 +19,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils import hf_tokenizer
 
 from ...errors import UserError
-from ..ledger import Ledger
+from ..ledger import LedgerWriter
 from ..measuring import describe_selection, pad_rewards
 from ..seeds import seeded_generator
 from .groups import Group, choose, group_keys, kept_keys
@@ -57,9 +57,9 @@ class PODSMixin:
         self._generator = torch.Generator()
         self._pods_metrics: dict[str, float] = {}
         self._sizes_checked = False
-        self._ledger: Ledger | None = None
+        self._ledger: LedgerWriter | None = None
         if self.pods.ledger:
-            self._ledger = Ledger(Path(self.pods.ledger), self.pods.ledger_every)
+            self._ledger = LedgerWriter(Path(self.pods.ledger), self.pods.ledger_every)
             self._tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
