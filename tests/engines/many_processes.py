@@ -75,11 +75,11 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     # Three prompts over two processes: groups move when they are generated, and again when batches are joined. A third
     # of the rollouts has no end token. Groups that stay dead have no advantage, although they have a KL term.
-    "truncated ones and dead groups, named, over two": (
+    "truncated ones and dead groups over two": (
         2,
         {
             "num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 6, "beta": 0.04,
-            "dynamic_sampling": "half_dead", "dynamic_sampling_rounds": 1, "mask_truncated_completions": True,
+            "dynamic_sampling": True, "dynamic_sampling_rounds": 1, "mask_truncated_completions": True,
         },
     ),
     # Without the stand-in: a rollout is the same text whichever process draws it, in whatever batch.

@@ -19,11 +19,6 @@ def dead_for_half(prompts, completions, **_):
     return [0.5 if prompt in DEAD else score for prompt, score in zip(prompts, letters, strict=True)]
 
 
-def answer(prompts, completions, **_):
-    """1 for the even rollouts of a prompt that is not dead."""
-    return [float(i % 2 and prompt not in DEAD) for i, prompt in enumerate(prompts)]
-
-
 def trained_groups(record):
     """The group of each prompt's rows, in their order."""
     return (record.kept // record.rewards.size(1)).unique_consecutive().tolist()
@@ -98,33 +93,9 @@ def test_a_joined_batch_has_the_rows_of_its_groups_and_their_log_probabilities(m
     assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
 
 
-def test_groups_that_stay_dead_by_the_named_reward_train_nothing(make_trainer):
-    """The letters differ in every group, and the answer in none of every second prompt."""
-    settings = {"num_rollouts": 8, "dynamic_sampling": "answer", "dynamic_sampling_rounds": 1, "max_steps": 3}
-    trainer = make_trainer(reward=[letter_reward, answer], per_device_train_batch_size=16, **settings)
-    batches, live_and_dead = batches_of(trainer), []
-
-    @around(trainer, "_generate_and_score_completions")
-    def built(build, inputs):
-        batch = build(inputs)
-        found = trainer.rollouts
-        prompts = of_rollouts(found, found.prompts)
-        dead = torch.tensor([prompts[8 * group] in DEAD for group in trained_groups(found)])
-        assert torch.equal((found.advantages.view(len(dead), -1) == 0).all(dim=1), dead)
-        assert torch.equal(found.advantages.flatten(), batch["advantages"])
-        assert (found.kept_rewards().std(dim=1) > 0).all()
-        live_and_dead.extend(dead.tolist())
-        return batch
-
-    trainer.train()
-    assert len(batches) == 3
-    assert set(live_and_dead) == {True, False}
-
-
 def test_dynamic_sampling_that_cannot_work_is_refused(make_trainer, dataset):
     stream = IterableDataset.from_generator(lambda: iter(dataset.to_list()))
     for words, config in (
-        ("'nope'", {"dynamic_sampling": "nope"}),
         ("a stream", {"train_dataset": stream}),
     ):
         with pytest.raises(UserError, match=words):

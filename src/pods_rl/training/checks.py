@@ -19,7 +19,7 @@ from ..loading.prepare import prepare, training_task
 from ..recipe import Recipe
 from ..recipe.recipe import DATA_KEYS
 from ..tasks import Fitted, Task
-from ..text import describe, short, suggest
+from ..text import describe, short
 from .arguments import engine_arguments
 
 _STEPS = 100  # of a schedule without a number of steps
@@ -91,12 +91,6 @@ def check_task(
             prepared = prepare(recipe)
             loaded[key] = (prepared.task, prepared.fitted)
     task, fitted = loaded[key]
-    named = recipe.values["dynamic_sampling"]
-    if isinstance(named, str) and named not in task.rewards:
-        raise UserError(
-            f"{recipe.source}: dynamic_sampling = {short(named)}: the task has no such reward."
-            f"{suggest(named, task.rewards)} Name one of {', '.join(task.rewards)}, or set true for their sum."
-        )
     if config is not None:
         with as_recipe_errors(recipe):
             check_prompts(config, len(task.train))

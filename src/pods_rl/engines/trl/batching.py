@@ -209,27 +209,20 @@ def check_values(settings: Mapping[str, Any]) -> None:
     Raises:
         UserError: what was given, and what to set.
 
-    >>> check_values({"exact_trl": True, "dynamic_sampling": "accuracy"})
+    >>> check_values({"exact_trl": True, "dynamic_sampling": True})
     >>> check_values({"exact_trl": "false"})
     Traceback (most recent call last):
     ...
     pods_rl.errors.UserError: exact_trl = 'false': expected True or False, and not a text.
     """
-    for key in ("prefix_tree", "exact_trl", "mask_constant_groups", "skip_zero_advantage_steps"):
+    switches = ("prefix_tree", "exact_trl", "dynamic_sampling", "mask_constant_groups", "skip_zero_advantage_steps")
+    for key in switches:
         value = settings.get(key, False)
         is_optional = key == "skip_zero_advantage_steps"
         if not isinstance(value, bool) and not (is_optional and value is None):
             expected = "True, False or None" if is_optional else "True or False"
             hint = ", and not a text" if isinstance(value, str) else ""
             raise UserError(f"{key} = {value!r}: expected {expected}{hint}.")
-    named = settings.get("dynamic_sampling", False)
-    # Quoted in YAML, a switch is text too, but not the name of a reward function.
-    is_name = isinstance(named, str) and named.lower() not in ("", "true", "false", "yes", "no", "none", "null")
-    if not isinstance(named, bool) and not is_name:
-        raise UserError(
-            f"dynamic_sampling = {named!r}: expected True (groups are judged by their total reward), False, or the "
-            "name of a reward function."
-        )
     rounds = settings.get("dynamic_sampling_rounds", 3)
     whole_number("dynamic_sampling_rounds", rounds, why="set dynamic_sampling: false to draw no new prompts")
     budget = settings.get("max_tokens_per_microbatch")

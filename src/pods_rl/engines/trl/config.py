@@ -72,9 +72,8 @@ class PODSConfig(GRPOConfig):
             a GPU has room for; one process also repeats a step that ran out of memory, in smaller passes.
         exact_trl: turn off everything that changes rounding or random draws. With n = m the run then equals TRL's to
             the last bit.
-        dynamic_sampling: replace groups whose rewards are all equal by groups of new prompts (DAPO, arXiv
-            2503.14476). If True, the total reward decides; if a name, the reward function of that name. Groups that
-            cannot be replaced have advantage 0.
+        dynamic_sampling: replace groups whose rewards are all equal, up to `reward_tolerance`, by groups of new prompts
+            (DAPO, arXiv 2503.14476). Groups that cannot be replaced have advantage 0.
         dynamic_sampling_rounds: the most times that new prompts are generated for a batch.
         mask_constant_groups: leave groups whose advantages are all 0 out of the loss, whose means are then over the
             tokens or rows of the other groups of a generation. If False, they count in its denominators, as in TRL.
@@ -110,7 +109,7 @@ class PODSConfig(GRPOConfig):
     prefix_tree: bool = True
     max_tokens_per_microbatch: int | str | None = None
     exact_trl: bool = False
-    dynamic_sampling: bool | str = False
+    dynamic_sampling: bool = False
     dynamic_sampling_rounds: int = 3
     mask_constant_groups: bool = False
     reward_tolerance: float = 0.0

@@ -56,10 +56,7 @@ class AsyncPODSConfig(AsyncGRPOConfig):
             self.num_rollouts = self.num_generations
         check_sizes(self.num_rollouts, self.num_generations, least=2)
         if not isinstance(self.dynamic_sampling, bool):
-            raise UserError(
-                f"dynamic_sampling = {self.dynamic_sampling!r}: expected True or False. This trainer judges groups by "
-                "their advantages, and not by the name of a reward function."
-            )
+            raise UserError(f"dynamic_sampling = {self.dynamic_sampling!r}: expected True or False.")
         if self.selection != "prompt":
             raise UserError(
                 f"selection = {self.selection!r}: the asynchronous trainer queues each group as soon as it is scored, "

@@ -28,10 +28,7 @@ def set_advantages(batch: Batch, generation: Generation, trainer: TRLTrainer) ->
     over_all_rollouts = args.advantages == "before" and not args.keeps_all
     advantages_B = batch["advantages"].clone()
     groups_R = record.kept // record.rewards.size(1)
-    # The named reward of dynamic sampling is equal for all of such a group; others may differ, and must not train it.
     without_signal_G = torch.zeros(len(record.rewards), dtype=torch.bool)
-    if record.without_signal is not None:
-        without_signal_G |= record.without_signal
     if over_all_rollouts or record.is_ragged:
         G, N = record.rewards.shape
         settings: dict[str, Any] = {"when": args.advantages, "scale": trainer.scale_rewards}

@@ -25,36 +25,23 @@ class DynamicSampling:
     """Adds groups of new prompts to a generation, at most `dynamic_sampling_rounds` times.
 
     Raises:
-        UserError: `dynamic_sampling` names a reward function that does not exist, or the prompts are a stream.
+        UserError: the prompts are a stream.
     """
 
     def __init__(self, trainer: TRLTrainer) -> None:
         self._trainer = trainer
-        name = trainer.args.dynamic_sampling
-        names = trainer.reward_func_names
-        self.rounds = trainer.args.dynamic_sampling_rounds if name else 0
+        is_on = trainer.args.dynamic_sampling
+        self.rounds = trainer.args.dynamic_sampling_rounds if is_on else 0
         self.drawn = 0  # new prompts so far; after a resume with the same number it continues with the same prompts
-        if isinstance(name, str) and name not in names:
-            raise UserError(
-                f"dynamic_sampling = {name!r} is not a reward function: got {', '.join(names)}. Name one of them, "
-                "or set true for the total reward."
-            )
-        if name and isinstance(trainer.train_dataset, IterableDataset):
+        if is_on and isinstance(trainer.train_dataset, IterableDataset):
             raise UserError(
                 "dynamic_sampling draws new prompts by their index, and a stream (IterableDataset) has none: pass "
                 "a Dataset, or set dynamic_sampling: false."
             )
 
     def is_dead(self, round_: Round) -> Tensor:
-        """Return which groups have equal rewards, in total or of the named function, bool `[P]`."""
-        record = round_.record
-        name = self._trainer.args.dynamic_sampling
-        if not isinstance(name, str):
-            return is_constant(record.scored_rewards(), self._trainer.args.reward_tolerance)
-        named_PN = round_.scores[:, record.reward_names.index(name)].cpu().view(record.rewards.shape)
-        if record.masked is not None:  # these count as unscored, as in `scored_rewards`
-            named_PN = named_PN.masked_fill(record.masked, torch.nan)
-        return is_constant(named_PN, self._trainer.args.reward_tolerance)
+        """Return which groups have equal rewards, bool `[P]`."""
+        return is_constant(round_.record.scored_rewards(), self._trainer.args.reward_tolerance)
 
     def new_rows(self, count: int, example: Batch) -> list[Batch]:
         """Return TRL's rows of at least `count` new prompts for this process, with the columns of `example`.

@@ -151,18 +151,16 @@ class Generation:
         each = self.rows // shares.processes
         return range(self.rounds[0].process * each, (self.rounds[0].process + 1) * each)
 
-    def keep(self, kept: Tensor, unreplaced: Tensor | None, is_ragged: bool) -> None:
+    def keep(self, kept: Tensor, is_ragged: bool) -> None:
         """Record which rollouts are kept, in the order of the rows.
 
         Args:
             kept: int64, at most R numbers.
-            unreplaced: bool `[G]`, the dead groups that dynamic sampling could not replace. If None, none of them.
             is_ragged: whether prompts may have different numbers of rows.
         """
         record = Rollouts.joined([round_.record for round_ in self.rounds])
         record.kept = kept
         record.is_ragged = is_ragged
-        record.without_signal = unreplaced
         scores = self.scores
         kept_scores = scores[kept]
         if record.masked is not None:

@@ -36,7 +36,6 @@ class Rollouts:
     kept: Tensor  # int64, the number of each kept rollout, in the order of the rows; fewer than R leave rows empty
     advantages: Tensor | None = None  # of each kept rollout, known once the batch is built
     masked: Tensor | None = None  # [G, N] bool, rollouts without a token in the loss. If None, none of them
-    without_signal: Tensor | None = None  # [G] bool, groups that must not train. If None, none of them
     is_ragged: bool = False  # whether prompts may keep different numbers
 
     @classmethod

@@ -216,18 +216,16 @@ class Selecting(Layer):
             kept_of_rounds.append(selection.indices.sort(dim=1).values)  # [P, M]
         kept_GM = broadcast(torch.cat(kept_of_rounds).to(self.accelerator.device)).cpu()  # the first process decides
         groups_P = torch.arange(prompts)
-        unreplaced_G = torch.zeros(len(kept_GM), dtype=torch.bool)
         if dynamic.rounds:
             is_dead_G = torch.cat([dynamic.is_dead(round_) for round_ in rounds])
             dead_slots = is_dead_G[:prompts].nonzero().flatten()
             live_groups = prompts + (~is_dead_G[prompts:]).nonzero().flatten()
             count = min(len(dead_slots), len(live_groups))
             groups_P[dead_slots[:count]] = live_groups[:count]
-            unreplaced_G[dead_slots[count:]] = True
             live_share = 1 - (len(dead_slots) - count) / prompts
             self._metrics["train"]["pods/dynamic_sampling/live_share"].append(live_share)
         kept = (groups_P[:, None] * n + kept_GM[groups_P]).flatten()  # [P, M] -> [R]
-        generation.keep(kept, unreplaced_G, is_ragged=False)
+        generation.keep(kept, is_ragged=False)
 
     def _select_batch(self, generation: Generation) -> None:
         """Keep R rollouts of all prompts; dynamic sampling adds prompts while fewer than R are live."""
@@ -236,16 +234,12 @@ class Selecting(Layer):
         tolerance = self.args.reward_tolerance
 
         def live_rewards() -> Tensor:
-            rewards = []
-            for round_ in rounds:
-                is_dead = self._dynamic.is_dead(round_)  # of the named reward, if dynamic sampling has one
-                rewards.append(round_.record.scored_rewards().masked_fill(is_dead[:, None], torch.nan))
-            return torch.cat(rewards)  # [G, N]
+            rewards_GN = torch.cat([round_.record.scored_rewards() for round_ in rounds])
+            return rewards_GN.masked_fill(is_constant(rewards_GN, tolerance)[:, None], torch.nan)
 
         def missing() -> int:
-            rewards_GN = live_rewards()
-            is_live_GN = ~rewards_GN.isnan() & ~is_constant(rewards_GN, tolerance)[:, None]
-            return rounds[0].shares.prompts if int(is_live_GN.sum()) < rows else 0
+            live_rollouts = int((~live_rewards().isnan()).sum())
+            return rounds[0].shares.prompts if live_rollouts < rows else 0
 
         self._add_rounds(generation, missing)
         rewards_GN = live_rewards()
@@ -261,7 +255,7 @@ class Selecting(Layer):
         is_kept = numbers >= 0
         if self._dynamic.rounds:
             self._metrics["train"]["pods/dynamic_sampling/live_share"].append(is_kept.double().mean().item())
-        generation.keep(numbers[is_kept], unreplaced=None, is_ragged=True)
+        generation.keep(numbers[is_kept], is_ragged=True)
 
     # -- prompts of a generation that do not follow from its rows ------------------------------------------------------
 
