@@ -169,21 +169,13 @@ def describe_batch(
 
 def _keep(batch: KVBatchMeta, kept: set[str]) -> KVBatchMeta:
     """Return the kept rows in order; clear the others from the queue, since verl clears only trained rows."""
-    kept_in_order: list[str] = []
-    kept_tags: list[dict[str, Any]] = []
-    dropped: list[str] = []
-    for key, tag in zip(batch.keys, batch.tags, strict=True):
-        if key in kept:
-            kept_in_order.append(key)
-            kept_tags.append(tag)
-        else:
-            dropped.append(key)
+    dropped = [key for key in batch.keys if key not in kept]
     if dropped:
         tq.kv_clear(keys=dropped, partition_id=batch.partition_id)
     return KVBatchMeta(
         partition_id=batch.partition_id,
-        keys=kept_in_order,
-        tags=kept_tags,
+        keys=[key for key in batch.keys if key in kept],
+        tags=[tag for key, tag in zip(batch.keys, batch.tags, strict=True) if key in kept],
         fields=batch.fields,
         extra_info=batch.extra_info,
     )
