@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -29,16 +27,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
 
-from ....errors import UserError, first_line
+from ....errors import UserError
 from ..compat import TRAINER_STATE_NAME, Layer, TRLTrainer
-from .stability import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
 _REFERENCE = "pods_reference.safetensors"
 _TENSOR = "__tensor__"  # the key of a tensor's name in the JSON
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "pytorch_model.bin")
-OPTIMIZER = ("optimizer.pt",)
 _ATTRIBUTES = ("_step", "_globalstep_last_logged")  # TRL's counters, which it does not save
 
 
@@ -162,34 +157,17 @@ class ExactResume:
         values = read_state(folder, process, accelerator.num_processes)
         if not values:
             return  # TRL's own checkpoint
-        with restoring(folder, [_file(folder, process, kind).name for kind in ("json", "safetensors")]):
-            for name in _ATTRIBUTES:
-                setattr(trainer, name, values["attributes"][name])
-            trainer._tr_loss = torch.tensor(values["loss"], device=device)
-            trainer._metrics["train"].clear()
-            trainer._metrics["train"].update(values["metrics"])
-            if trainer.args.sync_ref_model:
-                load_model(accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE), device=str(device))
-            generation = values["generation"]
-            trainer._restore_values(values, generation and generation["rollouts"])
-            if generation is not None:
-                trainer._buffered_inputs = send_to_device(generation["buffer"], device)
-
-
-@contextmanager
-def restoring(checkpoint: str | Path | None, names: Sequence[str]) -> Iterator[None]:
-    """Inside, an error about a checkpoint's files `names` becomes a UserError of one line."""
-    try:
-        yield
-    except Exception as error:  # each library raises errors of its own
-        if isinstance(error, UserError) or is_out_of_memory(error) or checkpoint is None:
-            raise
-        files = [name for name in names if (Path(checkpoint) / name).is_file()]
-        raise UserError(
-            f"{checkpoint}: {' or '.join(files) or 'its state'} cannot be restored: {type(error).__name__}: "
-            f"{first_line(error)} It is damaged, or of another run. Remove this checkpoint and resume from the one "
-            "before it, or start a new run with this folder as its model."
-        ) from error
+        for name in _ATTRIBUTES:
+            setattr(trainer, name, values["attributes"][name])
+        trainer._tr_loss = torch.tensor(values["loss"], device=device)
+        trainer._metrics["train"].clear()
+        trainer._metrics["train"].update(values["metrics"])
+        if trainer.args.sync_ref_model:
+            load_model(accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE), device=str(device))
+        generation = values["generation"]
+        trainer._restore_values(values, generation and generation["rollouts"])
+        if generation is not None:
+            trainer._buffered_inputs = send_to_device(generation["buffer"], device)
 
 
 def _is_sharded(trainer: TRLTrainer) -> bool:
@@ -233,8 +211,7 @@ def read_state(folder: Path, process: int, processes: int) -> dict[str, Any]:
     tensors_file = _file(folder, process, "safetensors")
     tensors: dict[str, Tensor] = {}
     if tensors_file.is_file():  # a state without tensors has no such file
-        with restoring(folder, [tensors_file.name]):
-            tensors = load_file(tensors_file)
+        tensors = load_file(tensors_file)
 
     def restored(entry: dict[str, Any]) -> Any:
         if entry.keys() == {_TENSOR}:
@@ -243,8 +220,7 @@ def read_state(folder: Path, process: int, processes: int) -> dict[str, Any]:
 
     values: dict[str, Any] = {}
     if values_file.is_file():
-        with restoring(folder, [values_file.name, tensors_file.name]):
-            values = dict(json.loads(values_file.read_text(encoding="ascii"), object_hook=restored))
+        values = dict(json.loads(values_file.read_text(encoding="ascii"), object_hook=restored))
     if values.get("processes") != processes:
         raise UserError(
             f"{folder} was not made by {processes} process(es), or has no {values_file.name}: each process has its "
@@ -282,8 +258,7 @@ def load_renamed(trainer: TRLTrainer, folder: str) -> None:
         return
     # The widest dtype of the model, so that no weight is rounded on its way.
     dtype = reduce(torch.promote_types, {weight.dtype for weight in model.parameters()})
-    with restoring(folder, WEIGHTS):
-        loaded, info = type(model).from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    loaded, info = type(model).from_pretrained(folder, dtype=dtype, output_loading_info=True)
     missing = sorted(info["missing_keys"])
     if missing:
         raise UserError(

@@ -20,7 +20,7 @@ from ....text import change_text, utf8_text
 from .. import compat, sharding
 from ..compat import COUNTERS, Batch, Completions, Layer
 from ..config import check_prompts
-from .checkpoints import OPTIMIZER, WEIGHTS, ExactResume, load_renamed, restoring
+from .checkpoints import ExactResume, load_renamed
 from .rewards import CheckedRewards
 from .stability import Stability
 from .tools import Tools, check_completions
@@ -137,7 +137,7 @@ class Guarded(Layer):
             args: as TRL's, like `kwargs`.
 
         Raises:
-            UserError: the checkpoint is damaged, missing or of another number of processes; there are fewer prompts
+            UserError: the checkpoint is incomplete, missing or of another number of processes; there are fewer prompts
                 than one generation needs; memory ran out.
             UnstableTrainingError: three steps in a row had a loss or gradient that is not finite.
         """
@@ -171,16 +171,6 @@ class Guarded(Layer):
     def _run_epoch(self, **kwargs: Any) -> None:  # transformers calls it by keyword
         if not self._resume.begins_finished(kwargs["epoch"], kwargs["epochs_trained"], kwargs["train_dataloader"]):
             super()._run_epoch(**kwargs)
-
-    @override
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        with restoring(resume_from_checkpoint, WEIGHTS):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    @override
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with restoring(checkpoint, OPTIMIZER):
-            super()._load_optimizer_and_scheduler(checkpoint)
 
     @override
     def _save_rng_state(self, output_dir: str) -> None:
