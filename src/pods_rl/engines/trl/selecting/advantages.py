@@ -47,7 +47,7 @@ def set_advantages(batch: Batch, generation: Generation, trainer: TRLTrainer) ->
         rows_R[: len(record.kept)] = kept_advantages.to(rows_R)
         advantages_B = rows_R[rows_here]
         if over_all_rollouts:
-            without_signal_G |= is_constant(record.scored_rewards(), args.reward_tolerance)
+            without_signal_G = is_constant(record.scored_rewards(), args.reward_tolerance)
         else:
             without_signal_G[_constant_groups(record, record.kept_rewards(), args.reward_tolerance)] = True
     elif not (args.keeps_all and args.exact_trl) or args.reward_tolerance:
