@@ -8,7 +8,7 @@ from verl.utils.config import validate_config
 
 from pods_rl.engines.verl.agent_loop import PODSAgentLoopManager
 from pods_rl.engines.verl.replay_buffer import PODSReplayBuffer
-from pods_rl.engines.verl.settings import VerlSettings, read_settings
+from pods_rl.engines.verl.settings import GROUP_ESTIMATORS, VerlSettings, read_settings
 from pods_rl.errors import UserError
 from pods_rl.selection import BATCH_RULES
 from pods_rl.selection.rules import percentile
