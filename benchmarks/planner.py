@@ -25,6 +25,7 @@ COMPARISONS = (
     ("equal_memory_16", "pods-64-16", "grpo-16"),
     ("equal_rows_16", "pods-16-4", "grpo-16"),
     ("equal_rows_16", "grpo-4", "grpo-16"),
+    ("batch_words_8", "batch-2x8", "grpo-4"),
     ("batch_words_16", "batch-4x16", "grpo-16"),
     ("batch_sums_16", "batch-8x8", "grpo-4"),
     ("batch_words_32", "batch-4x16", "grpo-8"),
