@@ -28,7 +28,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from pods_rl.tasks import words
 from pods_rl.tasks.generated import draw_sum, is_held_out
-from pods_rl.tasks.words import Step, take_step
+from pods_rl.tasks.words import WordStep, take_step
 
 PAD = "<|endoftext|>"
 EOS = "<|im_end|>"
@@ -117,7 +117,7 @@ class Chain:
 
     prompt: str
     start: int
-    steps: tuple[Step, ...]
+    steps: tuple[WordStep, ...]
     held_out: bool | None
     word_problem: bool
 
@@ -183,7 +183,7 @@ def draw_word_problem(rng: random.Random, lengths: tuple[int, int], distractors:
 
 def draw_word_steps(rng: random.Random, length: int) -> Chain:
     """Draw the solution of a word problem without its text: `length` steps of all kinds."""
-    start, steps = words.draw_numbers(rng, rng.choices(list(words.SIGNS), k=length))
+    start, steps = words.draw_numbers(rng, rng.choices(list(words.SIGN_OF_KIND), k=length))
     return word_problem(words.WordProblem("", "", start, steps))
 
 

@@ -95,7 +95,7 @@ def test_resume_refuses_another_recipe_unless_allowed(trained, monkeypatch):
     Path("other.yaml").write_text("num_generations: 8\nmax_steps: 9\n")
     with pytest.raises(UserError, match=r"num_rollouts \(saved 64, now 8\)"):
         pods("train", "--config", "other.yaml", "--output", "out", "--resume")
-    pods("train", "--output", "out", "--resume", "--allow-changed-recipe", *changes)
+    pods("train", "--output", "out", "--resume", "--allow_changes", *changes)
     assert trained.made[-1][0].values["seed"] == 8
     Path("out/config.yaml").write_text(config)
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -20,13 +20,13 @@ from .generated import Drawn, generated_task, is_held_out
 from .prompts import PromptForm
 from .task import Settings, Task
 
-_Step = tuple[str, int]  # a sign and a number, applied to the total before
+WordStep = tuple[str, int]  # a sign and a number, applied to the total before
 TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
 _PRONOUN_FIELD = re.compile(r"\{(He|he|him|His|his)\}")
 _PRONOUNS = {"she": ("she", "her", "her"), "he": ("he", "his", "him")}  # subjective, possessive, objective
 _LARGEST = 99  # of numbers and results; the smallest is 2, so that plurals are right
 _DISTRACTING = (4, 24)  # an age, minutes, dollars, ...
-_SIGN_OF_KIND = {"group": "*", "gain": "+", "loss": "-", "growth": "*", "half": "/"} | {
+SIGN_OF_KIND = {"group": "*", "gain": "+", "loss": "-", "growth": "*", "half": "/"} | {
     "share": "/", "price": "*", "more": "+", "fewer": "-", "times": "*", "together": "+",
 }  # fmt: skip
 _NUMBERS = {"group": range(2, 50), "growth": tuple(TIMES), "times": tuple(TIMES), "half": (2,)}  # others: 2 to 9
@@ -46,7 +46,7 @@ class WordProblem(NamedTuple):
     text: str
     template: str
     start: int
-    steps: tuple[_Step, ...]
+    steps: tuple[WordStep, ...]
 
     @property
     def totals(self) -> list[int]:
@@ -61,7 +61,7 @@ class WordProblem(NamedTuple):
         return template_held_out if template_held_out == numbers_held_out else None
 
 
-def take_step(total: int, step: _Step) -> int:
+def take_step(total: int, step: WordStep) -> int:
     """Return the total after a step; division rounds down."""
     sign, number = step
     match sign:
@@ -179,14 +179,14 @@ def _draw_kinds(rng: random.Random, steps: int) -> list[str]:
             return [*head, *rng.sample(_EVENTS, between), *tail]
 
 
-def draw_numbers(rng: random.Random, kinds: list[str]) -> tuple[int, tuple[_Step, ...]]:
+def draw_numbers(rng: random.Random, kinds: list[str]) -> tuple[int, tuple[WordStep, ...]]:
     """Draw the first number and the steps, so that all numbers and results are integers from 2 to 99."""
     while True:
         start = rng.randint(2, 9 if kinds[0] == "group" else 80)
         total = start
-        steps: list[_Step] = []
+        steps: list[WordStep] = []
         for kind in kinds:
-            sign = _SIGN_OF_KIND[kind]
+            sign = SIGN_OF_KIND[kind]
             exact = [number for number in _NUMBERS.get(kind, range(2, 10)) if sign != "/" or total % number == 0]
             fitting = [number for number in exact if 2 <= take_step(total, (sign, number)) <= _LARGEST]
             if not fitting:
