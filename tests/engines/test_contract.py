@@ -79,6 +79,15 @@ def test_a_method_that_takes_other_arguments_is_refused_at_construction(make_tra
     assert INSTALL in text
 
 
+def test_a_trainer_that_another_library_has_put_in_place_of_trl_s_is_refused_with_the_order_of_imports(monkeypatch):
+    # A stand-in for Unsloth, which does so on a GPU when it is imported.
+    unsloths = type("UnslothGRPOTrainer", (GRPOTrainer,), {"__module__": "UnslothGRPOTrainer"})
+    monkeypatch.setattr("pods_rl.engines.trl.compat.GRPOTrainer", unsloths)
+    check_overrides.cache_clear()
+    with pytest.raises(UserError, match="from pods_rl import PODSConfig, PODSTrainer"):
+        check_overrides(PrefixTreeTrainer)
+
+
 def test_a_list_of_rows_that_trl_no_longer_fills_is_refused_at_construction(make_trainer, monkeypatch):
     monkeypatch.setitem(ROW_LISTS, "_tool_dicts", "tools")
     with pytest.raises(UserError, match=r"GRPOTrainer\._tool_dicts .*'trl=="):

@@ -313,8 +313,15 @@ def check_overrides(trainer_class: type) -> None:
     An override that takes `*args` or `**kwargs` has to have the first parameters in common.
 
     Raises:
-        UserError: the method, its parameters here and those expected, and the versions to install.
+        UserError: the method, its parameters here and those expected, and the versions to install; or who has replaced
+            TRL's trainer by one of its own.
     """
+    owner = GRPOTrainer.__module__
+    if not owner.startswith("trl."):
+        raise UserError(
+            f"{owner} had replaced TRL's GRPOTrainer when PODSTrainer was imported, which cannot be built on it. Begin "
+            "the script with: from pods_rl import PODSConfig, PODSTrainer"
+        )
     for name, method in vars(trainer_class).items():
         if not getattr(method, "__override__", False) or name in vars(Layer):
             continue
