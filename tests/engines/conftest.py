@@ -47,7 +47,7 @@ class TorchKernel:
         return of_labels, *(compute() if name in outputs else None for name, compute in optional.items())
 
 
-if trl_utils._ChunkedLogProbFunction is None:
+if not hasattr(trl_utils, "_use_triton") and not torch.accelerator.is_available():
     # TRL 1.15 without a GPU: this replaces its Triton kernel, with the same results.
     trl_utils._ChunkedLogProbFunction = TorchKernel
 

@@ -11,7 +11,7 @@ from trl.trainer import grpo_trainer
 from pods_rl import PODSTrainer
 from pods_rl.engines import TESTED
 from pods_rl.engines.trl import compat
-from pods_rl.engines.trl.compat import ROW_LISTS, Generated, Layer, TRLTrainer, check_overrides, row_lists
+from pods_rl.engines.trl.compat import ROW_LISTS, Generated, Layer, TRLTrainer, check_kernel, check_overrides, row_lists
 from pods_rl.engines.trl.guarded.trainer import Guarded
 from pods_rl.engines.trl.selecting.trainer import Selecting
 from pods_rl.engines.trl.step.trainer import PrefixTreeTrainer
@@ -86,6 +86,19 @@ def test_a_trainer_that_another_library_has_put_in_place_of_trl_s_is_refused_wit
     check_overrides.cache_clear()
     with pytest.raises(UserError, match="from pods_rl import PODSConfig, PODSTrainer"):
         check_overrides(PrefixTreeTrainer)
+
+
+def test_a_trl_whose_only_kernel_needs_a_gpu_is_refused_without_one(monkeypatch):
+    """As TRL 1.15: CUDA's torch installs Triton on a CPU too, so that its kernel is there and cannot run."""
+    kernel = type("ChunkedLogProbFunction", (), {"__module__": "trl.kernels.chunked_logprob"})
+    monkeypatch.delattr("trl.trainer.utils._use_triton", raising=False)
+    for found, has_gpu in ((kernel, False), (None, False), (None, True)):
+        monkeypatch.setattr("trl.trainer.utils._ChunkedLogProbFunction", found)
+        monkeypatch.setattr("torch.accelerator.is_available", lambda has_gpu=has_gpu: has_gpu)
+        with pytest.raises(UserError, match=r"trl>=1\.16"):
+            check_kernel()
+    monkeypatch.setattr("trl.trainer.utils._ChunkedLogProbFunction", kernel)
+    check_kernel()
 
 
 def test_a_list_of_rows_that_trl_no_longer_fills_is_refused_at_construction(make_trainer, monkeypatch):

@@ -232,7 +232,7 @@ def test_a_reward_of_the_users_own_may_read_gold_answers_of_any_form(tmp_path):
         ("a.json", '{"question": "a", "answer": "\\sqrt2"}', "line 1: .*backslash"),
         ("a.json", '{"data": [{"question": "a", "answer": "1"}]}', "columns data, "),
         ("a.json", "1\n2\n", "line 1: is 1;"),
-        ("a.json", '{"question": "a", "x": ' + "[" * 9000 + "]" * 9000 + "}", "nested"),
+        ("a.json", '{"question": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested"),
         ("a.csv", "question;answer\na;5\n", "question;answer"),
         ("a.csv", "question,answer\na, b?,5\n", "line 2: .*3 "),
         ("a.csv", "question,answer\na?\n", "row 1 .*null"),

@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import torch
 import transformers
 import trl
 from accelerate import Accelerator
@@ -344,6 +345,18 @@ def check_overrides(trainer_class: type) -> None:
             )
 
 
+def check_kernel() -> None:
+    """Raise UserError if TRL cannot compute log-probabilities on this machine."""
+    kernel = trl_utils._ChunkedLogProbFunction  # of TRL 1.15 None where Triton is not installed
+    needs_triton = not hasattr(trl_utils, "_use_triton")  # by which TRL 1.16 chooses between Triton and torch
+    needs_gpu = kernel is not None and needs_triton and kernel.__module__.startswith("trl.")
+    if kernel is None or (needs_gpu and not torch.accelerator.is_available()):
+        raise UserError(
+            f"trl {trl.__version__} computes log-probabilities with Triton, which needs a GPU and its own package. "
+            "From 1.16 on TRL does it without: pip install 'trl>=1.16,<1.17'"
+        )
+
+
 def is_overridden(trainer: TRLTrainer, names: Iterable[str]) -> bool:
     """Return whether a user's subclass, or the trainer itself, replaces one of these methods."""
     for name in names:
@@ -360,13 +373,8 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
 
     Raises:
         TypeError: `args` is not a PODSConfig.
-        UserError: TRL cannot compute log-probabilities on this machine, or tools with ZeRO-3.
+        UserError: tools with ZeRO-3.
     """
-    if trl_utils._ChunkedLogProbFunction is None:
-        raise UserError(
-            f"trl {trl.__version__} computes log-probabilities with Triton, which is for GPUs and is not installed. "
-            "From 1.16 on TRL does it without: pip install 'trl>=1.16,<1.17'"
-        )
     config = arguments["args"]
     if not isinstance(config, PODSConfig):
         raise TypeError(
