@@ -32,7 +32,8 @@ class TorchKernel:
         softcap: float | None, scale: float, outputs: tuple[str, ...],
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         """Log-probabilities, entropies, log sums of squared probabilities, mean logits and whether a token is best."""
-        logits = torch.nn.functional.linear(hidden, weight, bias).float() * scale
+        # The last layer may return float32 where the weights are in 16 bits.
+        logits = torch.nn.functional.linear(hidden.to(weight.dtype), weight, bias).float() * scale
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
         logits = logits / temperature
