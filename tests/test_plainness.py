@@ -15,13 +15,13 @@ SENTENCE = 4  # words from which on a text is a sentence
 PRIVATE = re.compile(r"\b_[a-z]\w*")
 
 LIMITS = {
-    "lines of src": 35150,
-    "lines of tests": 26300,
+    "lines of src": 34600,
+    "lines of tests": 25750,
     "words of pages": 18800,
-    "docstrings longer than the body": 117,
-    "internal functions that are named at one place": 280,
-    "names that several modules define": 77,
-    "checks that compare a sentence": 139,
+    "docstrings longer than the body": 112,
+    "internal functions that are named at one place": 274,
+    "names that several modules define": 32,
+    "checks that compare a sentence": 138,
 }
 
 
