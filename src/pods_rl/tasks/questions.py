@@ -260,9 +260,8 @@ def _column(rows: Dataset, source: DataSource, settings: Settings, key: str, usu
     named = settings.get(key)
     candidates = usual if named is None else (named,)
     # A column of a JSON file may begin late, but reading all rows for it is slow: look at a batch first.
-    present = column_names(rows, first=BATCH)
-    if not set(candidates) & set(present):
-        present = column_names(rows)
+    in_batch = column_names(rows, first=BATCH)
+    present = in_batch if set(candidates) & set(in_batch) else column_names(rows)
     for column in candidates:
         if column in present:
             return column

@@ -110,10 +110,10 @@ def _check_plugins(config: DictConfig) -> None:
         )
     name = _get(config, f"{_SAMPLER}.name")
     path = _get(config, f"{_SAMPLER}.path")
-    keeps_m = bool(name and path)
+    is_given = bool(name and path)
     # A file would be executed a second time here. A package's module is imported once.
-    if keeps_m and path.startswith("pkg://"):
-        keeps_m = getattr(load_extern_object(path, name), "keeps_num_generations", False)
+    is_in_package = is_given and path.startswith("pkg://")
+    keeps_m = getattr(load_extern_object(path, name), "keeps_num_generations", False) if is_in_package else is_given
     if not keeps_m:
         raise UserError(
             f"{_SAMPLER} is {name} of {path}, which does not keep rollout.n of the sessions: verl would train on all. "
