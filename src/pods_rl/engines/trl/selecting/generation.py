@@ -141,7 +141,7 @@ class Generation:
 
     @property
     def scores(self) -> Tensor:
-        """The scores of all rounds as the method that calculates rewards returned them, `[G * n, F]`."""
+        """The scores of all rounds as the method that calculates rewards returned them, `[P * n, F]`."""
         return torch.cat([round_.scores for round_ in self.rounds])
 
     @property
@@ -203,11 +203,13 @@ class Generation:
         for row in range(self.rows):
             target = row // each
             if row >= len(record.kept):
-                # An empty row: it is masked out of the loss once TRL has built the batch.
-                moves.append((target, shortest if target == process else 0, target))
+                # An empty row is masked out of the loss once TRL has built the batch. Until then it is a copy of a short
+                # one: each process takes its own shortest, since it alone reads the index.
+                moves.append((target, shortest, target))
                 stand_in = shortest
             else:
                 number = int(record.kept[row])
+                # Numbers continue from round to round: the last round that begins at or before it has it.
                 round_ = next(r for r in reversed(self.rounds) if number >= r.first_group * n)
                 source, index = divmod(number - round_.first_group * n, round_.shares.rollouts_each)
                 index += round_.offset

@@ -19,9 +19,9 @@ from ..transcript import as_text, has_turns, plain_completion, without_images
 class Rollouts:
     """The rollouts of one generation, kept for the ledger and for metrics.
 
-    Lists hold the rollouts of this process, prompt by prompt, which need not be complete groups: rollout i of group g
-    has number g N + i. `rewards`, `kept` and `advantages` are those of all processes. The G groups are the P of the
-    batch and, after them, those that dynamic sampling added.
+    Lists hold the rollouts of this process, prompt by prompt; those of a prompt may be on two processes. Rollout i of
+    prompt p has number p N + i. `rewards`, `kept` and `advantages` are those of all processes. The P prompts are those
+    of TRL's batch and, after them, those that dynamic sampling added. Q of them are trained.
     """
 
     step: int
@@ -32,10 +32,10 @@ class Rollouts:
     reward_names: list[str]
     rewards_per_func: Tensor  # [len(prompts), F]
     numbers: list[int]
-    rewards: Tensor  # [G, N]; NaN: not scored
+    rewards: Tensor  # [P, N]; NaN: not scored
     kept: Tensor  # int64, the number of each kept rollout, in the order of the rows; fewer than R leave rows empty
     advantages: Tensor | None = None  # of each kept rollout, known once the batch is built
-    masked: Tensor | None = None  # [G, N] bool, rollouts without a token in the loss. If None, none of them
+    masked: Tensor | None = None  # [P, N] bool, rollouts without a token in the loss. If None, none of them
     is_ragged: bool = False  # whether prompts may keep different numbers
 
     @classmethod
@@ -60,10 +60,10 @@ class Rollouts:
             write: returns the text of a prompt; called once for each prompt. If None, `as_text`.
         """
         assert self.advantages is not None
-        G, N = self.rewards.shape
+        P, N = self.rewards.shape
         numbers = torch.tensor(self.numbers, dtype=torch.int64)  # also if this process has none
-        advantages = torch.full((G * N,), torch.nan).index_copy_(0, self.kept, self.advantages.float())
-        selected = torch.zeros(G * N, dtype=torch.bool).index_fill_(0, self.kept, True)
+        advantages = torch.full((P * N,), torch.nan).index_copy_(0, self.kept, self.advantages.float())
+        selected = torch.zeros(P * N, dtype=torch.bool).index_fill_(0, self.kept, True)
         write = write or as_text
         prompt_texts: list[str] = []
         written: Any = None  # the prompt of the latest text
@@ -101,29 +101,29 @@ class Rollouts:
         return columns
 
     def sizes(self) -> Tensor:
-        """Return how many rollouts of each group are kept, int64 `[G]`."""
-        G, N = self.rewards.shape
-        return (self.kept // N).bincount(minlength=G)
+        """Return how many rollouts of each prompt are kept, int64 `[P]`."""
+        P, N = self.rewards.shape
+        return (self.kept // N).bincount(minlength=P)
 
     def scored_rewards(self) -> Tensor:
-        """Return the total rewards that selection and advantages read, `[G, N]`: NaN also for rollouts masked out."""
+        """Return the total rewards that selection and advantages read, `[P, N]`: NaN also for rollouts masked out."""
         return mark_unusable(self.rewards, None if self.masked is None else ~self.masked)
 
     def kept_rewards(self) -> Tensor:
-        """Return the total rewards of the groups that are trained, `[Q, N]`; NaN if not kept, unscored or masked out.
+        """Return the total rewards of the prompts that are trained, `[Q, N]`; NaN if not kept, unscored or masked out.
 
-        With the same number of rows of each, `[P, M]` in the order of the rows.
+        With the same number of rows of each, `[Q, M]` in the order of the rows.
         """
         return self.by_group(self.scored_rewards().flatten()[self.kept])
 
     def by_group(self, values_R: Tensor) -> Tensor:
-        """Return a value of each kept rollout by the groups that are trained, NaN where one has fewer."""
+        """Return a value of each kept rollout by the prompts that are trained, NaN where one has fewer."""
         if not self.is_ragged:
             _, sizes = (self.kept // self.rewards.size(1)).unique_consecutive(return_counts=True)
             return values_R.view(len(sizes), -1)
-        values_GN = torch.full(self.rewards.shape, torch.nan, dtype=values_R.dtype)
-        values_GN.view(-1)[self.kept] = values_R
-        return values_GN[self.sizes() > 0]
+        values_PN = torch.full(self.rewards.shape, torch.nan, dtype=values_R.dtype)
+        values_PN.view(-1)[self.kept] = values_R
+        return values_PN[self.sizes() > 0]
 
     def saved(self) -> dict[str, Any]:
         """Return the record for a checkpoint, which `Rollouts(**saved)` restores: rows have their answer, no images."""
@@ -135,9 +135,9 @@ class Rollouts:
 
 
 def total_reward(
-    rewards_per_func: Tensor, weights: Tensor, group: int, aggregation: str, dtype: torch.dtype = torch.float64
+    rewards_per_func: Tensor, weights: Tensor, size: int, aggregation: str, dtype: torch.dtype = torch.float64
 ) -> Tensor:
-    """Return one reward per rollout, `[P, group]`, added up as TRL does; NaN if every function returned NaN.
+    """Return one reward per rollout, `[P, size]`, added up as TRL does; NaN if every function returned NaN.
 
     The sum is exact to float64 and then rounded, so that equal parts have one sum in whatever order they are. TRL adds
     in float32. `aggregation` is its `multi_objective_aggregation`.
@@ -145,15 +145,15 @@ def total_reward(
     scores = rewards_per_func.to(dtype)
     unscored = scores.isnan().all(dim=1)
     if aggregation == "normalize_then_sum":
-        grouped = scores.view(-1, group, scores.size(1))  # [P * group, F] -> [P, group, F]
+        grouped = scores.view(-1, size, scores.size(1))  # [P * size, F] -> [P, size, F]
         centred = grouped - grouped.nanmean(dim=1, keepdim=True)
         count = (~grouped.isnan()).sum(dim=1, keepdim=True)  # [P, 1, F]
         std = (centred.square().nansum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
         # Divided by a deviation of 0, rounding would become a reward.
         constant = torch.stack([is_constant(column) for column in grouped.unbind(dim=2)], dim=1)  # [P, F]
         scores = (centred / (std + 1e-4)).masked_fill(constant.unsqueeze(1), 0.0).view_as(scores)
-    total = (scores * weights.to(scores)).nansum(dim=1)  # [P * group]
-    return total.masked_fill(unscored, torch.nan).view(-1, group)
+    total = (scores * weights.to(scores)).nansum(dim=1)  # [P * size]
+    return total.masked_fill(unscored, torch.nan).view(-1, size)
 
 
 def replace_last(column: Any, values: list[float]) -> None:

@@ -95,14 +95,12 @@ class Selecting(Layer):
             batch = super()._generate_and_score_completions(round_.rollouts)
         record = generation.record
         generation.empty_rows(batch, self)
-        advantages_of_trl = batch["advantages"]
         set_advantages(batch, generation, self)
         of_all_processes = self.accelerator.gather(batch["advantages"]).cpu()
         record.advantages = of_all_processes[: len(record.kept)]  # [B] -> [R]
         # TRL's table of completions has its own advantages, and NaN as the scores of rows that are masked out.
         empty_rows = rows - len(record.kept)
-        if batch["advantages"] is not advantages_of_trl:
-            replace_last(self._logs["advantages"], record.advantages.tolist() + [0.0] * empty_rows)
+        replace_last(self._logs["advantages"], record.advantages.tolist() + [0.0] * empty_rows)
         if record.masked is not None:
             kept_scores = generation.scores[record.kept]
             for i, name in enumerate(record.reward_names):
@@ -214,17 +212,17 @@ class Selecting(Layer):
             rewards_PN = round_.record.scored_rewards()
             selection = select(rewards_PN, m, self.args.rule, generator=seeded_generator(*round_.key))
             kept_of_rounds.append(selection.indices.sort(dim=1).values)  # [P, M]
-        kept_GM = broadcast(torch.cat(kept_of_rounds).to(self.accelerator.device)).cpu()  # the first process decides
-        groups_P = torch.arange(prompts)
+        kept_PM = broadcast(torch.cat(kept_of_rounds).to(self.accelerator.device)).cpu()  # the first process decides
+        trained_Q = torch.arange(prompts)
         if dynamic.rounds:
-            is_dead_G = torch.cat([dynamic.is_dead(round_) for round_ in rounds])
-            dead_slots = is_dead_G[:prompts].nonzero().flatten()
-            live_groups = prompts + (~is_dead_G[prompts:]).nonzero().flatten()
+            is_dead_P = torch.cat([dynamic.is_dead(round_) for round_ in rounds])
+            dead_slots = is_dead_P[:prompts].nonzero().flatten()
+            live_groups = prompts + (~is_dead_P[prompts:]).nonzero().flatten()
             count = min(len(dead_slots), len(live_groups))
-            groups_P[dead_slots[:count]] = live_groups[:count]
+            trained_Q[dead_slots[:count]] = live_groups[:count]
             live_share = 1 - (len(dead_slots) - count) / prompts
             self._metrics["train"]["pods/dynamic_sampling/live_share"].append(live_share)
-        kept = (groups_P[:, None] * n + kept_GM[groups_P]).flatten()  # [P, M] -> [R]
+        kept = (trained_Q[:, None] * n + kept_PM[trained_Q]).flatten()  # [Q, M] -> [R]
         generation.keep(kept, is_ragged=False)
 
     def _select_batch(self, generation: Generation) -> None:
@@ -234,19 +232,19 @@ class Selecting(Layer):
         tolerance = self.args.reward_tolerance
 
         def live_rewards() -> Tensor:
-            rewards_GN = torch.cat([round_.record.scored_rewards() for round_ in rounds])
-            return rewards_GN.masked_fill(is_constant(rewards_GN, tolerance)[:, None], torch.nan)
+            rewards_PN = torch.cat([round_.record.scored_rewards() for round_ in rounds])
+            return rewards_PN.masked_fill(is_constant(rewards_PN, tolerance)[:, None], torch.nan)
 
         def missing() -> int:
             live_rollouts = int((~live_rewards().isnan()).sum())
             return rounds[0].shares.prompts if live_rollouts < rows else 0
 
         self._add_rounds(generation, missing)
-        rewards_GN = live_rewards()
+        rewards_PN = live_rewards()
         generator = seeded_generator(*rounds[0].key)
         rule: Any = self.args.rule
         selection = select_batch(
-            rewards_GN, min(rows, rewards_GN.numel()), rule, generator=generator, tolerance=tolerance
+            rewards_PN, min(rows, rewards_PN.numel()), rule, generator=generator, tolerance=tolerance
         )
         # The first process decides for all: its numbers, filled up to R.
         numbers = torch.full((rows,), -1)

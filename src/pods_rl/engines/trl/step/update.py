@@ -221,7 +221,7 @@ class Update(TrainerCallback):
                 rows = counts["rows"]
                 computed_rows = rows * counts["computed"] / counts["tokens"] if counts["tokens"] else rows
                 counts |= {"tokens": rows, "computed": round(computed_rows)}
-            if not has_gradient and self._can_skip(may_skip_rows=counts["needs_all_rows"] == 0):
+            if not has_gradient and self._can_skip(counts["needs_all_rows"] == 0):
                 self._step_metrics.skip(counts)
                 return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
         self._has_signal |= has_gradient
@@ -348,15 +348,15 @@ class Update(TrainerCallback):
             return False
         return trainer.top_entropy_quantile >= 1.0 and trainer.loss_type != "vespo"  # logs the weight of each row
 
-    def _can_skip(self, may_skip_rows: bool) -> bool:
-        """Return whether a pass without a gradient is skipped; `may_skip_rows` is the agreement of all processes."""
+    def _can_skip(self, may_skip_rows_everywhere: bool) -> bool:
+        """Return whether a pass without a gradient is skipped; the argument is `_may_skip_rows` of all processes."""
         trainer = self._trainer
         if trainer.accelerator.sync_gradients and not self.waiting:
             # The last pass before an optimizer step sends the sum of the gradients to all processes, if there is one.
             return bool(trainer.args.skip_zero_advantage_steps) and self._passes == 0
-        return may_skip_rows and not trainer.is_deepspeed_enabled  # which counts the passes of a step
+        return may_skip_rows_everywhere and not trainer.is_deepspeed_enabled  # which counts the passes of a step
 
-    def _has_gradient(self) -> bool:
+    def _a_parameter_has_gradient(self) -> bool:
         """Return whether a parameter has a gradient, from a term that TRL's loss does not have."""
         trainer = self._trainer
         if trainer.is_deepspeed_enabled:  # it keeps the gradients to itself
@@ -380,7 +380,7 @@ class Update(TrainerCallback):
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         trainer = self._trainer
         self.is_skipped = bool(trainer.args.skip_zero_advantage_steps) and not self._on_any_process(
-            self._has_signal or self._has_gradient()
+            self._has_signal or self._a_parameter_has_gradient()
         )
         if self.is_skipped:
             trainer.model_wrapped.zero_grad(set_to_none=True)
