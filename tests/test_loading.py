@@ -13,7 +13,7 @@ from pods_rl.loading.folders import find_policy
 from pods_rl.loading.policy import check_policy, load_tokenizer, uses_bf16
 from pods_rl.policies import tiny_policy_path
 from pods_rl.recipe import load_recipe
-from pods_rl.training.arguments import engine_arguments
+from pods_rl.training.arguments import config_arguments
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_bf16_that_the_gpu_emulates_is_not_used(monkeypatch, emulated):
     )
     assert uses_bf16({}, on_cpu=False) == (not emulated)
     recipe = load_recipe("gsm8k-qwen2.5-3b-pods")
-    assert engine_arguments(recipe)["bf16"] == (not emulated)
+    assert config_arguments(recipe)["bf16"] == (not emulated)
     assert torch.cuda.is_bf16_supported()
 
 
@@ -112,8 +112,8 @@ def test_a_cpu_computes_in_float32_unless_the_recipe_says_otherwise(monkeypatch,
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: gpu)
     values = {"use_cpu": True} if gpu else {}
-    assert engine_arguments(load_recipe("gsm8k-qwen2.5-3b-pods", values))["bf16"] is False
-    assert engine_arguments(load_recipe("gsm8k-qwen2.5-3b-pods", values | {"bf16": True}))["bf16"] is True
+    assert config_arguments(load_recipe("gsm8k-qwen2.5-3b-pods", values))["bf16"] is False
+    assert config_arguments(load_recipe("gsm8k-qwen2.5-3b-pods", values | {"bf16": True}))["bf16"] is True
     assert not uses_bf16({}, on_cpu=True)
 
 

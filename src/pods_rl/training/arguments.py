@@ -10,7 +10,7 @@ from ..loading.policy import uses_bf16
 from ..recipe import Recipe
 
 
-def engine_arguments(recipe: Recipe) -> dict[str, Any]:
+def config_arguments(recipe: Recipe) -> dict[str, Any]:
     """Return the keywords of PODSConfig, with those that depend on the machine: use_cpu and bf16."""
     # A run writes its own files; TRL writes only what the recipe sets.
     arguments: dict[str, Any] = {"report_to": "none", "disable_tqdm": True}

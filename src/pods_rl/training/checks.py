@@ -20,7 +20,7 @@ from ..recipe import Recipe
 from ..recipe.recipe import DATA_KEYS
 from ..tasks import Fitted, Task
 from ..text import describe, short
-from .arguments import engine_arguments
+from .arguments import config_arguments
 
 _STEPS = 100  # of a schedule without a number of steps
 _WRONG_VALUE = (ValueError, TypeError, LookupError, ImportError, NotImplementedError)
@@ -120,7 +120,7 @@ def check_engine(recipe: Recipe, processes: int = 1) -> PODSConfig:
 
     # the trainer shows the warnings again
     with warnings.catch_warnings(action="ignore"), as_recipe_errors(recipe, (Exception,)):
-        arguments = engine_arguments(recipe)
+        arguments = config_arguments(recipe)
         arguments["per_device_train_batch_size"] *= processes  # the batch of all of them, in this one
         with reading(*recipe.model_arguments()):
             get_peft_config(ModelConfig(**recipe.model_arguments()))

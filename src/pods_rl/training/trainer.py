@@ -23,7 +23,7 @@ from ..policies import policy_path
 from ..recipe import Recipe
 from ..recipe.recipe import checkpoint_keys
 from ..runs.checkpoints import clean, prune, publish, staging
-from .arguments import engine_arguments
+from .arguments import config_arguments
 from .checks import as_recipe_errors
 from .rewards import reward_functions
 
@@ -38,7 +38,7 @@ def build_trainer(recipe: Recipe, prepared: Prepared, output_dir: Path) -> RunTr
     """
     task = prepared.task
     with as_recipe_errors(recipe):
-        arguments = engine_arguments(recipe)
+        arguments = config_arguments(recipe)
         model = ModelConfig(**recipe.model_arguments())
         options = load_options(recipe)
         quantization = options.pop("quantization_config", None)  # TRL expects it separately

@@ -63,10 +63,11 @@ class Budget:
         count, width = rows.shape
         budget = self.tokens or micro_batch_rows * width
         if not trees:
-            # Rows that share nothing, and have as many nodes as columns.
+            # A padded row costs its columns: for `divide_rows` it becomes as many equal tokens, which no other row has,
+            # and one more, since the last token of a row has no node.
             numbers = np.where((rows >= 0).any(1), np.arange(count), -1)
             rows = numbers[:, None].repeat(width + 1, axis=1)
-        longest = int((rows >= 0).sum(1).max(initial=1)) - 1
+        longest = int((rows >= 0).sum(1).max(initial=1)) - 1  # nodes
         if longest > budget:
             text = f"{KEY} = {self} is less than the longest row has. Such a row is alone in its pass."
             self._log(text, logging.WARNING)

@@ -35,7 +35,7 @@ ROW_SCALE = "row_scale"
 
 
 def mask_constant_groups(batch: Batch, trainer: TRLTrainer) -> None:
-    """Leave groups whose advantages are all 0 out of TRL's batch, as TRL leaves out truncated completions.
+    """Mask groups whose advantages are all 0 out of TRL's batch, as TRL masks truncated completions.
 
     Call this on every process, with the rows of a generation before TRL shuffles them. Losses that are means over
     tokens divide by `num_items_in_batch`. Those over rows divide by all rows, so `ROW_SCALE` corrects them.
@@ -80,7 +80,8 @@ def pack_rows(batches: Sequence[Batch], computed: Tensor | None, divide: Divide,
             is_known = False
     if not all(flag for (flag,) in gather([int(is_known)])):
         return None
-    # The rows of a micro-batch of TRL.
+    # The rows of a micro-batch of TRL. Passes are packed again if one ran out of memory: their share says how many
+    # micro-batches they stand for.
     size = round(lengths[0] / batches[0].get(LOSS_SHARE, 1))
     passes = divide(tokens_of(columns, computed), size)
     sizes = [max(of_processes) for of_processes in zip(*gather([len(members) for members in passes]), strict=True)]

@@ -17,7 +17,7 @@ from ....prefix_tree.grouping import distinct_share
 from ...seeds import StepCounter
 from .. import compat
 from ..compat import Batch, Completions, Generated, Layer, LogProbs, Tokenized
-from ..config import complete_config
+from ..config import complete_config, group_sizes
 from ..sharding import whole_weights
 from .turns import Turns, other_generator, over_prefix_tree, sequences_at_once, tokenize_copies_once
 from .update import Update
@@ -72,16 +72,16 @@ class PrefixTreeTrainer(Layer):
                 return super()._generate(prompts)
             self._enter_phase("rollout")
             # The prompt of each row, and the key of its draws: the same ones whichever process it is on.
-            size = self.args.num_rollouts or self.num_generations
+            n, _ = group_sizes(self.args)
             step = self.state.global_step
             generation = (self.args.seed, step, self._generations.number(step))
             first_row = self.accelerator.process_index * len(prompts)
             rows = range(first_row, first_row + len(prompts))
-            turns = Turns([(*generation, row // size, row % size) for row in rows])
+            turns = Turns([(*generation, row // n, row % n) for row in rows])
             with compat.replacing(self, _turns=turns):
                 results = super()._generate(prompts)
         output = Generated.of(results)
-        groups = [row // size for row in rows]
+        groups = [row // n for row in rows]
         self._update.tokens["generated"] += sum(output.policy_tokens())
         self._metrics["train"]["pods/distinct_tokens"].append(distinct_share(output.completion_ids, groups))
         self._enter_phase("reward")

@@ -221,7 +221,7 @@ class Update(TrainerCallback):
                 rows = counts["rows"]
                 computed_rows = rows * counts["computed"] / counts["tokens"] if counts["tokens"] else rows
                 counts |= {"tokens": rows, "computed": round(computed_rows)}
-            if not has_gradient and self._can_skip(counts["needs_all_rows"] == 0):
+            if not has_gradient and self._can_skip(may_skip_rows_everywhere=counts["needs_all_rows"] == 0):
                 self._step_metrics.skip(counts)
                 return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
         self._has_signal |= has_gradient
@@ -349,7 +349,7 @@ class Update(TrainerCallback):
         return trainer.top_entropy_quantile >= 1.0 and trainer.loss_type != "vespo"  # logs the weight of each row
 
     def _can_skip(self, may_skip_rows_everywhere: bool) -> bool:
-        """Return whether a pass without a gradient is skipped; the argument is `_may_skip_rows` of all processes."""
+        """Return whether a pass without a gradient is skipped, given `_may_skip_rows` of all processes."""
         trainer = self._trainer
         if trainer.accelerator.sync_gradients and not self.waiting:
             # The last pass before an optimizer step sends the sum of the gradients to all processes, if there is one.
