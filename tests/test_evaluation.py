@@ -103,7 +103,7 @@ def test_only_the_seed_decides_and_neither_batches_nor_the_loop(model, tokenizer
     assert (run(12, seed=6) == together) is (temperature == 0)
     repeats = [[answer.completion for answer in together[1][start::3]] for start in (0, 1)]
     assert (repeats[0] == repeats[1]) is (temperature == 0)
-    monkeypatch.setattr(generating, "refusal", lambda *_: "the test says so")
+    monkeypatch.setattr(generating, "why_own_loop", lambda *_: "the test says so")
     monkeypatch.setattr(generating, "_logged_paths", {"the test says so"})
     assert run(7) == together
 

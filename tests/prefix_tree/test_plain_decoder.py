@@ -8,7 +8,7 @@ from transformers.cache_utils import DynamicCache
 
 from pods_rl.prefix_tree import decoding as generating
 from pods_rl.prefix_tree.decoding import RowDraws, complete_prompts
-from pods_rl.prefix_tree.plain_decoder import CacheMemory, PlainDecoder, plain_decoder, take_over
+from pods_rl.prefix_tree.plain_decoder import CacheMemory, PlainDecoder, cast_cache, plain_decoder
 
 from . import test_decoding
 from .newer import needs_newer_transformers
@@ -222,7 +222,7 @@ def logits_of_tokens(model, ids, decoder):
     cache = DynamicCache(config=model.config)
     model(input_ids=ids[:, :2], position_ids=positions[None, :2], past_key_values=cache, use_cache=True)
     if decoder is not None:
-        take_over(decoder, cache)
+        cast_cache(cache, decoder.dtype)
     logits = []
     for i in range(2, ids.size(1)):
         at = positions[i : i + 1]

@@ -96,7 +96,7 @@ def plan_recipe(recipe: Recipe, seconds: float, *, show: Callable[[str], None] =
         trainer = build_trainer(still, prepared, Path(folder))
         meter = Meter(trainer, values.get("num_iterations") or 1, show)
         meter.run(settings, seconds)
-        device = device_line(trainer).partition(";")[0]
+        device = device_line(trainer)
     facts = {"plan": f"{recipe.name}: {prepared.task.name} {prepared.task.version}, {device}", **meter.facts()}
     return Plan(rows, meter.steps, facts, meter.memory)
 

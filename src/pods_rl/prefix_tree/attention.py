@@ -207,7 +207,7 @@ class TreeAttention:
         self._device = device
         self._longest = max(len(branch.path) for branch in branches)
         self._masks: dict[Any, Tensor] = {}
-        self._layouts: dict[bool, Layout] = {}
+        self._layouts: dict[bool, Layout] = {}  # by whether they have spans
         self.windows: set[int] = set()  # the sliding windows that the layers requested, 0 for none
         # What computed the layers, by data type, size of a head and of its values, and `Special`.
         self.kernels: dict[tuple[torch.dtype, int, int, Special], Kernel] = {}
@@ -251,7 +251,10 @@ class TreeAttention:
         kernel = self._kernel(q, v, sinks, scoring)
         if kernel.why_blocks is None:
             return self.by_variable_length(q, k, v, sinks, scoring)
-        layout = self._layout(spans=kernel.merges and scoring.window == 0 and not scoring.dropout)
+        spans = kernel.merges and scoring.window == 0 and not scoring.dropout
+        if spans not in self._layouts:
+            self._layouts[spans] = lay_out(self._branches, self.nodes, self._device, spans)
+        layout = self._layouts[spans]
         if layout.spans:
             fold_and_mask = partial(self._fold_and_mask, scoring.window, q.size(1) // k.size(1), q.dtype)
             return attend_merged(q, k, v, layout, scoring.scale, fold_and_mask)
@@ -340,11 +343,6 @@ class TreeAttention:
         # Without gradients, the copies that a block needs are freed before the next block.
         outputs = [self._attend_in_block(block, q, k, v, sinks, scoring) for block in layout.blocks]
         return take(torch.cat(outputs), layout.slot_of_node)
-
-    def _layout(self, spans: bool) -> Layout:
-        if spans not in self._layouts:
-            self._layouts[spans] = lay_out(self._branches, self.nodes, self._device, spans)
-        return self._layouts[spans]
 
     def _attend_in_block(
         self, block: Block, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scoring: Scoring
@@ -439,16 +437,16 @@ def register_tree_attention(model: nn.Module) -> None:
     """
     for name, function in list(AttentionInterface().items()):
         if "paged" not in name and not hasattr(function, "takes_trees"):
-            AttentionInterface.register(name, _taking_trees(function))
+            AttentionInterface.register(name, _wrap_attention(function))
     # Eager attention is not in transformers' table: the layers of a model look it up in their own file.
     for name in {type(part).__module__ for part in model.modules()}:
         file = sys.modules.get(name)
         function = getattr(file, _EAGER, None)
         if callable(function) and not hasattr(function, "takes_trees"):
-            setattr(file, _EAGER, _taking_trees(function))
+            setattr(file, _EAGER, _wrap_attention(function))
 
 
-def _taking_trees(function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_attention(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Any:
         tree = options.pop(KEYWORD, None)

@@ -168,13 +168,13 @@ def decode(
     """Return prompts and completions, as `generate` does, which calls this with all that it prepared.
 
     Raises:
-        CannotServeError: see `refusal`.
+        CannotServeError: see `why_own_loop`.
         RuntimeError: strict draws, and probabilities that are not finite.
     """
     # Draws are made by row below, and not by node.
     logits_processor = LogitsProcessorList(each for each in logits_processor if each is not draws)
     try:
-        reason = refusal(model, generation_config, logits_processor, inputs)
+        reason = why_own_loop(model, generation_config, logits_processor, inputs)
         if reason is not None:
             raise CannotServeError(reason)
         with _evaluation(model):
@@ -244,7 +244,7 @@ def _complete(
         scores = nodes.next_logits()
 
 
-def refusal(
+def why_own_loop(
     model: PreTrainedModel, config: GenerationConfig, processors: LogitsProcessorList, inputs: dict[str, Any]
 ) -> str | None:
     """Return why `generate`, which prepared these arguments, must use its own loop; None if it need not."""

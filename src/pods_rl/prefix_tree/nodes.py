@@ -16,7 +16,7 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from .cache import CannotServeError, NodeLayer, check_filled, move_nodes, on_device
 from .images import ENCODED, Images, images_of
-from .plain_decoder import CacheMemory, PlainDecoder, take_over
+from .plain_decoder import CacheMemory, PlainDecoder, cast_cache
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteriaList
@@ -140,7 +140,7 @@ class Nodes:
             return None
         decoder = decoder_of(self._model, self.table.shape[1])
         if decoder is not None:
-            take_over(decoder, self.cache)
+            cast_cache(self.cache, decoder.dtype)
             for i, layer in enumerate(self.cache.layers):
                 if type(layer) is DynamicLayer:
                     self.cache.layers[i] = NodeLayer(layer, *self.table.shape)

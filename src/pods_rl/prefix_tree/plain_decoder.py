@@ -131,12 +131,12 @@ class CacheMemory:
         return cached.conv_states[0], cached.recurrent_states[0]
 
 
-def take_over(decoder: PlainDecoder, cache: Cache) -> None:
-    """Prepare a cache that the model has filled with the prompts for a decoder that continues them."""
+def cast_cache(cache: Cache, dtype: torch.dtype) -> None:
+    """Cast the keys and values of a cache that the model has filled to the type in which a decoder continues it."""
     for layer in cache.layers:
         if isinstance(layer, DynamicLayer):
-            layer.keys = layer.keys.to(decoder.dtype)
-            layer.values = layer.values.to(decoder.dtype)
+            layer.keys = layer.keys.to(dtype)
+            layer.values = layer.values.to(dtype)
 
 
 def product_type(model: PreTrainedModel) -> torch.dtype:
@@ -221,7 +221,7 @@ def _compare_with_model(model: PreTrainedModel) -> torch.dtype | None:
             return None
         model(input_ids=ids[:, :1], position_ids=positions[None, :1], past_key_values=plain_cache, use_cache=True)
         decoder = PlainDecoder(model, positions, dtype)
-        take_over(decoder, plain_cache)
+        cast_cache(plain_cache, dtype)
         columns = []
         for column in (1, 2):
             memory = CacheMemory(decoder, torch.tensor([column], device=device), None, plain_cache)

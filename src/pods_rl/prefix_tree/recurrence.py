@@ -285,7 +285,7 @@ def register_tree_recurrence(model: nn.Module) -> None:
         for name, compute in FUNCTIONS.items():
             function = getattr(module, name, None)
             if function is not None and (module, name) not in _wrapped:
-                wrapper = _taking_trees(function, compute)
+                wrapper = _wrap_recurrence(function, compute)
                 _wrapped[module, name] = (function, wrapper)
                 setattr(module, name, wrapper)
 
@@ -301,7 +301,7 @@ def unregister_tree_recurrence() -> None:
 _wrapped: dict[tuple[ModuleType, str], tuple[Any, Any]] = {}  # transformers' functions and ours, by module and name
 
 
-def _taking_trees(function: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_recurrence(function: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def recurrence(*args: Any, **options: Any) -> Any:
         tree = options.pop(RECURRENCE_KEYWORD, None)

@@ -144,13 +144,10 @@ def _load_task_and_policy(context: Context) -> tuple[Prepared, RunTrainer]:
 
 
 def device_line(trainer: PODSTrainer) -> str:
-    """Return device, precision and method as one line to display."""
+    """Return the device and the precision to display."""
     from ..engines.trl.guarded.run_directory import device_name, precision_of
 
-    n = trainer.args.num_rollouts or 0
-    m = trainer.args.num_generations
-    rule = "all trained" if n == m else f"{m} kept by {trainer.args.rule}"
-    return f"{device_name(trainer)}, {precision_of(trainer)}; {counted(n, 'rollout')} a prompt, {rule}"
+    return f"{device_name(trainer)}, {precision_of(trainer)}"
 
 
 def run_environment(trainer: RunTrainer, prepared: Prepared, start: Start | None) -> dict[str, Any]:
@@ -186,8 +183,13 @@ def print_start(
     start: Start | None,
 ) -> None:
     """Print what a run trains, where it resumes, and how to watch it."""
+    from ..engines.trl.config import group_sizes
+
     task = prepared.task
-    shown.say(f"{label}: {device_line(trainer)}")  # each line fits 80 columns
+    n, m = group_sizes(trainer.args)
+    rule = "all trained" if trainer.args.keeps_all else f"{m} kept by {trainer.args.rule}"
+    # Each line fits 80 columns.
+    shown.say(f"{label}: {device_line(trainer)}; {counted(n, 'rollout')} a prompt, {rule}")
     shown.say(f"{label}: {task.name}: {counted(len(task.train), 'prompt')}")
     for note in task.notes:
         shown.note(f"{label}: Note: {note}")
