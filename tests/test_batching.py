@@ -12,16 +12,16 @@ from pods_rl.engines.trl.batching import Shares, batch_plan
 from pods_rl.errors import UserError
 
 
-def test_every_rollout_and_row_has_one_process_and_each_trains_rows_of_its_own_prompts():
+def test_every_rollout_has_one_process_which_is_given_rows_of_its_prompt():
     for prompts, m, n, processes in product(range(1, 6), range(1, 6), range(1, 13), range(1, 7)):
         if n < m or prompts * m % processes or prompts * n % processes:
             continue
-        shares, everyone = Shares(prompts, n, m, processes), range(processes)
+        shares, everyone = Shares(prompts, n, processes), range(processes)
         assert [r for process in everyone for r in shares.rollouts(process)] == list(range(prompts * n))
-        assert [r for process in everyone for r in shares.rows(process)] == list(range(prompts * m))
         for process in everyone:
             assert {r // shares.rollouts_each for r in shares.rollouts(process)} == {process}
-            assert {r // n for r in shares.rollouts(process)} == {r // m for r in shares.rows(process)}
+            rows = range(process * prompts * m // processes, (process + 1) * prompts * m // processes)
+            assert {r // n for r in shares.rollouts(process)} == {r // m for r in rows}
 
 
 def test_every_process_generates_as_many_rollouts_of_a_group_that_is_spread():

@@ -22,25 +22,23 @@ MOST_ROLLOUTS = 1_000_000
 
 @dataclass(frozen=True)
 class Shares:
-    """The rollouts of a batch that each process generates, and the rows that it trains: as many on every process.
+    """The rollouts of a batch that each process generates: as many on every process.
 
-    Both are numbered over all processes, prompt by prompt: rollout p * n + i is the i-th of prompt p. Each process
-    has a contiguous range of each; its rows are those that TRL's sampler gives it. It generates rollouts of only the
-    prompts whose rows it trains, so prompts never move.
+    They are numbered over all processes, prompt by prompt: rollout p * n + i is the i-th of prompt p. Each process has
+    a contiguous range, as it has of the rows of TRL's sampler. So it generates rollouts of only the prompts whose rows
+    it was given, and prompts never move.
 
     Args:
         prompts: P of the generation batch, over all processes.
-        num_rollouts: n, at least m; P * n is a multiple of ``processes``.
-        num_generations: m; P * m is a multiple of ``processes``.
+        num_rollouts: n; P * n is a multiple of ``processes``.
 
-    >>> shares = Shares(prompts=1, num_rollouts=8, num_generations=4, processes=2)
-    >>> [shares.rollouts(process) for process in range(2)], shares.rows(1)
-    ([range(0, 4), range(4, 8)], range(2, 4))
+    >>> shares = Shares(prompts=1, num_rollouts=8, processes=2)
+    >>> [shares.rollouts(process) for process in range(2)]
+    [range(0, 4), range(4, 8)]
     """
 
     prompts: int
     num_rollouts: int
-    num_generations: int
     processes: int = 1
 
     @property
@@ -51,11 +49,6 @@ class Shares:
     def rollouts(self, process: int) -> range:
         """The rollouts that a process generates."""
         return range(process * self.rollouts_each, (process + 1) * self.rollouts_each)
-
-    def rows(self, process: int) -> range:
-        """The rows that a process trains."""
-        rows_each = self.prompts * self.num_generations // self.processes
-        return range(process * rows_each, (process + 1) * rows_each)
 
 
 @dataclass(frozen=True)
@@ -84,8 +77,8 @@ class BatchPlan:
 
     @property
     def shares(self) -> Shares:
-        """Which process generates and trains what of a generation batch."""
-        return Shares(self.prompts_per_generation, self.num_rollouts, self.num_generations, self.processes)
+        """Which process generates which rollouts of a generation batch."""
+        return Shares(self.prompts_per_generation, self.num_rollouts, self.processes)
 
     def describe(self) -> list[tuple[str, str]]:
         """Return (label, value) lines to display.

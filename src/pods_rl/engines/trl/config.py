@@ -177,7 +177,7 @@ class PODSConfig(GRPOConfig):
         return self.selection == "prompt" and self.num_rollouts == self.num_generations
 
     @property
-    def prompt_rows(self) -> int:
+    def sampler_rows(self) -> int:
         """How many rows of the data TRL's sampler gives for each prompt of a generation."""
         assert self.num_generations is not None
         if self.num_prompts is None:

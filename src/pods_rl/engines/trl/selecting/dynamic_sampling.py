@@ -15,7 +15,6 @@ from torch import Tensor
 from ....errors import UserError
 from ....selection import is_constant
 from ...seeds import seeded_generator
-from ..batching import Shares
 from ..compat import Batch, TRLTrainer
 from ..config import group_sizes
 from .generation import Round
@@ -49,19 +48,20 @@ class DynamicSampling:
         Each prompt has as many rows, and each process: more prompts are drawn if the processes could not share these.
         """
         trainer = self._trainer
-        accelerator = trainer.accelerator
+        processes = trainer.accelerator.num_processes
         n, _ = group_sizes(trainer.args)
-        m = trainer.args.prompt_rows
-        # With a multiple of `unit` prompts, all processes train equally many rows and generate equally many.
-        unit = accelerator.num_processes // math.gcd(accelerator.num_processes, m, n)
+        each = trainer.args.sampler_rows  # of each prompt
+        # With a multiple of `unit` prompts, all processes have equally many rows and generate equally many rollouts.
+        unit = processes // math.gcd(processes, each, n)
         numbers = self.draw(math.ceil(count / unit) * unit)
-        rows_here = Shares(len(numbers), n, m, accelerator.num_processes).rows(accelerator.process_index)
+        rows_of_process = len(numbers) * each // processes
+        first = trainer.accelerator.process_index * rows_of_process
         # A column that only `example` has was added by a subclass, which adds it to these rows too.
         columns = [name for name in example if name in trainer.train_dataset.column_names]
         read: dict[int, Batch] = {}  # by prompt, its row of the data
         rows: list[Batch] = []
-        for row in rows_here:
-            prompt = row // m
+        for row in range(first, first + rows_of_process):
+            prompt = row // each
             if prompt not in read:
                 read[prompt] = trainer.train_dataset[numbers[prompt]]
             rows.append({name: read[prompt][name] for name in columns})

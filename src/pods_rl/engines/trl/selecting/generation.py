@@ -36,7 +36,7 @@ def copies(values: Sequence[Any]) -> list[Any]:
 class Round:
     """The rollouts of one call of TRL's `_generate`: all of a generation, or those of further prompts.
 
-    Rollouts are numbered over all processes and rounds: rollout i of group g is number g n + i.
+    Rollouts are numbered over all processes and rounds: rollout i of prompt p is number p n + i.
 
     Args:
         shares: the rollouts that each process generates.

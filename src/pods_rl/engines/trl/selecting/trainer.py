@@ -112,8 +112,8 @@ class Selecting(Layer):
     def _begin_round(self, generation: Generation, inputs: list[Batch]) -> Round:
         n, _ = group_sizes(self.args)
         processes = self.accelerator.num_processes
-        each = self.args.prompt_rows
-        shares = Shares(len(inputs) * processes // each, n, each, processes)
+        prompts = len(inputs) * processes // self.args.sampler_rows
+        shares = Shares(prompts, n, processes)
         step = self.state.global_step
         # Of the rule's draws. It depends on these alone, so a resumed run makes the same ones.
         key = (self.args.seed, step, self._selections.number(step))
@@ -263,7 +263,7 @@ class Selecting(Layer):
         if prompts is None:
             return super().get_train_dataloader()
         # TRL's sampler repeats each prompt `num_generations` times, and takes the prompts of `generation_batch_size`.
-        each = self.args.prompt_rows
+        each = self.args.sampler_rows
         group = compat.replacing(self, num_generations=each)
         with group, compat.replacing(self.args, generation_batch_size=prompts * each):
             return super().get_train_dataloader()
@@ -275,7 +275,7 @@ class Selecting(Layer):
     ) -> DataLoader[Any]:  # fmt: skip
         prompts = self.args.num_prompts
         if is_training and prompts is not None:
-            batch_size = prompts * self.args.prompt_rows // self.accelerator.num_processes
+            batch_size = prompts * self.args.sampler_rows // self.accelerator.num_processes
         return super()._get_dataloader(dataset, description, batch_size, sampler_fn, is_training, dataloader_key)
 
     # -- resume --------------------------------------------------------------------------------------------------------

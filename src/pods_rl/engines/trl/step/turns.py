@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 from .. import compat
 from ..batching import Shares
 from ..compat import Tokenized, TRLTrainer
-from ..config import PODSConfig
+from ..config import PODSConfig, group_sizes
 
 # What a row's random draws depend on: seed, step, how many generations the step had before, prompt of the generation
 # and rollout of the prompt. They depend neither on its process nor on other rows. Later turns add their number.
@@ -146,8 +146,7 @@ def tokenize_copies_once(tokenize: Callable[[list[Any]], Tokenized], prompts: li
 def sequences_at_once(args: PODSConfig) -> int:
     """Return how many rollouts colocated vLLM works on at once: a generation's, or `rollout_batch_size`."""
     assert args.generation_batch_size is not None
-    m = args.num_generations
-    n = args.num_rollouts or m
+    n, m = group_sizes(args)
     prompts = args.num_prompts or args.generation_batch_size // m
-    rollouts = Shares(prompts, n, m, args.world_size).rollouts_each
+    rollouts = Shares(prompts, n, args.world_size).rollouts_each
     return min(rollouts, args.rollout_batch_size or rollouts) * args.vllm_tensor_parallel_size
