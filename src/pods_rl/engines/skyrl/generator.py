@@ -27,7 +27,7 @@ from .settings import read_settings
 class _PromptGroup:
     """A prompt's n trajectories and what is kept of them."""
 
-    rows: list[list[int]]  # [N], of each trajectory
+    trajectories: list[list[int]]  # [N], the rows of each
     rewards: torch.Tensor  # [1, N], NaN where unusable
     kept: list[int]  # [M]
     is_silent: bool  # a kept trajectory has no usable reward
@@ -92,10 +92,10 @@ class PODSGenerator(GeneratorInterface):
             return await self._generator.generate(batch, disable_tqdm=disable_tqdm)
         return await self._generator.generate(batch)
 
-    def _select(self, output: GeneratorOutput, rows: list[list[int]], wide: Any, start: int) -> _PromptGroup:
-        """Choose among a prompt's trajectories; `start` is the place of the first in the batch."""
-        rewards_N = [total(output["rewards"][row[-1]]) for row in rows]
-        trained_N = [any(any(output["loss_masks"][row]) for row in trajectory) for trajectory in rows]
+    def _select(self, output: GeneratorOutput, trajectories: list[list[int]], wide: Any, start: int) -> _PromptGroup:
+        """Choose among a prompt's trajectories; `start` is the index of the first in the batch."""
+        rewards_N = [total(output["rewards"][trajectory[-1]]) for trajectory in trajectories]
+        trained_N = [any(any(output["loss_masks"][row]) for row in trajectory) for trajectory in trajectories]
         rewards_1N = pad_rewards([rewards_N], [trained_N])
         # The draws of a rule depend on seed, step and prompt alone.
         trajectory_ids = wide.get("trajectory_ids")
@@ -103,7 +103,7 @@ class PODSGenerator(GeneratorInterface):
         generator = seeded_generator(self.pods.seed, wide["batch_metadata"].global_step, prompt)
         selection = select(rewards_1N, self.pods.num_generations, self.pods.rule, generator)
         is_silent = bool(selection.take(rewards_1N).isnan().any())
-        return _PromptGroup(rows, rewards_1N, selection.indices[0].tolist(), is_silent)
+        return _PromptGroup(trajectories, rewards_1N, selection.indices[0].tolist(), is_silent)
 
     def _write(self, ledger: LedgerWriter, output: GeneratorOutput, groups: list[_PromptGroup], wide: Any) -> None:
         """Write the groups to the ledger if it keeps their step."""
@@ -123,7 +123,7 @@ class PODSGenerator(GeneratorInterface):
                     extras=extras_of_prompt,
                     tokenizer=self._tokenizer,
                 )
-                for rollout, trajectory in enumerate(group.rows)
+                for rollout, trajectory in enumerate(group.trajectories)
             ]
             rows_of_groups.append(rows)
         ledger.add(step, rows_of_groups)
@@ -132,13 +132,14 @@ class PODSGenerator(GeneratorInterface):
 def _keep_rows(output: GeneratorOutput, groups: list[_PromptGroup]) -> GeneratorOutput:
     """Return the rows of the kept trajectories, with SkyRL's metrics of all n and those of the selection."""
     kept_rows: list[int] = []
-    silent: list[int] = []  # places in the result
+    silent: list[int] = []  # indices in the result
     for group in groups:
-        for trajectory in group.kept:
+        for rollout in group.kept:
+            trajectory = group.trajectories[rollout]
             if group.is_silent:
-                silent += range(len(kept_rows), len(kept_rows) + len(group.rows[trajectory]))
-            kept_rows += group.rows[trajectory]
-    trajectories = [trajectory for group in groups for trajectory in group.rows]
+                silent += range(len(kept_rows), len(kept_rows) + len(trajectory))
+            kept_rows += trajectory
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     kept: GeneratorOutput = take_rows(output, kept_rows, trajectories)
     silence(kept, silent)
     rewards_PN = torch.cat([group.rewards for group in groups])

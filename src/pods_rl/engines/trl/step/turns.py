@@ -58,6 +58,7 @@ def over_prefix_tree(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]
             return generate(**inputs)
         draws = None
         if generation_config.do_sample:
+            # `generation_kwargs` may set another length. A greater one changes no draw.
             length = generation_config.max_new_tokens or generation_config.max_length or args.max_completion_length
             assert length is not None
             draws = RowDraws(keys, length, trainer.accelerator.device, strict=True)
