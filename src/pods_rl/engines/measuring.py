@@ -15,8 +15,7 @@ def mark_unusable(rewards: Tensor, trained: Tensor | None = None) -> Tensor:
     """Return the rewards with NaN for rollouts that cannot be trained on, of any shape.
 
     These are rewards that are infinite or larger than 1e15 in size, and rollouts of which `trained` is false: an engine
-    may mask all tokens of a failed rollout out of the loss. Kept, such a rollout would take the place of one that
-    trains.
+    may mask all tokens of a failed rollout out of the loss. Kept, such a rollout would replace one that trains.
 
     >>> mark_unusable(torch.tensor([1.0, 0.0, torch.inf]), torch.tensor([True, False, True]))
     tensor([1., nan, nan])

@@ -137,7 +137,7 @@ def _why_blocks(
 
 
 def _why_not_special(arguments: frozenset[str], special: Special) -> str | None:
-    """Return what torch's variable-length call cannot compute besides; None if it can."""
+    """Return which part of an attention torch's variable-length call cannot compute; None if it computes all."""
     if special.softcap:
         return "FlashAttention does not bound scores"
     if special.dropout:

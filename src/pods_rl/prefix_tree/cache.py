@@ -85,8 +85,8 @@ class NodeLayer:
         sizes = (size, columns + spare) if self._columns_last else (columns + spare, size)
         # Keys and values share a room, so that one operation appends both.
         self._room = self.keys.new_empty(2, rows, heads, *sizes)
-        for place, states in zip(self._by_column, (self.keys, self.values), strict=True):
-            place[:count, :, :columns] = states
+        for room, states in zip(self._by_column, (self.keys, self.values), strict=True):
+            room[:count, :, :columns] = states
         self._look(count, columns)
 
     def share(self, nodes: Tensor, prompts: Tensor, slots: PromptSlots) -> None:

@@ -302,8 +302,8 @@ def _move_rows(
     loss_PW = loss_PW.clamp(min=0).masked_fill(~is_possible_PW, math.inf)
     squares_PW = inside_PW.square()
 
-    count_W = torch.arange(2 * window + 1, device=gains_PK.device)
-    second_WW = count_W[:, None] + window - count_W  # of a sum (row) and the first change (column)
+    index_W = torch.arange(2 * window + 1, device=gains_PK.device)  # of the changes
+    second_WW = index_W[:, None] + window - index_W  # of a sum (row) and the first change (column)
     fits_WW = (second_WW >= 0) & (second_WW <= 2 * window)
     second_WW = second_WW.clamp(0, 2 * window)
     choices = []
@@ -316,16 +316,16 @@ def _move_rows(
         squares_QWW = squares_PW[0::2, None] + squares_PW[1::2][:, second_WW]
         is_tied_QWW = loss_QWW <= loss_QWW.amin(dim=2, keepdim=True) + TIE * worth
         # The most even sizes, and of those more rows for the first: no two keys are equal.
-        key_QWW = squares_QWW * len(change_W) + (2 * window - count_W)
+        key_QWW = squares_QWW * len(change_W) + (2 * window - index_W)
         choice_QW1 = key_QWW.masked_fill(~is_tied_QWW, torch.iinfo(torch.int64).max).argmin(dim=2, keepdim=True)
         choices.append(choice_QW1.squeeze(2))
         loss_PW = loss_QWW.gather(2, choice_QW1).squeeze(2)
         squares_PW = squares_QWW.gather(2, choice_QW1).squeeze(2)
 
     is_reached_W = loss_PW[0].isfinite() & (change_W <= left)
-    place_P = count_W[is_reached_W][-1:]
+    chosen_P = index_W[is_reached_W][-1:]
     for choice_QW in reversed(choices):
-        place_P = place_P[: len(choice_QW)]  # without the prompt that was added to an odd number
-        first_Q = choice_QW.gather(1, place_P[:, None]).squeeze(1)
-        place_P = torch.stack([first_Q, place_P + window - first_Q], dim=1).view(-1)
-    return sizes_P + place_P[:prompts] - window
+        chosen_P = chosen_P[: len(choice_QW)]  # without the prompt that was added to an odd number
+        first_Q = choice_QW.gather(1, chosen_P[:, None]).squeeze(1)
+        chosen_P = torch.stack([first_Q, chosen_P + window - first_Q], dim=1).view(-1)
+    return sizes_P + chosen_P[:prompts] - window

@@ -288,7 +288,7 @@ else:
 
 
 class Layer(TypedGRPOTrainer):
-    """What the layers of PODSTrainer tell each other. Here each of these methods does nothing."""
+    """The methods by which the layers of PODSTrainer work together. Here each of them does nothing."""
 
     rollouts: Any = None  # the record of the latest generation
     _selects = False  # whether a layer keeps m of n rollouts

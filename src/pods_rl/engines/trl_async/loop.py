@@ -120,7 +120,7 @@ class PODSRolloutLoop(_AsyncRolloutLoop):
         remaining = iter(samples)
         rows_N = [list(itertools.islice(remaining, len(sequences))) for sequences in group.completions_sequences]
         rewards_1N = _rewards(rows_N, self.reward_func_names)
-        # The draws of a rule depend on the seed and on the place of the prompt alone.
+        # The draws of a rule depend on the seed and on the number of the prompt alone.
         generator = seeded_generator(self.seed, self.first_prompt + group.group_id)
         selection = select(rewards_1N, self.num_kept, self.rule, generator)
         kept_M = selection.indices[0].tolist()

@@ -335,7 +335,7 @@ def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Chec
         finally:
             pool.close()
         for reply in replies:
-            if reply.kind == "refused":  # a return value that no row can mend
+            if reply.kind == "refused":  # a return value that is wrong whatever the rows are
                 raise UserError(reply.value)
         if batch_reply.kind != "gave":  # single rows log nothing, since a batch's columns are of all rows
             return [reply.value["scores"][0] if reply.kind == "gave" else failure(reply, limit) for reply in replies]

@@ -31,8 +31,11 @@ from .generation import Generation, Round, copies
 from .record import Rollouts, replace_last
 
 
-class _Generated(BaseException):
-    """Ends TRL's method for further prompts of a generation, once they are generated and scored."""
+class _RoundIsScored(BaseException):
+    """Ends TRL's method for further prompts of a generation, once they are generated and scored.
+
+    A BaseException, so that no `except Exception` on its way handles it.
+    """
 
 
 class Selecting(Layer):
@@ -71,7 +74,7 @@ class Selecting(Layer):
             return super()._generate_and_score_completions(inputs)
         if self._generation is not None:  # new prompts: their rollouts join those of the running generation
             round_ = self._begin_round(self._generation, inputs)
-            return super()._generate_and_score_completions(round_.rollouts)  # raises _Generated
+            return super()._generate_and_score_completions(round_.rollouts)  # raises _RoundIsScored
         # What is added to these lists from here on is of this generation.
         before = {name: len(values) for name, values in self._metrics["train"].items()}
         plan = self._plan
@@ -149,7 +152,7 @@ class Selecting(Layer):
         self._enter_phase("selection")
         round_.take(self, prompts, output, scores)
         if len(generation.rounds) > 1:
-            raise _Generated
+            raise _RoundIsScored
         if self.args.selection == "batch":
             self._select_batch(generation)
         else:
@@ -182,8 +185,8 @@ class Selecting(Layer):
                 break
             inputs = dynamic.new_rows(count, generation.rounds[0].inputs[0])
             self._enter_phase("rollout")
-            with suppress(_Generated):
-                self._generate_and_score_completions(inputs)  # ends with _Generated
+            with suppress(_RoundIsScored):
+                self._generate_and_score_completions(inputs)  # ends with _RoundIsScored
                 raise UserError(
                     f"{type(self).__name__}._generate_and_score_completions did not call super() for the rows that "
                     "dynamic_sampling drew: call it, or set dynamic_sampling: false."
