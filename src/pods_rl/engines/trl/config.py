@@ -17,7 +17,8 @@ from ...selection.batch import as_batch_function
 from ...selection.rules import check_rule, rule_name
 from ...text import counted, describe, documented_arguments, short, suggest
 from ..bounds import INTERVALS, check_bounds, check_mappings, check_number
-from .batching import LEVERS, batch_plan, check_losses, check_values
+from ..sizes import whole_number
+from .batching import batch_plan
 
 PAPER = {  # as TRL's trainers name theirs, for the model card
     "title": "Not All Rollouts are Useful: Down-Sampling Rollouts in LLM Reinforcement Learning",
@@ -119,8 +120,8 @@ class PODSConfig(GRPOConfig):
         # Before TRL's own checks, which know nothing of n and name other keys.
         batch_plan(vars(self))
         check_bounds(vars(self), fields(self))
-        check_values(vars(self))
-        check_losses(vars(self))
+        check_values(self)
+        check_contradictions(self)
         check_mappings(vars(self))
         super().__post_init__()  # reads mappings that are JSON
         self._check_generation()
@@ -131,8 +132,9 @@ class PODSConfig(GRPOConfig):
                 f"process(es) on {self.device.type}. Set clock: wall."
             )
         if self.exact_trl:
-            for lever in LEVERS:  # whatever they were set to
-                setattr(self, lever, False)
+            # Whatever they were set to.
+            self.prefix_tree = False
+            self.skip_zero_advantage_steps = False
         if self.num_rollouts is None:
             self.num_rollouts = self.num_generations
         if self.skip_zero_advantage_steps is None:
@@ -213,6 +215,99 @@ class PODSConfig(GRPOConfig):
     def to_dict(self) -> dict[str, Any]:
         """Return TRL's dictionary, with a rule function replaced by its import path, so that it is plain data."""
         return super().to_dict() | {"rule": rule_name(self.rule)}
+
+
+def check_values(config: PODSConfig) -> None:
+    """Refuse values of our fields of a wrong type or out of bounds, and values of TRL's with which nothing is trained.
+
+    Raises:
+        UserError: what was given, and what to set.
+
+    >>> PODSConfig("out", exact_trl="false")
+    Traceback (most recent call last):
+    ...
+    pods_rl.errors.UserError: exact_trl = 'false': expected True or False, and not a text.
+    """
+    switches = ("prefix_tree", "exact_trl", "dynamic_sampling", "mask_constant_groups", "skip_zero_advantage_steps")
+    for key in switches:
+        value = getattr(config, key)
+        is_optional = key == "skip_zero_advantage_steps"
+        if not isinstance(value, bool) and not (is_optional and value is None):
+            expected = "True, False or None" if is_optional else "True or False"
+            hint = ", and not a text" if isinstance(value, str) else ""
+            raise UserError(f"{key} = {value!r}: expected {expected}{hint}.")
+    rounds = config.dynamic_sampling_rounds
+    whole_number("dynamic_sampling_rounds", rounds, why="set dynamic_sampling: false to draw no new prompts")
+    budget = config.max_tokens_per_microbatch
+    if budget not in (None, "auto"):
+        whole_number("max_tokens_per_microbatch", budget, why="unset it for those of TRL's, or set auto")
+    # With these numbers of steps and epochs, TRL's `train` would return at once, without an error.
+    steps: Any = config.max_steps
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps == 0:
+        raise UserError(
+            f"max_steps = {steps!r}: expected a whole number of at least 1, or -1 for no limit (num_train_epochs then "
+            "decides)."
+        )
+    epochs: Any = config.num_train_epochs
+    if steps < 0 and (not _is_number(epochs) or not epochs > 0):
+        raise UserError(f"num_train_epochs = {epochs!r}: expected a number above 0, or set max_steps.")
+    weights: Any = config.reward_weights
+    if isinstance(weights, (list, tuple)) and weights:
+        usable = all(_is_number(weight) and math.isfinite(weight) for weight in weights)
+        if not usable or not any(weights):
+            raise UserError(
+                f"reward_weights = {weights!r}: expected finite numbers, at least one of them not 0. With these no "
+                "rollout is better than another, and nothing is trained."
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def check_contradictions(config: PODSConfig) -> None:
+    """Refuse settings that contradict each other or TRL's.
+
+    Raises:
+        UserError: what was given, the reason, and what to set.
+
+    >>> PODSConfig("out", num_prompts=4)
+    Traceback (most recent call last):
+    ...
+    pods_rl.errors.UserError: num_prompts = 4 needs selection = batch: ...
+    """
+    aggregation = config.multi_objective_aggregation
+    over_batch = config.selection == "batch"
+    needs_a_sum = {
+        "advantages = before": config.advantages == "before",
+        "dynamic_sampling": config.dynamic_sampling,
+        "reward_tolerance": config.reward_tolerance > 0,
+        "selection = batch": over_batch,
+    }
+    for name, is_set in needs_a_sum.items():
+        if not is_set or aggregation == "sum_then_normalize":
+            continue
+        raise UserError(
+            f"{name} works on the summed reward: got multi_objective_aggregation = {aggregation}. Set "
+            "multi_objective_aggregation: sum_then_normalize."
+        )
+    if config.mask_constant_groups and config.loss_type == "bnpo":
+        raise UserError("loss_type = bnpo divides by a micro-batch: set dapo, or mask_constant_groups: false.")
+    if over_batch and config.exact_trl and config.num_rollouts in (None, config.num_generations):
+        raise UserError(
+            "exact_trl with num_rollouts = num_generations trains TRL's rows, and selection = batch chooses others. "
+            "Set selection: prompt, or exact_trl: false."
+        )
+    if config.num_prompts is not None and not over_batch:
+        raise UserError(
+            f"num_prompts = {config.num_prompts!r} needs selection = batch: with selection = prompt the rows "
+            "divided by num_generations are the prompts. Set selection: batch, or num_prompts: null."
+        )
+    if over_batch and config.mask_constant_groups:
+        raise UserError(
+            "mask_constant_groups masks groups of num_generations rows, and selection = batch gives groups with equal "
+            "rewards no row. Set mask_constant_groups: false."
+        )
 
 
 for _name, _help in documented_arguments(PODSConfig.__doc__ or "").items():
