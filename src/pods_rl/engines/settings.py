@@ -11,10 +11,10 @@ from ..selection import BatchRule, Rule, get_rule
 from ..selection.batch import as_batch_function
 from ..selection.rules import check_rule
 from ..text import suggest
+from .bounds import CHOICES
 from .sizes import check_sizes, whole_number
 
 KEYS = ("num_rollouts", "selection", "rule", "seed", "ledger", "ledger_every")
-SELECTIONS = ("prompt", "batch")  # m of each prompt, or as many rows among all rollouts of a batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +73,9 @@ def read_selection(
         if key not in known:
             raise UserError(f"{prefix}: unknown key {key!r}, expected {', '.join(known)}.{suggest(str(key), known)}")
     n, m = check_sizes(options.get("num_rollouts"), m, n_key=f"{prefix}.num_rollouts", m_key=m_key)
-    selection = options.get("selection", "prompt")
-    if selection not in SELECTIONS:
-        raise UserError(f"{prefix}.selection = {selection!r}: expected {' or '.join(SELECTIONS)}.")
+    selection = options.get("selection", "prompt")  # m of each prompt, or as many rows among all rollouts of a batch
+    if selection not in CHOICES["selection"]:
+        raise UserError(f"{prefix}.selection = {selection!r}: expected {' or '.join(CHOICES['selection'])}.")
     if selection == "batch" and no_batch:
         raise UserError(f"{prefix}.selection = batch: {no_batch} Set it to prompt.")
     rule = options.get("rule", "max_variance")

@@ -25,7 +25,7 @@ from .types import (
     check_generator,
     check_rewards,
     check_rows,
-    describe,
+    kind_of,
 )
 
 TIE = 1e-9  # of the worth of the last row: gains that differ by less count as equal, so that rounding decides nothing
@@ -122,7 +122,7 @@ def select_batch(
             f"the rule: it returns {expected}."
         ) from error
     if not isinstance(returned, BatchSelection):
-        raise RuleError(f"the rule '{name}' must return {expected}; it returned {describe(returned)}.")
+        raise RuleError(f"the rule '{name}' must return {expected}; it returned {kind_of(returned)}.")
     is_of_batch = (returned.num_prompts, returned.num_rollouts) == (prompts, n)
     if not is_of_batch or returned.indices.device != rewards_PN.device or len(returned.indices) > rows:
         raise RuleError(

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .types import BatchSelection, Selection, check_device, check_not_negative, check_rewards, check_tensor, describe
+from .types import BatchSelection, Selection, check_device, check_not_negative, check_rewards, check_tensor, kind_of
 
 # Sums of equal parts in two orders differ by rounding, in float32 by a few times 6e-8 of their size.
 CONSTANT_TOLERANCE = 5e-7  # of the magnitude of a group's rewards
@@ -64,7 +64,7 @@ def advantages(
     check_not_negative("epsilon", epsilon)
     if not isinstance(selection, Selection | BatchSelection):
         raise TypeError(
-            f"selection must be a Selection, as `select` returns it, or a BatchSelection; got {describe(selection)}. "
+            f"selection must be a Selection, as `select` returns it, or a BatchSelection; got {kind_of(selection)}. "
             "Pass Selection(indices) with the int64 indices [P, M] of the kept rollouts."
         )
     rewards_PN, _ = check_rewards(rewards_PN)
@@ -230,19 +230,19 @@ def _check_inputs(
         check_device(name, value, "logps", logps_PMT)
     _check_dtypes(per_token, advantages_PM)
     if logps_PMT.ndim not in (2, 3):
-        raise ValueError(f"logps must have shape [P, M, T] or [R, T]; got {describe(logps_PMT)}.")
+        raise ValueError(f"logps must have shape [P, M, T] or [R, T]; got {kind_of(logps_PMT)}.")
     if 0 in logps_PMT.shape[:-1]:
         raise ValueError(
-            f"logps must hold at least one completion; got {describe(logps_PMT)}, whose mean would be NaN. Skip the "
+            f"logps must hold at least one completion; got {kind_of(logps_PMT)}, whose mean would be NaN. Skip the "
             "update of a batch without completions."
         )
     for name, value in per_token.items():
         if value.shape != logps_PMT.shape:
-            raise ValueError(f"{name} must have the shape of logps, {list(logps_PMT.shape)}; got {describe(value)}.")
+            raise ValueError(f"{name} must have the shape of logps, {list(logps_PMT.shape)}; got {kind_of(value)}.")
     if advantages_PM.shape != logps_PMT.shape[:-1]:
         raise ValueError(
             f"advantages must have the shape of logps without T, {list(logps_PMT.shape[:-1])}; got "
-            f"{describe(advantages_PM)}."
+            f"{kind_of(advantages_PM)}."
         )
     if mask.dtype != torch.bool and not ((mask == 0) | (mask == 1)).all():
         raise ValueError("mask must be true or 1 on completion tokens and false or 0 elsewhere; it has other values.")
@@ -258,9 +258,9 @@ def _check_inputs(
 def _check_dtypes(per_token: Mapping[str, Tensor], advantages_PM: Tensor) -> None:
     for name, value in per_token.items():
         if name != "mask" and not value.is_floating_point():
-            raise TypeError(f"{name} must be log-probabilities in floating point; got {describe(value)}.")
+            raise TypeError(f"{name} must be log-probabilities in floating point; got {kind_of(value)}.")
     for name, value in {"mask": per_token["mask"], "advantages": advantages_PM}.items():
         if value.is_complex():
-            raise TypeError(f"{name} must be real numbers; got {describe(value)}.")
+            raise TypeError(f"{name} must be real numbers; got {kind_of(value)}.")
     if advantages_PM.dtype == torch.bool:
-        raise TypeError(f"advantages must be real numbers; got {describe(advantages_PM)}.")
+        raise TypeError(f"advantages must be real numbers; got {kind_of(advantages_PM)}.")

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..errors import raised
 from ..sums import running_sums
 from ..text import find
-from .types import Rule, RuleError, Selection, check_generator, check_rewards, check_size, describe
+from .types import Rule, RuleError, Selection, check_generator, check_rewards, check_size, kind_of
 
 # Variances within this share of the largest count as equal, so that rounding never decides how many to keep on top.
 VARIANCE_TOLERANCE = 1e-9
@@ -221,7 +221,7 @@ def function_of(kind: str, rule: Any, table: Mapping[str, Any], takes: str) -> A
     """Return the function of a rule of a table, or raise a UserError; `takes` names its arguments."""
     if not isinstance(rule, str) and not callable(rule):
         raise RuleError(
-            f"{kind} must be a rule's name or a function; got {describe(rule)}. Choose one of {', '.join(table)}, or "
+            f"{kind} must be a rule's name or a function; got {kind_of(rule)}. Choose one of {', '.join(table)}, or "
             f"give a function of {takes}."
         )
     function = find(kind, rule, table) if isinstance(rule, str) else rule
@@ -297,9 +297,9 @@ def select(
     expected = f"int64 indices of shape {[prompts, m]} on {rewards_PN.device}"
     is_dense = isinstance(indices_PM, Tensor) and indices_PM.layout == torch.strided
     if not is_dense or indices_PM.dtype != torch.int64:
-        raise RuleError(f"the rule '{name}' must return {expected}; it returned {describe(indices_PM)}.")
+        raise RuleError(f"the rule '{name}' must return {expected}; it returned {kind_of(indices_PM)}.")
     if indices_PM.shape != (prompts, m) or indices_PM.device != rewards_PN.device:
-        returned = f"{describe(indices_PM)} on {indices_PM.device}"
+        returned = f"{kind_of(indices_PM)} on {indices_PM.device}"
         raise RuleError(f"the rule '{name}' must return {expected}; it returned {returned}.")
     ascending_PM = indices_PM.sort(dim=1).values
     outside_P = ((ascending_PM < 0) | (ascending_PM >= n)).any(dim=1)

@@ -79,13 +79,13 @@ class BatchSelection:
     def __post_init__(self) -> None:
         check_tensor("BatchSelection.indices", self.indices)
         if self.indices.dtype != torch.int64:
-            raise TypeError(f"BatchSelection.indices must be an int64 tensor [R]; got {describe(self.indices)}.")
+            raise TypeError(f"BatchSelection.indices must be an int64 tensor [R]; got {kind_of(self.indices)}.")
         if self.indices.ndim != 1:
-            raise ValueError(f"BatchSelection.indices must have shape [R]; got {describe(self.indices)}.")
+            raise ValueError(f"BatchSelection.indices must have shape [R]; got {kind_of(self.indices)}.")
         for name in ("num_prompts", "num_rollouts"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"BatchSelection.{name} must be an int; got {value!r} ({describe(value)}).")
+                raise TypeError(f"BatchSelection.{name} must be an int; got {value!r} ({kind_of(value)}).")
             if value < 0:
                 raise ValueError(f"BatchSelection.{name} must be at least 0; got {value}.")
         count = self.num_prompts * self.num_rollouts
@@ -139,7 +139,7 @@ class BatchSelection:
         check_tensor("values", values_PN)
         if values_PN.shape != (self.num_prompts, self.num_rollouts):
             raise ValueError(
-                f"this selection needs values {[self.num_prompts, self.num_rollouts]}; got {describe(values_PN)}."
+                f"this selection needs values {[self.num_prompts, self.num_rollouts]}; got {kind_of(values_PN)}."
             )
         check_device("values", values_PN, "the selection", self.indices)
         return values_PN.reshape(-1)[self.indices]
@@ -180,9 +180,9 @@ class Selection:
     def __post_init__(self) -> None:
         check_tensor("Selection.indices", self.indices)
         if self.indices.dtype != torch.int64:
-            raise TypeError(f"Selection.indices must be an int64 tensor [P, M]; got {describe(self.indices)}.")
+            raise TypeError(f"Selection.indices must be an int64 tensor [P, M]; got {kind_of(self.indices)}.")
         if self.indices.ndim != 2 or self.indices.shape[1] == 0:
-            raise ValueError(f"Selection.indices must have shape [P, M], M >= 1; got {describe(self.indices)}.")
+            raise ValueError(f"Selection.indices must have shape [P, M], M >= 1; got {kind_of(self.indices)}.")
         ascending_PM = self.indices.sort(dim=1).values
         bad_P = (ascending_PM[:, 0] < 0) | (ascending_PM.diff(dim=1) == 0).any(dim=1)
         if bad_P.any():
@@ -199,7 +199,7 @@ class Selection:
             n: rollouts generated per prompt; an index of n or more is a ValueError.
         """
         if isinstance(n, bool) or not isinstance(n, int):
-            raise TypeError(f"n, the rollouts generated of each prompt, must be an int; got {n!r} ({describe(n)}).")
+            raise TypeError(f"n, the rollouts generated of each prompt, must be an int; got {n!r} ({kind_of(n)}).")
         self._check_range(n)
         mask_PN = torch.zeros(self.indices.shape[0], n, dtype=torch.bool, device=self.indices.device)
         return mask_PN.scatter_(1, self.indices, True)
@@ -218,7 +218,7 @@ class Selection:
         if values_PN.ndim != 2 or values_PN.shape[0] != self.indices.shape[0]:
             raise ValueError(
                 f"a selection of {self.indices.shape[0]} prompts needs values [{self.indices.shape[0]}, N]; "
-                f"got {describe(values_PN)}."
+                f"got {kind_of(values_PN)}."
             )
         check_device("values", values_PN, "the selection", self.indices)
         self._check_range(values_PN.shape[1])
@@ -231,8 +231,8 @@ class Selection:
             raise ValueError(f"indices must lie between 0 and n - 1 = {n - 1}; got {low} to {high}.")
 
 
-def describe(value: Any) -> str:
-    """Describe a value for an error message."""
+def kind_of(value: Any) -> str:
+    """Return what a value is, for an error message: its type, of a tensor also its shape."""
     if isinstance(value, Tensor):
         if value.is_nested:  # it has no shape
             return f"a nested {value.dtype} tensor"
@@ -249,9 +249,9 @@ def describe(value: Any) -> str:
 def check_tensor(name: str, value: Any) -> None:
     """Raise TypeError unless an argument is a dense tensor with values."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor; got {describe(value)}. Pass torch.tensor({name}).")
+        raise TypeError(f"{name} must be a tensor; got {kind_of(value)}. Pass torch.tensor({name}).")
     if value.is_nested or value.is_quantized or value.is_meta or value.layout != torch.strided:
-        raise TypeError(f"{name} must be a dense tensor with values; got {describe(value)}.")
+        raise TypeError(f"{name} must be a dense tensor with values; got {kind_of(value)}.")
 
 
 def check_device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
@@ -266,7 +266,7 @@ def check_device(name: str, value: Tensor, other_name: str, other: Tensor) -> No
 def check_not_negative(name: str, value: Any) -> None:
     """Raise unless an argument is a finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number; got {value!r} ({describe(value)}).")
+        raise TypeError(f"{name} must be a number; got {value!r} ({kind_of(value)}).")
     if not 0 <= float(value) < math.inf:
         raise ValueError(f"{name} must be a finite number of at least 0; got {value!r}.")
 
@@ -283,10 +283,10 @@ def check_rewards(rewards_PN: Tensor) -> tuple[Tensor, bool]:
     """Return the rewards detached, in float32 or float64, and whether all are scored; raise if one is infinite."""
     check_tensor("rewards", rewards_PN)
     if rewards_PN.is_complex():
-        raise TypeError(f"rewards must be real numbers; got {describe(rewards_PN)}. Pass rewards.real.")
+        raise TypeError(f"rewards must be real numbers; got {kind_of(rewards_PN)}. Pass rewards.real.")
     if rewards_PN.ndim != 2 or rewards_PN.shape[1] == 0:
         raise ValueError(
-            f"rewards must have shape [prompts, rollouts], at least one rollout; got {describe(rewards_PN)}. "
+            f"rewards must have shape [prompts, rollouts], at least one rollout; got {kind_of(rewards_PN)}. "
             "For one group pass rewards[None]; for a flat list of rows pass rewards.view(-1, num_rollouts)."
         )
     # Half precision becomes float32, and integers float64, so no order or tie changes (integers up to 2^53).
@@ -308,7 +308,7 @@ def check_rewards(rewards_PN: Tensor) -> tuple[Tensor, bool]:
 def check_rows(rows: int, prompts: int, n: int) -> None:
     """Raise unless the rows to keep of a batch are an int from 2 to P * N."""
     if isinstance(rows, bool) or not isinstance(rows, int):
-        raise TypeError(f"rows, the rollouts to keep of the batch, must be an int; got {rows!r} ({describe(rows)}).")
+        raise TypeError(f"rows, the rollouts to keep of the batch, must be an int; got {rows!r} ({kind_of(rows)}).")
     if not 2 <= rows <= prompts * n:
         raise ValueError(
             f"rows must be between 2 and the {prompts * n} rollouts of the batch ({prompts} prompts x {n}); got rows = "
@@ -319,7 +319,7 @@ def check_rows(rows: int, prompts: int, n: int) -> None:
 def check_size(m: int, n: int) -> None:
     """Raise unless m is an int from 1 to n."""
     if isinstance(m, bool) or not isinstance(m, int):
-        raise TypeError(f"m, the rollouts to keep of each prompt, must be an int; got {m!r} ({describe(m)}).")
+        raise TypeError(f"m, the rollouts to keep of each prompt, must be an int; got {m!r} ({kind_of(m)}).")
     if not 1 <= m <= n:
         raise ValueError(
             f"m must be between 1 and the {n} rollouts of each prompt; got m = {m}. Keep fewer or generate more."

@@ -21,7 +21,7 @@ from ....errors import UserError, raised
 from ....sandbox import RewardFailure, as_score, failure
 from ....sandbox.worker import Work, no_copies
 from ....selection import REWARD_LIMIT
-from ....selection.types import describe
+from ....selection.types import kind_of
 from ....text import plain_text, short
 from .. import compat
 from ..compat import TRLTrainer, get_callable_name, is_async_callable
@@ -62,7 +62,7 @@ class CheckedRewards:
         shape = [len(columns[0]) * accelerator.num_processes, len(trainer.reward_func_names)]
         if not isinstance(returned, Tensor) or list(returned.shape) != shape:
             raise UserError(
-                f"{type(trainer).__name__}._calculate_rewards returned {describe(returned)}; expected a tensor of "
+                f"{type(trainer).__name__}._calculate_rewards returned {kind_of(returned)}; expected a tensor of "
                 f"shape {shape}: a row for each rollout of all processes (trainer.accelerator.gather), and a column "
                 "for each reward function."
             )
@@ -259,12 +259,12 @@ def check_scores(returned: Any, name: str, rows: int) -> CheckedScores:
 
     if hasattr(returned, "tolist") and hasattr(returned, "shape"):  # an array or a tensor of any library
         if len(returned.shape) != 1:
-            raise refuse(f"{_kind(returned)} of shape {list(returned.shape)}")
+            raise refuse(f"a {type(returned).__name__} of shape {list(returned.shape)}")
         returned = returned.tolist()
     if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
-        raise refuse(_kind(returned))
+        raise refuse(kind_of(returned))
     if len(returned) != rows:
-        raise refuse(f"{_kind(returned)} of {len(returned)}")
+        raise refuse(f"{kind_of(returned)} of {len(returned)}")
     scores: CheckedScores = []
     for row, value in enumerate(returned):
         try:
@@ -272,10 +272,6 @@ def check_scores(returned: Any, name: str, rows: int) -> CheckedScores:
         except TypeError:
             raise refuse(f"{_short_repr(value)} ({type(value).__name__}) for row {row}") from None
     return scores
-
-
-def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _short_repr(value: Any) -> str:

@@ -203,8 +203,8 @@ class Generation:
         for row in range(self.rows):
             target = row // each
             if row >= len(record.kept):
-                # An empty row is masked out of the loss once TRL has built the batch. Until then it is a copy of a short
-                # one: each process takes its own shortest, since it alone reads the index.
+                # An empty row is masked out of the loss once TRL has built the batch. Until then it is a copy of the
+                # shortest rollout of its process, which alone reads the index.
                 moves.append((target, shortest, target))
                 stand_in = shortest
             else:
