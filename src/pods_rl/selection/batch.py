@@ -23,8 +23,8 @@ from .types import (
     Rule,
     RuleError,
     check_generator,
-    check_rewards,
     check_rows,
+    checked_rewards,
     kind_of,
 )
 
@@ -103,7 +103,7 @@ def select_batch(
     """
     function = as_batch_function(rule)
     check_generator(generator)
-    checked_PN, _ = check_rewards(rewards_PN)
+    checked_PN, _ = checked_rewards(rewards_PN)
     is_within_P = is_constant(rewards_PN, tolerance)
     prompts, n = rewards_PN.shape
     check_rows(rows, prompts, n)
@@ -151,7 +151,7 @@ def as_batch_function(rule: str | BatchRule) -> BatchRule:
 
 def keep_sizes(batch: RolloutBatch, sizes_P: Tensor, rule: Rule) -> BatchSelection:
     """Return the selection that keeps a number of each prompt's rollouts, 0 or 2 to N, chosen by a rule of a prompt."""
-    rewards_PN, _ = check_rewards(batch.rewards)
+    rewards_PN, _ = checked_rewards(batch.rewards)
     prompts, n = rewards_PN.shape
     kept_PN = torch.zeros_like(rewards_PN, dtype=torch.bool)
     for size in sizes_P.unique().tolist():
@@ -165,7 +165,7 @@ def keep_sizes(batch: RolloutBatch, sizes_P: Tensor, rule: Rule) -> BatchSelecti
 
 def best_sizes(rewards_PN: Tensor, rows: int) -> Tensor:
     """Return how many rollouts of each prompt to keep, int64 `[P]`: the sizes of `max_variance`."""
-    rewards_PN, _ = check_rewards(rewards_PN)
+    rewards_PN, _ = checked_rewards(rewards_PN)
     gains_PK, live_P = _gains(rewards_PN)
     size_K = torch.arange(gains_PK.shape[1], device=gains_PK.device)
     # A size is possible if the prompt has that number of live rollouts, and two can be compared.

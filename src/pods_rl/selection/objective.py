@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .types import BatchSelection, Selection, check_device, check_not_negative, check_rewards, check_tensor, kind_of
+from .types import BatchSelection, Selection, check_device, check_not_negative, check_tensor, checked_rewards, kind_of
 
 # Sums of equal parts in two orders differ by rounding, in float32 by a few times 6e-8 of their size.
 CONSTANT_TOLERANCE = 5e-7  # of the magnitude of a group's rewards
@@ -67,7 +67,7 @@ def advantages(
             f"selection must be a Selection, as `select` returns it, or a BatchSelection; got {kind_of(selection)}. "
             "Pass Selection(indices) with the int64 indices [P, M] of the kept rollouts."
         )
-    rewards_PN, _ = check_rewards(rewards_PN)
+    rewards_PN, _ = checked_rewards(rewards_PN)
     kept_PM = selection.take(rewards_PN)
     if isinstance(selection, BatchSelection):
         kept_PM = selection.by_prompt(kept_PM)
@@ -97,7 +97,7 @@ def advantages(
 
 def spread(rewards_PN: Tensor) -> Tensor:
     """Return the standard deviation (ddof = 1) of each group's scored rewards, `[P]`; 0 with fewer than two."""
-    rewards_PN, _ = check_rewards(rewards_PN)
+    rewards_PN, _ = checked_rewards(rewards_PN)
     return _nan_std(rewards_PN).squeeze(1).nan_to_num(nan=0.0)
 
 
@@ -122,7 +122,7 @@ def is_constant(rewards_PN: Tensor, tolerance: float = 0.0) -> Tensor:
     tensor([ True, False])
     """
     check_not_negative("tolerance", tolerance)
-    rewards_PN = check_rewards(rewards_PN)[0].double()
+    rewards_PN = checked_rewards(rewards_PN)[0].double()
     unscored_PN = rewards_PN.isnan()
     high_P = rewards_PN.masked_fill(unscored_PN, -math.inf).amax(dim=1)
     low_P = rewards_PN.masked_fill(unscored_PN, math.inf).amin(dim=1)

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..errors import raised
 from ..sums import running_sums
 from ..text import find
-from .types import Rule, RuleError, Selection, check_generator, check_rewards, check_size, kind_of
+from .types import Rule, RuleError, Selection, check_generator, check_size, checked_rewards, kind_of
 
 # Variances within this share of the largest count as equal, so that rounding never decides how many to keep on top.
 VARIANCE_TOLERANCE = 1e-9
@@ -84,7 +84,7 @@ def random(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None = No
     >>> random(torch.zeros(1, 8), 3, generator=torch.Generator().manual_seed(0))
     tensor([[2, 6, 7]])
     """
-    rewards_PN, _ = check_rewards(rewards_PN)
+    rewards_PN, _ = checked_rewards(rewards_PN)
     check_size(m, rewards_PN.shape[1])
     check_generator(generator)
     device = rewards_PN.device if generator is None else generator.device
@@ -121,7 +121,7 @@ RULES: dict[str, Rule] = {
 
 def _checked_and_sorted(rewards_PN: Tensor, m: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return rewards ascending with NaN (as inf) last, the rollout at each rank, and how many are scored, `[P, 1]`."""
-    rewards_PN, all_scored = check_rewards(rewards_PN)
+    rewards_PN, all_scored = checked_rewards(rewards_PN)
     check_size(m, rewards_PN.shape[1])
     if not all_scored:
         rewards_PN = rewards_PN.masked_fill(rewards_PN.isnan(), math.inf)
@@ -282,7 +282,7 @@ def select(
     check_generator(generator)
     if function in RULES.values():  # they check their input themselves
         return Selection(function(rewards_PN, m, generator=generator))
-    check_rewards(rewards_PN)
+    checked_rewards(rewards_PN)  # raises
     check_size(m, rewards_PN.shape[1])
     name = rule if isinstance(rule, str) else getattr(rule, "__name__", repr(rule))
     try:

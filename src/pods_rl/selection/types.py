@@ -279,7 +279,7 @@ def check_generator(generator: Any) -> None:
         )
 
 
-def check_rewards(rewards_PN: Tensor) -> tuple[Tensor, bool]:
+def checked_rewards(rewards_PN: Tensor) -> tuple[Tensor, bool]:
     """Return the rewards detached, in float32 or float64, and whether all are scored; raise if one is infinite."""
     check_tensor("rewards", rewards_PN)
     if rewards_PN.is_complex():

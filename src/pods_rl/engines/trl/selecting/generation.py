@@ -81,11 +81,11 @@ class Round:
         return rows
 
     def take(self, trainer: TRLTrainer, prompts: list[Any], output: Generated, scores: Tensor) -> None:
-        """Take all that TRL has of each rollout of this process, and make a record; `output_of` reverses the first.
+        """Keep all that TRL has of each rollout of this process as columns, and make the record.
 
         Args:
-            prompts: TRL's argument of `_generate`, with images and with what the environment said first.
-            output: its results.
+            prompts: TRL's argument of `_generate`, with images and the first observation of an environment.
+            output: its results. `output_of` makes them of columns again.
             scores: `[P * n, F]` of all processes.
         """
         rows = len(prompts)
@@ -175,7 +175,7 @@ class Generation:
         """Shorten TRL's lists, and `prompts`, to the rows that this process trains, in place.
 
         Returns:
-            Their results, and how many rows changed their process.
+            The results of TRL's `_generate` for these rows, and how many rows changed their process.
         """
         record = self.record
         process = trainer.accelerator.process_index
@@ -199,7 +199,9 @@ class Generation:
         lengths = [len(ids) for ids in columns["completion_ids"]]
         shortest = min(range(len(lengths)), key=lengths.__getitem__)
         moves: list[tuple[int, int, int]] = []  # of each row: its process, its index there, the process that trains it
-        stand_ins: list[int] = []  # of each row of this process, a rollout of this process, of the same prompt if any
+        # Of each row of this process, a rollout of this process, of the same prompt if any. A row that comes from
+        # another process gets its row of the data, its environment and its tools, which are not sent.
+        stand_ins: list[int] = []
         for row in range(self.rows):
             target = row // each
             if row >= len(record.kept):

@@ -173,9 +173,9 @@ class Selecting(Layer):
         return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, *others, **named)
 
     def _add_rounds(self, generation: Generation, missing: Callable[[], int]) -> None:
-        """Generate for new prompts, in each round of dynamic sampling as many as `missing` says that the batch lacks.
+        """Generate rollouts of new prompts, in each round of dynamic sampling for as many prompts as `missing` returns.
 
-        Their rows pass through what a subclass's method does before it calls ours.
+        Their rows go through `self._generate_and_score_completions`: a subclass may change rows before it calls ours.
         """
         dynamic = self._dynamic
         drawn_before = dynamic.drawn

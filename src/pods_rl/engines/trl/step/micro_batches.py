@@ -41,8 +41,8 @@ def mask_constant_groups(batch: Batch, trainer: TRLTrainer) -> None:
     tokens divide by `num_items_in_batch`. Those over rows divide by all rows, so `ROW_SCALE` corrects them.
     """
     m = trainer.num_generations
-    is_live_B = trainer.accelerator.gather(batch["advantages"]) != 0  # of all processes, [P * M]
-    is_live_P = is_live_B.view(-1, m).any(dim=1)
+    is_live_R = trainer.accelerator.gather(batch["advantages"]) != 0  # of all processes, [P * M]
+    is_live_P = is_live_R.view(-1, m).any(dim=1)
     rows = len(batch["advantages"])
     start = trainer.accelerator.process_index * rows
     live_B1 = is_live_P.repeat_interleave(m)[start : start + rows].unsqueeze(1)  # [P] -> [P * M] -> [B, 1]
