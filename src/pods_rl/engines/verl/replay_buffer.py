@@ -6,7 +6,6 @@ that are dropped here cause no other cost.
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +86,8 @@ class PODSMixin:
         # As in verl, a session's reward is the sum over the tokens of its last trajectory.
         keys = [session[-1] for group in groups for session in group.sessions]
         scores = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["rm_scores"])["rm_scores"]
-        sums = (float(row.sum()) for row in scores)
-        rewards = [list(islice(sums, len(group.sessions))) for group in groups]
+        reward_of_key = {key: float(row.sum()) for key, row in zip(keys, scores, strict=True)}
+        rewards = [[reward_of_key[session[-1]] for session in group.sessions] for group in groups]
         # An agent loop may mask all tokens of a failed session, which then has no token in verl's loss.
         row_keys = [key for group in groups for session in group.sessions for key in session]
         fields = ["response_mask"]
