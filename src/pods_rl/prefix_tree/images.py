@@ -80,10 +80,11 @@ def _select_images(parts: Any, chosen: list[int]) -> Any:
 
 def images_of(config: Any, input_ids: Tensor, encoded: Any) -> Images | None:
     """Return the images of prompts `[rows, W]`, of which `generate` encoded these features; None if there are none."""
-    given = {name: features for name, features in (encoded or {}).items() if features is not None}
-    if not given:
+    features_of = {kind: features for kind, features in (encoded or {}).items() if features is not None}
+    if not features_of:
         return None
     placeholder = getattr(config, "image_token_id", None)
-    if set(given) != {"image"} or placeholder is None:
-        raise CannotServeError(f"its prompts have {', '.join(sorted(given))} features that cannot be told apart by row")
-    return Images(given["image"], (input_ids == placeholder).sum(1).tolist())
+    if set(features_of) != {"image"} or placeholder is None:
+        kinds = ", ".join(sorted(features_of))
+        raise CannotServeError(f"its prompts have {kinds} features that cannot be told apart by row")
+    return Images(features_of["image"], (input_ids == placeholder).sum(1).tolist())

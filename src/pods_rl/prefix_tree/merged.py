@@ -34,7 +34,7 @@ class _Call:
     def __init__(self, block: Block, q: Tensor, k: Tensor, v: Tensor, scale: float, fold_and_mask: FoldAndMask) -> None:
         self._block = block
         self._fold, mask = fold_and_mask(block)
-        self._of_keys = k.size(1)  # heads
+        self._key_heads = k.size(1)
         query = block.queries(q, self._fold)
         keys = for_each_head(block.keys(k), query.size(1))
         values = for_each_head(block.keys(v), query.size(1))
@@ -59,7 +59,7 @@ class _Call:
         upstream = take(gradient, block.rows)
         if block.counted is not None:  # a node with several slots has its gradient in one
             upstream = upstream * block.counted
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        of_query, *of_keys = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             block.folded(upstream, self._fold),
             *self._states,
             block.queries(output, self._fold),
@@ -68,8 +68,7 @@ class _Call:
             self._is_causal,
             **self._options,
         )
-        of_query, *of_keys = found
-        keys, values = (x.unflatten(1, (self._of_keys, -1)).sum(2) for x in of_keys)
+        keys, values = (x.unflatten(1, (self._key_heads, -1)).sum(2) for x in of_keys)
         return block.by_slot(of_query, self._fold), keys, values
 
 

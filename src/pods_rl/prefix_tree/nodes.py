@@ -324,10 +324,13 @@ class HostPrompts(NamedTuple):
         first_of_row = np.empty_like(prompt_of_row)
         for row, text in enumerate(prompt_of_row.tolist()):
             firsts = firsts_of_text.setdefault(text, [])
-            first = next((first for first in reversed(firsts) if images.are_equal(first, row)), row)
-            if first == row:
+            for first in reversed(firsts):  # rows of a prompt follow each other: it is mostly the latest
+                if images.are_equal(first, row):
+                    first_of_row[row] = first
+                    break
+            else:
                 firsts.append(row)
-            first_of_row[row] = first
+                first_of_row[row] = row
         return np.unique(first_of_row, return_inverse=True)
 
 

@@ -179,15 +179,15 @@ def lay_out_tree(
 def call_on_tree(model: nn.Module, inputs: TreeInputs, **options: Any) -> Any:
     """Call a model on a tree; return its output for the scored nodes."""
 
-    def leave_scored(module: nn.Module, given: Any, output: Any) -> None:
+    def leave_scored(module: nn.Module, args: Any, output: Any) -> None:
         output.last_hidden_state = output.last_hidden_state.index_select(1, inputs.scored)  # [1, S, hidden size]
 
     backbone = next(part for part in model.modules() if isinstance(part, PreTrainedModel)).base_model
     # A mask of four dimensions keeps transformers from building one of its own.
     mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs.ids.device)
 
-    def hide_counts(module: nn.Module, given: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return given, named | {"attention_mask": mask}
+    def hide_counts(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, kwargs | {"attention_mask": mask}
 
     options[KEYWORD] = inputs.attention
     if recurrence_modules(model):
@@ -449,8 +449,8 @@ def _wrong_gradients(model: nn.Module, device: torch.device, config: Any, tolera
 
     def gradients(log_probs: Tensor) -> dict[str, Tensor]:
         factors = torch.arange(len(log_probs), device=log_probs.device).cos()
-        found = torch.autograd.grad((log_probs * factors).sum(), list(weights.values()), allow_unused=True)
-        pairs = zip(weights, found, strict=True)
+        of_weights = torch.autograd.grad((log_probs * factors).sum(), list(weights.values()), allow_unused=True)
+        pairs = zip(weights, of_weights, strict=True)
         return {name: torch.zeros(1) if gradient is None else _sketch(gradient) for name, gradient in pairs}
 
     with torch.enable_grad(), _own_draws(), without_noise(model), without_checkpoints(model):
