@@ -36,7 +36,7 @@ class Context:
     writer: RunWriter | None
     shown: Watcher
     stop: Stop
-    _begun: bool = field(default=False, init=False)
+    _begun: bool = field(default=False, init=False)  # whether the directory has the recipe and a status of this run
 
     def begin(self) -> None:
         """Write that the run has begun."""

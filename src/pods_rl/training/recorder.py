@@ -81,7 +81,7 @@ class Recorder(TrainerCallback):
         self._eval_seconds: float | None = settings["eval_seconds"]
         self._save_seconds: float | None = settings["save_seconds"]
         self._record = Record(context.writer, clock=trainer.args.clock, rollouts_every=settings["ledger_every"])
-        self._begun = False
+        self._begun = False  # whether the evaluation at the start is over, after which a stop saves a checkpoint
         self._paths: dict[str, str] = {}  # as environment.json has them
         self._ledger_watcher = Watcher("the ledger of rollouts")
         self._tables = Watcher("a file of rollouts or completions", raises=(OSError, UserError))

@@ -114,7 +114,7 @@ def last_lines(output: Path, launch: str = "", *, shown_as: Path | None = None) 
     """
     run = Run(output)
     shown_as = shown_as or output
-    place = quote(str(shown_as))
+    folder = quote(str(shown_as))
     if run.state == "unknown" or (run.state == "failed" and not run.metrics):
         return []
     finished = run.state == "finished"
@@ -123,9 +123,9 @@ def last_lines(output: Path, launch: str = "", *, shown_as: Path | None = None) 
     if run.evals:
         rows.append(("result", result_of(run.evals)))
     if not finished and (last_checkpoint or not run.metrics):  # steps without a checkpoint cannot be resumed
-        rows.append(("resume", f"pods train --output {place}{launch} --resume"))
+        rows.append(("resume", f"pods train --output {folder}{launch} --resume"))
     if run.evals:
-        rows.append(("report", f"pods report {place}"))
+        rows.append(("report", f"pods report {folder}"))
     elif finished:
-        rows.append(("evaluate", f"pods eval --run {place}"))
+        rows.append(("evaluate", f"pods eval --run {folder}"))
     return [f"{name:<12}{text}" for name, text in rows]

@@ -57,6 +57,7 @@ class PODSTrainer(Guarded, Selecting, PrefixTreeTrainer):
         rollout_func: Callable[..., dict[str, Any]] | None = None,
         environment_factory: Callable[[], Any] | dict[str, Callable[[], Any]] | None = None,
     ) -> None:
+        # All of TRL's arguments by name; the call of `super` below adds `__class__` to the local names.
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         if args is None:
             name = model if isinstance(model, str) else compat.get_config_model_id(model.config)
