@@ -5,7 +5,7 @@
     CUDA_VISIBLE_DEVICES=1 python examples/async_script.py
 
 Needs: two GPUs, pods-rl with its extra `vllm`, and `kernels`. The reward runs in another process, so it is a function
-of a module, and what starts the training stands below `if __name__ == "__main__"`.
+of a module, and the code that starts the training is below `if __name__ == "__main__"`.
 """
 
 import random

@@ -3,7 +3,7 @@
     pods train --task calculator:make_task --model_name_or_path Qwen/Qwen3-0.6B --max_steps 100
 
 Run it in this folder, with a chat model whose template has tools. A full-marks conversation about `(47*83)-219` calls
-the tool once a step, and then answers `<think>3682</think><answer>3682</answer>`.
+the tool twice, and then answers `<think>3682</think><answer>3682</answer>`.
 """
 
 import random

@@ -4,7 +4,7 @@
 #   sbatch --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 --time=24:00:00 --signal=TERM@300 \
 #     --wrap 'GPUS=8 srun examples/nodes.sh --config my.yaml --output runs/mine'
 #
-# The signal reaches each node's `pods train`, which saves a checkpoint and stops; add --resume to go on. Without Slurm,
+# The signal reaches each node's `pods train`, which saves a checkpoint and stops; add --resume to continue. Without Slurm,
 # on each node with the same NODES, HEAD_ADDRESS and GPUS, and with NODE counting from 0:
 #
 #   NODES=2 NODE=0 HEAD_ADDRESS=10.0.0.1 GPUS=8 examples/nodes.sh --config my.yaml --output runs/mine

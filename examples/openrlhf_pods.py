@@ -6,7 +6,7 @@ arguments of `python -m openrlhf.cli.train_ppo_ray`:
     --train.agent_func_path openrlhf_pods.py
     --rollout.n_samples_per_prompt 4          # M
     --rollout.temperature 1.0                 # TEMPERATURE
-    --eval.temperature 0.6                    # any other: only so are evaluations told apart, and not down-sampled
+    --eval.temperature 0.6                    # another value, by which evaluations are recognized and not down-sampled
 
 OpenRLHF computes its advantages over the m, and its metrics and dynamic filtering are of the m. Penalties of length
 come after the selection. It sees one prompt at a time, so it cannot select over the batch.

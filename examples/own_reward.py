@@ -3,8 +3,8 @@
     PYTHONPATH=examples pods train tiny-pods --max_seconds 20 \\
       --task_rewards '{accuracy: 1.0, own_reward:brevity: 0.2}'
 
-Needs: pods-rl; half a minute on one CPU core. The module must be importable, hence PYTHONPATH. A call that raises or
-takes longer than `reward_seconds` ends the run or scores 0, as `reward_errors` says (docs/rewards.md).
+Needs: pods-rl; half a minute on one CPU core. PYTHONPATH makes the module importable. `reward_errors` decides what
+happens if a call raises or takes longer than `reward_seconds` (docs/rewards.md).
 """
 
 

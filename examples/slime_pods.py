@@ -9,10 +9,10 @@ Needs slime with its GPUs, and `pip install --no-deps .` of this repository. Add
     --lr-decay-iters 1000                                          # optimizer steps, if the rate decays
 
 with this folder in PYTHONPATH. Without `normalize` slime sees fewer rows than it generated and normalises the rewards
-over the whole batch instead of each group: training goes on, with wrong advantages. Without `--lr-decay-iters` it
+over the complete batch instead of each group: training continues with wrong advantages. Without `--lr-decay-iters` it
 counts n rows a prompt, and a learning rate decays n / m times too slowly. Evaluations are not down-sampled.
 
-`normalize` stands in for slime's own function and follows the same options: `--advantage-estimator`,
+`normalize` replaces slime's own function and follows the same options: `--advantage-estimator`,
 `--disable-rewards-normalization` and `--disable-grpo-std-normalization`. `--log-passrate` is refused: slime computes it
 from n rows of each prompt, and has m.
 
