@@ -13,9 +13,12 @@ folder of one, and a column `KIND against KIND: measure` takes the first arms wh
 words of a row, then those of the column but the last, are the first cells of a line, and the last word is one of its
 columns, or `range`: `median (least-greatest)`. A row may begin with the folder of its file.
 
+A column `OTHER.csv: ...` is of another file in the same folder.
+
 Then checks the rest of the page: a value with an interval or a range, `1.63 [1.27, 2.19]` or `0.33 (0.33-0.34)`, must
-be in one of the files, perhaps with its two arms swapped. With `--check` nothing is written, and a table that would
-change is an error too.
+be in one of the files, perhaps with its two arms swapped. A section that has a table or names a file has no other
+number with decimals or of megabytes, but those of a paper: what was measured comes from a file. With `--check` nothing
+is written, and a table that would change is an error too.
 """
 
 from __future__ import annotations
@@ -34,8 +37,12 @@ TABLE = re.compile(
     r"\|.*\n\|[-|]+\n(?P<body>(?:\|.*\n)+)"
 )
 NUMBER = r"-?\d+(?:\.\d+)?"
+PLAIN = re.compile(r"\d[\d,]* MB|\d+\.\d+")
+NOT_MEASURED = re.compile(
+    r"<!--.*?-->|```.*?```|`[^`]*`|\]\([^)]*\)|arXiv [\d.]+|\([^()]+ in the paper\)|Qwen[\d.]+", re.DOTALL
+)
 SPREAD = re.compile(rf"({NUMBER})[^\d\[()]*[\[(]({NUMBER})(?:, |-)({NUMBER})[\])]")
-SPREADS = (("value", "low", "high"), ("median", "least", "greatest"))
+SPREADS = (("value", "low", "high"), ("median", "least", "greatest"), ("difference", "ci_low", "ci_high"))
 
 Line = dict[str, str]
 
@@ -57,12 +64,14 @@ def with_numbers(table: re.Match[str]) -> str:
         if not path.exists():
             study, _, row = row.partition(" ")
             path = RESULTS / study / file
-        lines = read_csv(path)
-        cell = cell_of_arm if "measure" in lines[0] else cell_of_line
         cells = [cell.strip() for cell in text.split("|")[1:-1]]
         for place, name in enumerate(names):
-            if name != "-":
-                cells[place] = cell(lines, row, name)
+            if name == "-":
+                continue
+            other, _, column = name.rpartition(".csv: ")
+            lines = read_csv(path.with_name(f"{other}.csv") if other else path)
+            cell = cell_of_arm if "measure" in lines[0] else cell_of_line
+            cells[place] = cell(lines, row, column)
         filled.append(f"| {' | '.join(cells)} |\n")
     return table[0].removesuffix(body) + "".join(filled)
 
@@ -146,6 +155,14 @@ def unknown(page: str, known: list[tuple[float, float, float]]) -> Iterator[str]
             yield found[0]
 
 
+def without_a_file(page: str) -> Iterator[str]:
+    """Yield each measured number of a page that neither a table nor an interval or a range has."""
+    for section in page.split("\n## "):
+        if ".csv" in section:
+            text = NOT_MEASURED.sub("", TABLE.sub("", section))
+            yield from PLAIN.findall(SPREAD.sub("", " ".join(text.split())))
+
+
 def is_printed(text: str, number: float) -> bool:
     """Whether a number is printed like this. One that lies half-way may be rounded either way."""
     digits = len(text.partition(".")[2])
@@ -166,6 +183,7 @@ def main() -> None:
         elif filled != page:
             path.write_text(filled, encoding="utf-8")
         wrong += [f"{path.name}: no file has {text}" for text in unknown(filled, known)]
+        wrong += [f"{path.name}: {text} is in no table, and has no interval" for text in without_a_file(filled)]
     print("\n".join(wrong))
     raise SystemExit(min(len(wrong), 1))
 
