@@ -406,11 +406,11 @@ def test_the_table_that_opens_has_score_cost_time_and_a_verdict_in_a_word(tmp_pa
     assert verdicts(analysis) == expected | {"other": "not compared", "apart": "–"}
     table = result_table(analysis)
     final = final_of(analysis, "pods")
-    level = f"time to {100 * analysis.level:.1f} %"
-    assert table.titles[1:] == ["final accuracy, 95 % interval", "seconds per step", level, "verdict"]
+    time_column = f"time to {100 * analysis.target:.1f} %"
+    assert table.titles[1:] == ["final accuracy, 95 % interval", "seconds per step", time_column, "verdict"]
     (cells,) = (cells for cells in table.cells if cells[0].startswith("pods"))
     score = f"{100 * final.final:.1f} % [{100 * final.final_low:.1f}, {100 * final.final_high:.1f}]"
-    assert cells[1:] == [score, "0.31 s", f"{analysis.result_of('pods').time_to_level:.1f} s", "better"]
+    assert cells[1:] == [score, "0.31 s", f"{analysis.result_of('pods').time_to_target:.1f} s", "better"]
 
 
 def test_a_metric_that_is_no_share_stays_a_number_and_none_is_better(tmp_path: Path) -> None:
@@ -438,7 +438,7 @@ def test_the_difference_over_time_is_of_the_mean_scores_after_the_start(tmp_path
 def test_a_baseline_that_peaks_at_its_start_has_no_level_and_no_speedup(tmp_path: Path) -> None:
     scores = {"grpo": (0.5, 0.4, 0.4), "pods": (0.4, 0.5, 0.6)}
     analysis = analysis_of(written(tmp_path, {arm: [row] * 3 for arm, row in scores.items()}))
-    assert analysis.level is None
+    assert analysis.target is None
     assert analysis.pairs[0].speedup is None
     assert any("speedup" in note for note in notes(analysis))
 

@@ -12,7 +12,7 @@ import pytest
 from pods_rl.report.analysis import analyse
 from pods_rl.report.arms import Arm, curve_of
 from pods_rl.report.intervals import Difference, corrected, difference, half_widths, t_band
-from pods_rl.report.statistics import FLAT, NEVER, SHORT, Curve, Speedup, level_of, mean_curve, speedup_to
+from pods_rl.report.statistics import FLAT, NEVER, SHORT, Curve, Speedup, mean_curve, speedup_to, target_of
 from pods_rl.report.wording import findings
 
 NAN, INF = float("nan"), float("inf")
@@ -29,7 +29,7 @@ def speedup(*tables: object, paired: bool = False) -> Speedup:
     """The speedup to 99 % of the peak of the first arm."""
     scores, seconds, arm_scores, arm_seconds = (np.asarray(table, dtype=float) for table in tables)
     baseline = curve(scores, seconds)
-    return speedup_to(baseline, curve(arm_scores, arm_seconds), level_of(baseline), paired=paired)
+    return speedup_to(baseline, curve(arm_scores, arm_seconds), target_of(baseline), paired=paired)
 
 
 def test_a_level_is_reached_between_two_checkpoints_of_the_runs_that_have_them() -> None:
@@ -78,7 +78,7 @@ def test_an_arm_that_ends_before_the_baseline_has_the_level_may_still_reach_it()
     base = curve(np.array([[0.1, 0.3, 0.6]] * 3), np.array([[0.0, 10.0, 20.4]] * 3), due=np.array([0.0, 10, 20]))
     short = curve(base.scores[:, :2], base.seconds[:, :2], due=np.array([0.0, 10]))
     low = curve(np.array([[0.1, 0.2, 0.3]] * 3), np.array([[0.0, 10.0, 20.1]] * 3), due=np.array([0.0, 10, 20]))
-    early, never = (speedup_to(base, arm, level_of(base)) for arm in (short, low))
+    early, never = (speedup_to(base, arm, target_of(base)) for arm in (short, low))
     assert (early.problem, early.never_reached) == (SHORT, False)
     assert math.isnan(early.speedup)
     assert (never.problem, never.never_reached, never.speedup) == ("", True, 0.0)

@@ -16,7 +16,7 @@ from ..text import suggest
 from .arms import ACCURACIES, Arm, same_seeds
 from .comparable import refusal, settings_that_differ
 from .intervals import UNKNOWN, Array, Difference, corrected, difference, error_of_mean, t_band
-from .statistics import SAME_MOMENT, Curve, Speedup, level_of, mean_curve, speedup_to, time_to
+from .statistics import SAME_MOMENT, Curve, Speedup, mean_curve, speedup_to, target_of, time_to
 from .text import finite, finite_numbers, one_line
 
 
@@ -52,12 +52,12 @@ class ArmResult:
     arm: Arm
     final: Final | None = None  # None without an evaluation
     cost: Cost | None = None  # None without a run directory
-    time_to_level: float = math.nan  # inf: not reached; NaN without a level, or if the arm ends too early to know
+    time_to_target: float = math.nan  # inf: not reached; NaN without a target, or if the arm ends too early to know
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """An arm against another where both have data: the difference of their scores, and the speedup to the level."""
+    """An arm against another where both have data: the difference of their scores, and the speedup to the target."""
 
     arm: Arm
     rival: Arm
@@ -69,7 +69,7 @@ class Pair:
     rival_runs: int
     difference: Difference
     over_time: Difference  # of the means over the evaluations after the start; NaN for fewer than two
-    speedup: Speedup | None = None  # to the level of the analysis; None without one
+    speedup: Speedup | None = None  # to the target of the analysis; None without one
 
     @property
     def differs_in(self) -> list[str]:
@@ -104,7 +104,7 @@ class Analysis:
     results: tuple[ArmResult, ...]  # the baseline first
     baseline: Arm | None
     metric: str
-    level: float | None  # score to which times and speedups are: 99 % of the baseline's peak; None if it does not rise
+    target: float | None  # score to which times and speedups are: 99 % of the baseline's peak; None if it does not rise
     pairs: tuple[Pair, ...]  # as declared
     refused: tuple[tuple[Arm, Arm, str], ...] = ()  # two arms that are not compared, and why
 
@@ -161,11 +161,11 @@ def analyse(
     reference = base if base is not None and base.has_scores else None
     # the nominal second up to which the scores of the table are
     horizon = reference.end if reference else max((arm.end for arm in arms if arm.has_scores), default=0.0)
-    level = None
+    target = None
     if reference is not None:
-        peak = level_of(reference.curve)
+        peak = target_of(reference.curve)
         # against itself an arm has a problem only if its curve does not rise
-        level = None if speedup_to(reference.curve, reference.curve, peak).problem else peak
+        target = None if speedup_to(reference.curve, reference.curve, peak).problem else peak
     by_name = {arm.name: arm for arm in arms}
     # declared pairs of which an arm is missing are skipped; without any, every arm is compared with the baseline
     named = [(by_name[arm], by_name[rival], shows) for arm, rival, shows in pairs if {arm, rival} <= by_name.keys()]
@@ -186,28 +186,28 @@ def analyse(
     corrected_pairs = []
     for pair, at_end, over_time in zip(compared, gaps[: len(compared)], gaps[len(compared) :], strict=True):
         pair = replace(pair, difference=at_end, over_time=over_time)
-        if level is not None:
-            speedup = speedup_between(pair.arm, pair.rival, level)
+        if target is not None:
+            speedup = speedup_between(pair.arm, pair.rival, target)
             # it follows from the scores, so it is settled only if one of the two differences is
             pair = replace(pair, speedup=replace(speedup, may_be_settled=pair.settled))
         corrected_pairs.append(pair)
     return Analysis(
-        results=tuple(_result_of(arm, horizon, level, alone=not compared) for arm in ordered),
+        results=tuple(_result_of(arm, horizon, target, alone=not compared) for arm in ordered),
         baseline=base,
         metric=metric,
-        level=level,
+        target=target,
         pairs=tuple(corrected_pairs),
         refused=tuple(refused),
     )
 
 
-def _result_of(arm: Arm, horizon: float, level: float | None, *, alone: bool) -> ArmResult:
+def _result_of(arm: Arm, horizon: float, target: float | None, *, alone: bool) -> ArmResult:
     """Return the numbers of an arm at the horizon; where nothing is compared, as far as it got."""
     cost = cost_of(arm.runs) if arm.runs else None
     if not arm.has_scores:
         return ArmResult(arm, cost=cost)
-    time = math.nan if level is None else time_to(arm.curve.mean, arm.curve.times, level)
-    # an arm that ended before the others might have reached the level
+    time = math.nan if target is None else time_to(arm.curve.mean, arm.curve.times, target)
+    # an arm that ended before the others might have reached the target
     if math.isinf(time) and not arm.is_running and arm.end * SAME_MOMENT < horizon:
         time = math.nan
     return ArmResult(arm, _final_of(arm.curve, arm.end if alone else horizon), cost, time)

@@ -92,7 +92,7 @@ class Panel:
     x: list[tuple[str, str]]  # key and title of each axis
     arms: list[Series]
     bounds: tuple[float, float] | None = None  # of the values that are possible
-    level: tuple[float, str] | None = None  # that speedups are to, and its name
+    target: tuple[float, str] | None = None  # that speedups are to, and its name
 
     def data(self) -> dict[str, Any]:
         """Return the panel for the page's script, without what is missing; `crowded`: hide runs and bands at first."""
@@ -156,15 +156,15 @@ def _score_panel(analysis: Analysis, styles: Styles, metric: str) -> Panel:
     is_share = analysis.is_share_of(metric)
     scale = 100.0 if is_share else 1.0
     bounds = (0.0, 100.0) if is_share else None
-    level = None
-    if metric == analysis.metric and analysis.level is not None and analysis.baseline is not None:
-        level = (significant(analysis.level * scale), f"99 % of {analysis.baseline.label}’s peak")
+    target = None
+    if metric == analysis.metric and analysis.target is not None and analysis.baseline is not None:
+        target = (significant(analysis.target * scale), f"99 % of {analysis.baseline.label}’s peak")
     series = []
     for index, arm in enumerate(arms):
         lines = {axis.key: _line(curves[axis.key][index], axis.scale, bounds, scale) for axis in axes}
         series.append(Series(arm.label, *styles[arm.name], lines))
     y = words(metric) + (" (%)" if is_share else "")
-    return Panel(metric, y, [(axis.key, axis.title) for axis in axes], series, bounds, level)
+    return Panel(metric, y, [(axis.key, axis.title) for axis in axes], series, bounds, target)
 
 
 def _curve_over_steps(arm: Arm, metric: str) -> Curve | None:

@@ -85,7 +85,7 @@ def _curve_notes(analysis: Analysis, result: ArmResult) -> list[str]:
 
 
 def _baseline_notes(analysis: Analysis) -> list[str]:
-    """Return why nothing is compared, or what is odd about the level that speedups are to."""
+    """Return why nothing is compared, or what is odd about the score that speedups are to."""
     base = analysis.baseline
     if len(analysis.results) < 2:
         return []
@@ -94,7 +94,7 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
     if not base.has_scores:
         return [f"{base.label}, the baseline, has no evaluation that most of its runs share."]
     lines = [f"{arm.label} is not compared with {rival.label}: {reason}." for arm, rival, reason in analysis.refused]
-    if analysis.level is None:
+    if analysis.target is None:
         lines.append(
             f"{base.label} rises to 99 % of its peak by no more than the interval of this rise: no speedup can be "
             "measured against it."

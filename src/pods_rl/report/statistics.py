@@ -19,13 +19,13 @@ SHARE_OF_PEAK = 0.99
 """Share of the baseline's peak that an arm has to reach: the authors' rule."""
 
 FLAT = "flat"
-"""The baseline does not rise from its first evaluation to the level by more than the interval of this rise."""
+"""The baseline does not rise from its first evaluation to the target by more than the interval of this rise."""
 
 NEVER = "never"
 """Neither arm reaches the score."""
 
 SHORT = "short"
-"""The arm ends below the level, and earlier than the baseline reaches it, so the ratio is unknown."""
+"""The arm ends below the target, and earlier than the baseline reaches it, so the ratio is unknown."""
 
 _ROUNDING = 1e-12  # the means of two and of three runs at 0.8 differ in the last digit
 
@@ -190,11 +190,11 @@ class Speedup:
 
     @property
     def never_reached(self) -> bool:
-        """Whether the arm's mean does not reach the level, although it trained as long as the baseline needs."""
+        """Whether the arm's mean does not reach the target, although it trained as long as the baseline needs."""
         return math.isinf(self.arm_time) and not self.problem
 
 
-def level_of(baseline: Curve) -> float:
+def target_of(baseline: Curve) -> float:
     """Return the score that speedups against a baseline are to: 99 % of the peak of its mean curve."""
     return SHARE_OF_PEAK * float(np.fmax.reduce(baseline.mean))  # NaN checkpoints are skipped
 
@@ -246,18 +246,18 @@ def _inverse(ratio: float) -> float:
     return math.inf if ratio == 0 else 1 / ratio
 
 
-def _compare(base: Curve, arm: Curve, goal: float, *, paired: bool) -> Speedup:
+def _compare(base: Curve, arm: Curve, target: float, *, paired: bool) -> Speedup:
     """Return the speedup to a score that the baseline reaches."""
     base_mean = base.mean
     arm_mean = arm.mean
     arm_times = arm.times
-    base_time = time_to(base_mean, base.times, goal)
-    arm_time = time_to(arm_mean, arm_times, goal)
+    base_time = time_to(base_mean, base.times, target)
+    arm_time = time_to(arm_mean, arm_times, target)
     result = Speedup(base_time, arm_time, math.nan)
-    if math.isnan(goal) or np.isnan(arm_mean).all() or math.isinf(base_time):
+    if math.isnan(target) or np.isnan(arm_mean).all() or math.isinf(base_time):
         return result
-    at = int(np.flatnonzero(base_mean >= goal - _ROUNDING * abs(goal))[0])
-    if not _rises_to(base, goal, at):
+    at = int(np.flatnonzero(base_mean >= target - _ROUNDING * abs(target))[0])
+    if not _rises_to(base, target, at):
         return replace(result, problem=FLAT)
     # by nominal seconds, since the last step of each run ends at another real second
     if math.isinf(arm_time) and arm.end < base.due[at] * (1 - 1e-9):
@@ -265,31 +265,31 @@ def _compare(base: Curve, arm: Curve, goal: float, *, paired: bool) -> Speedup:
     result = replace(result, speedup=time_ratio(base_time, arm_time))
     if min(len(base.scores), len(arm.scores)) < FEWEST:
         return result
-    level_R = _scores_at(base.scores, base_mean, goal, at)
-    level_RC = np.broadcast_to(level_R[:, None], (len(level_R), arm.scores.shape[1]))
+    at_target_R = _scores_at(base.scores, base_mean, target, at)
+    at_target_RC = np.broadcast_to(at_target_R[:, None], (len(at_target_R), arm.scores.shape[1]))
     half_C = half_widths(
         arm.scores,
-        level_RC,
+        at_target_RC,
         paired=paired,
         arm_error_C=arm.error,
         other_error_C=base.error[at],
     )
-    soonest = time_to(arm_mean + half_C, arm_times, goal)
-    latest = time_to(arm_mean - half_C, arm_times, goal)
+    soonest = time_to(arm_mean + half_C, arm_times, target)
+    latest = time_to(arm_mean - half_C, arm_times, target)
     # a checkpoint that one run has, and so no interval, may be the one that counts
     low = min(time_ratio(base_time, latest), result.speedup)
     high = max(time_ratio(base_time, soonest), result.speedup)
     return replace(result, ci_low=low, ci_high=high)
 
 
-def _rises_to(base: Curve, goal: float, at: int) -> bool:
+def _rises_to(base: Curve, target: float, at: int) -> bool:
     """Whether the mean rises from its first checkpoint to the score by more than the 95 % interval of this rise."""
     start = int(np.flatnonzero(~np.isnan(base.mean))[0])
     if at == start:
         return False
-    rise = goal - base.mean[start]
+    rise = target - base.mean[start]
     (half,) = half_widths(
-        _scores_at(base.scores, base.mean, goal, at)[:, None],
+        _scores_at(base.scores, base.mean, target, at)[:, None],
         base.scores[:, [start]],
         paired=True,
         arm_error_C=base.error[[at]],
@@ -300,8 +300,8 @@ def _rises_to(base: Curve, goal: float, at: int) -> bool:
     return not rise <= half  # without an interval, any rise counts
 
 
-def _scores_at(scores_RC: Array, mean_C: Array, goal: float, at: int) -> Array:
-    """Return the score of each run at the time at which the mean, on a straight line to checkpoint `at`, is `goal`."""
+def _scores_at(scores_RC: Array, mean_C: Array, target: float, at: int) -> Array:
+    """Return the score of each run where the mean, on a straight line to checkpoint `at`, is the target."""
     before = int(np.flatnonzero(~np.isnan(mean_C[:at]))[-1])
-    share = (goal - mean_C[before]) / (mean_C[at] - mean_C[before])
+    share = (target - mean_C[before]) / (mean_C[at] - mean_C[before])
     return scores_RC[:, before] + share * (scores_RC[:, at] - scores_RC[:, before])

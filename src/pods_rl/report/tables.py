@@ -23,14 +23,14 @@ from .text import as_text, csv_text, duration, finite, finite_numbers, number_te
 from .wording import (
     LEVEL_MARGIN,
     difference_text,
-    level_text,
     result_text,
     runs_text,
     score_text,
     settled_text,
     speedup_text,
     step_text,
-    time_to_level_text,
+    target_text,
+    time_to_target_text,
     verdict_text,
 )
 
@@ -110,7 +110,7 @@ def tables(analysis: Analysis) -> dict[str, Table]:
 
 
 def result_table(analysis: Analysis) -> Table:
-    """A row for each arm: final score, seconds per step, time to the level, and a verdict. It opens every output."""
+    """A row for each arm: final score, seconds per step, time to the target, and a verdict. It opens every output."""
     # Runs in progress have nothing to show before their first evaluation.
     has_rows = analysis.scored or not analysis.states["running"]
     results = analysis.results if has_rows else ()
@@ -124,13 +124,13 @@ def result_table(analysis: Analysis) -> Table:
         cells["at"] = [duration(result.final.final_due if result.final else math.nan, unit) for result in results]
     cells["seconds per step"] = [step_text(result.cost) for result in results]
     notes = []
-    if analysis.level is not None and analysis.baseline is not None:
-        target = f"to {level_text(analysis)}"
-        cells[f"time {target}"] = [time_to_level_text(result, unit) for result in results]
-        terminal[f"time {target}"] = target
+    if analysis.target is not None and analysis.baseline is not None:
+        to_target = f"to {target_text(analysis)}"
+        cells[f"time {to_target}"] = [time_to_target_text(result, unit) for result in results]
+        terminal[f"time {to_target}"] = to_target
         notes.append(
-            f"Time {target}: when the mean curve first has 99 % of {analysis.baseline.label}’s peak, on straight lines "
-            "between evaluations."
+            f"Time {to_target}: when the mean curve first has 99 % of {analysis.baseline.label}’s peak, on straight "
+            "lines between evaluations."
         )
     if analysis.baseline is not None and len(analysis.results) > 1:
         cells["verdict"] = [verdict_text(analysis, result.arm) for result in results]
@@ -227,9 +227,9 @@ def _arm_row(analysis: Analysis, result: ArmResult) -> Row:
     if final:
         row |= asdict(final)
         row |= {"final_hours": final.final_seconds / HOUR, "peak_hours": final.peak_seconds / HOUR}
-    if analysis.level is not None and final:
-        time = result.time_to_level
-        row |= {"threshold": analysis.level, "hours_to_p99": time / HOUR if math.isfinite(time) else None}
+    if analysis.target is not None and final:
+        time = result.time_to_target
+        row |= {"threshold": analysis.target, "hours_to_p99": time / HOUR if math.isfinite(time) else None}
     return row
 
 
@@ -237,7 +237,7 @@ def _arm_row(analysis: Analysis, result: ArmResult) -> Row:
 
 
 def pairs_table(analysis: Analysis) -> Table:
-    """A row for each pair of arms: the differences of their scores, and the speedup to the rival's level."""
+    """A row for each pair of arms: the differences of their scores, and the speedup to the target."""
     pairs = analysis.pairs
     unit = unit_for(max((pair.due for pair in pairs), default=0.0))
     cells = {
@@ -258,7 +258,7 @@ def pairs_table(analysis: Analysis) -> Table:
     rows = [_pair_row(pair) for pair in pairs]
     note = (
         "The difference is of the scores at the last time at which both arms have them. The speedup is to "
-        f"{level_text(analysis)}. What is settled is so among all differences of this table (Holm)."
+        f"{target_text(analysis)}. What is settled is so among all differences of this table (Holm)."
     )
     return Table("pairs", "Pairs of arms", cells, [pair.arm.name for pair in pairs], keys.split(), rows, note)
 

@@ -54,7 +54,7 @@ def difference_text(analysis: Analysis, gap: Difference) -> str:
 
 
 def speedup_text(speedup: Speedup | None, arm: Arm) -> str:
-    """Return a speedup with its interval; of an arm that does not reach the level only what the interval allows."""
+    """Return a speedup with its interval; of an arm that does not reach the target only what the interval allows."""
     if speedup is None:
         return "–"
     if not speedup.never_reached:
@@ -69,9 +69,9 @@ def _never(arm: Arm) -> str:
     return "not yet" if arm.is_running else "never"
 
 
-def time_to_level_text(result: ArmResult, unit: str) -> str:
-    """Return when an arm reached the level."""
-    return _never(result.arm) if math.isinf(result.time_to_level) else duration(result.time_to_level, unit)
+def time_to_target_text(result: ArmResult, unit: str) -> str:
+    """Return when an arm reached the target."""
+    return _never(result.arm) if math.isinf(result.time_to_target) else duration(result.time_to_target, unit)
 
 
 def settled_text(pair: Pair) -> str:
@@ -103,10 +103,10 @@ def result_text(analysis: Analysis, final: Final | None) -> str:
     return with_interval(score, final.final_low, final.final_high, SCORE_DIGITS)
 
 
-def level_text(analysis: Analysis) -> str:
+def target_text(analysis: Analysis) -> str:
     """Return the score that times and speedups are to."""
-    level = analysis.level if analysis.level is not None else math.nan
-    return score_text(analysis, analysis.metric, level).replace(".0 %", " %")
+    target = analysis.target if analysis.target is not None else math.nan
+    return score_text(analysis, analysis.metric, target).replace(".0 %", " %")
 
 
 def step_text(cost: Cost | None) -> str:
@@ -194,25 +194,25 @@ def _of_pair(analysis: Analysis, pair: Pair) -> Finding:
     else:
         runs = f"{pair.runs} and {counted(pair.rival_runs, 'run')}"
     scale, digits = (100, 1) if analysis.is_share else (1, SCORE_DIGITS)
-    interval = f"{signed(scale * pair.main.low, digits)} to {signed(scale * pair.main.high, digits)}"
-    text = f"{cause} (95 % interval {interval}, {runs}): {scores}{_speedup_text(analysis, pair)}."
+    edges = f"{signed(scale * pair.main.low, digits)} to {signed(scale * pair.main.high, digits)}"
+    text = f"{cause} (95 % interval {edges}, {runs}): {scores}{_speedup_clause(analysis, pair)}."
     return Finding(gap_text(analysis, pair.main.mean), text)
 
 
-def _speedup_text(analysis: Analysis, pair: Pair) -> str:
-    """Return how much faster an arm reaches the level than its rival; empty if that is not settled."""
+def _speedup_clause(analysis: Analysis, pair: Pair) -> str:
+    """Return how much faster an arm reaches the target than its rival; empty if that is not settled."""
     speedup = pair.speedup
     if speedup is None or not speedup.settled:
         return ""
-    goal = level_text(analysis)
+    target = target_text(analysis)
     if speedup.never_reached:
         never = "has not reached" if pair.arm.is_running else "never reaches"
-        return f"; {pair.arm.label} {never} {goal}"
+        return f"; {pair.arm.label} {never} {target}"
     if not math.isfinite(speedup.speedup):
-        return f"; {pair.rival.label} does not reach {goal}"
+        return f"; {pair.rival.label} does not reach {target}"
     low = number_text(speedup.ci_low, SPEEDUP_DIGITS)
     high = number_text(speedup.ci_high, SPEEDUP_DIGITS)
-    return f"; {number_text(speedup.speedup, SPEEDUP_DIGITS)} times as fast ({low} to {high}) to {goal}"
+    return f"; {number_text(speedup.speedup, SPEEDUP_DIGITS)} times as fast ({low} to {high}) to {target}"
 
 
 def _nothing_settled(analysis: Analysis) -> Finding:

@@ -93,7 +93,7 @@ window.pods = { figures: (() => {
         axes: [{ ...axis, label: x[1], size: 40 }, { ...axis, label: chart.y + (share() ? ", smoothed" : ""), size: 56, values: (u, splits) => splits.map((value) => text(value, 8)) }],
         series: [{}, ...lines.map(({ show, stroke, width, dash, edge }) =>
           ({ show, stroke, width, dash, auto: !edge, spanGaps: true, points: { show: xs.length === 1 } }))],
-        hooks: { draw: [level], setCursor: [hover], setScale: [(u, key) => {
+        hooks: { draw: [target], setCursor: [hover], setScale: [(u, key) => {
           if (key !== "x") return;
           state.zoom = u.scales.x.min > xs[0] || u.scales.x.max < xs.at(-1) ? [u.scales.x.min, u.scales.x.max] : null;
           reset.hidden = !state.zoom;
@@ -108,10 +108,10 @@ window.pods = { figures: (() => {
       tabulate();
     };
 
-    // The values of the lines within the window, and the level. A wide band does not make lines flat, and is cut.
+    // The values of the lines within the window, and the target. A wide band does not make lines flat, and is cut.
     const heights = (u, low, high) => {
       if (low == null) return state.log ? [1, 10] : [0, 1];  // nothing is drawn; a log scale has no 0
-      if (chart.level && !state.zoom) [low, high] = [Math.min(low, chart.level[0]), Math.max(high, chart.level[0])];
+      if (chart.target && !state.zoom) [low, high] = [Math.min(low, chart.target[0]), Math.max(high, chart.target[0])];
       if (state.log) return [low / 1.2, high * 1.2];
       const room = 0.06 * (high - low) || 0.06 * Math.abs(high) || 1, [least, most] = chart.bounds ?? [-Infinity, Infinity];
       return [Math.max(least, low - room), Math.min(most, high + room)];
@@ -125,9 +125,9 @@ window.pods = { figures: (() => {
       return { width, height: width < 560 ? 270 : 380 };
     };
 
-    const level = (u) => {
-      if (!chart.level) return;
-      const { left, top, width, height } = u.bbox, y = u.valToPos(chart.level[0], "y", true);
+    const target = (u) => {
+      if (!chart.target) return;
+      const { left, top, width, height } = u.bbox, y = u.valToPos(chart.target[0], "y", true);
       u.ctx.save();
       u.ctx.beginPath();
       u.ctx.rect(left, top, width, height);
@@ -153,7 +153,7 @@ window.pods = { figures: (() => {
         if (runs.length) row.append(element("span", { textContent: ` · runs ${runs.join(", ")}` }));
         return row;
       }));
-      if (chart.level) read.append(element("div", { textContent: `dashed: ${chart.level[1]}, ${value(chart.level[0])}` }));
+      if (chart.target) read.append(element("div", { textContent: `dashed: ${chart.target[1]}, ${value(chart.target[0])}` }));
       if (share()) read.append(element("div", { textContent: "Thick lines are smoothed. These values are not." }));
       tip.hidden = left == null || left < 0;
       for (const point of points.splice(0)) point.remove();
