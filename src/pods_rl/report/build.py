@@ -96,11 +96,11 @@ def _declared_pairs(settings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 def _notes_on_declared(paths: Sequence[Path], arms: Sequence[Arm]) -> list[str]:
     """Return notes on the runs that each experiment declares and does not have, and on those that it has besides."""
     reported = {os.path.realpath(run.path) for arm in arms for run in arm.runs}
-    notes = []
+    lines = []
     for path in paths:
         missing = not_begun(path)
         if missing:
-            notes.append(
+            lines.append(
                 f"{counted(len(missing), 'run')} that {EXPERIMENT} declares {'is' if len(missing) == 1 else 'are'} "
                 f"missing: {listed(missing)}."
             )
@@ -111,10 +111,10 @@ def _notes_on_declared(paths: Sequence[Path], arms: Sequence[Arm]) -> list[str]:
             for run in left_out:
                 ignored.append(folder if is_folder_itself else f"{folder}/{run.path.name}")
         if ignored:
-            notes.append(
+            lines.append(
                 f"Ignored {counted(len(ignored), 'run')} that {EXPERIMENT} does not declare: {listed(ignored)}."
             )
-    return notes
+    return lines
 
 
 def read_account(
