@@ -18,7 +18,7 @@ from pods_rl.engines.trl.guarded.run_directory import settings_of
 from pods_rl.engines.trl.guarded.script_contents import script_contents
 from pods_rl.errors import UserError
 from pods_rl.report import build_report
-from pods_rl.report.comparable import refusal, settings_that_differ
+from pods_rl.report.comparable import settings_that_differ, why_incomparable
 from pods_rl.runs import Run, RunWriter, read_jsonl
 from pods_rl.runs.identity import token_of
 from pods_rl.runs.processes import this_process
@@ -352,6 +352,6 @@ def test_a_run_does_not_continue_with_other_data_or_another_reward_of_the_same_n
         assert contents(run) == before
         other = recorded(make_trainer(**change), tmp_path / named)
         other.train()
-        assert refusal([Run(run)], [Run(tmp_path / named)])
+        assert why_incomparable([Run(run)], [Run(tmp_path / named)])
     recorded(make_trainer(reward=scaled(1.0)), tmp_path / "same").train()
-    assert not refusal([Run(run)], [Run(tmp_path / "same")])
+    assert not why_incomparable([Run(run)], [Run(tmp_path / "same")])

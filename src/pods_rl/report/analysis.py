@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..runs import Run
 from ..text import suggest
 from .arms import ACCURACIES, Arm, same_seeds
-from .comparable import refusal, settings_that_differ
+from .comparable import settings_that_differ, why_incomparable
 from .intervals import UNKNOWN, Array, Difference, corrected, difference, error_of_mean, t_band
 from .statistics import SAME_MOMENT, Curve, Speedup, mean_curve, speedup_to, target_of, time_to
 from .text import finite, finite_numbers, one_line
@@ -215,7 +215,7 @@ def _result_of(arm: Arm, horizon: float, target: float | None, *, alone: bool) -
 
 def _why_not(arm: Arm, rival: Arm) -> str:
     """Return why two arms that have scores are not compared; empty if they are."""
-    reason = refusal(arm.runs, rival.runs)
+    reason = why_incomparable(arm.runs, rival.runs)
     if reason:
         return reason
     end = _shared_end(arm, rival)

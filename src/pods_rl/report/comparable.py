@@ -98,7 +98,7 @@ def recipe_difference(runs: Runs, run: Run) -> str:
     theirs = config_of([run])
     for key in settings_that_differ(ours, theirs):
         return _differs(key, ours, theirs)
-    return refusal(runs, [run])
+    return why_incomparable(runs, [run])
 
 
 def settings_that_differ(ours: RecipeKeys, theirs: RecipeKeys) -> list[str]:
@@ -109,29 +109,32 @@ def settings_that_differ(ours: RecipeKeys, theirs: RecipeKeys) -> list[str]:
     return sorted(str(key) for key in keys if as_text(ours.get(key)) != as_text(theirs.get(key)))
 
 
-def refusal(ours: Runs, theirs: Runs) -> str:
+def why_incomparable(ours: Runs, theirs: Runs) -> str:
     """Return why the scores of the runs of two arms cannot be compared; empty if they can, or if it is unknown."""
-    configs = (config_of(ours), config_of(theirs))
-    if not all(configs):
+    our_recipe = config_of(ours)
+    their_recipe = config_of(theirs)
+    if not our_recipe or not their_recipe:
         return ""
-    other_keys = settings_that_differ(*configs)
+    other_keys = settings_that_differ(our_recipe, their_recipe)
     for key in _QUESTIONS:
         if key in other_keys:
-            return _differs(key, *configs)
-    reason = _other_contents(
-        other_keys, *(_first_mapping(run.environment.get("contents") for run in runs) for runs in (ours, theirs))
-    )
+            return _differs(key, our_recipe, their_recipe)
+    our_contents = _first_mapping(run.environment.get("contents") for run in ours)
+    their_contents = _first_mapping(run.environment.get("contents") for run in theirs)
+    reason = _other_contents(other_keys, our_contents, their_contents)
     if reason:
         return reason
-    versions = [str(task_of(runs).get("version") or "") for runs in (ours, theirs)]
-    graders = [version.partition("-")[0] for version in versions]
-    if not all(versions) or versions[0] == versions[1]:
+    our_version = str(task_of(ours).get("version") or "")
+    their_version = str(task_of(theirs).get("version") or "")
+    if not our_version or not their_version or our_version == their_version:
         return ""
-    if graders[0] != graders[1]:
-        return f"answers were graded by versions {one_line(graders[0])} and {one_line(graders[1])} of the grader"
+    our_grader, _, _ = our_version.partition("-")
+    their_grader, _, _ = their_version.partition("-")
+    if our_grader != their_grader:
+        return f"answers were graded by versions {one_line(our_grader)} and {one_line(their_grader)} of the grader"
     if {*_PROMPTS} & {*other_keys}:
         return ""  # noted instead (`NOT_OF_THE_METHOD`)
-    return f"the versions of the task are {one_line(versions[0])} and {one_line(versions[1])}"
+    return f"the versions of the task are {one_line(our_version)} and {one_line(their_version)}"
 
 
 def _differs(key: str, ours: RecipeKeys, theirs: RecipeKeys) -> str:
