@@ -29,7 +29,7 @@ import numpy as np
 
 from measuring import command_line, read_csv
 from pods_rl.experiment import DeclaredPair, load_experiment
-from pods_rl.report.analysis import compare, cost_of, mean_over, speedup_between, times_after_start
+from pods_rl.report.analysis import compare_arms, cost_of, mean_over, speedup_between, times_after_start
 from pods_rl.report.arms import Arm, arms_from_runs, curve_of
 from pods_rl.report.intervals import Array, Difference, difference
 from pods_rl.report.statistics import Curve, Speedup
@@ -106,7 +106,7 @@ def compare_pair(
     theirs = {seed: arms[pair.against][seed] for seed in seeds}
     arm = curve(ours)
     rival = curve(theirs)
-    found = compare(as_arm(pair.arm, arm), as_arm(pair.against, rival))
+    found = compare_arms(as_arm(pair.arm, arm), as_arm(pair.against, rival))
     assert found.over_time
     times = times_after_start(arm, rival, found.due)
     rows = [

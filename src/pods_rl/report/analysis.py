@@ -56,7 +56,7 @@ class ArmResult:
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class ArmPair:
     """An arm against another where both have data: the difference of their scores, and the speedup to the target."""
 
     arm: Arm
@@ -105,7 +105,7 @@ class Analysis:
     baseline: Arm | None
     metric: str
     target: float | None  # score to which times and speedups are: 99 % of the baseline's peak; None if it does not rise
-    pairs: tuple[Pair, ...]  # as declared
+    pairs: tuple[ArmPair, ...]  # as declared
     refused: tuple[tuple[Arm, Arm, str], ...] = ()  # two arms that are not compared, and why
 
     @property
@@ -171,7 +171,7 @@ def analyse(
     named = [(by_name[arm], by_name[rival], shows) for arm, rival, shows in pairs if {arm, rival} <= by_name.keys()]
     if not pairs and reference is not None:
         named = [(arm, reference, "") for arm in ordered[1:]]
-    compared: list[Pair] = []
+    compared: list[ArmPair] = []
     refused: list[tuple[Arm, Arm, str]] = []
     for arm, rival, shows in named:
         if not arm.has_scores or not rival.has_scores:
@@ -180,7 +180,7 @@ def analyse(
         if reason:
             refused.append((arm, rival, reason))
         else:
-            compared.append(compare(arm, rival, shows))
+            compared.append(compare_arms(arm, rival, shows))
     # A report shows all of these differences together, so their p-values are corrected together.
     gaps = corrected([*(pair.difference for pair in compared), *(pair.over_time for pair in compared)])
     corrected_pairs = []
@@ -236,7 +236,7 @@ def _shared_end(arm: Arm, rival: Arm) -> float:
     return math.nan
 
 
-def compare(arm: Arm, rival: Arm, shows: str = "") -> Pair:
+def compare_arms(arm: Arm, rival: Arm, shows: str = "") -> ArmPair:
     """Compare two arms at the last time at which both have scores."""
     due = _shared_end(arm, rival)  # there is one: see `_why_not`
     scores, errors = arm.curve.at(due)
@@ -249,7 +249,7 @@ def compare(arm: Arm, rival: Arm, shows: str = "") -> Pair:
         rival_means = mean_over(rival.curve, times)
         if not np.isnan(means[0]).all() and not np.isnan(rival_means[0]).all():
             over_time = _gap(*means, *rival_means, paired=paired)
-    return Pair(
+    return ArmPair(
         arm=arm,
         rival=rival,
         shows=shows,

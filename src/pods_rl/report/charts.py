@@ -145,7 +145,13 @@ def _score_panel(analysis: Analysis, styles: Styles, metric: str) -> Panel:
     """Return a metric of evaluations over training time, and over steps if every arm logged them."""
     arms = [arm for arm in analysis.arms if metric in arm.curves]
     curves = {"time": [arm.curves[metric] for arm in arms]}  # by the key of the axis, one of each arm
-    over_steps = [*filter(None, (_curve_over_steps(arm, metric) for arm in arms))]
+    over_steps: list[Curve] = []
+    for arm in arms:
+        # without this, the nominal second would stand for a missing step
+        evals = {str(run.path): [row for row in run.evals if finite(row.get("step")) is not None] for run in arm.runs}
+        curve = curve_of(evals, metric, "step")
+        if curve is not None:
+            over_steps.append(curve)
     if len(over_steps) == len(arms):
         curves["step"] = over_steps
     axes = []
@@ -165,15 +171,6 @@ def _score_panel(analysis: Analysis, styles: Styles, metric: str) -> Panel:
         series.append(Series(arm.label, *styles[arm.name], lines))
     y = words(metric) + (" (%)" if is_share else "")
     return Panel(metric, y, [(axis.key, axis.title) for axis in axes], series, bounds, target)
-
-
-def _curve_over_steps(arm: Arm, metric: str) -> Curve | None:
-    """Return the evaluations of an arm over steps; None if no evaluation has one."""
-    evals = {}
-    for run in arm.runs:
-        # without this, the nominal second would stand for a missing step
-        evals[str(run.path)] = [row for row in run.evals if finite(row.get("step")) is not None]
-    return curve_of(evals, metric, "step")
 
 
 # -------------------------------------------------------------------------------------- logged metrics

@@ -16,7 +16,7 @@ from ..runs import Run
 from ..runs.progress import progress_of
 from ..runs.speed import FIELD, speed_of
 from ..text import counted
-from .analysis import Analysis, ArmResult, Pair
+from .analysis import Analysis, ArmPair, ArmResult
 from .arms import HOUR, LENGTH, Arm, rollouts_of
 from .comparable import OWN_TO_A_RUN, task_of
 from .text import as_text, csv_text, duration, finite, finite_numbers, number_text, one_line, tally, unit_for, words
@@ -263,7 +263,7 @@ def pairs_table(analysis: Analysis) -> Table:
     return Table("pairs", "Pairs of arms", cells, [pair.arm.name for pair in pairs], keys.split(), rows, note)
 
 
-def _pair_row(pair: Pair) -> Row:
+def _pair_row(pair: ArmPair) -> Row:
     speedup = pair.speedup
     over_time = pair.over_time
     row: Row = {

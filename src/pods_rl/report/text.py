@@ -171,11 +171,6 @@ def number_text(value: object, digits: int = 3) -> str:
     return text if text.strip("-0.") else text.removeprefix("-")  # no negative zero
 
 
-def percent(share: float) -> str:
-    """Format a share in percent, with one decimal."""
-    return f"{number_text(100 * share, 1)} %"
-
-
 def signed(value: float, digits: int) -> str:
     """Format a difference with its sign.
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..text import counted
-from .analysis import Analysis, ArmResult, Cost, Final, Pair
+from .analysis import Analysis, ArmPair, ArmResult, Cost, Final
 from .arms import LENGTH, Arm
 from .intervals import FEWEST, SCORE_DIGITS, SPEEDUP_DIGITS, Difference
 from .statistics import Speedup
-from .text import duration, interval, number_text, percent, signed, unit_for, with_interval, words
+from .text import duration, interval, number_text, signed, unit_for, with_interval, words
 
 LEVEL_MARGIN = 0.02
 """Two arms are level if the interval of their difference lies within this distance of 0: two points of accuracy."""
@@ -38,7 +38,7 @@ class Finding(NamedTuple):
 def score_text(analysis: Analysis, metric: str, score: float) -> str:
     """Return a score, a share of right answers in percent. Every output has the same unit."""
     if analysis.is_share_of(metric) and not math.isnan(score):
-        return percent(score)
+        return f"{number_text(100 * score, 1)} %"
     return number_text(score, 1 if metric == LENGTH else SCORE_DIGITS)
 
 
@@ -74,7 +74,7 @@ def time_to_target_text(result: ArmResult, unit: str) -> str:
     return _never(result.arm) if math.isinf(result.time_to_target) else duration(result.time_to_target, unit)
 
 
-def settled_text(pair: Pair) -> str:
+def settled_text(pair: ArmPair) -> str:
     """Return which of the comparisons of a pair are settled."""
     settled = []
     if pair.difference.settled:
@@ -166,7 +166,7 @@ def findings(analysis: Analysis) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _names(pairs: Sequence[Pair]) -> str:
+def _names(pairs: Sequence[ArmPair]) -> str:
     """Return pairs by their arms and what they show."""
     names = []
     for pair in pairs:
@@ -175,7 +175,7 @@ def _names(pairs: Sequence[Pair]) -> str:
     return "; ".join(names)
 
 
-def _of_pair(analysis: Analysis, pair: Pair) -> Finding:
+def _of_pair(analysis: Analysis, pair: ArmPair) -> Finding:
     """Return what a settled pair shows: its difference at the end, else over the run, and how much faster it is."""
     cause = f"from {pair.shows}" if pair.shows else f"for {pair.arm.label} against {pair.rival.label}"
     if not pair.difference.settled:
@@ -199,7 +199,7 @@ def _of_pair(analysis: Analysis, pair: Pair) -> Finding:
     return Finding(gap_text(analysis, pair.main.mean), text)
 
 
-def _speedup_clause(analysis: Analysis, pair: Pair) -> str:
+def _speedup_clause(analysis: Analysis, pair: ArmPair) -> str:
     """Return how much faster an arm reaches the target than its rival; empty if that is not settled."""
     speedup = pair.speedup
     if speedup is None or not speedup.settled:
