@@ -57,15 +57,14 @@ def mask_secrets(value: Any) -> Any:
     if isinstance(value, str):
         return _mask_text(value)
     if isinstance(value, Mapping):
-        return {key: _mask_setting(key, entry) for key, entry in value.items()}
+        masked: dict[Any, Any] = {}
+        for name, entry in value.items():
+            is_secret = isinstance(name, str) and isinstance(entry, str) and entry != "" and _names_secret(name)
+            masked[name] = MASK if is_secret else mask_secrets(entry)
+        return masked
     if isinstance(value, (list, tuple)):
         return _mask_words(value)
     return value
-
-
-def _mask_setting(name: object, value: Any) -> Any:
-    is_secret = isinstance(name, str) and isinstance(value, str) and value != "" and _names_secret(name)
-    return MASK if is_secret else mask_secrets(value)
 
 
 def _mask_words(words: list[Any] | tuple[Any, ...]) -> list[Any]:

@@ -319,8 +319,9 @@ def _final_of(curve: Curve, horizon: float) -> Final:
     """Return the scores at the first checkpoint, at the horizon, and at the peak until then."""
     with_mean = np.flatnonzero(~np.isnan(curve.mean))
     due = horizon
+    begin = float(curve.due[with_mean[0]])
     # a curve that ends before the horizon, or begins after it, is shown at its end
-    if not curve.due[with_mean[0]] <= horizon < curve.end or not curve.has_mean(horizon):
+    if horizon < begin or horizon >= curve.end or not curve.has_mean(horizon):
         at = curve.last(horizon)
         due = curve.end if at is None else float(curve.due[at])
     within = with_mean[curve.due[with_mean] <= due * SAME_MOMENT]

@@ -281,7 +281,8 @@ def _whole(value: object) -> int | None:
 def damaged_files(arms: Sequence[Arm]) -> str:
     """Name each file of the runs that could not be read, or its first skipped line; empty if there is none."""
     damaged = []
-    for run in (run for arm in arms for run in arm.runs):
+    runs = [run for arm in arms for run in arm.runs]
+    for run in runs:
         contents = {
             CONFIG: run.config,
             STATUS: run.status,

@@ -41,12 +41,10 @@ def one_line(text: object, limit: int = 60) -> str:
 
 
 def html_text(value: Any) -> Any:
-    """Return text of the page on one line, which the template escapes; our own markup and numbers as they are.
-
-    No line ends between a number and its percent sign.
-    """
+    """Return text of the page on one line, which the template escapes; our own markup and numbers as they are."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
+    # no line ends between a number and its percent sign
     return one_line(value, _LONGEST_LINE).replace(" %", "\u00a0%")
 
 

@@ -121,8 +121,9 @@ def changed_contents(saved: object, now: Mapping[str, Mapping[str, str | None]])
         names = []
         compared = saved_files.keys() & files.keys() if key == MODULES else {*saved_files, *files}
         for name in sorted(compared):
-            was_read = not (name in files and files[name] is None)  # None: its hash was not computed
-            if was_read and saved_files.get(name) != files.get(name):
+            if name in files and files[name] is None:  # its hash was not computed
+                continue
+            if saved_files.get(name) != files.get(name):
                 names.append(name)
         if names:
             listed = ", ".join(names[:3])

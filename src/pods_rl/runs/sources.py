@@ -46,7 +46,8 @@ def user_sources() -> dict[str, str]:
             continue
         if place.is_file():
             path = name.replace(".", "/")
-            sources[f"{path}/{place.name}" if place.stem == "__init__" else f"{path}{place.suffix}"] = str(place)
+            path += f"/{place.name}" if place.stem == "__init__" else place.suffix
+            sources[path] = str(place)
     return sources
 
 

@@ -254,11 +254,9 @@ def hold_out(rows: Dataset, questions: Sequence[bytes], source: DataSource) -> t
 
 
 def question_hash(question: object) -> bytes:
-    """Return a hash of a question as the data have it, which decides the split of its row.
-
-    Spaces and capitals do not count, so that a question written twice is in one split.
-    """
+    """Return a hash of a question as the data have it, which decides the split of its row."""
     if isinstance(question, str):
+        # spaces and capitals do not count, so that a question written twice is in one split
         question = " ".join(question.split()).casefold()
     return hashlib.sha256(_ENCODER.encode(question).encode()).digest()
 
