@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ..experiment import Event, PlannedRun
 from ..runs import Run
-from ..runs.files import EVALS, last_row, number
+from ..runs.files import EVALS, finite_number, last_row
 from ..runs.progress import Progress, progress_of
 from ..text import console
 from ..training.display import LiveLine, percentage
@@ -82,10 +82,10 @@ class Board(LiveLine):
             return
         self._evaluated[path] = step
         if "accuracy" not in evaluation and "reward" in evaluation:
-            score = f"reward {number(evaluation['reward']):.3f}"
+            score = f"reward {finite_number(evaluation['reward']):.3f}"
         else:
-            score = f"accuracy {100 * number(evaluation.get('accuracy')):.1f} %"
-        clock = f"{number(evaluation.get('seconds')):6.0f} s  step {step}"
+            score = f"accuracy {100 * finite_number(evaluation.get('accuracy')):.1f} %"
+        clock = f"{finite_number(evaluation.get('seconds')):6.0f} s  step {step}"
         self.say(f"{_label_of_run(event.run):<24} {clock}  {score}")
 
     def summary(self) -> str:

@@ -22,7 +22,7 @@ from ..loading.prompts import encode, render
 from ..sandbox import as_score
 from ..sandbox.limits import Tool, ToolLimits, close_environment, parsing_anything, tokenizable, without_copies
 from ..tasks import Task
-from ..tasks.task import ENVIRONMENT, Messages
+from ..tasks.task import BY_ENVIRONMENT, Messages
 from .sampling import RowsDone, Sampler, Sampling
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def converse(
                 text = render(sampler.tokenizer, prompt, **sampling.chat_template_kwargs)
                 batch.append(Conversation(row, text, encode(sampler.tokenizer, prompt, text), tools))
             _take_turns(sampler, batch, sampling, wait)
-            if task.answer == ENVIRONMENT:
+            if task.answer == BY_ENVIRONMENT:
                 for conversation, environment in zip(batch, environments, strict=False):
                     conversation.reward = _reward_of(environment, task, wait)
             conversations += batch

@@ -96,10 +96,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def number(value: Any, otherwise: float = 0.0) -> float:
+def finite_number(value: Any, otherwise: float = 0.0) -> float:
     """Return a finite number unchanged, and ``otherwise`` for any other value in a damaged file.
 
-    >>> number(3), number([1]), number(float("nan")), number("7", -1.0)
+    >>> finite_number(3), finite_number([1]), finite_number(float("nan")), finite_number("7", -1.0)
     (3.0, 0.0, 0.0, -1.0)
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):

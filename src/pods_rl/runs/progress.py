@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .files import METRICS, last_row, number
+from .files import METRICS, finite_number, last_row
 from .run import Run
 
 
@@ -40,7 +40,7 @@ def share_done(step: float, seconds: float, max_steps: object, max_seconds: obje
 
 
 def _number(value: object) -> float:
-    return number(value, math.nan)
+    return finite_number(value, math.nan)
 
 
 def _limit(value: object) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import speed
-from .files import STATUS, number
+from .files import STATUS, finite_number
 from .identity import check_token
 from .run import RunWriter
 
@@ -50,8 +50,8 @@ class Record:
             is_begun = (self.writer.path / STATUS).exists()
             self._token = self.writer.write_environment(environment, token if is_begun else "")
         self.step = step
-        self.seconds = number(saved.get("seconds"))
-        self._began -= number(saved.get("elapsed"))
+        self.seconds = finite_number(saved.get("seconds"))
+        self._began -= finite_number(saved.get("elapsed"))
         self.evaluated = [(evaluated_step, due) for evaluated_step, due in saved.get("evaluated") or ()]
         if self.writer:
             self.writer.rewind(step, len(self.evaluated))

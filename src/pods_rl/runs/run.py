@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..masking import mask_secrets
 from . import files, speed
 from .checkpoints import find_checkpoints
-from .files import number, open_own, read_jsonl, read_mapping, step_of, to_json, write_atomic, write_parquet
+from .files import finite_number, open_own, read_jsonl, read_mapping, step_of, to_json, write_atomic, write_parquet
 from .identity import TOKEN, token_of
 from .processes import has_ended, this_process
 
@@ -88,17 +88,17 @@ class Run:
     @property
     def step(self) -> int:
         """The step in the status."""
-        return int(number(self.status.get("step")))
+        return int(finite_number(self.status.get("step")))
 
     @property
     def seconds(self) -> float:
         """The training clock at that step."""
-        return number(self.status.get("seconds"))
+        return finite_number(self.status.get("seconds"))
 
     @property
     def elapsed(self) -> float:
         """The wall clock at that step."""
-        return number(self.status.get("elapsed"))
+        return finite_number(self.status.get("elapsed"))
 
     @property
     def seed(self) -> int | None:
@@ -164,7 +164,7 @@ def _join_sets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in joined if names else ():
         rewards = [row.get(f"{name}/reward") for name in names]
         if all(isinstance(reward, (int, float)) for reward in rewards):
-            row["reward"] = sum(map(number, rewards)) / len(rewards)
+            row["reward"] = sum(map(finite_number, rewards)) / len(rewards)
     return joined
 
 
@@ -393,7 +393,7 @@ class RunWriter:
         kept_lines: list[str] = []
         kept_steps: set[float] = set()
         for row in islice(read_jsonl(path), most):
-            row_step = number(row.get("step"), -1)
+            row_step = finite_number(row.get("step"), -1)
             if row_step <= step:
                 kept_lines.append(to_json(row) + "\n")
                 kept_steps.add(row_step)
@@ -444,10 +444,10 @@ def last_clocks(path: str | Path) -> dict[str, float]:
     A run that ends early has not written them into its status. Empty if the status is as far.
     """
     row = files.last_row(Path(path) / files.METRICS)
-    step = int(number(row.get("step")))
+    step = int(finite_number(row.get("step")))
     if step <= Run(Path(path)).step:
         return {}
-    return {"step": step, "seconds": number(row.get("seconds")), "elapsed": number(row.get("elapsed"))}
+    return {"step": step, "seconds": finite_number(row.get("seconds")), "elapsed": finite_number(row.get("elapsed"))}
 
 
 def _take_lock(path: Path) -> IO[str]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .files import number
+from .files import finite_number
 
 FIELD = "speed_check"
 """The field of ``evals.jsonl``: seconds of the fixed work."""
@@ -40,7 +40,7 @@ def speed_of(evals: Sequence[Mapping[str, Any]]) -> float:
     >>> speed_of([{"speed_check": 0.004}, {"speed_check": 0.006}, {"speed_check": 0.005}])
     0.005
     """
-    checks = [number(row[FIELD]) for row in evals if row.get(FIELD) is not None]
+    checks = [finite_number(row[FIELD]) for row in evals if row.get(FIELD) is not None]
     return statistics.median(checks) if checks else 0.0
 
 

@@ -19,7 +19,7 @@ from .generated import GYM, arithmetic_task, gym_task
 from .prompts import Fitted, fit_prompts
 from .questions import PUBLISHED, dataset_task, published_task
 from .task import (
-    ENVIRONMENT,
+    BY_ENVIRONMENT,
     FORM_REWARDS,
     PAPER_REWARDS,
     Grade,
@@ -84,7 +84,7 @@ def load_task(settings: Settings, *, reward_errors: str = "raise", check: bool =
     seconds = settings.get("reward_seconds")
     answer = deciding_reward(task.rewards, task.answer, environment=task.environment_factory is not None)
     task = dataclasses.replace(task, answer=answer, reward_seconds=seconds, reward_errors=reward_errors)
-    of_task = {ENVIRONMENT, *(grader.name for grader in task.graders)}
+    of_task = {BY_ENVIRONMENT, *(grader.name for grader in task.graders)}
     for reward in (*task.rewards, task.answer):
         if reward is not None and reward not in of_task:
             check_reward(reward, seconds)

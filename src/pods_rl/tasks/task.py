@@ -26,7 +26,7 @@ Prompt = str | Messages
 COLUMNS = ("prompt", "answer")
 # arXiv 2504.13818, single-GPU experiments: accuracy 1.0, 0.1 x format, 0.025 per tag (in tag_count itself).
 FORM_REWARDS = {"format": 0.1, "tag_count": 1.0}
-ENVIRONMENT = "environment"  # the `answer` of a task that its environments grade
+BY_ENVIRONMENT = "environment"  # the `answer` of a task that its environments grade
 PAPER_REWARDS = {"accuracy": 1.0, **FORM_REWARDS}
 GRADERS = ("accuracy", "choice", "chemistry", "equation")  # the rewards that compare with a gold answer
 NO_TOOLS = ("reset", "get_reward", "close")  # of an environment's public methods
@@ -161,7 +161,7 @@ class Task:
         """
         if self.answer is None:
             raise UserError(f"task {self.name!r} has no reward that says which answers are right: read its rewards")
-        if self.answer != ENVIRONMENT:
+        if self.answer != BY_ENVIRONMENT:
             answer_scores = self.scores(self.answer, texts, golds)
         elif environment_rewards is not None:
             answer_scores = [reward or 0.0 for reward in environment_rewards]
@@ -204,7 +204,7 @@ class Task:
             scores = reward.of_lengths(tokens, limit) if by_length else self.scores(name, texts, golds)
             parts.append((name, weight, scores))
         if environment_rewards is not None:
-            parts.append((ENVIRONMENT, 1.0, environment_rewards))
+            parts.append((BY_ENVIRONMENT, 1.0, environment_rewards))
         columns = {"reward": [0.0] * len(texts)}
         for name, weight, marks in parts:
             usable = [0.0 if mark is None or not math.isfinite(mark) else mark for mark in marks]
@@ -244,9 +244,9 @@ def deciding_reward(rewards: Mapping[str, float], answer: str | None, *, environ
     >>> deciding_reward({"format": 0.1, "choice": 1.0}, "accuracy"), deciding_reward({"mine:judge": 1.0}, "accuracy")
     ('choice', None)
     """
-    if answer is None or answer in rewards or answer == ENVIRONMENT or ":" in answer or "." in answer:
+    if answer is None or answer in rewards or answer == BY_ENVIRONMENT or ":" in answer or "." in answer:
         return answer
-    without_grader = ENVIRONMENT if environment and not rewards else None
+    without_grader = BY_ENVIRONMENT if environment and not rewards else None
     return next((name for name in rewards if name in GRADERS), without_grader)
 
 
@@ -280,7 +280,7 @@ def check_split(task: Task, split: str) -> SplitCheck:
     rows = {"train": task.train, "test": task.test}[split]
     golds = list(rows["answer"])
     written: list[str | None] = [None] * len(golds)
-    if task.answer not in (None, ENVIRONMENT):
+    if task.answer not in (None, BY_ENVIRONMENT):
         grader = task.reward(task.answer)
         written = [grader.gold(gold) for gold in golds]
     numbered = enumerate(zip(golds, written, strict=True), start=1)
