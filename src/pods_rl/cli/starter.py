@@ -22,7 +22,7 @@ from ..experiment.starters import Began, Check, Train
 from ..runs.files import LOG, open_own
 from . import main as pods_command
 from .commands import find_user_modules
-from .train import check_engine, check_recipe
+from .train import check_recipe
 
 
 def main() -> None:
@@ -98,12 +98,14 @@ def serve(request: Check | Train, connection: Connection) -> None:
 
 def check_arms(experiment: Experiment, *, data: bool) -> list[str]:
     """Check the recipe of each arm, and with `data` its task's data; return what runs would note, each note once."""
+    from ..training.checks import check_engine
+
     notes: dict[str, None] = {}  # a set that keeps its order
     loaded: dict[str, Any] = {}  # tasks, which most arms share
     for run in experiment.first_runs():
         if data:
             notes |= dict.fromkeys(check_recipe(run.recipe, experiment.processes, loaded))
-        else:
+        elif run.recipe.missing_library is None:  # else no configuration can be made
             check_engine(run.recipe, experiment.processes)
     return list(notes)
 

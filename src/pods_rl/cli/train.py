@@ -195,14 +195,6 @@ def show_fact(name: str, value: object, *, style: str = "") -> None:
     out.print(text, markup=False)
 
 
-def check_engine(recipe: Recipe, processes: int | None = None) -> None:
-    """Raise UserError if TRL, transformers, PEFT or torch reject the recipe. Does nothing if it needs a missing one."""
-    if recipe.missing_library is None:
-        from ..training.checks import check_engine as check
-
-        check(recipe, processes or 1)
-
-
 def check_recipe(recipe: Recipe, processes: int | None = None, loaded: dict[str, Any] | None = None) -> tuple[str, ...]:
     """Check a recipe and its data as a run does before its first step; return what the run would note on them.
 
@@ -329,6 +321,8 @@ def _train_here(recipe: Recipe, output: Path, shown_as: Path, resume_options: Ma
             from ..training.run import train as train_run
 
             if not is_launched():  # else each process checks the recipe when it builds its trainer
+                from ..training.checks import check_engine
+
                 check_engine(recipe)
     return train_run(recipe, output, shown_as=shown_as, **resume_options).status
 

@@ -204,6 +204,7 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
     if seconds is None and not reward.maker:
         return [attempt(reward, *pair) for pair in pairs]
     limit = seconds or LIBRARY_SECONDS
+    # by name alone where `check_reward` has started it: each form of the call has a pool of its own
     pool = user_pool(reward.name, reward.maker) if reward.maker else user_pool(reward.name)
     replies = pool.ask(pairs, limit)
     return [reply.value if reply.kind == "gave" else failure(reply, limit) for reply in replies]
