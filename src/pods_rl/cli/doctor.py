@@ -22,7 +22,7 @@ _NEEDED = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "la
 _OPTIONAL_PACKAGES = ("vllm", "bitsandbytes", "deepspeed")
 _GIB = 2**30
 _DISK_LEFT = 5.0  # GiB, below which a checkpoint of a small model may not fit
-_GRADE_STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
+_STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
 CheckResult = tuple[str, str, str]  # ok, note or bad; what was checked; its value
 
 
@@ -49,14 +49,14 @@ def doctor(context: typer.Context, config: Config = None) -> None:
             recipe = load_recipe("tiny-pods", keys | {"model_name_or_path": named})
         else:
             recipe = load_recipe(named, keys)
-    findings = list(check_versions())
-    _show_findings(findings)  # before torch, whose import takes seconds and may fail
+    results = list(check_packages())
+    _show_results(results)  # before torch, whose import takes seconds and may fail
     with working("importing torch"):
         of_machine = list(check_machine())
     if recipe and recipe.missing_library:
         of_machine.append(("bad", "recipe", recipe.missing_library))
-    _show_findings(of_machine)
-    findings += of_machine
+    _show_results(of_machine)
+    results += of_machine
     if recipe and not recipe.missing_library:
         console().print()
         with working("loading the policy"):
@@ -74,7 +74,7 @@ def doctor(context: typer.Context, config: Config = None) -> None:
     if recipe and not is_model:
         show_facts(recipe.batch_plan().describe())
         console().print(f"\nWhat do more rollouts cost here? Measure it: pods plan {safe_text(named)}")
-    if any(grade == "bad" for grade, _, _ in findings):
+    if any(kind == "bad" for kind, _, _ in results):
         raise typer.Exit(1)
 
 
@@ -85,12 +85,12 @@ def _is_model(name: str) -> bool:
     return name.count("/") == 1 and Path(name).suffix not in (".yaml", ".yml")
 
 
-def _show_findings(findings: Iterable[CheckResult]) -> None:
-    for grade, name, value in findings:
-        show_fact(f"{grade:<4}  {name:<22} ", value, style=_GRADE_STYLES[grade])
+def _show_results(results: Iterable[CheckResult]) -> None:
+    for kind, name, value in results:
+        show_fact(f"{kind:<4}  {name:<22} ", value, style=_STYLES[kind])
 
 
-def check_versions() -> Iterator[CheckResult]:
+def check_packages() -> Iterator[CheckResult]:
     """Check Python and the required packages, and compare TRL's version with the tested one."""
     from ..distributed.processes import version
 
