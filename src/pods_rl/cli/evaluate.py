@@ -79,9 +79,9 @@ def evaluate(
         with EvaluationDisplay(shows=is_main) as display:
             display.begin("importing torch")
             from ..evaluation.checkpoint import evaluate_checkpoint, write_results
-            from ..rewards import check_rewards
+            from ..rewards import check_named_rewards
 
-            check_rewards(recipe.values)
+            check_named_rewards(recipe.values)
             evaluation, line = evaluate_checkpoint(
                 recipe,
                 model,

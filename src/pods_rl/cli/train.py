@@ -267,7 +267,7 @@ def _named_output(recipe: Recipe, output: Path | None) -> Path:
 
 def _prepare(recipe: Recipe, output: Path, launch: Launch | None, resume_options: Mapping[str, bool]) -> None:
     """Raise UserError, before torch and the model load, if the run cannot start."""
-    from ..rewards import check_rewards
+    from ..rewards import check_named_rewards
 
     recipe.check_reachable()
     if launch:  # each process checks its rewards itself
@@ -279,7 +279,7 @@ def _prepare(recipe: Recipe, output: Path, launch: Launch | None, resume_options
                 f"machine has {counted(cores, 'core')}."
             )
     else:
-        check_rewards(recipe.values)
+        check_named_rewards(recipe.values)
     if resume_options["resume"]:
         _check_resume(recipe, output, launch, resume_options)
     if get_rank() == 0:

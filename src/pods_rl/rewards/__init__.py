@@ -156,7 +156,7 @@ def check_reward(name: str, seconds: float | None) -> None:
     get_reward(name)
 
 
-def check_rewards(values: Mapping[str, Any]) -> None:
+def check_named_rewards(values: Mapping[str, Any]) -> None:
     """Check each reward that a recipe's values name, except that of a library's task (`library:NAME`)."""
     library = None
     task = str(values.get("task"))
@@ -220,7 +220,7 @@ def attempt(reward: Callable[[str, str], float], text: str, gold: str) -> float 
 
 
 __all__ = [
-    "GRADER_VERSION", "REWARDS", "Reward", "VerifierPool", "accuracy", "accuracy_batch", "check_reward",
-    "check_rewards", "chemistry", "choice", "default_pool", "equation", "extract_answer", "extract_gold",
+    "GRADER_VERSION", "REWARDS", "Reward", "VerifierPool", "accuracy", "accuracy_batch", "check_named_rewards",
+    "check_reward", "chemistry", "choice", "default_pool", "equation", "extract_answer", "extract_gold",
     "format_reward", "get_reward", "graded_text", "overlong", "score", "tag_count",
 ]  # fmt: skip

@@ -39,7 +39,7 @@ def unnumbered(gold: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def scoring(data_set: str) -> Work:
+def gym_scoring(data_set: str) -> Work:
     """Return the work of a process: score the extracted answer of a text with the scorer of the gold answer's problem.
 
     While it scores, no text can be run as code: a scorer that calls `eval` on an answer fails, and the answer scores 0,

@@ -166,7 +166,7 @@ def gym_task(settings: Settings) -> Task:
     grader = Reward(
         GYM,
         lambda text, gold: score(grader, [text], [gold], None)[0],
-        maker=("pods_rl.rewards.gym:scoring", work),
+        maker=("pods_rl.rewards.gym:gym_scoring", work),
         gold=lambda gold: unnumbered(gold)[0] or None,
     )
     first_golds = [*islice(train.values(), _TRIED), *islice(test.values(), _TRIED)]
