@@ -27,7 +27,7 @@ def test_each_step_does_the_work_of_its_own_setting(make_trainer) -> None:
                 seen.append((self._setting, tuple(record.rewards.shape), len(record.kept)))
             super().on_log(*args, logs=logs, **others)
 
-    meter = Watched(trainer, show=progress.append)
+    meter = Watched(trainer, passes=1, show=progress.append)
     meter.run(SETTINGS, seconds=0)
     assert len(progress) == len(seen) == 3 * len(SETTINGS)  # a round that warms up, and two
     for setting, shape, kept in seen:

@@ -128,7 +128,7 @@ class Meter(TrainerCallback):
         show: called with a line about each step.
     """
 
-    def __init__(self, trainer: PODSTrainer, passes: int = 1, show: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, trainer: PODSTrainer, passes: int, show: Callable[[str], None]) -> None:
         self._trainer = trainer
         self._passes = passes
         self._show = show
@@ -143,12 +143,7 @@ class Meter(TrainerCallback):
         self._started = 0.0
 
     def run(self, settings: Sequence[Setting], seconds: float) -> None:
-        """Train in alternating rounds; the first round warms up and is dropped.
-
-        Args:
-            settings: of a round.
-            seconds: after which no new round begins, once there were enough.
-        """
+        """Train in rounds of these settings; the first warms up. After `seconds` and enough rounds no other begins."""
         self._seconds = seconds
         self._schedule = self._rounds(settings)
         self._trainer.add_callback(self)

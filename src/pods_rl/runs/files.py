@@ -117,10 +117,7 @@ def step_of(path: Path) -> int:
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Replace a file atomically: a reader sees the old content or the new, never a part.
-
-    A link is replaced, not its target. A lone surrogate in text is written as an escape (`encoded`).
-    """
+    """Replace a file atomically: a reader sees the old content or the new. A link is replaced, not its target."""
     data = encoded(content) if isinstance(content, str) else content
     with open_replacement(path) as file:
         file.write(data)
