@@ -22,7 +22,7 @@ from pods_rl.runs import Run
 
 
 def test_every_output_has_the_same_speedup(report: ReportFiles) -> None:
-    """The level is reached between two checkpoints: from checkpoint to checkpoint, the same pair had another ratio."""
+    """The target is reached between two checkpoints: from checkpoint to checkpoint, the same pair had another ratio."""
     base, pods = read_csv(report.csv["final"])
     assert (base["arm"], base["threshold"]) == ("grpo", pods["threshold"])
     ratio = float(base["hours_to_p99"]) / float(pods["hours_to_p99"])
@@ -266,7 +266,7 @@ def test_numbers_of_a_csv_stay_numbers(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------- what a run of the real command writes
 
-NOT_OF_A_RECIPE = {"label", "output_dir", "logging_dir", "resume"}  # `label`: skipped in what the page compares
+NOT_OF_A_RECIPE = {"output_dir", "logging_dir", "resume"}
 
 
 def test_keys_that_do_not_tell_recipes_apart_exist() -> None:

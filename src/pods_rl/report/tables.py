@@ -371,7 +371,7 @@ def config_table(analysis: Analysis) -> Table:
     """The settings in which the arms differ: a row for each arm."""
     title = "What differs between the arms"
     arms = [arm for arm in analysis.arms if arm.config]
-    keys = {str(key) for arm in arms for key in arm.config} - OWN_TO_A_RUN - {"arm", "label"}
+    keys = {str(key) for arm in arms for key in arm.config} - OWN_TO_A_RUN - {"arm"}  # which is the first column
     rows = []
     for arm in arms:
         settings = {key: one_line(as_text(arm.config.get(key, "(not set)")), limit=120) for key in sorted(keys)}
