@@ -380,7 +380,7 @@ def test_what_is_not_settled_is_said_once_with_the_highest_score(tmp_path: Path,
             write_run(tmp_path / arm / f"seed-{seed}", arm, seed + 10 * rank, rate=0.6 + 0.01 * rank, noise=0.06)
     analysis = analysis_of(tmp_path)
     assert len(analysis.pairs) == 6
-    assert not any(pair.settled or (pair.speedup and pair.speedup.settled) for pair in analysis.pairs)
+    assert not any(pair.settled or pair.speedup_settled for pair in analysis.pairs)
     (found,) = findings(analysis)
     best = max(analysis.scored, key=lambda result: result.final.final if result.final else 0)
     assert best.arm.label in found.text

@@ -87,6 +87,11 @@ class ArmPair:
         return self.difference.settled or self.over_time.settled
 
     @property
+    def speedup_settled(self) -> bool:
+        """Whether the speedup is settled: it follows from the scores, so one of the two differences must be too."""
+        return self.speedup is not None and self.speedup.settled and self.settled
+
+    @property
     def is_early(self) -> bool:
         """Whether one of the arms has scores after the time at which they are compared."""
         return max(self.arm.end, self.rival.end) > self.due * SAME_MOMENT
@@ -185,12 +190,8 @@ def analyse(
     gaps = corrected([*(pair.difference for pair in compared), *(pair.over_time for pair in compared)])
     corrected_pairs = []
     for pair, at_end, over_time in zip(compared, gaps[: len(compared)], gaps[len(compared) :], strict=True):
-        pair = replace(pair, difference=at_end, over_time=over_time)
-        if target is not None:
-            speedup = speedup_between(pair.arm, pair.rival, target)
-            # it follows from the scores, so it is settled only if one of the two differences is
-            pair = replace(pair, speedup=replace(speedup, may_be_settled=pair.settled))
-        corrected_pairs.append(pair)
+        speedup = None if target is None else speedup_between(pair.arm, pair.rival, target)
+        corrected_pairs.append(replace(pair, difference=at_end, over_time=over_time, speedup=speedup))
     return Analysis(
         results=tuple(_result_of(arm, horizon, target, alone=not compared) for arm in ordered),
         baseline=base,

@@ -284,7 +284,7 @@ def _pair_row(pair: ArmPair) -> Row:
     row |= asdict(pair.difference)
     row |= {f"over_time_{name}": value for name, value in asdict(over_time).items()}
     if speedup:
-        row |= asdict(speedup) | {"speedup_settled": speedup.settled}
+        row |= asdict(speedup) | {"speedup_settled": pair.speedup_settled}
     return row
 
 

@@ -81,7 +81,7 @@ def settled_text(pair: ArmPair) -> str:
         settled.append("at the end")
     if pair.over_time.settled:
         settled.append("over time")
-    if pair.speedup and pair.speedup.settled:
+    if pair.speedup_settled:
         settled.append("speedup")
     return ", ".join(settled) or "nothing"
 
@@ -202,7 +202,7 @@ def _of_pair(analysis: Analysis, pair: ArmPair) -> Finding:
 def _speedup_clause(analysis: Analysis, pair: ArmPair) -> str:
     """Return how much faster an arm reaches the target than its rival; empty if that is not settled."""
     speedup = pair.speedup
-    if speedup is None or not speedup.settled:
+    if speedup is None or not pair.speedup_settled:
         return ""
     target = target_text(analysis)
     if speedup.never_reached:
