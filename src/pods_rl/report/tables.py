@@ -148,11 +148,11 @@ def arms_table(analysis: Analysis) -> Table:
     results = analysis.results
     other_metrics = analysis.metrics[1:]
     rows = [_arm_row(analysis, result) for result in results]
-    names = (
-        "arm rule n m runs unfinished task start final final_hours final_runs final_low final_high peak peak_hours "
-        "threshold hours_to_p99 steps seconds_per_step"
-    )
-    keys = [*names.split(), *PHASES, "other", *other_metrics]
+    keys = [
+        "arm", "rule", "n", "m", "runs", "unfinished", "task", "start", "final", "final_hours", "final_runs",
+        "final_low", "final_high", "peak", "peak_hours", "threshold", "hours_to_p99", "steps", "seconds_per_step",
+        *PHASES, "other", *other_metrics,
+    ]  # fmt: skip
     title = "All scores"
     if not analysis.scored:
         return Table("final", title, keys=keys, rows=rows)  # a file only
@@ -251,16 +251,17 @@ def pairs_table(analysis: Analysis) -> Table:
         "differs in": [one_line(", ".join(pair.differs_in), limit=200) or "–" for pair in pairs],
     }
     keys = (
-        "arm other hours score other_score runs other_runs difference low high p paired settled "
-        "over_time over_time_low over_time_high over_time_p over_time_settled "
-        "speedup ci_low ci_high speedup_settled differs_in shows"
-    )
+        "arm", "other", "hours", "score", "other_score", "runs", "other_runs",
+        "difference", "low", "high", "p", "paired", "settled",
+        "over_time", "over_time_low", "over_time_high", "over_time_p", "over_time_settled",
+        "speedup", "ci_low", "ci_high", "speedup_settled", "differs_in", "shows",
+    )  # fmt: skip
     rows = [_pair_row(pair) for pair in pairs]
     note = (
         "The difference is of the scores at the last time at which both arms have them. The speedup is to "
         f"{target_text(analysis)}. What is settled is so among all differences of this table (Holm)."
     )
-    return Table("pairs", "Pairs of arms", cells, [pair.arm.name for pair in pairs], keys.split(), rows, note)
+    return Table("pairs", "Pairs of arms", cells, [pair.arm.name for pair in pairs], keys, rows, note)
 
 
 def _pair_row(pair: ArmPair) -> Row:
@@ -323,12 +324,15 @@ def runs_table(analysis: Analysis) -> Table:
     cells[f"last {words(analysis.metric)}"] = _score_cells(analysis, rows, "last_score")
     if any(row[FIELD] for row in rows):
         cells["speed check"] = [number_text(1000 * row[FIELD], 1) + " ms" if row[FIELD] else "–" for row in rows]
-    keys = f"arm run seed state reason steps seconds evaluations last_score {FIELD} device device_name processor dtype"
+    keys = (
+        "arm", "run", "seed", "state", "reason", "steps", "seconds", "evaluations", "last_score", FIELD,
+        "device", "device_name", "processor", "dtype",
+    )  # fmt: skip
     note = f"{counted(len(rows), 'run')}: {tally(analysis.states.most_common()) or 'none'}. "
     note += "A run that was killed on another machine may still say running."
     if "speed check" in cells:
         note += " Speed check: the time of a fixed piece of work next to each evaluation, the median of a run."
-    return Table("runs", "Runs", cells, [arm.name for arm, _ in runs], keys.split(), rows, note)
+    return Table("runs", "Runs", cells, [arm.name for arm, _ in runs], keys, rows, note)
 
 
 def _run_row(arm: Arm, run: Run, metric: str) -> Row:
