@@ -195,8 +195,9 @@ def _metric_panels(analysis: Analysis, styles: Styles) -> list[Panel]:
         ends = [float(np.nanmax(of_arm.clocks[key])) for of_arm in logged.values() if key in of_arm.clocks]
         if len(ends) == len(logged):
             axes.append(_axis(key, max(ends, default=0.0), analysis.arms))
-    found = set[str]().union(*(of_arm.metrics for of_arm in logged.values()))
-    in_order = [*(metric for metric in _METRIC_TITLES if metric in found), *sorted(found.difference(_METRIC_TITLES))]
+    found = {metric for of_arm in logged.values() for metric in of_arm.metrics}
+    with_title = [metric for metric in _METRIC_TITLES if metric in found]
+    in_order = [*with_title, *sorted(found.difference(with_title))]
     titles = [(axis.key, axis.title) for axis in axes]
     panels = []
     for metric in in_order[:_MOST_METRICS]:
@@ -213,7 +214,8 @@ def _metric_lines(logged: _Logged, metric: str, axes: Sequence[_Axis]) -> dict[s
     """Return the line of an arm over the first axis, and its x over the others."""
     curve = logged.metrics[metric]
     has_mean = np.flatnonzero(~np.isnan(curve.mean))
-    mean, low, high = (_values(values[has_mean]) for values in (curve.mean, *curve.interval))
+    mean = _values(curve.mean[has_mean])
+    low, high = (_values(edge[has_mean]) for edge in curve.interval)
     lines: dict[str, Line] = {}
     for axis in axes:
         x = _values(logged.clocks[axis.key][has_mean] * axis.scale)
