@@ -197,7 +197,8 @@ def report(
         if page.is_file():
             with page.open("rb") as file:
                 has_report = b"<title>PODS report: " in file.read(4096)
-        for path in (output / name for name in FILES):
+        for name in FILES:
+            path = output / name
             if path.exists():
                 check_output(path, "--output", ours=lambda _: has_report, force=force)
     with working("writing the report", in_log=False):

@@ -214,7 +214,8 @@ def summarise(answers: Sequence[Answer], *, repeats: int, temperature: float, se
         values["both_accuracy"] = [
             sum(answer.answer_right and answer.format_kept for answer in group) / repeats for group in groups
         ]
-        for k in (2**power for power in range(1, repeats.bit_length())):  # 2, 4, 8 and so on, up to `repeats`
+        for power in range(1, repeats.bit_length()):
+            k = 2**power  # 2, 4, 8 and so on, up to `repeats`
             passes[f"pass@{k}"] = [pass_at_k(repeats, right, k) for right in right_counts]
     scores = _means_and_errors(values)
     scores |= {
