@@ -43,7 +43,7 @@ _CLASSES = (
     ("trl", "trainer/model_config.py", "ModelConfig", "model"),
 )
 _NUMBER_KINDS = frozenset(("int", "float"))
-_TYPES = {"bool": bool, "str": str, "list": list, "dict": Mapping, "None": type(None)}  # besides numbers
+_TYPES = {"bool": bool, "str": str, "list": list, "dict": Mapping, "None": type(None)}  # of values that are not numbers
 _LARGEST_INTEGER = 2**63 - 1  # torch and the files of a run cannot hold larger integers
 _NUMERAL = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 

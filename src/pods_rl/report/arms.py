@@ -143,7 +143,7 @@ def _on_clock(points: Points, due: Array, gap: float = math.inf) -> Array:
     """
     times = np.array(sorted(points))
     columns = np.array([points[time] for time in times.tolist()]).T
-    after = np.searchsorted(times, due).clip(1, max(len(times) - 1, 1))  # of the evaluation behind each time
+    after = np.searchsorted(times, due).clip(1, max(len(times) - 1, 1))  # index of the evaluation after each time
     values = np.array([on_a_line(due, times, column) for column in columns])
     if len(times) > 1:
         is_within = (times[after] - times[after - 1] >= gap) & ~np.isin(due, times)

@@ -83,7 +83,7 @@ def _usual_baseline(settings: Mapping[str, Any], arms: Sequence[Arm]) -> tuple[s
 
 
 def _declared_pairs(settings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the pairs that the file of an experiment declares; skip what is none."""
+    """Return the pairs that the file of an experiment declares; skip other entries."""
     entries = settings.get("pairs")
     pairs = []
     for entry in entries if isinstance(entries, list) else []:
@@ -94,7 +94,7 @@ def _declared_pairs(settings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _notes_on_declared(paths: Sequence[Path], arms: Sequence[Arm]) -> list[str]:
-    """Return notes on the runs that each experiment declares and does not have, and on those that it has besides."""
+    """Return notes on runs that an experiment declares and does not have, and on runs that it does not declare."""
     reported = {os.path.realpath(run.path) for arm in arms for run in arm.runs}
     lines = []
     for path in paths:

@@ -169,7 +169,7 @@ def _join_sets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _step_files(folder: Path) -> list[Path]:
-    """Return what a folder holds that is named after a step, by step: also what is no file, which a report names."""
+    """Return all entries of a folder that are named after a step, by step; a report names those that are not files."""
     return sorted(folder.glob("step-*.parquet"), key=step_of)
 
 
