@@ -1,4 +1,4 @@
-"""What an experiment is: arms x seeds over one base recipe, from a file or a mapping."""
+"""The definition of an experiment: arms x seeds over one base recipe, from a file or a mapping."""
 
 from __future__ import annotations
 

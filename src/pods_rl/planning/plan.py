@@ -73,7 +73,7 @@ def studies_near(rows: int) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was measured.
+    """The measurements of a plan.
 
     Args:
         rows: trained in a step.

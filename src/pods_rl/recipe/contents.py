@@ -1,4 +1,4 @@
-"""What decides a run and is not in its recipe: the contents of the files and folders that it names, and of its modules.
+"""Hashes of what decides a run and is not in its recipe: the files and folders that it names, and its modules.
 
 Does not import torch, and does not run a user's module. Every file is read from its first byte to its last: sizes and
 times do not prove that contents are equal, and a policy that was trained again has the names and shapes of the old one.

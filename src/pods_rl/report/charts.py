@@ -122,7 +122,7 @@ def charts(analysis: Analysis, styles: Styles) -> dict[str, list[Panel]]:
 
 
 class _Axis(NamedTuple):
-    """What a panel is drawn over."""
+    """An axis that a panel is drawn over."""
 
     key: str
     title: str

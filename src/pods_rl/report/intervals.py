@@ -86,7 +86,7 @@ def excludes(low: float, high: float, value: float, digits: int) -> bool:
 
 
 class _Spread(NamedTuple):
-    """What the interval of a difference of means is made of, each ``[C]``."""
+    """The parts of the interval of a difference of means, each ``[C]``."""
 
     error: Array  # standard error over runs; NaN with fewer than three
     freedom: Array  # of Student's t

@@ -33,7 +33,7 @@ _HEADERS = {
 
 
 class Served(NamedTuple):
-    """What the server sends: the page, and the state of the runs."""
+    """The page that the server sends, and the state of the runs."""
 
     page: bytes = b""
     version: int = 0  # of the page

@@ -1,4 +1,4 @@
-"""What limits the numbers of a report, and how they were computed, in sentences."""
+"""The limitations of a report's numbers, and how they were computed, in sentences."""
 
 from __future__ import annotations
 

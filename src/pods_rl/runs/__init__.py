@@ -1,6 +1,6 @@
-"""The run directory: plain files, written so that a kill at any moment leaves them readable. No torch.
+"""The run directory: plain files, written so that a kill at any moment leaves them readable.
 
-The table of files and fields is in ``docs/architecture.md`` ("Run directory").
+Does not import torch. The table of files and fields is in ``docs/architecture.md`` ("Run directory").
 """
 
 from .files import read_jsonl, to_json, write_atomic, write_parquet

@@ -1,4 +1,4 @@
-"""What a training writes of itself, for `pods train` and for scripts: its clocks, and one line after the other."""
+"""The record of a training, for `pods train` and for scripts: its clocks, and the lines that it appends to files."""
 
 from __future__ import annotations
 
