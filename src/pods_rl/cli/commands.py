@@ -37,7 +37,7 @@ class _Commands(TyperGroup):
                     if stop.number is None or stop.ended or isinstance(error, UserError):
                         raise
                     if isinstance(error, typer.Exit):
-                        raise typer.Exit(error.exit_code and stop.code) from None
+                        raise typer.Exit(stop.code if error.exit_code else 0) from None
                     # A library replaced our exception with its own, as C extensions do while they are imported.
                     raise Interrupted(stop.number) from error
                 finally:

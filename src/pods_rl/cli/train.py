@@ -93,7 +93,7 @@ def train(
         launch = _find_launch(num_processes, accelerate_config)
         resume_options = {"resume": resume, "allow_changes": allow_changes}
         named, keys = named_recipe(context, config, resumed=output if resume else None)
-        recipe = load_recipe(named, keys, processes=launch and launch.processes)
+        recipe = load_recipe(named, keys, processes=launch.processes if launch else None)
         if dry_run:
             _show_dry_run(recipe, output, launch, resume_options)
             return
@@ -114,7 +114,7 @@ def _show_dry_run(
     recipe: Recipe, output: Path | None, launch: Launch | None, resume_options: Mapping[str, bool]
 ) -> None:
     """Check a recipe and its data, and print what a run would do."""
-    processes = launch and launch.processes
+    processes = launch.processes if launch else None
     with working("importing torch and TRL, to check the recipe and its data"):
         notes = check_recipe(recipe, processes)
     if output is not None:
