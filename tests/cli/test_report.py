@@ -7,7 +7,7 @@ import pytest
 
 from pods_rl.errors import UserError
 from pods_rl.report.arms import arms_from_runs
-from pods_rl.report.statistics import level_of
+from pods_rl.report.statistics import target_of
 
 from .. import read_csv
 from . import pods
@@ -53,10 +53,10 @@ def test_published_runs_give_the_published_table(published: Path, arm: str) -> N
     arms = {found.name: found.curve for found in arms_from_runs([published.parent], "answer_accuracy")}
     base, curve = arms["grpo"], arms[arm]
     # by the authors' rule, from checkpoint to checkpoint
-    level = level_of(base)
-    reached = base.times[base.mean >= level][0]
+    target = target_of(base)
+    reached = base.times[base.mean >= target][0]
     assert reached == 3.0 * 3600
-    by_arm = curve.times[curve.mean >= level]
+    by_arm = curve.times[curve.mean >= target]
     assert round(reached / by_arm[0], 2) == speedup if len(by_arm) else speedup == 0
     finals = {row["arm"]: row for row in read_csv(published / "final.csv")}
     final = finals[arm]
