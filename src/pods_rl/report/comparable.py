@@ -150,14 +150,11 @@ def _other_contents(other_keys: Sequence[str], ours: RecipeKeys, theirs: RecipeK
     Contents are hashes by key of the recipe and file; `other_keys` are those in which the recipes differ.
     """
     for key in sorted(ours.keys() & theirs.keys()):
+        if key in other_keys and key != "data_dir":  # the recipes differ there; where the data lie does not matter
+            continue
         our_files = ours[key]
         their_files = theirs[key]
-        # Where recipes name different things, the recipes differ; where the data lie does not matter.
-        if (
-            (key in other_keys and key != "data_dir")
-            or not isinstance(our_files, Mapping)
-            or not isinstance(their_files, Mapping)
-        ):
+        if not isinstance(our_files, Mapping) or not isinstance(their_files, Mapping):
             continue
         files = {*our_files, *their_files}
         shared = {*our_files} & {*their_files}
