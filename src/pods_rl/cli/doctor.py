@@ -22,7 +22,7 @@ _NEEDED = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "la
 _OPTIONAL_PACKAGES = ("vllm", "bitsandbytes", "deepspeed")
 _GIB = 2**30
 _DISK_LEFT = 5.0  # GiB, below which a checkpoint of a small model may not fit
-_STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
+_STYLE_OF_KIND = {"ok": "green", "note": "yellow", "bad": "red"}
 CheckResult = tuple[str, str, str]  # ok, note or bad; what was checked; its value
 
 
@@ -87,7 +87,7 @@ def _is_model(name: str) -> bool:
 
 def _show_results(results: Iterable[CheckResult]) -> None:
     for kind, name, value in results:
-        show_fact(f"{kind:<4}  {name:<22} ", value, style=_STYLES[kind])
+        show_fact(f"{kind:<4}  {name:<22} ", value, style=_STYLE_OF_KIND[kind])
 
 
 def check_packages() -> Iterator[CheckResult]:
