@@ -38,6 +38,8 @@ def test_a_level_is_reached_between_two_checkpoints_of_the_runs_that_have_them()
     arm = [[0.1, 0.5, 0.7], [0.1, 0.6, 0.7], [0.1, NAN, NAN]]
     result = speedup([[0.1, 0.3, 0.5]] * 3, [clock] * 3, arm, [clock, clock, [0.0, NAN, NAN]])
     assert result.speedup == pytest.approx(2.25)
+    # the target is -1.01, which the arm has at 9.9875 s and not at 19.975 s
+    assert speedup([[-9, -5, -1]] * 3, [clock] * 3, [[-9, -1, -1]] * 3, [clock] * 3).speedup == pytest.approx(2)
 
 
 @pytest.mark.parametrize(("arm", "ratio", "never"), [([0.6, 0.6], INF, False), ([0.1, 0.2], 0.0, True)])

@@ -195,7 +195,9 @@ class Speedup:
 
 def target_of(baseline: Curve) -> float:
     """Return the score that speedups against a baseline are to: 99 % of the peak of its mean curve."""
-    return SHARE_OF_PEAK * float(np.fmax.reduce(baseline.mean))  # NaN checkpoints are skipped
+    peak = float(np.fmax.reduce(baseline.mean))  # NaN checkpoints are skipped
+    share = SHARE_OF_PEAK if peak >= 0 else 2 - SHARE_OF_PEAK  # 101 % of a negative peak are below it
+    return share * peak
 
 
 def speedup_to(baseline: Curve, arm: Curve, target: float, *, paired: bool = False) -> Speedup:
