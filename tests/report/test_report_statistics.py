@@ -84,6 +84,9 @@ def test_an_arm_that_ends_before_the_baseline_has_the_level_may_still_reach_it()
     assert (early.problem, early.never_reached) == (SHORT, False)
     assert math.isnan(early.speedup)
     assert (never.problem, never.never_reached, never.speedup) == ("", True, 0.0)
+    swapped = speedup_to(short, base, 0.5)
+    assert (swapped.problem, swapped.baseline_time) == (SHORT, math.inf)
+    assert math.isnan(swapped.speedup)
 
 
 @pytest.mark.parametrize("runs", [1, 2])

@@ -25,7 +25,7 @@ NEVER = "never"
 """Neither arm reaches the score."""
 
 SHORT = "short"
-"""The arm ends below the target, and earlier than the baseline reaches it, so the ratio is unknown."""
+"""One arm ends below the target, and earlier than the other reaches it, so the ratio is unknown."""
 
 _ROUNDING = 1e-12  # the means of two and of three runs at 0.8 differ in the last digit
 
@@ -216,8 +216,8 @@ def speedup_to(baseline: Curve, arm: Curve, target: float, *, paired: bool = Fal
     Returns:
         The speedup is 0 if only the baseline reaches the target, and infinite if only the arm does. With fewer than
         three runs on either side the interval is NaN. There is no speedup (NaN) if neither arm reaches the target, if
-        the baseline does not rise to it by more than the interval of this rise, or if the arm ends below it before the
-        baseline reaches it.
+        the baseline does not rise to it by more than the interval of this rise, or if one arm ends below it before the
+        other reaches it.
 
     >>> clock = np.array([[0.0, 30.0, 60.0]] * 2)
     >>> grpo = Curve(("1", "2"), clock[0], clock, np.array([[0.2, 0.4, 0.6]] * 2), np.zeros((2, 3)))
@@ -236,10 +236,9 @@ def speedup_to(baseline: Curve, arm: Curve, target: float, *, paired: bool = Fal
         swapped,
         baseline_time=math.inf,
         arm_time=swapped.baseline_time,
-        speedup=math.nan if swapped.problem == FLAT else math.inf,
+        speedup=math.nan if swapped.problem else math.inf,
         ci_low=_inverse(swapped.ci_high),
         ci_high=_inverse(swapped.ci_low),
-        problem=FLAT if swapped.problem == FLAT else "",
     )
 
 
