@@ -137,6 +137,7 @@ def test_equal_runs_differ_by_no_less_than_the_error_of_their_evaluations() -> N
     ours, theirs = np.array([0.812, 0.812, 0.812]), np.array([0.836, 0.836, 0.836])
     assert difference(ours, theirs).settled
     assert not difference(ours, theirs, 0.014, 0.014).settled
+    assert difference(np.ones(3), np.ones(3)).p == 1
 
 
 # ------------------------------------------------------------------------------------------------------- coverage

@@ -227,7 +227,8 @@ def difference(
     # The p-value is the larger one of the two tests whose intervals `half_widths` takes the wider one of.
     error = float(spread.error[0])
     floor = float(spread.floor[0])
-    over_runs = float(t_outside(abs(mean) / error, float(spread.freedom[0]))) if error > 0 else 0.0
+    # Without a spread, p is 0 for any difference, and 1 for none.
+    over_runs = float(t_outside(abs(mean) / error, float(spread.freedom[0]))) if error > 0 else float(mean == 0)
     of_evaluations = float(t_outside(abs(mean) / floor, math.inf)) if floor > 0 else 0.0
     return Difference(mean, mean - half, mean + half, paired, max(over_runs, of_evaluations))
 
