@@ -17,7 +17,7 @@ from tools.pretrain import build_tokenizer
 
 from pods_rl.errors import UserError
 from pods_rl.evaluation import Answer, Completion, GenerateSampler, Sampling, evaluate, pass_at_k, sampling, summarise
-from pods_rl.evaluation.checkpoint import choose_backend, evaluate_checkpoint
+from pods_rl.evaluation.checkpoint import _lm_eval_scores, choose_backend, evaluate_checkpoint
 from pods_rl.loading.folders import Policy, weights_hash
 from pods_rl.loading.prompts import encode, render
 from pods_rl.policies import tiny_policy_path
@@ -168,13 +168,13 @@ def test_grades_are_the_tasks(tokenizer, task):
     assert columns["answer"] == [gold for gold in task.test["answer"] for _ in range(4)]
 
 
-def brevity(text, gold):
+def brief_sentence(text, gold):
     return 1.0 - len(text) / 100
 
 
 def test_a_task_that_trains_on_no_grader_is_evaluated_by_its_rewards(tokenizer):
     """Accuracy, which nobody asked for, would be 0 for a policy that learns what its own reward says."""
-    name = f"{__name__}:brevity"
+    name = f"{__name__}:brief_sentence"
     settings = {"task_test_size": 12, "task_train_size": 1, "reward_seconds": None}
     task = load_task({**settings, "task_rewards": {name: 1.0, "overlong": 0.5}})
     assert task.answer is None
@@ -189,6 +189,8 @@ def test_a_task_that_trains_on_no_grader_is_evaluated_by_its_rewards(tokenizer):
     assert row["reward_se"] == row["reward/overlong_se"] == 0.0  # equal lengths
     assert not [key for key in row if "accuracy" in key or "pass@" in key]
     assert not {"answer_right", "format_kept", "rewards"} & set(columns)
+    results = _lm_eval_scores(task, found)["results"][task.name]
+    assert {f"reward/{name}", f"reward/{name}_stderr"} <= results.keys()  # also a name with `_se` in it
     graded = load_task({**settings, "task_rewards": {name: 1.0, "accuracy": 0.0}})  # weight 0: shown, not trained
     row = evaluate(parrot(tokenizer, graded.test["answer"], repeats=2), graded, GREEDY, repeats=2).scores
     assert row["accuracy"] == 0.5

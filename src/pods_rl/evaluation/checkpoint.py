@@ -148,8 +148,10 @@ def _lm_eval_scores(task: Task, evaluation: Evaluation) -> dict[str, Any]:
     results = {}
     higher_is_better: dict[str, bool | None] = {}
     for name, score in scores.items():
-        results[name.replace("_se", "_stderr")] = score
-        if not name.endswith("_se"):
+        if name.endswith("_se"):
+            results[f"{name.removesuffix('_se')}_stderr"] = score
+        else:
+            results[name] = score
             higher_is_better[name] = _HIGHER_IS_BETTER.get(name, True)
     return {
         "results": {task.name: results},
