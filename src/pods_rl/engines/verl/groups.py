@@ -74,8 +74,8 @@ def choose(
 
     Edges: NaN is never kept, because verl's advantages would turn all of its group into NaN. So a group may keep fewer
     than m sessions, or none. A group with a single scored session keeps none, unless m is 1 or no other group keeps
-    any. A batch without a group to compare keeps what `rule` does: verl cannot train zero rows, and the advantages of
-    these are 0.
+    any. A batch without a group to compare keeps what `rule` does, because verl cannot train zero rows. The advantages
+    of equal rewards are 0, but verl trains a session that is alone with its raw reward.
 
     >>> choose(torch.tensor([[0.0, 1.0, 0.0, 0.5], [1.0, 0.0, torch.nan, torch.nan]]), 2, "max_variance")
     tensor([[ True,  True, False, False],
@@ -83,6 +83,8 @@ def choose(
     >>> choose(torch.tensor([[0.0, 1.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0]]), 2, "max_variance", None, "max_variance")
     tensor([[ True,  True,  True,  True],
             [False, False, False, False]])
+    >>> choose(torch.tensor([[1.0, torch.nan, torch.nan]]), 2, "max_variance")
+    tensor([[ True, False, False]])
     """
     scored_PN = ~rewards_PN.isnan()
     kept_PN = torch.zeros_like(scored_PN)

@@ -135,7 +135,8 @@ def _check_estimator(config: DictConfig, m: int, *, over_batch: bool) -> None:
     if m == 1 and not over_batch and estimator in GROUP_ESTIMATORS:
         raise UserError(
             f"actor_rollout_ref.rollout.n (m, trained per prompt) is 1, and {_ESTIMATOR}={estimator} compares the kept "
-            "sessions of a prompt with each other: every advantage would be 0. Set rollout.n to at least 2."
+            "sessions of a prompt with each other: verl would train a single one with its raw reward. Set rollout.n to "
+            "at least 2."
         )
 
 
