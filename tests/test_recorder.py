@@ -15,7 +15,7 @@ from pods_rl.recipe import Origin, build_recipe
 from pods_rl.runs import Run, RunWriter
 from pods_rl.training import recorder as recorder_module
 from pods_rl.training.context import Context
-from pods_rl.training.recorder import Recorder
+from pods_rl.training.recorder import Recorder, trackers_inside
 
 RECIPE = {"model_name_or_path": "tiny", "max_steps": 9, "ledger_every": 0}
 
@@ -48,7 +48,7 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
         return evaluation()
 
     stop = Stop()
-    args = SimpleNamespace(clock=settings.pop("counts", "wall"))
+    args = SimpleNamespace(clock=settings.pop("counts", "wall"), report_to=settings.pop("report_to", []))
     trainer = SimpleNamespace(
         args=args, attention=None, generation="prefix trees", token_budget=None, log_evaluation=lambda row: None
     )
@@ -115,6 +115,13 @@ def test_the_clock_may_count_processor_time(tmp_path, clock):
         (0.0, 0.0, 0), (4.0, 4.0, 2), (8.0, 8.0, 4), (12.0, 12.0, 6),
     ]  # fmt: skip
     assert run.status["reason"] == "max_seconds 12 reached"
+
+
+def test_the_folder_of_trackers_is_made_when_training_begins(tmp_path, clock):
+    with trackers_inside(tmp_path, ["wandb"]):
+        assert not (tmp_path / "tracking").exists()
+    run, _, _ = run_steps(tmp_path, clock, [1.0], report_to=["wandb"])
+    assert (run.path / "tracking").is_dir()
 
 
 def test_a_signal_that_one_process_of_several_gets_ends_all(tmp_path, clock, monkeypatch):

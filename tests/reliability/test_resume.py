@@ -148,12 +148,13 @@ def test_what_could_not_go_on_exactly_is_refused_and_loses_nothing(tmp_path):
         "nonsense": ["--use_peft", "true", "--lora_target_modules", "[nonsense]"],
     }
     for words, changes in refused.items():
-        changes = ["--max_steps", "3", "--allow_changes", *changes]
+        changes = ["--max_steps", "3", "--allow_changes", "--report_to", "tensorboard", *changes]
         after = train(tmp_path, *RESUMED, "run", *changes, code=2)
         said = " ".join((tmp_path / "log.txt").read_text().split())
         assert words in said
         assert (after.metrics, after.rollout_files()) == kept
         assert {name: (tmp_path / "run" / name).read_bytes() for name in names} == files, words
+        assert not (tmp_path / "run" / "tracking").exists()
 
 
 @pytest.mark.reliability

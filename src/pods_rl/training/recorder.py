@@ -100,6 +100,9 @@ class Recorder(TrainerCallback):
         self.saved_step = state.global_step
         self._shown.expect_steps(state.max_steps)
         self._context.begin()
+        if self._writer and self._trainer.args.report_to:
+            # not earlier, since a resume that is refused changes nothing; without it wandb uses a temporary folder
+            (self._context.output / TRACKING).mkdir(exist_ok=True)
         self._record.begin(self._environment, step=state.global_step, saved=kept_state(state.stateful_callbacks))
         self.stop_reason = self._budget_spent()
         if self.stop_reason:
@@ -260,7 +263,6 @@ def trackers_inside(output: Path, report_to: object) -> Iterator[None]:
     variables = {name: str(tracking / folder) for name, folder in _FOLDERS.items()}
     variables["MLFLOW_TRACKING_URI"] = tracking.as_uri()
     unset = {name: value for name, value in variables.items() if name not in os.environ}
-    tracking.mkdir(exist_ok=True)  # wandb uses the system's temporary folder if it is missing
     os.environ.update(unset)
     try:
         yield
