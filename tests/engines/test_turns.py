@@ -133,6 +133,13 @@ def test_a_checkpoint_restores_turns_and_holds_no_image(tmp_path):
     assert "image" in made.prompts[0][0]["content"][0]
 
 
+def test_arguments_that_look_like_a_tensor_of_a_checkpoint_are_restored(tmp_path):
+    made = record([says("", call("f", __tensor__="0"), call("g", a={"__tensor__": {"__tensor__": [1]}}))])
+    write_state(tmp_path, 0, {"processes": 1, "record": made.saved()})
+    restored = Rollouts(**read_state(tmp_path, 0, 1)["record"])
+    assert restored.completions == made.saved()["completions"]
+
+
 @pytest.mark.parametrize(("made_by", "now"), [(1, 2), (4, 2)])
 def test_another_number_of_processes_is_refused_on_each_of_them(tmp_path, made_by, now):
     assert read_state(tmp_path, 0, now) == {}  # a checkpoint of TRL's trainer

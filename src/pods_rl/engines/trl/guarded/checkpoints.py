@@ -193,9 +193,20 @@ def write_state(folder: Path, process: int, values: dict[str, Any]) -> None:
             return value.tolist()
         return str(value)
 
-    _file(folder, process, "json").write_text(json.dumps(values, default=plain), encoding="ascii")
+    _file(folder, process, "json").write_text(json.dumps(_escaped(values), default=plain), encoding="ascii")
     if tensors:
         save_file(tensors, _file(folder, process, "safetensors"))
+
+
+def _escaped(value: Any) -> Any:
+    """Return plain data with the items of each mapping that would be read as a tensor."""
+    if isinstance(value, dict):
+        entries = {key: _escaped(entry) for key, entry in value.items()}
+        # A policy may write any key in the arguments of a tool.
+        return {_TENSOR: [*entries.items()]} if entries.keys() == {_TENSOR} else entries
+    if isinstance(value, (list, tuple)):
+        return [_escaped(entry) for entry in value]
+    return value
 
 
 def read_state(folder: Path, process: int, processes: int) -> dict[str, Any]:
@@ -214,9 +225,10 @@ def read_state(folder: Path, process: int, processes: int) -> dict[str, Any]:
         tensors = load_file(tensors_file)
 
     def restored(entry: dict[str, Any]) -> Any:
-        if entry.keys() == {_TENSOR}:
-            return tensors[entry[_TENSOR]]
-        return entry
+        if entry.keys() != {_TENSOR}:
+            return entry
+        content = entry[_TENSOR]
+        return tensors[content] if isinstance(content, str) else dict(content)
 
     values: dict[str, Any] = {}
     if values_file.is_file():
