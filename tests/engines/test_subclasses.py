@@ -184,6 +184,23 @@ def test_a_subclass_that_only_changes_advantages_still_leaves_out_rows_without_o
     assert not all(row.get("pods/skipped_step", 0) for row in trainer.state.log_history[:3])
 
 
+def test_a_training_step_that_trains_one_weight_moves_no_other(make_trainer, random_model):
+    class OneWeight(PODSTrainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            model.train()
+            self._prepare_inputs(inputs)
+            loss = next(model.parameters()).square().mean()
+            self.accelerator.backward(loss)
+            self._step += 1
+            return loss.detach()
+
+    trainer = make_trainer(OneWeight, optim="adamw_torch", weight_decay=0.1)
+    trainer.train()
+    before = dict(random_model.named_parameters())
+    moved = [name for name, weight in weights(trainer).items() if not torch.equal(weight, before[name])]
+    assert moved == [next(iter(before))]
+
+
 def test_a_loss_without_super_trains_where_steps_are_skipped(make_trainer, random_model):
     """The optimizer moves the weights, and a gradient of 0 does not."""
     settings = {"num_rollouts": 8, "max_steps": 2, "optim": "adamw_torch", "weight_decay": 0.1}

@@ -130,6 +130,7 @@ class Update(TrainerCallback):
         self.tokens["computed"] = 0
         self.rows_left_out = 0  # which have no gradient
         self._has_signal = False  # in a row that reached TRL's loss
+        self._reached_loss = False  # whether a pass reached `loss`: a subclass's `training_step` may not call it
         self._passes = 0  # that were computed
         self._taken: list[Batch] = []  # of these and the skipped ones, the rows
 
@@ -196,6 +197,7 @@ class Update(TrainerCallback):
         trainer = self._trainer
         if not trainer.model.training:
             return compute()
+        self._reached_loss = True
         if not batch:
             return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
         row_counts = token_counts(batch)
@@ -385,7 +387,7 @@ class Update(TrainerCallback):
         if self.is_skipped:
             trainer.model_wrapped.zero_grad(set_to_none=True)
             self.trained_tokens = 0
-        elif not self._passes and not self._has_user_loss:
+        elif self._reached_loss and not self._passes:
             # A subclass's own term trains a step whose passes were all skipped. The optimizer skips a parameter without
             # a gradient; after TRL's passes it has one of 0.
             for parameter in trainer.model_wrapped.parameters():
