@@ -384,6 +384,22 @@ def test_a_time_limit_ends_a_call_and_leaves_an_outer_timer_as_it_was():
     assert bool(signal.getitimer(signal.ITIMER_REAL)[0]) == before
 
 
+def test_an_alarm_just_before_a_time_limit_is_stopped_leaves_no_timer(monkeypatch):
+    setitimer = signal.setitimer
+    of_test_run = setitimer(signal.ITIMER_REAL, 0.0)
+    alarms = [signal.SIGALRM]
+
+    def alarm_first(which, seconds, interval=0.0):
+        if seconds == 0 and alarms:
+            signal.raise_signal(alarms.pop())
+        return setitimer(which, seconds, interval)
+
+    monkeypatch.setattr(signal, "setitimer", alarm_first)
+    with pytest.raises(TimeoutError), time_limit(DEADLINE, "a call"):
+        pass
+    assert setitimer(signal.ITIMER_REAL, *of_test_run) == (0.0, 0.0)
+
+
 # -- environments ----------------------------------------------------------------------------------------------------
 
 

@@ -201,6 +201,8 @@ def time_limit(seconds: float | None, what: str) -> Iterator[None]:
     except _TimeUpError:
         raise _too_long(what, seconds) from None
     finally:
+        # An alarm may have come just before the timer was stopped above. The next one would go to the user's handler.
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, handler)
         if remaining:
             signal.setitimer(signal.ITIMER_REAL, remaining, interval)
