@@ -172,10 +172,14 @@ def test_arms_runs_and_axes_change_the_figure_and_survive_new_points(page: Brows
     assert page.run("document.querySelectorAll('#scores canvas').length") == 1
 
 
-def test_the_cursor_shows_values_and_saved_files_hold_them(page: Browser) -> None:
+def test_the_cursor_shows_values_and_saved_files_hold_them(page: Browser, explored: ReportFiles) -> None:
     plot = "document.querySelector('#scores .plot')"
     page.run(f"{plot}.dispatchEvent(new KeyboardEvent('keydown', {{key: 'ArrowRight'}}))")
     assert page.run("texts('#scores .read div')")[0].count(" at 0") == 1
+    points = json.loads(json.dumps(explored.account.points))
+    for arm in points["scores"][0]["arms"]:
+        arm["label"] = arm["label"].replace("pods", "=pods")
+    page.run(f"window.pods.figures({json.dumps(points)})")
     page.run("document.querySelectorAll('#scores .save a').forEach((a) => a.addEventListener('click', "
              "(event) => event.preventDefault()))")  # fmt: skip
     page.run("document.querySelectorAll('#scores .save a').forEach((a) => a.click())")
@@ -184,6 +188,7 @@ def test_the_cursor_shows_values_and_saved_files_hold_them(page: Browser) -> Non
     )
     assert table.startswith('data:text/csv;charset=utf-8,"arm","run","training time (s)","accuracy (%)"')
     assert '"many (4→2)","mean",0,' in table
+    assert '"\'=pods (4→2)","mean",0,' in table
     assert picture.startswith("data:image/png")
 
 

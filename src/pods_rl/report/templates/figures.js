@@ -227,7 +227,9 @@ window.pods = { figures: (() => {
     };
 
     const table = () => {
-      const quoted = (value) => typeof value === "string" ? `"${value.replaceAll('"', '""')}"` : value ?? "";
+      // As in the report's CSV files: a spreadsheet would run such a name as a formula.
+      const safe = (name) => /^'*\s*[=+\-@＝＋－＠]/.test(name) ? `'${name}` : name;
+      const quoted = (value) => typeof value === "string" ? `"${safe(value).replaceAll('"', '""')}"` : value ?? "";
       const rows = [["arm", "run", x[1], chart.y]];
       for (const arm of chart.arms) {
         const line = lineOf(arm);
