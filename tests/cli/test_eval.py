@@ -106,10 +106,13 @@ def test_a_model_needs_no_recipe(evaluated):
 def test_what_cannot_be_evaluated_is_refused_before_anything_is_loaded(evaluated, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
+    with RunWriter(tmp_path / "script") as writer:
+        writer.write_config("max_steps: 1\n")  # without a task, as RunDirectory writes it
     for message, words in {
         "evaluate": [],
         "one of them": ["--run", tmp_path, "--config", "tiny-pods"],
         "gone": ["--model", "./gone"],
+        "with --task": ["--run", tmp_path / "script", "--model", "tiny"],
         "--adapter": ["--adapter", "lora"],
         "file cannot": ["--model", "tiny", "--output", tmp_path / "file"],
         "eval_repeats": ["--model", "tiny", "--eval_repeats", "0"],

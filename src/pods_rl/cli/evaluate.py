@@ -116,6 +116,11 @@ def _policy_of_run(
     run: Run, model: str | None, adapter: str | None, keys: Mapping[str, Any]
 ) -> tuple[Recipe, str, str | None]:
     """Return the recipe of a run, and the model and the adapter to evaluate: by default those of its last policy."""
+    if run.config and "task" not in run.config:
+        raise UserError(
+            f"--run {run.path}: a script made this run, and its task is in that script. Give --model with --task or "
+            "--config."
+        )
     if model is None:
         policy = str(_last_policy(run))
         if Path(policy, "adapter_config.json").is_file():
