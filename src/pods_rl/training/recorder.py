@@ -29,12 +29,6 @@ if TYPE_CHECKING:
     from .trainer import RunTrainer
 
 _EVALUATION = "eval_prompts"  # only in the log of an evaluation
-# where each tracker writes, below `tracking/`; by default the working directory, and trackio a cache
-_FOLDERS = {
-    "TENSORBOARD_LOGGING_DIR": "tensorboard",
-    "WANDB_DIR": "",
-    "TRACKIO_DIR": "trackio",
-}
 
 
 class Recorder(TrainerCallback):
@@ -255,13 +249,19 @@ def _forget(trainer: Trainer, tracker: str | None) -> None:
 
 @contextmanager
 def trackers_inside(output: Path, report_to: object) -> Iterator[None]:
-    """Inside, trackers write their local files to ``tracking/`` of a run, unless the user has set another place."""
+    """Inside, trackers write their local files to ``tracking/`` of a run, unless the user has set another place.
+
+    trackio does not: it reads its folder when it is imported, and TRL has imported it by then.
+    """
     if report_to in (None, "none", []):
         yield
         return
     tracking = (output / TRACKING).absolute()
-    variables = {name: str(tracking / folder) for name, folder in _FOLDERS.items()}
-    variables["MLFLOW_TRACKING_URI"] = tracking.as_uri()
+    variables = {
+        "TENSORBOARD_LOGGING_DIR": str(tracking / "tensorboard"),
+        "WANDB_DIR": str(tracking),
+        "MLFLOW_TRACKING_URI": tracking.as_uri(),
+    }
     unset = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(unset)
     try:
