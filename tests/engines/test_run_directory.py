@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import SchedulerType, Trainer
 
-from pods_rl import PODSConfig, RunDirectory
+from pods_rl import PODSConfig, PrefixTreeTrainer, RunDirectory
 from pods_rl.engines.trl.guarded.run_directory import settings_of
 from pods_rl.engines.trl.guarded.script_contents import script_contents
 from pods_rl.errors import UserError
@@ -322,10 +322,11 @@ def test_a_script_whose_training_raises_leaves_a_run_that_has_ended(make_trainer
     assert (run.state, run.step, len(run.metrics)) == ("finished", 2, 2)
 
 
-def test_another_trainer_is_refused(tmp_path):
+def test_another_trainer_is_refused(make_trainer, tmp_path):
     args = PODSConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none")
-    with pytest.raises(TypeError, match="PODSTrainer"):
-        RunDirectory(Trainer(model=torch.nn.Linear(1, 1), args=args), tmp_path / "run")
+    for trainer in (Trainer(model=torch.nn.Linear(1, 1), args=args), make_trainer(PrefixTreeTrainer)):
+        with pytest.raises(TypeError, match="PODSTrainer"):
+            RunDirectory(trainer, tmp_path / "run")
 
 
 def scaled(factor):

@@ -85,7 +85,7 @@ class RunDirectory(TrainerCallback):
         overwrite: bool = False,
         allow_changes: bool = False,
     ) -> None:
-        if not hasattr(trainer, "rollouts"):  # its class would be loaded with this module
+        if not hasattr(trainer, "layout"):  # of the layer `Guarded`, whose class would be loaded with this module
             raise TypeError(f"RunDirectory records a PODSTrainer: got {type(trainer).__name__}.")
         self.path = Path(path).absolute()
         self._trainer = trainer
