@@ -1,11 +1,13 @@
 """`pods tasks`: the list, the check of gold answers, its counts on the published files, and its exit code."""
 
 import re
+from pathlib import Path
 
 import datasets
 import pytest
 
 from pods_rl.cli.catalog import _REFUSALS_SHOWN
+from pods_rl.errors import UserError
 from pods_rl.recipe.schema import TASKS
 from pods_rl.tasks import Task
 
@@ -54,6 +56,15 @@ def test_a_grader_that_refuses_its_gold_is_said_and_fails():
     assert any(line.startswith("row 2 ") and line.endswith(r"'<answer>\x1b[2J[red]'") for line in lines)
     assert "\x1b" not in result.output
     assert any(line.startswith("note: 22 ") for line in lines)
+
+
+def test_a_check_without_a_name_is_of_the_data_set_or_refused():
+    Path("bad.jsonl").write_text('{"question": "1+1?", "answer": "</answer>"}\n')
+    result = pods("tasks", "check", "--dataset_name", "bad.jsonl", "--dataset_test_name", "bad.jsonl")
+    assert result.exit_code == 1
+    assert lines_of(result)[0] == "dataset"
+    with pytest.raises(UserError, match="pods tasks check"):
+        pods("tasks", "check", "--use_cpu", "gsm8k")
 
 
 def test_a_task_that_cannot_be_loaded_fails_and_the_others_are_still_checked(monkeypatch):

@@ -139,6 +139,10 @@ def check(words: Annotated[list[str], Argument(metavar="NAME", help="Names of ta
     names: list[str] = []
     # A recipe needs a policy and a limit of its training. This check loads no policy and trains nothing.
     keys = {"model_name_or_path": "any/policy", **parse_overrides(words, names)}
+    if not names and "dataset_name" in keys:  # as in a recipe
+        names = ["dataset"]
+    if not names:
+        raise UserError("Missing task. Pass a name that `pods tasks` lists, before the keys: pods tasks check gsm8k")
     origin = Origin("pods tasks check")
     # all of them before the first task loads, so that a wrong key is refused at once
     recipes = [build_recipe({"max_steps": 1}, origin, {"task": name, **keys}) for name in names]
