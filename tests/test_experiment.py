@@ -84,10 +84,11 @@ def test_pairs_are_declared_against_the_baseline_if_no_other_arm_is_named():
 
 
 def test_the_base_may_be_a_recipe(tmp_path):
-    (tmp_path / "base.yaml").write_text("max_seconds: 4\nnum_generations: 8\n")
+    (tmp_path / "base.yaml").write_text("max_seconds: 4\nnum_generations: 8\nseed: 9\n")
     (tmp_path / "e.yaml").write_text("arms: {a: {}}\nbase: base.yaml\n")
     what = load_experiment(tmp_path / "e.yaml")
     assert what.plan()[0].recipe.values["max_seconds"] == 4
+    assert what.plan()[0].recipe.values["seed"] == 1
     assert (what.name, what.baseline, what.seeds) == ("e", "a", (1,))
     shipped = build_experiment({"arms": {"a": {}}, "base": "tiny-pods"}, Origin("e"))
     assert shipped.plan()[0].recipe.values["num_rollouts"] == 64

@@ -3,15 +3,19 @@
 import pytest
 import yaml
 
+from pods_rl.experiment import build_experiment
 from pods_rl.planning.measure import settings_to_measure
 from pods_rl.planning.plan import Plan, Setting, Step
 from pods_rl.planning.trees import describe_trees
 from pods_rl.policies import tiny_policy_path
 from pods_rl.recipe import load_recipe
+from pods_rl.yaml_files import parse_yaml
 
+from ..cli import pods
 from ..prefix_tree.test_decoding import build
 
-GRPO, PROMPT, BATCH = settings_to_measure(Setting(2, 16, 8, "prompt"), 16, "max_variance")[::2]
+VALUES = load_recipe("tiny-pods").every_value()
+GRPO, PROMPT, BATCH = settings_to_measure(Setting(2, 16, 8, "prompt"), 16, VALUES)[::2]
 PLAN = Plan(
     16,
     {
@@ -38,10 +42,26 @@ def test_the_experiment_has_the_keys_of_each_setting() -> None:
 
 def test_a_rule_of_one_selection_is_measured_with_it_alone() -> None:
     def selections(own: Setting, rule: object) -> set[str]:
-        return {setting.selection for setting in settings_to_measure(own, 16, rule)}
+        return {setting.selection for setting in settings_to_measure(own, 16, VALUES | {"rule": rule})}
 
     assert selections(Setting(2, 16, 8, "prompt"), "max_reward") == {"none", "prompt"}
     assert selections(Setting(4, 8, 8, "batch"), "own.py:rule") == {"none", "batch"}
+
+
+def test_a_selection_that_other_keys_contradict_is_not_measured() -> None:
+    keys = {"multi_objective_aggregation": "normalize_then_sum", "mask_constant_groups": True, "exact_trl": True}
+    for key, value in keys.items():
+        settings = settings_to_measure(Setting(2, 16, 8, "prompt"), 16, VALUES | {key: value})
+        assert [setting.selection for setting in settings] == ["none", "prompt", "prompt"]
+
+
+def test_the_printed_experiment_has_the_keys_of_the_command_and_seeds_of_its_own(monkeypatch) -> None:
+    monkeypatch.setattr("pods_rl.planning.measure.plan_recipe", lambda recipe, seconds, show: PLAN)
+    printed = pods("plan", "tiny-pods", "--learning_rate", "1e-3", "--seed", "7").stdout
+    text = printed.partition("--config settings.yaml\n")[2]
+    runs = build_experiment(*parse_yaml(text, "settings.yaml")).plan()
+    assert [run.seed for run in runs[::3]] == [1, 2, 3]
+    assert {run.recipe.values["learning_rate"] for run in runs} == {1e-3}
 
 
 # -- prefix trees ------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from ..engines import TESTED
 from ..errors import UserError
 from ..recipe import load_recipe
 from ..text import console, plain_text, safe_text
+from ..yaml_files import dump_yaml
 from .train import Config, named_recipe, show_fact, show_facts, stoppable, working
 
 _TESTED_TRL = TESTED["trl"].rpartition(".")[0]
@@ -162,3 +163,7 @@ def plan(
     print("\nTo settle it, save this as settings.yaml and run: pods compare --config settings.yaml")
     for text in result.experiment(named):
         print(plain_text(text))
+    # Without a seed: the experiment has seeds.
+    shared = {key: recipe.given[key] for key in keys if key in recipe.given and key != "seed"}
+    if shared:
+        print(plain_text(dump_yaml(shared)), end="")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ..distributed import get_world_size
 from ..distributed.processes import quiet_libraries, set_threads
+from ..engines.trl.config import check_contradictions
 from ..errors import UserError
 from ..loading.prepare import prepare
 from ..recipe import Recipe
@@ -39,23 +41,31 @@ _STILL = {
 _UNSET = ("num_train_epochs", "save_steps", "lr_scheduler_kwargs", "warmup_steps")
 
 
-def settings_to_measure(own: Setting, rows: int, rule: Any) -> list[Setting]:
+def settings_to_measure(own: Setting, rows: int, values: Mapping[str, Any]) -> list[Setting]:
     """Return the settings that train `rows` rows a step, plain GRPO with the recipe's m first.
 
     Twice and four times as many rollouts, by selection of each prompt and over the batch, and the recipe's own
-    setting. A rule of one kind of selection alone is measured with that.
+    setting. A rule of one kind of selection alone is measured with that. Selection over the batch is not measured if
+    other keys of the recipe contradict it. `values` are those of every key.
 
-    >>> found = settings_to_measure(Setting(2, 32, 8, "prompt"), 16, "max_variance")
+    >>> from pods_rl.recipe import load_recipe
+    >>> found = settings_to_measure(Setting(2, 32, 8, "prompt"), 16, load_recipe("tiny-pods").every_value())
     >>> [(setting.selection, setting.prompts, setting.n) for setting in found]
     [('none', 2, 8), ('prompt', 2, 16), ('prompt', 2, 32), ('batch', 4, 8), ('batch', 8, 8)]
     """
+    rule = values["rule"]
     m = own.m
     prompts = rows // m
     settings = [Setting(prompts, m, m, "none")]
     if rule in RULES or own.selection == "prompt":
         settings += [Setting(prompts, times * m, m, "prompt") for times in (2, 4)]
     if rule in BATCH_RULES or own.selection == "batch":
-        settings += [Setting(times * prompts, m, m, "batch") for times in (2, 4)]
+        for times in (2, 4):
+            setting = Setting(times * prompts, m, m, "batch")
+            config: Any = SimpleNamespace(**{**values, **setting.keys})
+            with suppress(UserError):
+                check_contradictions(config)
+                settings.append(setting)
     if own not in settings:
         settings.append(own)
     return settings
@@ -86,7 +96,7 @@ def plan_recipe(recipe: Recipe, seconds: float, *, show: Callable[[str], None] =
     quiet_libraries()
     values = recipe.every_value()
     rows = recipe.batch_plan().rows_per_generation
-    settings = settings_to_measure(own_setting(recipe), rows, values["rule"])
+    settings = settings_to_measure(own_setting(recipe), rows, values)
     set_threads(recipe.run_settings()["threads"])
     show("loading the policy and the task")
     with TemporaryDirectory(prefix="pods-plan-") as folder:

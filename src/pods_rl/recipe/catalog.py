@@ -129,6 +129,7 @@ def split_experiment(
     base = values.get("base", {})
     if isinstance(base, str):
         base = _read_base(base, Path(origin.name).parent, above)
+        base.pop("seed", None)  # of a recipe that was trained alone: an experiment has seeds
     elif not isinstance(base, dict):
         raise UserError(
             f"{origin.where('base')}base: got {describe(base)}, expected a recipe's name or path, or its keys."
