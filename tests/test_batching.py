@@ -47,6 +47,8 @@ def test_every_process_generates_as_many_rollouts_of_a_group_that_is_spread():
             {"num_generations": 3, "per_device_train_batch_size": 4, "steps_per_generation": 2},
             "steps_per_generation 2.* 3 or 6",
         ),
+        ({"generation_batch_size": 4}, "generation_batch_size to 8 or 16"),
+        ({"num_generations": 16, "generation_batch_size": 24}, "generation_batch_size to 16 or 32"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_unit(settings, message):

@@ -170,7 +170,16 @@ def _steps_per_generation(
 ) -> int:
     """Return the micro-batches of a generation batch, which must hold complete groups; `size` decides over `steps`."""
     if size is not None:
-        return whole_number("generation_batch_size", size) // (rows * processes)  # TRL refuses a size that splits one
+        size = whole_number("generation_batch_size", size)
+        unit = math.lcm(rows * processes, m)
+        if size % unit:
+            low, high = _neighbours(size, unit)
+            raise UserError(
+                f"generation_batch_size = {size}: a generation batch must hold whole micro-batches "
+                f"(per_device_train_batch_size {rows} x processes {processes}) and whole groups of num_generations = "
+                f"{m} rows. Set generation_batch_size to {low} or {high}."
+            )
+        return size // (rows * processes)
     key = "steps_per_generation"
     if steps is None:
         key = "gradient_accumulation_steps"
