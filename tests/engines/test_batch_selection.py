@@ -1,9 +1,12 @@
 """`selection: batch` in the trainer: rows of different numbers of each prompt, and what happens to rows without one."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
 from pods_rl import BatchSelection, PODSTrainer, advantages, select_batch
+from pods_rl.training.run import print_start
 
 from .conftest import assert_equal_weights, batches_of, constant, half_dead
 
@@ -48,6 +51,14 @@ def test_rows_are_those_of_select_batch_with_the_advantages_of_their_prompts(mak
     log = trainer.state.log_history[0]
     assert log["pods/prompts_trained"] == (record.sizes() > 0).sum()
     assert log["pods/rows_a_prompt"] == 8 / log["pods/prompts_trained"]
+
+
+def test_the_first_line_of_a_run_does_not_say_that_n_equal_to_m_trains_all(make_trainer, tmp_path):
+    trainer = make_trainer(selection="batch", num_prompts=4)  # 8 of 4 x 4 rollouts
+    shown = Mock()
+    prepared = Mock(task=Mock(train=[], notes=()), fitted=None)
+    print_start(shown, tmp_path, "mine", trainer, prepared, None)
+    assert shown.say.call_args_list[0].args[0].endswith("; 4 rollouts a prompt, some kept by max_variance")
 
 
 def test_a_dead_prompt_has_no_row_and_rows_without_a_rollout_are_empty(make_trainer):

@@ -258,11 +258,15 @@ def label_of(name: str, config: Mapping[str, Any]) -> str:
     'pods (64→16)'
     >>> label_of("pods-n64-m16", {"num_rollouts": 64, "num_generations": 16})
     'pods-n64-m16'
+    >>> label_of("mine", {"num_rollouts": 8, "num_generations": 8, "selection": "batch"})  # not plain GRPO
+    'mine (8, batch)'
     """
     n, m = rollouts_of(config)
     label = one_line(name) or "(no name)"
     if n is None or m is None or re.search(rf"\b[a-z]?{n}\b", name):
         return label
+    if config.get("selection") == "batch":
+        return f"{label} ({n}, batch)"
     return f"{label} ({n})" if n == m else f"{label} ({n}→{m})"
 
 

@@ -187,7 +187,11 @@ def print_start(
 
     task = prepared.task
     n, m = group_sizes(trainer.args)
-    rule = "all trained" if trainer.args.keeps_all else f"{m} kept by {trainer.args.rule}"
+    if trainer.args.keeps_all:
+        rule = "all trained"
+    else:
+        kept = "some" if trainer.args.selection == "batch" else m  # a batch keeps other numbers of each prompt's
+        rule = f"{kept} kept by {trainer.args.rule}"
     # Each line fits 80 columns.
     shown.say(f"{label}: {device_line(trainer)}; {counted(n, 'rollout')} a prompt, {rule}")
     shown.say(f"{label}: {task.name}: {counted(len(task.train), 'prompt')}")
