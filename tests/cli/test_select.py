@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from pods_rl.errors import UserError
 from pods_rl.runs import write_parquet
@@ -91,8 +92,21 @@ def test_each_parquet_file_is_a_batch(tmp_path):
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     for step in (1, 2):
         write_parquet(tmp_path / "rollouts" / f"step-{step}.parquet", columns)
+    write_parquet(tmp_path / "rollouts" / "step-3.parquet", {name: values[:1] for name, values in columns.items()})
     select(tmp_path / "rollouts", "--selection", "batch", "--rows", 4, "--output", tmp_path / "k.jsonl")
-    assert [row["id"] for row in rows_of(tmp_path / "k.jsonl")] == 2 * ["a0", "a1", "a2", "a3"]
+    assert [row["id"] for row in rows_of(tmp_path / "k.jsonl")] == 2 * ["a0", "a1", "a2", "a3"]  # none of a single row
+
+
+def last_places(batch):
+    """A batch rule that also keeps unscored rollouts."""
+    return torch.arange(batch.rewards.numel())[-batch.rows :]
+
+
+def test_a_rule_cannot_keep_what_a_shorter_group_is_filled_up_with(tmp_path):
+    source = write(tmp_path / "r.jsonl", rollouts("a", [1, 2, 3, 4]) + rollouts("b", [1, 2]))
+    words = ["--selection", "batch", "-m", 2, "--rule", f"{__name__}:last_places", "--output", tmp_path / "k.jsonl"]
+    select(source, *words)
+    assert [row["id"] for row in rows_of(tmp_path / "k.jsonl")] == ["b0", "b1"]
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -174,7 +188,9 @@ def test_a_file_of_somebody_else_is_replaced_only_with_force_and_its_own_always(
     assert output.read_text() == "mine"
     select(source, "-m", 2, "--output", output, "--force")
     select(source, "-m", 1, "--output", output)
-    assert "1 group," in select(output, "-m", 1).output
+    printed = select(output, "-m", 1).output
+    assert "1 group," in printed
+    assert "equal" not in printed  # as the advantage of a single row is 0
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_reading(tmp_path, source):

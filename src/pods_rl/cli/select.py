@@ -180,7 +180,7 @@ def keep_rows(
 ) -> dict[int, dict[str, Any]]:
     """Select in every group, or over the groups of each file; return rank and advantage of each kept row, by its index.
 
-    A batch keeps `batch_rows`, or `keep` times its groups, or all rows if it has fewer.
+    A batch keeps `batch_rows`, or `keep` times its groups, or all rows if it has fewer; of a single row it keeps none.
     """
     import torch
 
@@ -200,6 +200,8 @@ def keep_rows(
     for batch in batches.values():
         groups = list(batch.values())
         size = sum(map(len, groups))
+        if over_batch and size == 1:  # it has no signal, and a batch keeps no such rollout
+            continue
         rewards = [torch.tensor([rows[index].reward for index in group], dtype=torch.float64) for group in groups]
         # Groups may differ in size: shorter ones are filled up with unscored rollouts.
         rewards_PN = torch.nn.utils.rnn.pad_sequence(rewards, batch_first=True, padding_value=math.nan)
@@ -217,8 +219,10 @@ def keep_rows(
             advantages = selection.advantages(rewards_PN, chosen, when=when)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             raise UserError(f"Cannot select: {error}") from error
-        indices = [groups[prompt][rollout] for prompt, rollout in kept]
-        advantage_of |= zip(indices, advantages.flatten().tolist(), strict=True)
+        for (prompt, rollout), advantage in zip(kept, advantages.flatten().tolist(), strict=True):
+            # A rule of the user's own may keep unscored rollouts, even those that a shorter group is filled up with.
+            if rollout < len(groups[prompt]):
+                advantage_of[groups[prompt][rollout]] = advantage
     return _additions(rows, advantage_of)
 
 
@@ -250,7 +254,8 @@ def _summarise(rows: list[Rollout], kept: dict[int, dict[str, Any]], keep: int |
         out.print(f"{counted(len(sizes), 'group')}, {without_rows} without kept rows")
     else:
         with_signal = {rows[index].group for index, additions in kept.items() if additions["advantage"] != 0}
-        out.print(f"{counted(len(sizes), 'group')}, {len(sizes) - len(with_signal)} with equal rewards (no signal)")
+        without_signal = len(sizes) - len(with_signal)
+        out.print(f"{counted(len(sizes), 'group')}, {without_signal} whose kept rows all have advantage 0 (no signal)")
         small_groups = [group for group, size in sizes.items() if size < keep]
         if small_groups:
             count = counted(len(small_groups), "group")
