@@ -41,8 +41,11 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
     seen, saved = [], settings.pop("saved", [])
     checkpoints, resumed = settings.pop("checkpoints", []), settings.pop("resumed", None)
     shuffling = settings.pop("shuffling", 0.0)
+    failing = settings.pop("failing", None)  # an evaluation
 
     def evaluate(index):
+        if index == failing:
+            raise RuntimeError("no judge")
         clock.now += 100.0
         seen.append(index)
         return evaluation()
@@ -50,8 +53,9 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
     stop = Stop()
     args = SimpleNamespace(clock=settings.pop("counts", "wall"), report_to=settings.pop("report_to", []))
     trainer = SimpleNamespace(
-        args=args, attention=None, generation="prefix trees", token_budget=None, log_evaluation=lambda row: None
-    )
+        args=args, attention=None, generation="prefix trees", token_budget=None, log_evaluation=lambda row: None,
+        model=None, _save_checkpoint=lambda model, trial: saved.append("at the end"),
+    )  # fmt: skip
     recipe = build_recipe(RECIPE | settings, Origin("a test"))
     with RunWriter(tmp_path / "run", resume=resumed is not None) as writer, stop.later():
         shown = Mock()
@@ -136,6 +140,15 @@ def test_checkpoints_are_saved_by_the_clock_and_off_it(tmp_path, clock):
     assert saved == [3, 5]
     assert recorder.stopped_by is None
     assert [row["seconds"] for row in run.metrics] == [4.0, 8.0, 12.0, 16.0, 20.0, 24.0]
+
+
+def test_a_last_evaluation_that_fails_costs_no_step(tmp_path, clock):
+    for save_seconds, checkpoints in {1800.0: ["at the end"], 4.0: [1]}.items():
+        saved = []
+        place = tmp_path / str(save_seconds)
+        with pytest.raises(RuntimeError):
+            run_steps(place, clock, [4.0], failing=1, saved=saved, save_seconds=save_seconds)
+        assert saved == checkpoints
 
 
 def test_a_resumed_run_goes_on_with_clocks_and_evaluations(tmp_path, clock):

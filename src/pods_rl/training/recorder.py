@@ -193,7 +193,14 @@ class Recorder(TrainerCallback):
             due = float(self._max_seconds)
         elif self._eval_seconds:  # the next multiple, so that runs align
             due = math.ceil(self.seconds / self._eval_seconds) * self._eval_seconds
-        self._run_evaluation(due)
+        try:
+            self._run_evaluation(due)
+        except Exception:
+            # All steps are done, and the final policy is not saved yet: a resume makes it from this checkpoint. Several
+            # processes save together, and the others may be waiting in the evaluation.
+            if alone() and self.saved_step != self.step:
+                self._trainer._save_checkpoint(self._trainer.model, None)
+            raise
 
     def write_status(self, state: str, reason: str | None = None) -> None:
         """Write ``status.json`` with the current step and clocks."""
