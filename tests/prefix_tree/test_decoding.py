@@ -435,12 +435,6 @@ def test_models_and_settings_that_it_cannot_serve_are_refused_before_the_first_t
     assert seen == []
 
 
-def test_phi_3_generates_across_its_switch_of_frequencies():
-    model = build("phi3", original_max_position_embeddings=8)
-    inputs = batch(MIXED, max_new_tokens=12)
-    assert torch.equal(complete(model.generate, inputs), model.generate(**inputs))
-
-
 def test_generate_serves_the_rest_and_the_log_says_so_once(qwen2, caplog, monkeypatch):
     monkeypatch.setattr(generating, "_logged_paths", set())
     inputs = batch(EQUAL, max_new_tokens=5, num_beams=2)
