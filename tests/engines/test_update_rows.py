@@ -80,14 +80,6 @@ SETTINGS = {
         "per_device_train_batch_size": 1,
         "max_tokens_per_microbatch": 10_000,
     },
-    "four micro-batches, several iterations, KL": {
-        "gradient_accumulation_steps": 4,
-        "per_device_train_batch_size": 4,
-        "steps_per_generation": 8,
-        "num_iterations": 2,
-        "learning_rate": 0.05,
-        "beta": 0.04,
-    },
     "checkpointing": checkpointing(False),
     "reentrant checkpointing": checkpointing(True),
 }
