@@ -28,13 +28,6 @@ def patient(monkeypatch):
     monkeypatch.setattr(verifier, "PATIENCE", 1e4)
 
 
-@pytest.fixture
-def pool():
-    pool = VerifierPool(size=2, limit=1.0)
-    yield pool
-    pool.close()
-
-
 @pytest.fixture(scope="module")
 def running():
     """A pool for tests that leave its processes alone: starting one takes a second."""
@@ -61,7 +54,8 @@ def group(leader: int) -> set[int]:
     return found
 
 
-def test_answers_come_in_order_from_processes_that_start_when_they_are_needed(pool):
+def test_answers_come_in_order_from_processes_that_start_when_they_are_needed():
+    pool = VerifierPool(size=2, limit=1.0)
     assert pool.verify([]) == []
     assert pids(pool) == []
     assert [pool.verify([pair]) for pair in (RIGHT, WRONG)] == [[True], [False]]
