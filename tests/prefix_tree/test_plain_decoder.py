@@ -94,18 +94,17 @@ def plain_tokens(monkeypatch):
 def test_tokens_are_the_models_own(monkeypatch, plain_tokens, shape):
     monkeypatch.setattr("pods_rl.prefix_tree.cache._SHARED_FROM", 2**60)  # prompts are copied
     monkeypatch.setattr("pods_rl.prefix_tree.cache._LONG", 20)  # memory is arranged anew on the way
-    check_tokens(monkeypatch, plain_tokens, shape)
+    check_tokens(monkeypatch, plain_tokens, build(shape, FAMILIES[shape]))
 
 
 @pytest.mark.parametrize("shape", shapes(["llama", "mistral", "qwen3_5_text"]))
 def test_tokens_after_shared_prompts_are_the_models_own(monkeypatch, plain_tokens, shape):
     monkeypatch.setattr("pods_rl.prefix_tree.cache._SHARED_FROM", 0)
     monkeypatch.setattr("pods_rl.prefix_tree.cache._LONG", 4)
-    check_tokens(monkeypatch, plain_tokens, shape)
+    check_tokens(monkeypatch, plain_tokens, build(shape, FAMILIES[shape]))
 
 
-def check_tokens(monkeypatch, plain_tokens, shape):
-    model = build(shape, FAMILIES[shape])
+def check_tokens(monkeypatch, plain_tokens, model):
     completions = complete(model)
     assert max(plain_tokens) > 3  # nodes of three prompts have forked
     monkeypatch.setattr(generating, "plain_decoder", lambda model, length: None)
@@ -152,11 +151,7 @@ def with_lora(kind):
 
 @pytest.mark.parametrize("kind", ADAPTERS)
 def test_tokens_with_lora_are_the_models_own(monkeypatch, plain_tokens, kind):
-    model = with_lora(kind).get_base_model()
-    completions = complete(model)
-    assert max(plain_tokens) > 3
-    monkeypatch.setattr(generating, "plain_decoder", lambda model, length: None)
-    assert torch.equal(completions, complete(model))
+    check_tokens(monkeypatch, plain_tokens, with_lora(kind).get_base_model())
 
 
 @pytest.mark.parametrize("shape", OTHERS)
