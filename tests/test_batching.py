@@ -40,10 +40,6 @@ def test_every_process_generates_as_many_rollouts_of_a_group_that_is_spread():
         ({"rollout_batch_size": 0}, "rollout_batch_size"),
         ({"num_rollouts": 4}, r"8 of 4 .*num_rollouts .*\b8"),
         (
-            {"num_generations": 16, "per_device_train_batch_size": 6, "gradient_accumulation_steps": 4},
-            "per_device_train_batch_size 6 x .* 4 or 8",
-        ),
-        (
             {"num_generations": 3, "per_device_train_batch_size": 4, "steps_per_generation": 2},
             "steps_per_generation 2.* 3 or 6",
         ),
