@@ -94,12 +94,6 @@ def test_an_empty_selection_has_no_advantages() -> None:
     assert advantages(torch.zeros(2, 4), nothing).shape == (0,)
 
 
-def test_the_selection_must_fit_the_rewards() -> None:
-    kept = BatchSelection(torch.tensor([0, 1]), 2, 4)
-    with pytest.raises(ValueError, match=r"\[2, 4\]"):
-        advantages(torch.zeros(4, 2), kept)
-
-
 def test_the_loss_of_rows_is_that_of_groups() -> None:
     generator = torch.Generator().manual_seed(7)
     logps_PMT, old_PMT, ref_PMT = torch.randn(3, 2, 4, 5, generator=generator, dtype=torch.float64) - 2
