@@ -190,15 +190,10 @@ def test_a_drawing_rule_depends_on_seed_step_and_prompt_and_not_on_the_batch(mak
     assert first[:M] != first[M:]
 
 
-def test_a_batch_that_does_not_say_what_it_is_for_is_refused(make_config, rewards):
+def test_batches_of_other_than_m_rows_a_prompt_or_of_an_unknown_phase_are_refused(make_config, rewards):
     generator = PODSGenerator(Scripted(of_table(rewards)), make_config(), num_rollouts=N)
-    unknown = {**batch(2)[0], "batch_metadata": None}
     with pytest.raises(UserError, match="batch_metadata"):
-        asyncio.run(generator.generate(unknown))
-
-
-def test_batches_of_other_than_m_rows_a_prompt_are_refused(make_config, rewards):
-    generator = PODSGenerator(Scripted(of_table(rewards)), make_config(), num_rollouts=N)
+        asyncio.run(generator.generate({**batch(2)[0], "batch_metadata": None}))
     with pytest.raises(UserError, match=r"\b4 rows .*\b9 rows"):
         asyncio.run(generator.generate(batch(3, m=3)[0]))
     with pytest.raises(UserError, match=r"2 prompts .*row 0"):
