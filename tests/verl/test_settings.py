@@ -81,7 +81,8 @@ class DerivedBuffer(PODSReplayBuffer):
     """Likewise."""
 
 
-def test_plug_ins_derived_from_ours_are_accepted(make_config):
+def test_plug_ins_derived_from_ours_and_a_reward_model_with_its_own_pool_are_accepted(make_config):
+    read_settings(make_config("reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=true"))
     here = "tests.verl.test_settings"
     read_settings(
         make_config(f"{MANAGER}={here}.DerivedManager", f"{SAMPLER}.path=pkg://{here}", f"{SAMPLER}.name=DerivedBuffer")
@@ -137,7 +138,3 @@ def test_the_reward_as_the_filters_metric_is_refused_where_verl_does_not_know_it
         read_settings(filtered)
     filtered.algorithm.filter_groups.metric = "acc"
     assert read_settings(filtered).filter_arguments["filter_groups_metric"] == "acc"
-
-
-def test_a_reward_model_with_its_own_pool_is_accepted(make_config):
-    read_settings(make_config("reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=true"))
