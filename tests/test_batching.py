@@ -55,16 +55,12 @@ def test_what_does_not_fit_is_refused_with_its_unit(settings, message):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("prefix_tree", "no", "True or False"),
         ("skip_zero_advantage_steps", "no", "True, False or None"),
         ("dynamic_sampling", 5, "True or False"),
         ("dynamic_sampling_rounds", 0, "1 .*dynamic_sampling: false"),
         ("max_tokens_per_microbatch", "all", "whole .*auto"),
         ("rollout_batch_size", "4", "whole"),
         ("num_rollouts", True, "whole"),
-        ("clock", None, "wall, cpu"),
-        ("advantages", ["after"], "after, before"),
-        ("reward_errors", False, "raise, zero, drop"),
         ("rule", None, "^rule .*None"),
         # of TRL: with these it trains nothing, without an error
         ("max_steps", 0, "max_steps = 0: .*-1"),

@@ -91,10 +91,8 @@ def test_arguments_that_generate_does_not_have_are_refused(arguments, word):
     [
         ({"selection": "batch", "exact_trl": True}, "exact_trl"),
         ({"selection": "batch", "mask_constant_groups": True}, "mask_constant_groups"),
-        ({"num_prompts": 4}, "num_prompts"),
         ({"selection": "batch", "num_rollouts": 8, "num_prompts": 1, "per_device_train_batch_size": 16}, "num_prompts"),
         ({"selection": "batch", "num_prompts": 0}, "num_prompts"),
-        ({"selection": "rows"}, "selection"),
         ({"selection": "batch", "rule": "percentile", "num_rollouts": 8}, "percentile"),
         ({"selection": "batch", "multi_objective_aggregation": "normalize_then_sum"}, "selection"),
         ({"reward_tolerance": 0.1, "multi_objective_aggregation": "normalize_then_sum"}, "reward_tolerance"),
