@@ -65,8 +65,6 @@ def kept_squares(rewards_PN: Tensor, kept: BatchSelection) -> Fraction:
 @pytest.mark.parametrize(
     ("rewards", "rows", "indices"),
     [
-        # pairs of one right and one wrong are worth 1/2 each
-        ([[1, 0, 0, 1], [1, 1, 1, 1], [0, 0, 0, 1]], 6, [0, 1, 2, 3, 8, 11]),
         # equal prompts share
         ([[1, 0, 0, 1], [0, 1, 0, 1]], 4, [0, 1, 4, 5]),
         # a range of 2 is worth 2, one of 1 is worth 1/2
