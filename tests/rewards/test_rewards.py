@@ -25,13 +25,6 @@ def test_no_answer_no_gold_answer_and_an_answer_that_is_not_marked_are_wrong():
             assert REWARDS[name](text, wanted) == 0.0
 
 
-@pytest.mark.parametrize("path", [f"{__name__}:shout", f"{__name__}.shout"])
-def test_your_own_reward(path):
-    reward = get_reward(path)
-    assert reward.name == path
-    assert (reward("A", ""), reward.batch(["A", "a"], ["", ""])) == (1.0, [1.0, 0.0])
-
-
 def test_a_reward_must_give_numbers_and_one_gold_answer_each():
     with pytest.raises(TypeError, match=r"'good' .*str"):
         get_reward(f"{__name__}:wordy")("a", "b")
