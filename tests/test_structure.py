@@ -249,15 +249,9 @@ def optional() -> set[str]:
     return names
 
 
-def test_every_imported_package_is_declared():
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported():
     assert imported_packages() - declared() - optional() - OF_VERL - OF_SKYRL == set()
-
-
-def test_every_declared_package_is_imported():
     assert declared() - imported_packages() == set()
-
-
-def test_every_extra_is_imported_or_belongs_to_a_library_that_imports_it():
     assert optional() - imported_packages() == BY_OTHERS | BY_STRING
 
 
