@@ -45,7 +45,7 @@ def alone(numbers):
 
 
 @pytest.mark.usefixtures("gpu")
-def test_auto_chooses_what_is_free_after_a_pass():
+def test_auto_chooses_what_is_free_after_a_pass_and_the_gradients():
     """11 GB without the gradients, with a margin of a fifth, at 2 MB a token."""
     budget, logged = budget_of("auto")
     assert (budget.tokens, str(budget)) == (None, "auto (as TRL's micro-batch)")
@@ -57,14 +57,10 @@ def test_auto_chooses_what_is_free_after_a_pass():
     assert "auto (4400)" in text
     assert "2,000 MB" in text
     budget.choose(lambda numbers: pytest.fail("chosen once"))
-
-
-@pytest.mark.usefixtures("gpu")
-def test_auto_leaves_room_for_the_gradients():
-    budget, _ = budget_of("auto", gradients=1 * GB)
-    compute(budget, 1_000)
-    budget.choose(alone)
-    assert budget.tokens == 4_000
+    with_gradients, _ = budget_of("auto", gradients=1 * GB)
+    compute(with_gradients, 1_000)
+    with_gradients.choose(alone)
+    assert with_gradients.tokens == 4_000
 
 
 @pytest.mark.usefixtures("gpu")
