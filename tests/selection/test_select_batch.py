@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pods_rl.errors import UserError
-from pods_rl.selection import (
-    BATCH_RULES,
-    BatchSelection,
-    RolloutBatch,
-    get_batch_rule,
-    is_constant,
-    select,
-    select_batch,
-)
+from pods_rl.selection import BATCH_RULES, BatchSelection, RolloutBatch, is_constant, select, select_batch
 from pods_rl.selection.batch import best_sizes
 
 NAN = math.nan
@@ -344,12 +336,6 @@ def test_a_value_that_is_not_a_batch_rule_is_refused(rule, message: str) -> None
     with pytest.raises(UserError, match=message) as caught:
         select_batch(torch.zeros(1, 4), 2, rule=rule)
     assert "\n" not in str(caught.value)
-
-
-def test_a_batch_rule_is_found_by_name_and_path() -> None:
-    assert get_batch_rule("max_variance") is BATCH_RULES["max_variance"]
-    path = "pods_rl.selection.batch:max_variance"
-    assert select_batch(torch.tensor([[0.0, 1.0, 0.5]]), 2, path).indices.tolist() == [0, 1]
 
 
 # -- BatchSelection ---------------------------------------------------------------------------------------------------
