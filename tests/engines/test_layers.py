@@ -50,15 +50,12 @@ def test_the_cheaper_step_alone_is_pods_trainer_at_n_equal_to_m(make_trainer, se
     assert shared_log(alone, together) == shared_log(together, alone)
 
 
-def test_the_cheaper_step_takes_the_configuration_of_plain_grpo(make_trainer):
+def test_the_cheaper_step_takes_the_configuration_of_plain_grpo_and_selects_nothing(make_trainer):
     plain = trained(make_trainer, PrefixTreeTrainer, config_class=GRPOConfig)
     ours = trained(make_trainer, PrefixTreeTrainer, config_class=PODSConfig)
     assert_equal_weights(plain, ours)
     assert "over trees" in plain.attention or not plain.attention.startswith("rows")
     assert plain.state.log_history[0]["pods/tokens/computed"] > 0
-
-
-def test_the_cheaper_step_selects_nothing(make_trainer):
     with pytest.raises(UserError, match="num_rollouts"):
         make_trainer(PrefixTreeTrainer, num_rollouts=8)
 
