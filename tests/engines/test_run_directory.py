@@ -261,16 +261,13 @@ def test_settings_of_any_kind_are_written(make_trainer, tmp_path):
     assert (tmp_path / "out" / "checkpoint-2" / "trainer_state.json").is_file()
 
 
-def test_a_setting_that_is_changed_after_the_constructor_is_written(make_trainer):
+def test_settings_are_those_of_now_without_what_follows_from_n_and_m(make_trainer):
+    """Such as `skip_zero_advantage_steps`. Arms that differ in the rollouts differ in nothing else."""
     trainer = make_trainer()
     trainer.args.skip_zero_advantage_steps = True
     trainer.args.beta = 0.25
     assert {"skip_zero_advantage_steps": True, "beta": 0.25}.items() <= settings_of(trainer).items()
     assert "generation_batch_size" not in settings_of(trainer)
-
-
-def test_what_follows_from_n_and_m_is_not_a_setting(make_trainer):
-    """Such as `skip_zero_advantage_steps`. Arms that differ in the rollouts differ in nothing else."""
     plain, pods = (settings_of(make_trainer(num_rollouts=rollouts)) for rollouts in (None, 8))
     assert settings_that_differ(plain, pods) == ["num_rollouts"]
 
