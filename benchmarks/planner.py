@@ -32,6 +32,7 @@ COMPARISONS = (
     ("batch_sums_32", "batch-8x8", "grpo-8"),
     ("equal_rows_32", "pods-16-4", "grpo-8"),
     ("equal_rows_32", "grpo-4", "grpo-8"),
+    ("batch_words_64", "batch-16x8", "grpo-8"),
     ("many_prompts", "16x4-n8", "8x8-n8"),
 )
 
