@@ -92,13 +92,13 @@ def test_a_trl_whose_only_kernel_needs_a_gpu_is_refused_without_one(monkeypatch)
     """As TRL 1.15: CUDA's torch installs Triton on a CPU too, so that its kernel is there and cannot run."""
     kernel = type("ChunkedLogProbFunction", (), {"__module__": "trl.kernels.chunked_logprob"})
     monkeypatch.delattr("trl.trainer.utils._use_triton", raising=False)
-    for found, has_gpu in ((kernel, False), (None, False), (None, True)):
+    for found, has_gpu, on_cpu in ((kernel, False, False), (kernel, True, True), (None, True, False)):
         monkeypatch.setattr("trl.trainer.utils._ChunkedLogProbFunction", found)
         monkeypatch.setattr("torch.accelerator.is_available", lambda has_gpu=has_gpu: has_gpu)
         with pytest.raises(UserError, match=r"trl>=1\.16"):
-            check_kernel()
+            check_kernel(on_cpu=on_cpu)
     monkeypatch.setattr("trl.trainer.utils._ChunkedLogProbFunction", kernel)
-    check_kernel()
+    check_kernel(on_cpu=False)
 
 
 def test_a_list_of_rows_that_trl_no_longer_fills_is_refused_at_construction(make_trainer, monkeypatch):

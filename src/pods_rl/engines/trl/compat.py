@@ -345,12 +345,12 @@ def check_overrides(trainer_class: type) -> None:
             )
 
 
-def check_kernel() -> None:
-    """Raise UserError if TRL cannot compute log-probabilities on this machine."""
+def check_kernel(*, on_cpu: bool) -> None:
+    """Raise UserError if TRL cannot compute log-probabilities on the device of a trainer."""
     kernel = trl_utils._ChunkedLogProbFunction  # of TRL 1.15 None where Triton is not installed
     needs_triton = not hasattr(trl_utils, "_use_triton")  # by which TRL 1.16 chooses between Triton and torch
     needs_gpu = kernel is not None and needs_triton and kernel.__module__.startswith("trl.")
-    if kernel is None or (needs_gpu and not torch.accelerator.is_available()):
+    if kernel is None or (needs_gpu and (on_cpu or not torch.accelerator.is_available())):
         raise UserError(
             f"trl {trl.__version__} computes log-probabilities with Triton, which needs a GPU and its own package. "
             "From 1.16 on TRL does it without: pip install 'trl>=1.16,<1.17'"

@@ -44,7 +44,7 @@ class PrefixTreeTrainer(Layer):
         self, model: Any, reward_funcs: Any = None, args: PODSConfig | None = None, *others: Any, **named: Any
     ) -> None:
         compat.check_overrides(PrefixTreeTrainer)
-        compat.check_kernel()
+        compat.check_kernel(on_cpu=args is not None and args.use_cpu)
         if args is not None:
             complete_config(args)
         with nullcontext() if args is None else compat.room_in_vllm(sequences_at_once(args)):
