@@ -56,6 +56,13 @@ def scores_in_order(limit):
     assert "ValueError: " in attempt(fickle, "raise", "").reason  # in this process
 
 
+def test_a_grader_of_a_task_alone_which_no_other_process_can_import_scores_in_this_one():
+    grader = Reward("mine", lambda text, gold: float(text == gold))
+    rows = Dataset.from_dict({"prompt": ["1+1="], "answer": ["2"]})
+    task = Task("sums", "1", rows, rows, {"mine": 1.0}, "mine", reward_seconds=DEADLINE, graders=(grader,))
+    assert task.scores("mine", ["2", "3"], ["2", "2"]) == [1.0, 0.0]
+
+
 # -- modules that do not import ---------------------------------------------------------------------------------------
 
 JUDGE = "def judge(text, gold): return 1.0\n"

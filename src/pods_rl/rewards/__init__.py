@@ -139,6 +139,11 @@ def _check_signature(name: str, function: Callable[..., Any]) -> None:
     )
 
 
+def _is_path(name: object) -> bool:
+    """Return whether the name of a reward, which may be any value of a recipe, is the import path of a function."""
+    return isinstance(name, str) and (":" in name or "." in name)
+
+
 def check_reward(name: str, seconds: float | None) -> None:
     """Raise like `get_reward`. A user's own module is imported in a worker first, since it may do anything.
 
@@ -149,9 +154,7 @@ def check_reward(name: str, seconds: float | None) -> None:
 
     >>> check_reward("accuracy", seconds=60)
     """
-    # A recipe's value may be anything. A dotted path names a user's function.
-    is_path = isinstance(name, str) and name not in REWARDS and (":" in name or "." in name)
-    if seconds is not None and is_path:
+    if seconds is not None and _is_path(name):
         user_pool(name).start()
     get_reward(name)
 
@@ -192,8 +195,8 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
     """Return the scores of a reward, in order; a user's reward scores each completion separately.
 
     If it raises, takes longer than `seconds` or ends its process, the score is a RewardFailure. If `seconds` is None,
-    it runs in this process without a limit. A library's scorer (`Reward.maker`) always has a separate process, in which
-    None means 60 seconds.
+    or no other process can import the function by its name, it runs in this process without a limit. A library's scorer
+    (`Reward.maker`) always has a separate process, in which None means 60 seconds.
 
     >>> score(get_reward("operator:eq"), ["a"], ["a"], None)
     [1.0]
@@ -201,7 +204,7 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
     if reward.name in REWARDS and not reward.maker:
         return reward.batch(texts, golds)
     pairs = list(zip(texts, golds, strict=True))
-    if seconds is None and not reward.maker:
+    if not reward.maker and (seconds is None or not _is_path(reward.name)):
         return [attempt(reward, *pair) for pair in pairs]
     limit = seconds or LIBRARY_SECONDS
     # by name alone where `check_reward` has started it: each form of the call has a pool of its own

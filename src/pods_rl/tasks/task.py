@@ -73,7 +73,8 @@ class Task:
             describe them to it, as in TRL. The text of the last assistant turn is graded (`last_turn`).
         environment_factory: makes an environment for a conversation, as TRL's: `reset(**row)` starts it, its other
             public methods but `close` are tools, and its `get_reward`, if it has one, is a reward of weight 1.
-        graders: rewards of this task alone; `rewards` and `answer` name them as others.
+        graders: rewards of this task alone; `rewards` and `answer` name them as others. One with a plain name and
+            without a `maker` runs in this process, without a time limit.
         notes: what a user should know about the data, such as a test split that was cut off the training rows.
 
     Raises ValueError if a split lacks a column, the test split is empty, or no reward has a weight and there
