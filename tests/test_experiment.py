@@ -117,6 +117,8 @@ def test_an_override_must_not_make_the_arms_alike():
         experiment(num_rollouts="64")
     with pytest.raises(UserError, match=r"--beta: .*'x'"):
         experiment(beta="x")
+    with pytest.raises(UserError, match="--seeds"):
+        experiment(seed="7")
 
 
 def test_every_recipe_is_checked_before_the_first_run(tmp_path):

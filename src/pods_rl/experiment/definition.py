@@ -117,7 +117,7 @@ def build_experiment(
     """Build an experiment from a mapping, as `load_experiment` does from a file."""
     overrides = dict(overrides or {})
     values = dict(values)
-    for key in ("baseline", "seeds", "accelerate"):  # of the experiment itself
+    for key in ("baseline", "seeds", "accelerate", "seed"):  # of the experiment itself, which refuses a single seed
         if key in overrides:
             values[key] = overrides.pop(key)
     base, arms = split_experiment(values, source)

@@ -136,7 +136,7 @@ def split_experiment(
         )
     shared = base | {key: value for key, value in values.items() if key not in EXPERIMENT_KEYS}
     if any("seed" in keys for keys in (shared, *arms.values())):
-        raise UserError(f"{origin.where('seed')}seed: an experiment and its arms have seeds: a count or a list.")
+        raise UserError(f"{origin.where('seed')}seed: an experiment has seeds (--seeds), a count or a list.")
     return shared, arms
 
 
