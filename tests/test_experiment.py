@@ -105,6 +105,7 @@ def test_the_base_may_be_a_recipe(tmp_path):
         ("arms: {a: {}}\nbase: 3\n", "base: .*3,"),
         ("arms: {a: {}}\nabout: 3\n", "about: .*3,"),
         ("arms: {a: {rul: random}}\n", r"\brul: .*rule\?"),
+        ("arms: {a: {num_rollouts: 64, 16}}\n", "arm a: 16: "),
     ],
 )
 def test_a_wrong_experiment_is_refused(text, message):

@@ -251,7 +251,8 @@ def convert(values: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]:
     converted: dict[str, Any] = {}
     problems: list[str] = []
     recipe_keys = fields()
-    for key, value in values.items():
+    for name, value in values.items():
+        key = str(name)  # YAML reads a key such as 16 or on as another type
         if key == "scale_rewards" and isinstance(value, bool):
             value = "group" if value else "none"  # as TRL reads it
         try:
