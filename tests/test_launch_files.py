@@ -67,6 +67,8 @@ def test_every_node_gets_its_configuration(tmp_path, layout):
         assert shipped["num_machines"] == 1
         place = {"num_machines": 2, "machine_rank": rank, "main_process_ip": address, "main_process_port": 29500}
         assert values == shipped | place
+        if "deepspeed_config" in values:  # without it accelerate starts pdsh, and writes the environment into a file
+            assert values["deepspeed_config"]["deepspeed_multinode_launcher"] == "standard"
 
 
 # -- Docker ------------------------------------------------------------------------------------------------------------
