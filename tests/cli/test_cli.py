@@ -18,7 +18,7 @@ from pods_rl.errors import UserError
 from pods_rl.recipe import recipe as checks
 from pods_rl.recipe import shipped_recipes
 from pods_rl.recipe.recipe import checkpoint_keys
-from pods_rl.runs import Run, RunWriter
+from pods_rl.runs import Run, RunInUseError, RunWriter
 from pods_rl.runs.checkpoints import publish, staging
 
 from . import pods
@@ -130,6 +130,17 @@ def test_the_exit_code_of_several_processes_agrees_with_the_status(
         code, ends = 138, "stopped"
     assert pods(*words, "--per_device_train_batch_size", "8").exit_code == code
     assert Run.open("out").status["state"] == ends
+
+
+def test_of_several_nodes_only_the_first_one_locks_the_directory_before_the_start(trained, monkeypatch):
+    monkeypatch.setattr("pods_rl.distributed.launch.launch", lambda *_: Failure("started", "", 3))
+    words = ("train", "tiny-pods", "--output", "out", "--num_generations", "16", "--per_device_train_batch_size", "8")
+    with RunWriter("out"):
+        Path("node.yaml").write_text("num_processes: 2\nmachine_rank: 1\n")
+        assert pods(*words, "--accelerate_config", "node.yaml").exit_code == 3
+        Path("node.yaml").write_text("num_processes: 2\nmachine_rank: 0\n")
+        with pytest.raises(RunInUseError):
+            pods(*words, "--accelerate_config", "node.yaml")
 
 
 def test_processes_that_do_not_fit_are_refused_before_they_start(trained, monkeypatch):

@@ -22,6 +22,7 @@ from ..recipe.schema import UNSUPPORTED, explain, fields, parse_overrides
 from ..runs import Run, RunInUseError, RunWriter, check_unused, last_clocks
 from ..streams import outlive_output
 from ..text import console, counted, plain_text, safe_text, short, suggest
+from ..yaml_files import read_yaml
 
 if TYPE_CHECKING:
     from ..training.display import LiveLine
@@ -270,8 +271,11 @@ def _prepare(recipe: Recipe, output: Path, launch: Launch | None, resume_options
     from ..rewards import check_named_rewards
 
     recipe.check_reachable()
+    is_first = get_rank() == 0
     if launch:  # each process checks its rewards itself
         check_accelerate(launch.config)
+        accelerate, _ = read_yaml(launch.config)
+        is_first = not accelerate.get("machine_rank")
         cores = os.cpu_count() or 1
         if launch.processes > _PROCESSES_A_CORE * cores:
             raise UserError(
@@ -282,7 +286,7 @@ def _prepare(recipe: Recipe, output: Path, launch: Launch | None, resume_options
         check_named_rewards(recipe.values)
     if resume_options["resume"]:
         _check_resume(recipe, output, launch, resume_options)
-    if get_rank() == 0:
+    if is_first:  # the nodes of one run start at the same time, and would find each other's lock
         # Raises now if the directory holds another run, is in use, or cannot be written to.
         RunWriter(output, resume=resume_options["resume"]).close()
 
