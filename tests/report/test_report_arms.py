@@ -230,7 +230,10 @@ def test_scores_of_different_questions_are_not_compared(tmp_path, config, task, 
     assert reason in why
     assert any(why in note for note in notes(analysis))
     assert verdicts(analysis)["pods"] == "not compared"
-    assert not any(finding.number for finding in findings(analysis))
+    (found,) = findings(analysis)
+    assert not found.sentence.startswith("Highest")
+    assert analysis.target
+    assert math.isnan(analysis.result_of("pods").time_to_target)
 
 
 SAME = {"task": "sums", "dataset_name": "rows.jsonl", "task_rewards": {"mine:judge": 1.0}, "data_dir": "one"}

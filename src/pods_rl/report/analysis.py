@@ -52,7 +52,7 @@ class ArmResult:
     arm: Arm
     final: Final | None = None  # None without an evaluation
     cost: Cost | None = None  # None without a run directory
-    time_to_target: float = math.nan  # inf: not reached; NaN without a target, or if the arm ends too early to know
+    time_to_target: float = math.nan  # inf: not reached; NaN without a target for it, or if it ends too early to know
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +193,7 @@ def analyse(
         speedup = None if target is None else speedup_between(pair.arm, pair.rival, target)
         corrected_pairs.append(replace(pair, difference=at_end, over_time=over_time, speedup=speedup))
     return Analysis(
-        results=tuple(_result_of(arm, horizon, target, alone=not compared) for arm in ordered),
+        results=tuple(_result_of(arm, horizon, reference, target, alone=not compared) for arm in ordered),
         baseline=base,
         metric=metric,
         target=target,
@@ -202,12 +202,15 @@ def analyse(
     )
 
 
-def _result_of(arm: Arm, horizon: float, target: float | None, *, alone: bool) -> ArmResult:
+def _result_of(arm: Arm, horizon: float, reference: Arm | None, target: float | None, *, alone: bool) -> ArmResult:
     """Return the numbers of an arm at the horizon; where nothing is compared, as far as it got."""
     cost = cost_of(arm.runs) if arm.runs else None
     if not arm.has_scores:
         return ArmResult(arm, cost=cost)
-    time = math.nan if target is None else time_to(arm.curve.mean, arm.curve.times, target)
+    time = math.nan
+    # the target is a score of the baseline, on its questions
+    if target is not None and reference is not None and not why_incomparable(arm.runs, reference.runs):
+        time = time_to(arm.curve.mean, arm.curve.times, target)
     # an arm that ended before the others might have reached the target
     if math.isinf(time) and not arm.is_running and arm.end * SAME_MOMENT < horizon:
         time = math.nan

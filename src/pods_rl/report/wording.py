@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ..text import counted
 from .analysis import Analysis, ArmPair, ArmResult, Cost, Final
 from .arms import LENGTH, Arm
+from .comparable import why_incomparable
 from .intervals import FEWEST, SCORE_DIGITS, SPEEDUP_DIGITS, Difference
 from .statistics import Speedup
 from .text import duration, interval, number_text, signed, unit_for, with_interval, words
@@ -248,13 +249,16 @@ def _without_pairs(analysis: Analysis) -> tuple[Finding, ...]:
     last = result_text(analysis, final)
     name = words(analysis.metric)
     time = duration(final.final_seconds)
-    highest = "Highest: " if len(analysis.scored) > 1 else ""
+    # scores on other questions are neither higher nor lower
+    is_alike = not any(why_incomparable(best.runs, result.arm.runs) for result in analysis.scored)
+    highest = "Highest: " if is_alike and len(analysis.scored) > 1 else ""
     return (Finding("", f"{highest}{best.label} went from {first} to {last} {name} in {time}, {runs}."),)
 
 
 def _highest(analysis: Analysis) -> tuple[Arm, Final]:
-    """Return the arm with the highest final score, and its scores."""
-    finals = [(result.arm, result.final) for result in analysis.scored if result.final]
+    """Return the arm with the highest final score among those that are compared, and its scores."""
+    compared = analysis.compared
+    finals = [(result.arm, result.final) for result in analysis.scored if result.final and result.arm in compared]
     return max(finals, key=lambda arm_and_final: arm_and_final[1].final)
 
 
