@@ -239,6 +239,18 @@ def test_an_environment_of_its_own_grades_each_conversation_and_is_closed(tokeni
     assert (Guessing.made, Guessing.open) == (3, 0)  # one for each place of a batch; one described its tools
 
 
+def test_without_a_grader_all_rewards_are_shown_as_training_gives_them(tokenizer):
+    turns = [[call("12", "guess", "number") + EOS, f"12{EOS}"]]
+    task = replace(task_of(1, environment_factory=Guessing, answer=None), rewards={"overlong": 0.1})
+    (conversation,) = talk(task, Script(tokenizer, turns))
+    how = Sampling(max_completion_length=len(conversation.ids))  # results count too
+    scores = evaluate(Script(tokenizer, turns), task, how).scores
+    assert (scores["reward/environment"], scores["reward/overlong"]) == (1.0, -1.0)
+    assert scores["reward"] == pytest.approx(0.9)
+    with_tools = replace(task, environment_factory=None, tools=(calculator,))
+    assert "reward/environment" not in evaluate(Script(tokenizer, [[f"12{EOS}"]]), with_tools, how).scores
+
+
 def test_environments_are_closed_after_an_interrupt(tokenizer):
     Guessing.open = Guessing.made = 0
     stop = [[call("stop", "guess", "number") + EOS]] * 3

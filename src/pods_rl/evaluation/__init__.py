@@ -68,6 +68,7 @@ def evaluate(
                 prompt=conversation.prompt,
                 completion=Completion(last_turn(conversation.messages), conversation.tokens, conversation.ended),
                 graded_text=turns.text(conversation.prompt, conversation.messages, conversation.ids),
+                length=len(conversation.ids),
                 messages=json.dumps(conversation.messages, ensure_ascii=False, default=str),
                 environment_reward=conversation.reward,
             )
@@ -80,7 +81,7 @@ def evaluate(
         prompts_ids = [encode(sampler.tokenizer, question, text) for question, text in with_text]
         completions = sampler.sample(prompts_ids, rows, sampling, done)
         sampled = [
-            _Sampled(text, completion, turns.text(text, completion.text, completion.ids))
+            _Sampled(text, completion, turns.text(text, completion.text, completion.ids), completion.tokens)
             for text, completion in zip(prompts_text, completions, strict=True)
         ]
     golds = list(picked["answer"])
@@ -90,8 +91,10 @@ def evaluate(
     grades = [Grade(answer=False, format=False)] * len(texts)
     parts: list[dict[str, float]] = [{}] * len(texts)
     if task.answer is None:
-        tokens = [row.completion.tokens for row in sampled]
-        parts = task.reward_parts(texts, golds, tokens, sampling.max_completion_length, environment_rewards)
+        if not any(row.environment_reward is not None for row in sampled):  # none has an environment with `get_reward`
+            environment_rewards = None
+        lengths = [row.length for row in sampled]
+        parts = task.reward_parts(texts, golds, lengths, sampling.max_completion_length, environment_rewards)
     else:
         grades = task.grade(texts, golds, environment_rewards)
     answers_here = [
@@ -122,6 +125,7 @@ class _Sampled:
     prompt: str  # the text that the model continued
     completion: Completion
     graded_text: str  # what rewards read: the completion, after the `<think>` that the prompt may end with
+    length: int  # in tokens, of a conversation with all turns and results
     messages: str = ""  # of a conversation, as JSON
     environment_reward: float | None = None
 

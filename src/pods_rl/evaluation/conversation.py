@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -41,7 +42,7 @@ class Conversation:
     ids: list[int] = field(default_factory=list)  # likewise
     tokens: int = 0  # of the ids those that the policy generated
     ended: bool = False  # whether the last turn has an end token
-    reward: float | None = None  # the environment's, if it grades the task
+    reward: float | None = None  # the environment's, if it has one that the evaluation shows
 
 
 def converse(
@@ -88,8 +89,10 @@ def converse(
                 text = render(sampler.tokenizer, prompt, **sampling.chat_template_kwargs)
                 batch.append(Conversation(row, text, encode(sampler.tokenizer, prompt, text), tools))
             _take_turns(sampler, batch, sampling, wait)
-            if task.answer == BY_ENVIRONMENT:
-                for conversation, environment in zip(batch, environments, strict=False):
+            for conversation, environment in zip(batch, environments, strict=False):
+                # without a reward that says which answers are right, all rewards are shown
+                is_shown = task.answer is None and hasattr(environment, "get_reward")
+                if is_shown or task.answer == BY_ENVIRONMENT:
                     conversation.reward = _reward_of(environment, task, wait)
             conversations += batch
             done(len(conversations), len(rows))
@@ -105,19 +108,20 @@ def _waiting_in(loop: asyncio.AbstractEventLoop) -> Wait:
     return wait
 
 
-def _reward_of(environment: Any, task: Task, wait: Wait) -> float | None:
-    """Return an environment's reward; None, with a warning, if its code fails and `reward_errors` allows that."""
+def _reward_of(environment: Any, task: Task, wait: Wait) -> float:
+    """Return an environment's reward; NaN if it is None, or, with a warning, if its code fails and that is allowed."""
     try:
         with users_code(f"the task {task.name}: {type(environment).__name__}.get_reward"):
             reward = without_copies(environment.get_reward)()
-            return as_score(wait(reward) if inspect.iscoroutine(reward) else reward)
+            score = as_score(wait(reward) if inspect.iscoroutine(reward) else reward)
+            return math.nan if score is None else score
     except UserError as error:
         if task.reward_errors == "raise":
             raise UserError(
                 f"{error}. Fix the method, or set reward_errors: zero or drop (the conversation counts as wrong)"
             ) from error
         logger.warning("%s. The conversation counts as wrong.", error)
-        return None
+        return math.nan
 
 
 def _take_turns(sampler: Sampler, batch: Sequence[Conversation], sampling: Sampling, wait: Wait) -> None:
