@@ -101,7 +101,9 @@ def test_contents_of_all_that_a_key_names(place, what):
     assert all(len(digest) == 64 for digest in contents[key].values())
 
 
-@pytest.mark.parametrize("values", [{}, {"task": "reasoning_gym:gcd"}, {"dataset_name": "owner/set"}])
+@pytest.mark.parametrize(
+    "values", [{}, {"task": "reasoning_gym:gcd"}, {"dataset_name": "owner/set", "dataset_test_name": "folder"}]
+)
 def test_a_recipe_that_names_no_files_has_no_contents(place, values):
     assert contents_of(build(**values)) == {}
 

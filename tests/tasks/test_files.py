@@ -73,6 +73,14 @@ def test_one_file_can_be_cut_in_two(tmp_path):
         load_task({"dataset_name": name, "dataset_test_name": "validation"})
 
 
+def test_a_folder_of_the_same_name_does_not_hide_a_split(tmp_path, monkeypatch):
+    for place, answer in (("data/train", 1), ("data/test", 2), ("test/test", 3)):
+        write_jsonl(tmp_path / f"{place}.jsonl", [{"question": f"{answer}+0?", "answer": answer}])
+    monkeypatch.chdir(tmp_path)
+    for test_name, answer in (("test", "2"), ("./test", "3")):
+        assert load_task({"dataset_name": "data", "dataset_test_name": test_name}).test["answer"][:] == [answer]
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "folder", "saved"])
 def test_data_without_a_test_split_are_cut_in_two_with_a_note(tmp_path, kind):
     """About one distinct question in ten, chosen by its text, so that equal ones are on one side; the order stays."""

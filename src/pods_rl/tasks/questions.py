@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -25,7 +26,6 @@ from .sources import (
     hold_out,
     listing,
     local_folder,
-    names_data,
     parsed,
     question_hash,
 )
@@ -160,7 +160,9 @@ def _named_sources(settings: Settings) -> tuple[DataSource, DataSource | None, t
     if test_name is None:
         test, notes = _usual_test(train)
         return train, test, notes
-    if names_data(test_name):
+    is_path = "/" in test_name or Path(test_name).suffix in READERS
+    # a folder that has the name of a split, such as the tests of a project, does not hide it
+    if is_path or (Path(test_name).exists() and test_name not in train.splits()):
         return train, DataSource(test_name, "test", config), ()
     is_slice = "[" in test_name
     if train.is_one_split and (not is_slice or train.split == test_name):

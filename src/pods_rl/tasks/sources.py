@@ -291,12 +291,3 @@ def local_folder(data_dir: str) -> Path:
 def listing(folder: Path) -> str:
     """Return the first names in a folder, for a message."""
     return ", ".join(sorted(os.listdir(folder))[:8]) or "nothing"
-
-
-def names_data(test: str) -> bool:
-    """Return whether `dataset_test_name` names other data than a split of `dataset_name`.
-
-    >>> names_data("validation"), names_data("train[90%:]"), names_data("owner/set"), names_data("test.jsonl")
-    (False, False, True, True)
-    """
-    return "/" in test or Path(test).suffix in READERS or Path(test).exists()
