@@ -151,6 +151,14 @@ def test_a_batch_without_a_usable_reward_is_refused(make_buffer):
         sample(buffer, 1)
 
 
+def test_the_ledger_loads_its_tokenizer_with_verls_options(make_buffer, tmp_path, monkeypatch):
+    given = []
+    loader = "pods_rl.engines.verl.replay_buffer.hf_tokenizer"
+    monkeypatch.setattr(loader, lambda path, **options: given.append(options))
+    make_buffer(f"trainer.v1.sampler.sampler_kwargs.ledger={tmp_path}/rollouts", "data.trust_remote_code=true")
+    assert given == [{"trust_remote_code": True}]
+
+
 def test_groups_not_sampled_stay_as_they_are(make_buffer):
     buffer = make_buffer()
     put_group("a", REWARDS)

@@ -16,6 +16,7 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils import hf_tokenizer
+from verl.utils.fs import copy_to_local
 
 from ...errors import UserError
 from ..ledger import LedgerWriter
@@ -59,7 +60,9 @@ class PODSMixin:
         self._ledger: LedgerWriter | None = None
         if self.pods.ledger:
             self._ledger = LedgerWriter(Path(self.pods.ledger), self.pods.ledger_every)
-            self._tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path)
+            model = config.actor_rollout_ref.model
+            path = copy_to_local(model.path, use_shm=model.get("use_shm", False))  # as verl loads its own
+            self._tokenizer = hf_tokenizer(path, trust_remote_code=config.data.get("trust_remote_code", False))
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """Return verl's batch reduced to the m kept, and its metrics with those of all n added.
