@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 
 from pods_rl.distributed.processes import versions
 from pods_rl.distributed.signals import stop_on_signals
-from pods_rl.errors import Interrupted
+from pods_rl.errors import Interrupted, UserError
 from pods_rl.policies import tiny_policy_path
 from pods_rl.runs import Run, RunWriter, write_parquet
 from pods_rl.tasks import load_task
@@ -52,8 +52,11 @@ def main() -> None:
     parser.add_argument("--evals", type=int, default=5, help="evaluations after the first")
     given, overrides = parser.parse_known_args()
     runs = [given.output.resolve() / (f"pods-{n}-{m}" if n > m else f"grpo-{n}") for n, m in given.arms]
-    for output, (n, m) in zip(runs, given.arms, strict=True):
-        train(output, n, m, steps=given.steps, evals=given.evals, overrides=overrides)
+    try:
+        for output, (n, m) in zip(runs, given.arms, strict=True):
+            train(output, n, m, steps=given.steps, evals=given.evals, overrides=overrides)
+    except UserError as error:  # such as a directory that holds a run
+        sys.exit(str(error))
     print(table([Run.open(output) for output in runs]))
 
 
