@@ -1,11 +1,12 @@
 """Answers made to break a grader cost nothing but zeros, and a megabyte costs no more than a glance."""
 
 import random
+import time
 
 import pytest
 
 from pods_rl.rewards import REWARDS, VerifierPool, accuracy_batch, answers, verifier
-from pods_rl.rewards.mathematics.comparison import is_too_large
+from pods_rl.rewards.mathematics.comparison import decide, is_too_large
 
 GOLDS = {
     "accuracy": "18",
@@ -44,6 +45,24 @@ HONEST = [
 def test_what_is_obviously_too_large_is_refused_and_nothing_else():
     assert [answer for answer in ABSURD if not is_too_large(answer)] == []
     assert [answer for answer in HONEST if is_too_large(answer)] == []
+
+
+RUNS = [  # the text that is repeated stands at each _
+    "5 aa_bb_cc_dd!", "5m_!", "5m_m_!", "5m^_2_!", r"5\text{ eggs}^_2_!", r"5^_\circ_x", r"\sin ^_2_x", "5 (mod_!",
+    "C. x _zz", "Yes. _zz",
+]  # fmt: skip
+
+
+def test_a_long_run_within_an_answer_costs_milliseconds():
+    """Patterns that try every way to divide a run take from seconds to years."""
+    for form in RUNS:
+        for repeated in (" ", r"\,", "change to "):
+            answer = form.replace("_", repeated * (900 // (form.count("_") * len(repeated))))
+            start = time.process_time()
+            decide(answer, "5")
+            decide(answer, "C")
+            REWARDS["choice"](f"<answer>{answer}</answer>", "Yes")
+            assert time.process_time() - start < 2.0, (form, repeated)
 
 
 NESTED = [

@@ -37,10 +37,12 @@ _DENIED_OPTION = re.compile(  # of an option that is named as such, whatever fol
     rf"\W*\s*(?:is\s+(?:not|{_REJECTED})|isn['’]t|cannot|can['’]t){_END}", re.IGNORECASE
 )
 _JOINS = r"(?i:or|and|nor|but|also|maybe|perhaps|possibly|alternatively|otherwise|else|then|either|vs|versus|plus)"
+_CHANGE = r"\b(?:change|changing|changed|switch|switching)\b"
 _CORRECTS = (
     r"(?i:actually|wait|hm{2,9}|sorry|correction|scratch\s+that|that\s+is|i\s+mean|on\s+second\s+thoughts?"
     r"|rather(?!\s+than)|instead(?!\s+of)"
-    r"|(?:change|changing|changed|switch|switching)\b[^.]{0,20}\bto)"  # changing my answer to
+    # Changing my answer to. One change does not reach beyond the next: there would be 2^n ways to read n of them.
+    rf"|{_CHANGE}(?:(?!{_CHANGE})[^.]){{0,20}}\bto)"
 )
 _SAID = r"(?i:(?:it['’]s|it\s+is|(?:the\s+)?answer\s+(?:is|should\s+be)|i\s+choose|i\s+pick|make\s+(?:it|that))\s+)?"
 _AFFIRMED = (

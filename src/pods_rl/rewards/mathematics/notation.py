@@ -45,6 +45,7 @@ UPRIGHT = re.compile(
 _DECORATED = re.compile(  # \underline{7}, \textcolor{red}{7}, {\large 7}
     r"\\(?:underline|fbox|uline|smash|(?:text)?color\s*\{[^{}]*\})\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"
 )
+CIRCLE = r"\^\s*+\{?\s*+\\circ\s*+\}?"  # ^{\circ}, of degrees; to try fewer spaces never helps
 _SIZED = re.compile(r"\\m?(?:left|right)(?![A-Za-z])")  # \left(
 _DROPPED = re.compile(
     r"\\m?(?:left|right)(?![a-zA-Z])\.?"  # \left.
@@ -53,15 +54,15 @@ _DROPPED = re.compile(
     r"|\\color\s*\{[^{}]*\}"  # \color{red}
     r"|\\(?:[hv]space|[hv]?phantom)\*?\s*\{[^{}]*\}"  # \hspace{1em}
     r"|(?<!\\)\\!\s*"  # 1,\!000
-    r"|\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-z])"  # 90^\circ
+    rf"|{CIRCLE}|\\degree(?![a-z])"  # 90^\circ
 )
 DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")  # \( and \]
 _DASH = re.compile(r"\\text(?:minus|endash|emdash)(?![A-Za-z])\s*(?:\{\s*\})?")  # \textminus{}
 _ESCAPED_TWICE = re.compile(r"\\\\(?=[A-Za-z])")  # \\frac, where it is not the end of a row
 _NEGATED = re.compile(r"\\not\s*=")
 _DEGREES = re.compile(  # of an angle: \cos 60^\circ, \sin(30^\circ)
-    r"(\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\^\s*\{?\s*[0-9]\s*\}?\s*)?)(\(|\{|)\s*([0-9]+(?:\.[0-9]+)?)\s*"
-    r"(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-z])|°)\s*([)}]?)"
+    r"(\\(?:sin|cos|tan|cot|sec|csc)\s*+(?:\^\s*+\{?\s*+[0-9]\s*+\}?\s*+)?)(\(|\{|)\s*+([0-9]+(?:\.[0-9]+)?)\s*+"
+    rf"(?:{CIRCLE}|\\degree(?![a-z])|°)\s*([)}}]?)"
 )
 
 # -- spaces, signs and digits ------------------------------------------------------------------------------------------
@@ -137,7 +138,9 @@ def plain(text: str) -> str:
         text = _without_commands(text)
     text = _BRACED_MARK.sub(r"\1", text).translate(_UNWRITTEN)
     text = _BOLD.sub(r"\1\2", text).replace("**", "^")
-    text = _LEADING.sub("", _SPACE.sub(" ", text))
+    # Long runs would take the patterns below hours. Two spaces stay: "1 \quad 200" is not 1200, as "1\,200" is.
+    text = re.sub(" {3,}", "  ", _SPACE.sub(" ", text))
+    text = _LEADING.sub("", text)
     # the mark that ends a sentence and the backslashes of a line break; dots (0.333...) stay
     text = text.strip().rstrip("\\").strip()
     if text.endswith((".", ",", ";", ":")) and not text.endswith(".."):

@@ -7,23 +7,24 @@ from collections import Counter
 from typing import NamedTuple
 
 from .bounds import split_bound
-from .notation import DELIMITERS, UPRIGHT, to_ascii
+from .notation import CIRCLE, DELIMITERS, UPRIGHT, to_ascii
 from .unit_names import CURRENCY, PRODUCTS, in_one_word, unit_named
 from .words import WORDS_THAT_CHANGE_A_NUMBER, may_change
 
 # Patterns read a text in which <...> stands for upright text and \degree for \circ (`_flat`).
 _GAP = r"(?:\\[,;:! ]|[~\s<>])"
+_GAPS = rf"{_GAP}*+"  # all of them: to try fewer never helps, and takes hours where a text has long runs of spaces
 _NAME = (
-    rf"(?:(?:[kMGmunp]|\\mu){_GAP}*)?\\Omega(?![A-Za-z])"  # k\Omega
-    rf"|\\mu{_GAP}*[A-Za-z]{{1,5}}(?![A-Za-z'])"  # \mu m
+    rf"(?:(?:[kMGmunp]|\\mu){_GAPS})?\\Omega(?![A-Za-z])"  # k\Omega
+    rf"|\\mu{_GAPS}[A-Za-z]{{1,5}}(?![A-Za-z'])"  # \mu m
     r"|\\degree(?![A-Za-z])|\\AA(?![A-Za-z])|[%Å]|[A-Za-z]+(?![A-Za-z'])"  # cm
 )
-_ONE_UNIT = rf"(?:{_NAME}){_GAP}*(?:(?:\^\s*\{{?\s*(-?\s*[1-4])\s*\}}?)|squared|cubed)?"  # m^2
+_ONE_UNIT = rf"(?:{_NAME}){_GAPS}(?:\^\s*+\{{?\s*+-?\s*+[1-4]\s*+\}}?|squared|cubed)?"  # m^2
 _BETWEEN_UNITS = r"(?:\\cdot(?![a-z])|\*|/|-|(?<![A-Za-z])per(?![a-z])|a(?=\s)|)"  # N \cdot m, m/s, dollars a day
 _SQUARE = r"square|sq\.?|cubic|cu\.?"
 _UNITS = (
-    rf"{_GAP}*(?P<square>(?:{_SQUARE})(?![A-Za-z]))?{_GAP}*{_ONE_UNIT}"  # square cm
-    rf"(?:{_GAP}*{_BETWEEN_UNITS}{_GAP}*{_ONE_UNIT}){{0,3}}{_GAP}*"
+    rf"{_GAPS}(?P<square>(?:{_SQUARE})(?![A-Za-z]))?{_GAPS}{_ONE_UNIT}"  # square cm
+    rf"(?:{_GAPS}{_BETWEEN_UNITS}{_GAPS}{_ONE_UNIT}){{0,3}}{_GAPS}"
 )
 _AFTER_A_VALUE = r"(?:(?<=[0-9})!])|(?<=[^A-Za-z]pi))"  # after 5, x^{2}, (x), 5! and \pi
 _UNITS_AT_END = re.compile(rf"{_AFTER_A_VALUE}{_UNITS}(?=[.,;]?\s*$)")
@@ -35,20 +36,19 @@ _UNIT_TOKEN = re.compile(
 )
 _DIGITS = re.compile(r"\s*[-+]?[0-9][0-9.,]*")
 _ONE_LETTER = re.compile(  # m^2, \mu m: may be variables unless upright
-    rf"{_GAP}*(?:\\mu{_GAP}*)?[A-Za-z]{_GAP}*(?:\^\s*\{{?\s*-?[1-4]\s*\}}?)?{_GAP}*"
+    rf"{_GAPS}(?:\\mu{_GAPS})?[A-Za-z]{_GAPS}(?:\^\s*+\{{?\s*+-?[1-4]\s*+\}}?)?{_GAPS}"
 )
 _WORDS_AT_END = re.compile(  # \text{ eggs}; not \text{ or }
     rf"{_AFTER_A_VALUE}(?:\\[,;: ]|[~\s]){{0,4}}<(?P<words>\s*(?!(?:and|or|for|is|are|where|with|base|to"
     r"|[mbtr]illion|percent|[AaPp]\.?\s?[Mm]|[A-Za-z])\b)[A-Za-z][A-Za-z ./]*)>"
-    r"(?:\s*\^\s*\{?\s*[23]\s*\}?)?[\s.]*$"
+    r"(?:\s*+\^\s*+\{?\s*+[23]\s*+\}?)?[\s.]*$"
 )
 _STYLED_FRACTION = re.compile(
     r"\\[dt]?frac\s*\{\s*(<[^{}]*>)\s*\}\s*\{\s*(<[^{}]*>[^{}]*)\}"
 )  # \frac{\text{m}}{\text{s}}
 _TEMPERATURE = re.compile(  # ^\circ F, degrees Celsius
-    r"(?:\^\s*\{?\s*\\circ\s*\}?|°|\\degree|(?<![A-Za-z])degrees?)[\s<>]*(F|C)(?:ahrenheit|elsius)?(?![A-Za-z])"
+    rf"(?:{CIRCLE}|°|\\degree|(?<![A-Za-z])degrees?)[\s<>]*(F|C)(?:ahrenheit|elsius)?(?![A-Za-z])"
 )
-_RAISED_CIRCLE = re.compile(r"\^\s*\{?\s*\\circ\s*\}?")  # ^{\circ}
 _ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
 
 
@@ -133,7 +133,7 @@ def _flat(text: str) -> str:
     text = UPRIGHT.sub(lambda upright: f"<{upright[1] or upright[2] or ''}>", text.replace(r"\%", "%"))
     text = _STYLED_FRACTION.sub(r"\1/\2", text.replace("°", r"^\circ "))
     text = _TEMPERATURE.sub(r" degree\1 ", in_one_word(text))
-    return _RAISED_CIRCLE.sub(r" \\degree ", text)
+    return re.sub(CIRCLE, r" \\degree ", text)
 
 
 def _unflat(flat: str) -> str:
