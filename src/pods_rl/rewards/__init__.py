@@ -27,7 +27,7 @@ from .thinking import graded_text
 from .verifier import VerifierPool, default_pool
 
 # Raise it whenever some completion would be scored differently: tasks carry it in their version.
-GRADER_VERSION = "10"
+GRADER_VERSION = "11"
 LIBRARY_SECONDS = 60.0  # that a library's scorer may take for a completion, if nothing else is set
 
 

@@ -32,8 +32,9 @@ _NORMAL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _DOT = re.compile(r"\\(?:cdot|bullet|times|ast)(?![a-z])")  # CuSO4 \cdot 5H2O
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{?([0-9]{1,6})\}?\s*\{?([0-9]{1,6})\}?")  # \frac{1}{2}, \frac12
 _STYLES = re.compile(
-    r"\\(?:ce|text|textbf|mathrm|mathbf|bf|rm|left|right|displaystyle|uparrow|downarrow|quad)(?![a-z])"  # \ce
-    r"|\\[,;:! ]|\*\*|[$`~↑↓]"
+    r"\\(?:ce|text(?:rm|bf|it|sf|tt|up|normal)?|math(?:rm|bf|it|sf|tt|normal)|operatorname|bf|rm|left|right"
+    r"|displaystyle|uparrow|downarrow|quad)(?![a-z])"  # \ce
+    r"|\\[,;:! ()\[\]]|\*\*|[$`~↑↓]"  # \, and \(
 )
 _CHARGE = re.compile(
     r"\^?\s?\{\s?([0-9]{0,2}\s?[+-]|[+-]\s?[0-9]{1,2})\s?\}"  # ^{2+}, {2+}
@@ -108,7 +109,7 @@ def chemistry(text: str, gold: str) -> float:
 
 
 def _statement(answer: str) -> str:
-    """Return the last line that holds an arrow, without the words before it and the full stop."""
+    """Return the last line that holds an arrow, without the words before it."""
     statement = answer
     for line in answer.splitlines():
         if _ARROW.search(line):
@@ -117,7 +118,7 @@ def _statement(answer: str) -> str:
     if lead:
         statement = statement[lead.end() :]
     statement, _, _ = statement.partition(", ")
-    return statement.strip().removesuffix(".")
+    return statement.strip()
 
 
 # -- formulas ---------------------------------------------------------------------------------------------------------
@@ -202,7 +203,7 @@ def read_formula(text: str) -> Species | None:
 
 
 def normalise(text: str) -> str:
-    r"""Write an equation in one way: `=` between the sides, charges in angle brackets, no LaTeX and no states.
+    r"""Write an equation in one way: `=` between the sides, charges in angle brackets, no LaTeX, states and full stop.
 
     >>> normalise(r"\ce{Fe^{3+} + 3 OH^- -> Fe(OH)_3(s)}")
     'Fe<3+> + 3 OH<-> = Fe(OH)3'
@@ -215,7 +216,7 @@ def normalise(text: str) -> str:
     text = _ARROW.sub(" = ", text)
     text = _STYLES.sub("", text)
     text = _CHARGE.sub(lambda charge: f"<{(charge[1] or charge[2]).replace(' ', '')}>", text)
-    text = re.sub("[{}_]", "", text)
+    text = re.sub("[{}_]", "", text).rstrip().removesuffix(".")
     text = _STATE_OF_MATTER.sub("", text)
     text = _SIGN_FIRST.sub(r"<\1>", text)
     return " ".join(text.split())
