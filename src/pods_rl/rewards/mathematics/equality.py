@@ -110,9 +110,11 @@ def _assigns_one_name(node: Node) -> bool:
 
 
 def _without_approximations(node: Node) -> Node | None:
-    r"""Return a node with the exact part alone of each approximation, or None if one is false, as `10 \\approx 9`."""
+    r"""Return a node with the exact part alone of each approximation, or None if one is false, as `10 \approx 9`."""
     if node.kind == "approximation":
         exact, *roundings = node.items
+        if exact == Node("value"):  # nothing before the sign, so that two of them would seem equal
+            return None
         if not all(_may_be_rounded(exact, rounding) for rounding in roundings):
             return None
         return exact

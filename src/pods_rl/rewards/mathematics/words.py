@@ -16,6 +16,7 @@ _SCALED = re.compile(  # 2.5 million, 5\text{ million}
     r"(?<![\w.,^/{])([0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?)((?:[\s~-]|\\[ ,;:]|\\text\{){0,9})"
     r"(dozen|hundred|thousand|million|billion|trillion)s?(?![A-Za-z])"
 )
+_ABOUT = re.compile(r"^\\approx(?![A-Za-z])")  # \approx 18 is about 18
 _SAID_TWICE = re.compile(r"([^()]*[^()\s])\s*\(([^()]+)\)([^()]*)")  # 5 (five)
 _AND_SHARE = re.compile(
     r"\s+and\s+(?:(a|an|one)\s+(half|third|quarter)"  # of 1 and a half
@@ -112,7 +113,7 @@ def read_number_in_words(text: str, *, asked_for: bool = False) -> Number | None
     >>> read_number_in_words("at least 12 eggs").bound, read_number_in_words("all but 12") is None
     ('>=', True)
     """
-    text = _said_once(text)
+    text = _said_once(_ABOUT.sub("", text))
     if "=" in text:
         text = _right_side(text, asked_for=asked_for)
     text = _DECIMAL_COMMA.sub(lambda decimal: decimal[0].replace(",", "."), text)
