@@ -17,7 +17,7 @@ from .notation import plain, to_ascii
 from .numerals import Number, read_number
 from .parameters import split_parameter, with_letter
 from .texts import same_items
-from .units import counted_thing, same_thing, split_unit
+from .units import counted_thing, same_thing, split_unit, with_per
 from .words import WORDS_THAT_CHANGE_A_NUMBER, in_digits, may_change, read_number_in_words
 
 Pair = tuple[str, str]
@@ -84,8 +84,8 @@ def decide(answer: str, gold: str) -> bool | Pair:
     """
     if not to_ascii(answer) or not to_ascii(gold):  # too long
         return False
-    answer = in_digits(_without_bullets(answer))
-    gold = in_digits(_without_bullets(gold))
+    answer = with_per(in_digits(_without_bullets(answer)))
+    gold = with_per(in_digits(_without_bullets(gold)))
     names_the_option = _compare_option(answer, gold)
     if names_the_option is not None:
         return names_the_option

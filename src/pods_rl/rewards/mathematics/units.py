@@ -34,6 +34,9 @@ _UNIT_TOKEN = re.compile(
     rf"|(?P<square>(?:{_SQUARE})(?![A-Za-z]))"
     rf"|(?<![A-Za-z\\])(?P<name>{_NAME})"  # cm
 )
+_SLASH_AT_END = re.compile(  # 40 pages/hour, $3/lb; a short name may be a product of variables
+    r"(?<=[0-9])((?:\s+[A-Za-z]{2,}){0,3})\s*/\s*(?=(?:\\text\{\s*)?([A-Za-z]{3,}|lb|kg|oz|hr|km)\}?[\s.$]*$)"
+)
 _DIGITS = re.compile(r"\s*[-+]?[0-9][0-9.,]*")
 _ONE_LETTER = re.compile(  # m^2, \mu m: may be variables unless upright
     rf"{_GAPS}(?:\\mu{_GAPS})?[A-Za-z]{_GAPS}(?:\^\s*+\{{?\s*+-?[1-4]\s*+\}}?)?{_GAPS}"
@@ -86,6 +89,11 @@ def split_unit(text: str, *, loose: bool = False) -> tuple[str, str | None]:
     if units.name == "degree" and _ANGLE_FUNCTION.search(text):  # \sin 30^\circ
         return text, currency
     return _unflat(flat[: units.start]), currency or units.name
+
+
+def with_per(text: str) -> str:
+    """Write "per" for a slash before a unit at the end: `40 pages/hour` as `40 pages per hour`, but not `18/x`."""
+    return _SLASH_AT_END.sub(lambda slash: f"{slash[1]} per " if unit_named(slash[2]) else slash[0], text)
 
 
 def _only_describe(words: str) -> bool:
