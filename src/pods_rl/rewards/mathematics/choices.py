@@ -96,6 +96,7 @@ _EXPRESSION = re.compile(
     rf"|-(?!\s+{_TEXT})"  # B - 4ac, but not B - Oxygen
     rf"|[,;(](?!\s*(?:{_TEXT}|[{LETTERS}]\s+is\b)))"  # B, 12
 )
+_ONE_CAPITAL = re.compile(r"\s*[F-P]")  # the text of an option: B) K, of potassium; A to E may be a second answer
 _SUMMARY = re.compile(r"\W*(?:both|neither|all|none|only)\b", re.IGNORECASE)  # the text of an option: both A and B
 
 
@@ -203,7 +204,7 @@ def _leading_letter(leading: re.Match[str]) -> str | None:
     """Return the letter of the label that an answer begins with, unless what follows names another or rejects it."""
     letter = leading["bracketed"] or leading["closed"] or leading["dotted"] or leading["weak"]
     rest = leading["rest"]
-    if _SUMMARY.match(rest) and not leading["weak"]:
+    if not leading["weak"] and (_SUMMARY.match(rest) or _ONE_CAPITAL.fullmatch(rest)):
         return letter
     another = _labels_except(letter)
     if _DENIED.match(rest) or another.first.match(rest) or another.anywhere.search(rest):
