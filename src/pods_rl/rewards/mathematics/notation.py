@@ -109,6 +109,7 @@ _REPEATING = re.compile(
     r"|(?:\.\.\.+|\\[lc]?dots(?![a-z])))"  # 0.333...
 )
 _COPIES = 3  # of a period before dots
+_US_DOLLARS = re.compile(r"(?<![A-Za-z$])US ?\\?\$(?=[0-9.])")  # US$25
 _BRACED_MARK = re.compile(r"\{([,.:])\}")  # 1{,}200
 _UNWRITTEN = str.maketrans("", "", "$`°€£¥₹¢")
 _QUOTES = ("'", '"')
@@ -133,7 +134,7 @@ def plain(text: str) -> str:
     >>> plain("10^-2"), plain("e^-x")
     ('10^{-2}', 'e^{-x}')
     """
-    text = to_ascii(text)
+    text = _US_DOLLARS.sub("", to_ascii(text))
     if "\\" in text:
         text = _without_commands(text)
     text = _BRACED_MARK.sub(r"\1", text).translate(_UNWRITTEN)

@@ -130,6 +130,7 @@ def read_number_in_words(text: str, *, asked_for: bool = False) -> Number | None
     percent = PERCENT.match(after)
     ending = percent or _AND_SHARE.match(after)
     rest = after[ending.end() :] if ending else after.removeprefix("-")  # 5-year
+    rest = rest.replace("left over", "left")  # 6 eggs left over, but not "6 over 2"
     around = split_bound(_BULLET.sub("", before, count=1), rest)
     if around is None:
         return None
