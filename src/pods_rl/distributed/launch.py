@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..errors import Interrupted
 from ..runs.files import read_mapping
 from .processes import get_rank
-from .signals import PARENT, Stop, print_notice
+from .signals import PARENT, Stop, how_it_ended, print_notice
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -136,13 +136,8 @@ def how_process_ended(rank: int, code: int) -> str:
     >>> how_process_ended(1, -9), how_process_ended(0, 3)
     ('process 1 was killed by signal 9 (SIGKILL), perhaps out of memory', 'process 0 ended with exit code 3')
     """
-    if code >= 0:
-        return f"process {rank} ended with exit code {code}"
-    name = signal.Signals(-code).name
-    sentence = f"process {rank} was killed by signal {-code} ({name})"
-    if name == "SIGKILL":
-        sentence += ", perhaps out of memory"
-    return sentence
+    verb = "was" if code < 0 else "ended with"
+    return f"process {rank} {verb} {how_it_ended(code)}"
 
 
 def _forward(number: int, again: bool) -> None:

@@ -49,6 +49,19 @@ def exit_code(status: Mapping[str, Any], default: int = 128 + signal.SIGINT) -> 
     return 128 + signal.Signals[match[1]]
 
 
+def how_it_ended(code: int) -> str:
+    """Return how a process ended, by its exit code, which is negative for a signal that killed it.
+
+    >>> how_it_ended(3), how_it_ended(-9)
+    ('exit code 3', 'killed by signal 9 (SIGKILL), perhaps out of memory')
+    """
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    cause = ", perhaps out of memory" if name == "SIGKILL" else ""
+    return f"killed by signal {-code} ({name}){cause}"
+
+
 class Stop:
     """Records whether a signal has asked for an end.
 
@@ -73,9 +86,7 @@ class Stop:
         >>> stop.reason, stop.code
         ('interrupted by SIGTERM', 143)
         """
-        if self.number is None:
-            return None
-        return str(Interrupted(self.number))
+        return None if self.number is None else str(Interrupted(self.number))
 
     @property
     def code(self) -> int:

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from threading import Lock
 from typing import Literal
 
-from ..distributed.signals import PARENT, Stop, print_notice, stop_on_signals
+from ..distributed.signals import PARENT, Stop, how_it_ended, print_notice, stop_on_signals
 from ..errors import UserError
 from ..recipe import find_accelerate_config
 from ..recipe.catalog import check_accelerate
@@ -358,19 +358,6 @@ def _end_runs(futures: Sequence[Future[None]], stop: Stop) -> None:
     with stop.passed_to(pass_on):
         while wait(futures, timeout=_POLL).not_done:
             pass_on(signal.SIGTERM, False)  # again: a run may have started, or lost the first one
-
-
-def how_it_ended(code: int) -> str:
-    """Return how a run's process ended, by its exit code, which is negative for a signal that killed it.
-
-    >>> how_it_ended(3), how_it_ended(-9)
-    ('exit code 3', 'killed by signal 9 (SIGKILL), perhaps out of memory')
-    """
-    if code >= 0:
-        return f"exit code {code}"
-    name = signal.Signals(-code).name
-    cause = ", perhaps out of memory" if name == "SIGKILL" else ""
-    return f"killed by signal {-code} ({name}){cause}"
 
 
 def _last_error(log: Path, begin: int) -> str | None:
