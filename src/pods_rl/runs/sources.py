@@ -10,7 +10,6 @@ import sysconfig
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,15 @@ def user_sources() -> dict[str, str]:
     Returns:
         By a module's name as a path (`own/rules.py`), which is the same on every machine, the place of its file.
     """
+    # this package and what it requires: `environment.json` has their versions
+    required = {"pods_rl"}
+    with suppress(PackageNotFoundError):  # it runs from its folder
+        for requirement in requires("pods-rl") or ():
+            required.add(_REQUIREMENT_NAME.match(requirement)[0].lower().replace("-", "_"))  # type: ignore[index]
     sources: dict[str, str] = {}
     libraries = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     for name, module in sorted(sys.modules.items()):
-        if name in _LEFT_OUT or name.partition(".")[0].lower() in _required():
+        if name in _LEFT_OUT or name.partition(".")[0].lower() in required:
             continue
         file: str | None = None
         with suppress(Exception):  # objects of libraries may raise at any access
@@ -49,16 +53,6 @@ def user_sources() -> dict[str, str]:
             path += f"/{place.name}" if place.stem == "__init__" else place.suffix
             sources[path] = str(place)
     return sources
-
-
-@cache
-def _required() -> frozenset[str]:
-    """Return the names of this package and of what it requires: `environment.json` has their versions."""
-    names = {"pods_rl"}
-    with suppress(PackageNotFoundError):  # it runs from its folder
-        for requirement in requires("pods-rl") or ():
-            names.add(_REQUIREMENT_NAME.match(requirement)[0].lower().replace("-", "_"))  # type: ignore[index]
-    return frozenset(names)
 
 
 def file_hashes(files: Mapping[str, str | Path]) -> dict[str, str]:
