@@ -30,6 +30,7 @@ SIGN_OF_KIND = {"group": "*", "gain": "+", "loss": "-", "growth": "*", "half": "
     "share": "/", "price": "*", "more": "+", "fewer": "-", "times": "*", "together": "+",
 }  # fmt: skip
 _NUMBERS = {"group": range(2, 50), "growth": tuple(TIMES), "times": tuple(TIMES), "half": (2,)}  # others: 2 to 9
+_SENTENCES_OF_KIND = {"group": "groups", "gain": "gains", "loss": "losses", "growth": "growths", "half": "halvings"}
 _EVENTS = ("gain", "gain", "gain", "loss", "loss", "loss", "growth", "half")
 
 # fewest and most steps of a problem, fewest and most of its sentences that do not matter
@@ -88,10 +89,12 @@ How many pumpkins does Tom have?
     start, steps = draw_numbers(rng, kinds)
     stories = read_stories()
     scene = rng.choice(stories["scenes"])
-    numbers = [number for _, number in steps]
+    # the scene's own for a kind of step, or those of all scenes
+    sentences: dict[str, list[str]] = {**stories, **stories["ends"], **scene}
     written: list[tuple[str, int]] = []
-    for kind, number in zip(kinds, numbers, strict=True):
-        fresh = [sentence for sentence in _sentences(scene, kind) if sentence not in dict(written)]
+    for kind, (_, number) in zip(kinds, steps, strict=True):
+        of_kind = sentences[_SENTENCES_OF_KIND.get(kind, kind)]
+        fresh = [sentence for sentence in of_kind if sentence not in dict(written)]
         written.append((rng.choice(fresh), number))
     if kinds[0] != "group":
         written.insert(0, (rng.choice(scene["opens"]), start))
@@ -127,14 +130,6 @@ def _draw(rng: random.Random, difficulty: str) -> Drawn:
 def read_stories() -> dict[str, Any]:
     """Return the names and sentences of `stories.yaml`."""
     return read_yaml(Path(__file__).parent / "stories.yaml")[0]
-
-
-def _sentences(scene: dict[str, list[str]], kind: str) -> list[str]:
-    """Return the sentences for a kind of step: the scene's own, or those of all scenes."""
-    plurals = {"group": "groups", "gain": "gains", "loss": "losses", "growth": "growths", "half": "halvings"}
-    stories = read_stories()
-    sentences: dict[str, list[str]] = {**stories, **stories["ends"], **scene}
-    return sentences[plurals.get(kind, kind)]
 
 
 def _write_story(rng: random.Random, scene: dict[str, list[str]], written: list[tuple[str, int]], groups: int) -> str:
