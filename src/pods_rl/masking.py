@@ -74,19 +74,17 @@ def _mask_words(words: list[Any] | tuple[Any, ...]) -> list[Any]:
     for word in words:
         if not isinstance(word, str):
             masked.append(mask_secrets(word))
-        elif option and not word.startswith("-") and _names_secret(option):
+            option = ""
+            continue
+        assignment = _ASSIGNMENT.match(word)
+        if option and not word.startswith("-") and _names_secret(option):
             masked.append(MASK)
+        elif assignment and _names_secret(assignment[1]):
+            masked.append(f"{assignment[0]}{MASK}")
         else:
-            masked.append(_mask_word(word))
-        option = word if isinstance(word, str) and word.startswith("-") and "=" not in word else ""
+            masked.append(_mask_text(_IN_QUOTES.sub(_mask_quoted, word)))
+        option = word if word.startswith("-") and "=" not in word else ""
     return masked
-
-
-def _mask_word(word: str) -> str:
-    assignment = _ASSIGNMENT.match(word)
-    if assignment and _names_secret(assignment[1]):
-        return f"{assignment[0]}{MASK}"
-    return _mask_text(_IN_QUOTES.sub(_mask_quoted, word))
 
 
 def _mask_quoted(match: re.Match[str]) -> str:
