@@ -17,10 +17,8 @@ _NO_NETWORK = frozenset((
     "ProxyError", "SSLError", "MaxRetryError", "NameResolutionError", "gaierror", "OfflineModeIsEnabled",
     "LocalEntryNotFoundError",
 ))  # fmt: skip
-_NOT_CACHED = (
-    "Couldn't find cache for",
-    "Couldn't reach",
-)  # how datasets says it, with the configurations in the cache
+# how datasets says it, with the configurations in the cache
+_NOT_CACHED = ("Couldn't find cache for", "Couldn't reach")
 
 
 class UserError(ValueError):

@@ -16,16 +16,8 @@ from ..errors import UserError
 from ..text import describe, short, suggest
 from ..yaml_files import Origin, read_yaml
 
-EXPERIMENT_KEYS = (
-    "name",
-    "about",
-    "base",
-    "arms",
-    "baseline",
-    "pairs",
-    "seeds",
-    "accelerate",
-)  # the others are recipe keys of all arms
+# the others are recipe keys of all arms
+EXPERIMENT_KEYS = ("name", "about", "base", "arms", "baseline", "pairs", "seeds", "accelerate")
 _RECIPES = Path(__file__).parent.parent / "recipes"
 _ARM_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 _TAKEN = ("report", "configs", "logs")  # directories of the experiment itself
