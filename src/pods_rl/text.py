@@ -90,9 +90,7 @@ def short(text: str, most: int = 60) -> str:
     >>> short("a" * 100, most=8)
     'aaaaa...'
     """
-    if len(text) <= most:
-        return text
-    return text[: most - 3] + "..."
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def counted(number: float, noun: str, plural: str = "s") -> str:
@@ -236,10 +234,7 @@ def depth(value: object) -> int:
         depth += 1
         level = []
         for container in containers:
-            if isinstance(container, dict):
-                level.extend(container.values())
-            else:
-                level.extend(container)
+            level.extend(container.values() if isinstance(container, dict) else container)
 
 
 def console(*, stderr: bool = False) -> Console:

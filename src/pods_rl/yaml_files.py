@@ -27,9 +27,7 @@ class Origin:
 
     def where(self, key: str) -> str:
         """Return ``recipe.yaml:3: `` for a key of a file, else ``name: ``."""
-        if key in self.lines:
-            return f"{self.name}:{self.lines[key]}: "
-        return f"{self.name}: "
+        return f"{self.name}:{self.lines[key]}: " if key in self.lines else f"{self.name}: "
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Origin]:

@@ -100,10 +100,8 @@ class Board(LiveLine):
             progress = self._progress[event.run.path]
             share = 0.0 if math.isnan(progress.share) else progress.share
             done += share
-            if progress.step > 0:
-                run_texts.append(f"{_label_of_run(event.run)} step {progress.step:.0f} ({percentage(share)})")
-            else:
-                run_texts.append(f"{_label_of_run(event.run)} loading")
+            text = f"step {progress.step:.0f} ({percentage(share)})" if progress.step > 0 else "loading"
+            run_texts.append(f"{_label_of_run(event.run)} {text}")
         share_of_all = done / len(self._plan)
         parts = [f"{ended} of {len(self._plan)} runs done"]
         time_left = self.left(share_of_all)

@@ -101,9 +101,7 @@ class GenerateSampler:
         if not isinstance(model_ends, list):
             model_ends = [model_ends]
         self._ends = {*model_ends, tokenizer.eos_token_id} - {None}
-        self._pad = tokenizer.pad_token_id
-        if self._pad is None:
-            self._pad = min(self._ends, default=0)
+        self._pad = min(self._ends, default=0) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
     @torch.no_grad()
     def sample(

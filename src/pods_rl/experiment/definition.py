@@ -57,9 +57,7 @@ class Experiment:
     @property
     def processes(self) -> int:
         """Processes of each run: 1, or as many as its accelerate configuration starts."""
-        if self.accelerate is None:
-            return 1
-        return accelerate_processes(find_accelerate_config(self.accelerate))
+        return 1 if self.accelerate is None else accelerate_processes(find_accelerate_config(self.accelerate))
 
     def plan(self) -> list[PlannedRun]:
         """Return every run in order: all arms with the first seed, then all with the next. So the arms of a seed train

@@ -69,8 +69,7 @@ def load_policy(policy: Policy, recipe: Recipe, device: torch.device) -> PreTrai
 
     No code of the model's repository is run.
 
-    Raises UserError if the files do not match, or lack weights: transformers and PEFT would draw these at
-    random.
+    Raises UserError if the files do not match, or lack weights: transformers and PEFT would draw these at random.
     """
     options = load_options(recipe)
     options["revision"] = None  # the files are local

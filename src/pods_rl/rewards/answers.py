@@ -39,9 +39,7 @@ def accuracy_batch(texts: Sequence[str], golds: Sequence[str]) -> list[float]:
     verdicts = [_decide(text, gold) for text, gold in zip(texts, golds, strict=True)]
     # Rollouts of a prompt often have the same answer, which is verified once.
     pairs = list(dict.fromkeys(verdict for verdict in verdicts if isinstance(verdict, tuple)))
-    verified: dict[Pair, bool] = {}
-    if pairs:
-        verified = dict(zip(pairs, default_pool().verify(pairs), strict=True))
+    verified = dict(zip(pairs, default_pool().verify(pairs), strict=True)) if pairs else {}
     return [float(verified[verdict] if isinstance(verdict, tuple) else verdict) for verdict in verdicts]
 
 

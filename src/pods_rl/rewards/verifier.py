@@ -88,9 +88,7 @@ def verification() -> Work:
     for gold, answer in _WARM_UP:
         equal(gold, answer)  # not `_equal`, which would hide that a library is missing
     _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
-    limit = MEMORY_BYTES
-    if hard_limit != resource.RLIM_INFINITY:
-        limit = min(limit, hard_limit)
+    limit = MEMORY_BYTES if hard_limit == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard_limit)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
     return Work(_equal, prepare=bar_process)
 

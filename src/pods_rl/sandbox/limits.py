@@ -40,10 +40,8 @@ class ToolLimits:
         """Return the tools of one rollout with limits."""
         limited = {}
         for name, tool in tools.items():
-            if inspect.iscoroutinefunction(tool):
-                limited[name] = self._limited_async(name, tool)
-            else:
-                limited[name] = self._limited(name, tool)
+            limit = self._limited_async if inspect.iscoroutinefunction(tool) else self._limited
+            limited[name] = limit(name, tool)
         return limited
 
     def _limited(self, name: str, tool: Tool) -> Tool:

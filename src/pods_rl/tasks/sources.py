@@ -201,9 +201,7 @@ def read_rows(rows: Dataset) -> Iterator[dict[str, Any]]:
 
 def parsed(batch: Mapping[str, list[Any]]) -> Mapping[str, list[Any]]:
     """Return a batch of a source's rows as `column_values` reads it: rows of text are parsed, once for all columns."""
-    if ROW not in batch:
-        return batch
-    return {ROW: [parse_row(text) for text in batch[ROW]]}
+    return {ROW: [parse_row(text) for text in batch[ROW]]} if ROW in batch else batch
 
 
 def column_values(batch: Mapping[str, list[Any]], column: str, dtype: str | None = None) -> list[object]:
@@ -228,9 +226,7 @@ def column_of(rows: Dataset, column: str) -> Iterator[Any]:
 
 def first_rows(rows: Dataset, size: int | None) -> Dataset:
     """Return the first rows of a split; all of them without a size."""
-    if size is None or size >= len(rows):
-        return rows
-    return rows.select(range(size))
+    return rows if size is None or size >= len(rows) else rows.select(range(size))
 
 
 def hold_out(rows: Dataset, questions: Sequence[bytes], source: DataSource) -> tuple[Dataset, Dataset]:

@@ -306,9 +306,7 @@ def run_label(output: Path) -> str:
     ('mine', 'pods seed-1')
     """
     path = output.resolve()
-    if path.name.startswith("seed-"):
-        return f"{path.parent.name} {path.name}"
-    return path.name
+    return f"{path.parent.name} {path.name}" if path.name.startswith("seed-") else path.name
 
 
 def scores_of(row: Mapping[str, Any]) -> str:
@@ -341,24 +339,18 @@ def result_of(evaluations: Sequence[Mapping[str, Any]]) -> str:
     """
     name = "accuracy" if "accuracy" in evaluations[-1] else "reward"
     shown_rows = [evaluations[0], evaluations[-1]] if len(evaluations) > 1 else evaluations
-    scores = []
-    for row in shown_rows:
-        score = row.get(name)
-        scores.append(_percent(score) if name == "accuracy" else _decimal(score))
+    write = _percent if name == "accuracy" else _decimal
+    scores = [write(row.get(name)) for row in shown_rows]
     steps = " to ".join(str(row.get("step")) for row in shown_rows)
     return f"{name} {' to '.join(scores)} on {counted(evaluations[-1].get('prompts', 0), 'prompt')}, step {steps}"
 
 
 def _percent(value: Any) -> str:
-    if isinstance(value, (int, float)):
-        return f"{100 * value:.1f} %"
-    return "-"
+    return f"{100 * value:.1f} %" if isinstance(value, (int, float)) else "-"
 
 
 def _decimal(value: Any) -> str:
-    if isinstance(value, (int, float)):
-        return f"{value:.3f}"
-    return "-"
+    return f"{value:.3f}" if isinstance(value, (int, float)) else "-"
 
 
 class Watcher:

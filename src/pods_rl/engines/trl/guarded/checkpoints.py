@@ -220,9 +220,8 @@ def read_state(folder: Path, process: int, processes: int) -> dict[str, Any]:
         return {}
     values_file = _file(folder, process, "json")
     tensors_file = _file(folder, process, "safetensors")
-    tensors: dict[str, Tensor] = {}
-    if tensors_file.is_file():  # a state without tensors has no such file
-        tensors = load_file(tensors_file)
+    # a state without tensors has no such file
+    tensors = load_file(tensors_file) if tensors_file.is_file() else {}
 
     def restored(entry: dict[str, Any]) -> Any:
         if entry.keys() != {_TENSOR}:

@@ -159,10 +159,8 @@ class StepMetrics:
                 del metrics[name]
             if name in EXTREMES:
                 self._extremes[name].append(value)
-            elif self._counts_rows(name):
-                self._sums[name] += value * counts["rows"]
             else:
-                self._sums[name] += value * counts["tokens"]
+                self._sums[name] += value * counts["rows" if self._counts_rows(name) else "tokens"]
 
     def skip(self, counts: Mapping[str, int]) -> None:
         """Count a micro-batch that is not computed: nothing of it is clipped."""
