@@ -60,7 +60,11 @@ def advantages(
     >>> advantages(torch.tensor([[1.0, 0.0, 1.0, 0.0, 0.0]]), kept)
     tensor([[ 0.8659, -0.8659,  0.8659, -0.8659]])
     """
-    _check_choices(when=when, scale=scale, baseline=baseline)
+    for name, value in {"when": when, "scale": scale, "baseline": baseline}.items():
+        if value not in _CHOICES[name]:
+            raise ValueError(f"{name} must be one of {', '.join(_CHOICES[name])}; got {value!r}.")
+    if baseline == "leave_one_out" and scale == "group":
+        raise ValueError("baseline 'leave_one_out' goes with scale 'none' or 'batch'; got 'group', which undoes it.")
     check_not_negative("epsilon", epsilon)
     if not isinstance(selection, Selection | BatchSelection):
         raise TypeError(
@@ -208,14 +212,6 @@ def _nan_std(values_PR: Tensor) -> Tensor:
     count_P1 = (~values_PR.isnan()).sum(dim=1, keepdim=True, dtype=values_PR.dtype)
     variance_P1 = (values_PR - mean_P1).square().nanmean(dim=1, keepdim=True)
     return (variance_P1 * (count_P1 / (count_P1 - 1))).sqrt()
-
-
-def _check_choices(*, when: str, scale: str, baseline: str) -> None:
-    for name, value in {"when": when, "scale": scale, "baseline": baseline}.items():
-        if value not in _CHOICES[name]:
-            raise ValueError(f"{name} must be one of {', '.join(_CHOICES[name])}; got {value!r}.")
-    if baseline == "leave_one_out" and scale == "group":
-        raise ValueError("baseline 'leave_one_out' goes with scale 'none' or 'batch'; got 'group', which undoes it.")
 
 
 def _check_inputs(
