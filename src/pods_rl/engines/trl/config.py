@@ -132,7 +132,6 @@ class PODSConfig(GRPOConfig):
                 f"process(es) on {self.device.type}. Set clock: wall."
             )
         if self.exact_trl:
-            # Whatever they were set to.
             self.prefix_tree = False
             self.skip_zero_advantage_steps = False
         if self.num_rollouts is None:

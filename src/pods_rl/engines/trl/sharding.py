@@ -60,7 +60,6 @@ def whole_weights(trainer: TRLTrainer) -> Iterator[None]:
         try:
             yield
         finally:
-            # Each module reshards again as it did before.
             for module in sharded:
                 module.set_reshard_after_forward(reshard, recurse=False)
                 module.reshard()

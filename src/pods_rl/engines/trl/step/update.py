@@ -25,15 +25,7 @@ from ....prefix_tree.recurrence import unregister_tree_recurrence
 from ... import PHASES
 from ..compat import IMAGE_INPUTS, Batch, LogProbs, TRLTrainer, is_overridden, replacing
 from .budget import Budget
-from .micro_batches import (
-    LOSS_SHARE,
-    MEANS_OVER_ROWS,
-    REPEATED_ROWS,
-    ROW_SCALE,
-    StepMetrics,
-    pack_rows,
-    tokens_of,
-)
+from .micro_batches import LOSS_SHARE, MEANS_OVER_ROWS, REPEATED_ROWS, ROW_SCALE, StepMetrics, pack_rows, tokens_of
 
 logger = logging.getLogger(__name__)
 
