@@ -79,9 +79,7 @@ def suggest(word: str, names: Iterable[str]) -> str:
     """
     with_underscores = {name.replace("-", "_"): name for name in names}
     near = difflib.get_close_matches(word.replace("-", "_"), with_underscores, n=1, cutoff=0.7)
-    if not near:
-        return ""
-    return f" Did you mean {with_underscores[near[0]]}?"
+    return f" Did you mean {with_underscores[near[0]]}?" if near else ""
 
 
 def short(text: str, most: int = 60) -> str:

@@ -139,9 +139,7 @@ def _without_traceback(error: BaseException) -> BaseException:
     if known or lost_output(error) is not None or write_failure(error):
         return error
     reason = code_reason(error)
-    if reason is None:
-        return error
-    return UserError(reason).with_traceback(error.__traceback__)
+    return error if reason is None else UserError(reason).with_traceback(error.__traceback__)
 
 
 def _reported(error: BaseException, code: int) -> bool:

@@ -109,8 +109,7 @@ def choose_backend(wanted: str, *, on_cpu: bool = False, task: Task | None = Non
         # vLLM runs as one process and does not call the tools of a task.
         if on_cpu or several or converses:
             return "generate"
-        usable = find_spec("vllm") and torch.cuda.is_available()
-        return "vllm" if usable else "generate"
+        return "vllm" if find_spec("vllm") and torch.cuda.is_available() else "generate"
     if wanted == "vllm" and several:
         raise UserError("--backend vllm runs as one process: start it alone, with --vllm_tensor_parallel_size GPUS.")
     if wanted == "vllm" and converses:

@@ -236,7 +236,7 @@ class _Runner:
             return
         path = self._output / run.path
         environment = self._environments.get()
-        kind: Kind
+        kind: Kind = "failed"  # unless it is trained
         reason: str | None
         try:
             if is_run(path):
@@ -247,10 +247,8 @@ class _Runner:
             self._report("started", position, run, note or self._outdated.get(run.path))
             kind, reason = self._train(run, path, environment, resumes)
         except OSError as error:
-            kind = "failed"
             reason = f"cannot write {error.filename or self._output}: {error.strerror or error}"
         except UserError as error:
-            kind = "failed"
             reason = str(error)
         finally:
             self._environments.put(environment)
@@ -387,8 +385,7 @@ def visible_gpus() -> list[str]:
     """Return the usable GPUs, named as in CUDA_VISIBLE_DEVICES; empty if there are none or it hides them."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        names = [name.strip() for name in chosen.split(",")]
-        return [name for name in names if name not in ("", "-1")]
+        return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
     # Not with torch, which takes seconds to import.
     try:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)

@@ -422,8 +422,7 @@ def _is_cached(name: str, kind: str, file: str, revision: str | None) -> bool:
     if prepared.is_dir():
         return True
     # A path; None or a mark of the library's if the file is not in the cache.
-    cached = try_to_load_from_cache(name, file, revision=revision, repo_type=kind)
-    return isinstance(cached, str)
+    return isinstance(try_to_load_from_cache(name, file, revision=revision, repo_type=kind), str)
 
 
 @cache  # most arms share their model

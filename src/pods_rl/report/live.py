@@ -92,8 +92,7 @@ class LivePage:
             note = f"Waiting for the first run of {self._source} ({state})"
         except Exception as error:  # files of a run that begins, or damaged ones: another look may find better ones
             state = "waiting"
-            reason = str(error) if isinstance(error, UserError) else repr(error)
-            note = f"No report: {reason}"
+            note = f"No report: {error if isinstance(error, UserError) else repr(error)}"
         if self._made:
             self.served = self.served._replace(note=one_line(note, limit=200))
         else:

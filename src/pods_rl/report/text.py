@@ -103,8 +103,7 @@ def duration(seconds: float, unit: str | None = None) -> str:
     """
     if not math.isfinite(seconds):
         return "–"
-    if unit is None:
-        unit = unit_for(seconds)
+    unit = unit or unit_for(seconds)
     digits = 2 if unit == "h" else 1
     return f"{seconds / TIME_UNITS[unit]:.{digits}f} {unit}"
 

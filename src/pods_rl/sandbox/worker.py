@@ -51,8 +51,7 @@ class Reply(NamedTuple):
 
 def frame(number: int, value: Any) -> bytes:
     """Return a line of JSON with a value and the number of its request. Arrays become lists, other objects text."""
-    text = json.dumps([number, value], default=_as_json)
-    return text.encode() + b"\n"
+    return json.dumps([number, value], default=_as_json).encode() + b"\n"
 
 
 def _as_json(value: Any) -> Any:

@@ -153,8 +153,7 @@ class ExactResume:
         trainer = self._trainer
         accelerator = trainer.accelerator
         device = accelerator.device
-        process = accelerator.process_index
-        values = read_state(folder, process, accelerator.num_processes)
+        values = read_state(folder, accelerator.process_index, accelerator.num_processes)
         if not values:
             return  # TRL's own checkpoint
         for name in _ATTRIBUTES:

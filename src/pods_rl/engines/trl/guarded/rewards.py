@@ -78,8 +78,7 @@ class CheckedRewards:
         if errors or timeouts:
             for name, message in gather_object(list(self._first_failures.items())):
                 self._warn_once(f"errors of {name}", f"{message}. Logged once; see pods/reward_errors and _timeouts.")
-        mode = "train" if trainer.model.training else "eval"
-        metrics = trainer._metrics[mode]
+        metrics = trainer._metrics["train" if trainer.model.training else "eval"]
         metrics["pods/unusable_rewards"].append(float(unusable))
         metrics["pods/unscored_rollouts"].append(float(unscored))
         metrics["pods/reward_errors"].append(float(errors))
