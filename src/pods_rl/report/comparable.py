@@ -19,50 +19,22 @@ from .text import as_text, listed, one_line
 OWN_TO_A_RUN = frozenset({"seed", "data_seed", "output_dir", "run_name", "logging_dir", "resume"})
 """Keys of a recipe that runs of one arm differ in."""
 
-NO_MATTER = frozenset(
-    {
-        "rollout_batch_size",
-        "vllm_gpu_memory_utilization",
-        "eval_batch_size",
-        "ledger_every",
-        "report_to",
-        "project",
-        "push_to_hub",
-        "hub_model_id",
-        "save_seconds",
-        "save_steps",
-        "save_strategy",
-        "save_total_limit",
-    }
-)
+NO_MATTER = frozenset((
+    "rollout_batch_size", "vllm_gpu_memory_utilization", "eval_batch_size", "ledger_every", "report_to", "project",
+    "push_to_hub", "hub_model_id", "save_seconds", "save_steps", "save_strategy", "save_total_limit",
+))  # fmt: skip
 """Keys that decide how memory and disk are used and what is published, not what is learned."""
 
-NOT_OF_THE_METHOD = frozenset(
-    {
-        "model_name_or_path",
-        "prompt_style",
-        "system_prompt",
-        "eval_prompts",
-        "eval_repeats",
-        "eval_temperature",
-        "clock",
-    }
-)
+NOT_OF_THE_METHOD = frozenset((
+    "model_name_or_path", "prompt_style", "system_prompt", "eval_prompts", "eval_repeats", "eval_temperature", "clock",
+))  # fmt: skip
 """Keys that change scores or times whatever the method is; a difference in them is noted."""
 
 # keys of a recipe that choose the questions of an evaluation and their answers
 _QUESTIONS = (
-    "task",
-    "task_difficulty",
-    "task_options",
-    "task_test_size",
-    "task_seed",
-    "dataset_name",
-    "dataset_config",
-    "dataset_test_name",
-    "question_column",
-    "answer_column",
-)
+    "task", "task_difficulty", "task_options", "task_test_size", "task_seed", "dataset_name", "dataset_config",
+    "dataset_test_name", "question_column", "answer_column",
+)  # fmt: skip
 _PROMPTS = ("prompt_style", "system_prompt")  # they are part of a task's version
 # by split, the keys that decide how its rows are written
 _KEYS_OF_ROWS = {

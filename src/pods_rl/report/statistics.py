@@ -267,13 +267,7 @@ def _compare(base: Curve, arm: Curve, target: float, *, paired: bool) -> Speedup
         return result
     at_target_R = _scores_at(base.scores, base_mean, target, at)
     at_target_RC = np.broadcast_to(at_target_R[:, None], (len(at_target_R), arm.scores.shape[1]))
-    half_C = half_widths(
-        arm.scores,
-        at_target_RC,
-        paired=paired,
-        arm_error_C=arm.error,
-        other_error_C=base.error[at],
-    )
+    half_C = half_widths(arm.scores, at_target_RC, paired=paired, arm_error_C=arm.error, other_error_C=base.error[at])
     soonest = time_to(arm_mean + half_C, arm_times, target)
     latest = time_to(arm_mean - half_C, arm_times, target)
     # a checkpoint that one run has, and so no interval, may be the one that counts
