@@ -170,9 +170,7 @@ def _reward(completions: list[Any], completion_ids: list[list[int]], **_: Any) -
 def train_step(family: Family, *, prefix_tree: bool, rollouts: dict[str, list[Any]] | None = None) -> Step:
     """Train one step; `rollouts` replace those of the policy."""
     model, processing_class = build(family)
-    adapter = None
-    if family.kind == ADAPTER:
-        adapter = LoraConfig(r=4, lora_dropout=0.05, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    lora = LoraConfig(r=4, lora_dropout=0.05, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     config = PODSConfig(
         tempfile.mkdtemp(), num_generations=4, num_rollouts=8, per_device_train_batch_size=8, max_completion_length=12,
         max_steps=1, temperature=0.5, seed=3, prefix_tree=prefix_tree, use_cpu=True, bf16=False, report_to="none",
@@ -180,7 +178,7 @@ def train_step(family: Family, *, prefix_tree: bool, rollouts: dict[str, list[An
     )  # fmt: skip
     trainer = PODSTrainer(
         model=model, reward_funcs=_reward, args=config, train_dataset=_prompts(family),
-        processing_class=processing_class, peft_config=adapter,
+        processing_class=processing_class, peft_config=lora if family.kind == ADAPTER else None,
         rollout_func=None if rollouts is None else lambda prompts, trainer: rollouts,
     )  # fmt: skip
     drawn: dict[str, list[Any]] = {}

@@ -53,9 +53,8 @@ def test_an_error_of_a_library_is_one_line_and_a_fault_of_its_code_is_not_hidden
 
 
 def test_a_policy_that_does_not_fit_into_memory_is_one_line():
-    recipe = build_recipe(RECIPE, Origin("r.yaml"))
     with pytest.raises(UserError, match=r"r\.yaml: .*memory"):  # noqa: SIM117
-        with as_recipe_errors(recipe):
+        with as_recipe_errors(build_recipe(RECIPE, Origin("r.yaml"))):
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 640000000000 bytes.")
 
 
@@ -121,9 +120,8 @@ def test_a_thought_that_the_chat_template_opens_reaches_the_rewards(parsed_by):
         turns = TurnReader(tokenizer, options)
         prefix = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False, **options)
         ids = tokenizer(said + EOS)["input_ids"]
-        message = {"role": "assistant", "content": said}
-        if parsed_by:
-            message = parse_response(tokenizer, ids, prefix=prefix)
+        plain = {"role": "assistant", "content": said}
+        message = parse_response(tokenizer, ids, prefix=prefix) if parsed_by else plain
         rewards = [trl_reward(REWARDS[name], limit=9, turns=turns) for name in ("accuracy", "format", "tag_count")]
         given = {"prompts": [prompt], "completions": [[message]], "completion_ids": [ids], "answer": ["3"]}
         return [reward(**given)[0] for reward in rewards]

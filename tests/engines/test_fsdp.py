@@ -70,8 +70,7 @@ def test_the_final_policy_is_plain_and_whole(sharded):
     trained = load_file(sharded / "2-0.safetensors")
     saved = load_file(sharded / "final" / "model.safetensors")
     assert {f"weight {name}" for name in saved} == {name for name in trained if name.startswith("weight")}  # tied: once
-    policy = AutoModelForCausalLM.from_pretrained(sharded / "final")
-    for name, parameter in policy.named_parameters():
+    for name, parameter in AutoModelForCausalLM.from_pretrained(sharded / "final").named_parameters():
         assert torch.equal(parameter, trained[f"weight {name}"]), name
 
 

@@ -49,8 +49,7 @@ def test_a_script_writes_what_a_report_shows(make_trainer, dataset, tmp_path):
     rows = pq.read_table(run.rollout_files()[0]).to_pylist()
     assert len(rows) == 2 * 8
     assert sum(row["selected"] for row in rows) == 2 * 4
-    page = build_report(tmp_path / "run").folder / "report.html"
-    assert rows[0]["completion"] in page.read_text("utf-8")
+    assert rows[0]["completion"] in build_report(tmp_path / "run").html.read_text("utf-8")
 
 
 SAVING = {"save_strategy": "steps", "save_steps": 2}
@@ -253,8 +252,7 @@ def test_settings_of_any_kind_are_written(make_trainer, tmp_path):
         "lr_scheduler_type": SchedulerType.CONSTANT,
         "lr_scheduler_kwargs": {"path": tmp_path, "set": {2, 1}, "dtype": np.dtype("float32"), "type": np.float32},
     }
-    trainer = make_trainer(**SAVING, **settings)
-    recorded(trainer, tmp_path / "run").train()
+    recorded(make_trainer(**SAVING, **settings), tmp_path / "run").train()
     config = Run(tmp_path / "run").config
     assert {"learning_rate": 1e-3, "beta": 0.5, "lr_scheduler_type": "constant"}.items() <= config.items()
     assert config["lr_scheduler_kwargs"]["set"] == [1, 2]
@@ -348,8 +346,7 @@ def test_a_run_does_not_continue_with_other_data_or_another_reward_of_the_same_n
         with pytest.raises(UserError, match=named):
             recorded(make_trainer(**change, **SAVING), run).train(resume_from_checkpoint=True)
         assert contents(run) == before
-        other = recorded(make_trainer(**change), tmp_path / named)
-        other.train()
+        recorded(make_trainer(**change), tmp_path / named).train()
         assert why_incomparable([Run(run)], [Run(tmp_path / named)])
     recorded(make_trainer(reward=scaled(1.0)), tmp_path / "same").train()
     assert not why_incomparable([Run(run)], [Run(tmp_path / "same")])

@@ -72,14 +72,12 @@ def test_the_library_resumes_its_own_checkpoints_bit_for_bit(make_trainer, tmp_p
     assert resumed.rollouts.columns() == whole.rollouts.columns()
     shutil.rmtree(tmp_path / "out/checkpoint-10", ignore_errors=True)
     (tmp_path / "out/checkpoint-9/trainer_state.json").unlink()  # killed while it was saved
-    last = make_trainer(**config)
-    assert last._resume.find(True) == str(tmp_path / "out/checkpoint-6")
+    assert make_trainer(**config)._resume.find(True) == str(tmp_path / "out/checkpoint-6")
 
 
 def test_a_checkpoint_of_trl_s_trainer_is_resumed(make_trainer, tmp_path, caplog):
     config = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
-    theirs = make_trainer(GRPOTrainer, GRPOConfig, **config)
-    theirs.train()
+    make_trainer(GRPOTrainer, GRPOConfig, **config).train()
     ours = make_trainer(num_rollouts=8, **config)
     ours.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-2"))
     assert ours.state.global_step == 4

@@ -21,8 +21,7 @@ def truncated(trainer) -> torch.Tensor:
     ends = set("0123456789")
     cut = torch.zeros(found.rewards.numel(), dtype=torch.bool)
     for number, text, tokens in zip(found.numbers, found.completions, found.completion_tokens, strict=True):
-        ended = tokens < MASKING["max_completion_length"] or text[-1:] in ends
-        cut[number] = not ended
+        cut[number] = tokens >= MASKING["max_completion_length"] and text[-1:] not in ends
     return cut.view(found.rewards.shape)
 
 
@@ -108,12 +107,7 @@ SUM = [parts(0), parts(1), parts(2)]
 
 @pytest.mark.parametrize(
     ("reward", "n", "settings"),
-    [
-        (SUM, 4, {}),
-        (rounded, 4, {}),
-        (SUM, 8, {"scale_rewards": "none"}),
-        (rounded, 8, {"advantages": "before"}),
-    ],
+    [(SUM, 4, {}), (rounded, 4, {}), (SUM, 8, {"scale_rewards": "none"}), (rounded, 8, {"advantages": "before"})],
 )
 def test_rounding_of_a_sum_is_not_a_signal(make_trainer, reward, n, settings):
     trainer = make_trainer(reward=reward, num_rollouts=n, max_steps=1, skip_zero_advantage_steps=True, **settings)

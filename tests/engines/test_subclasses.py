@@ -171,8 +171,7 @@ def test_a_subclass_that_only_changes_advantages_still_leaves_out_rows_without_o
     """Dead rows of the changed advantages, and not of those that the trainer computed."""
 
     def halved(batch):
-        changed = 1.0 - batch["advantages"].sign().abs()
-        return {**batch, "advantages": changed}
+        return {**batch, "advantages": 1.0 - batch["advantages"].sign().abs()}
 
     monkeypatch.setattr(f"{__name__}.spread_out", halved)
     trainer = make_trainer(subclass(PODSTrainer), num_rollouts=8, reward=half_dead, max_steps=3)

@@ -136,8 +136,7 @@ def test_a_checkpoint_restores_turns_and_holds_no_image(tmp_path):
 def test_arguments_that_look_like_a_tensor_of_a_checkpoint_are_restored(tmp_path):
     made = record([says("", call("f", __tensor__="0"), call("g", a={"__tensor__": {"__tensor__": [1]}}))])
     write_state(tmp_path, 0, {"processes": 1, "record": made.saved()})
-    restored = Rollouts(**read_state(tmp_path, 0, 1)["record"])
-    assert restored.completions == made.saved()["completions"]
+    assert Rollouts(**read_state(tmp_path, 0, 1)["record"]).completions == made.saved()["completions"]
 
 
 @pytest.mark.parametrize(("made_by", "now"), [(1, 2), (4, 2)])

@@ -274,16 +274,14 @@ async def openrlhfs_responses(executor, *, prompts=1):
 @pytest.mark.parametrize(("rewards", "kept"), WITHOUT_MASKS)
 def test_openrlhf_receives_the_rows_of_every_engine(openrlhf, rewards, kept):
     executor = openrlhf(rewards)
-    groups = asyncio.run(openrlhfs_responses(executor, prompts=3))
-    for number, responses in enumerate(groups):
+    for number, responses in enumerate(asyncio.run(openrlhfs_responses(executor, prompts=3))):
         assert sorted(response["observation_tokens"][-1] for response in responses) == kept
         assert {response["prompt"] for response in responses} == {f"prompt {number}"}
     assert executor.groups == {}
 
 
 def test_openrlhf_receives_the_mean_for_responses_without_a_usable_reward(openrlhf):
-    executor = openrlhf([0.0, None, 1.0, math.nan, *[math.inf] * 12])
-    (responses,) = asyncio.run(openrlhfs_responses(executor))
+    (responses,) = asyncio.run(openrlhfs_responses(openrlhf([0.0, None, 1.0, math.nan, *[math.inf] * 12])))
     assert sorted(response["reward"] for response in responses) == [0.0, 0.5, 0.5, 1.0]
     (responses,) = asyncio.run(openrlhfs_responses(openrlhf([None] * N)))
     assert [response["reward"] for response in responses] == [0.0] * 4
