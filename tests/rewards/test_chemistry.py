@@ -5,12 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pods_rl.rewards import chemistry, choice, equation
-from pods_rl.rewards.chemistry import (
-    CHARGE,
-    MAX_DEPTH,
-    read_equation,
-    read_formula,
-)
+from pods_rl.rewards.chemistry import CHARGE, MAX_DEPTH, read_equation, read_formula
 
 from .data import FOLDER, rows
 

@@ -119,8 +119,7 @@ def grades_as_training(path, errors, seconds):
     task = Task("mine", "1", rows, rows, {path: 1.0}, answer=path, reward_seconds=seconds, reward_errors=errors)
     assert [grade.answer for grade in task.grade(["2"] * 2, ["2"] * 2)] == [True, True]
     if errors == "raise":
-        late = f" {seconds:g} s"
-        for text, message in (("raise", "ValueError: "), ("exit", "process"), ("hang", late)):
+        for text, message in (("raise", "ValueError: "), ("exit", "process"), ("hang", f" {seconds:g} s")):
             with pytest.raises(UserError, match=f"{message}.*row 1 of 2 .*'{text}'"):
                 task.grade(["2", text], ["2"] * 2)
     else:

@@ -24,9 +24,6 @@ def stated_rule(rewards: list[float], m: int) -> list[int]:
     if len(scored) <= m:
         return sorted([i for i in range(len(rewards)) if i not in unscored] + unscored[: m - len(scored)])
 
-    def kept_values(k: int) -> list[Fraction]:
-        return scored[: m - k] + scored[len(scored) - k :]
-
     sums = list(accumulate(scored, initial=Fraction(0)))
     squares = list(accumulate((value * value for value in scored), initial=Fraction(0)))
 
@@ -39,7 +36,8 @@ def stated_rule(rewards: list[float], m: int) -> list[int]:
 
     spreads = [spread(k) for k in range(m + 1)]
     best = [k for k in range(m + 1) if spreads[k] == max(spreads)]
-    wanted = kept_values(min(best, key=lambda k: (abs(2 * k - m), -k)))
+    k = min(best, key=lambda k: (abs(2 * k - m), -k))
+    wanted = scored[: m - k] + scored[len(scored) - k :]
     kept = []
     for value in set(wanted):
         same = [i for i, r in enumerate(rewards) if r == value]

@@ -102,5 +102,4 @@ def test_the_loss_of_rows_is_that_of_groups() -> None:
     options = {"epsilon_high": 0.3, "beta": 0.1}
     of_groups = pods_objective(logps_PMT, old_PMT, advantages_PM, mask_PMT, ref_logps=ref_PMT, **options)
     rows = [tensor.flatten(0, 1) for tensor in (logps_PMT, old_PMT, advantages_PM, mask_PMT)]
-    of_rows = pods_objective(*rows, ref_logps=ref_PMT.flatten(0, 1), **options)
-    assert torch.equal(of_rows, of_groups)
+    assert torch.equal(pods_objective(*rows, ref_logps=ref_PMT.flatten(0, 1), **options), of_groups)

@@ -28,9 +28,8 @@ def squares(values: list[float]) -> Fraction:
 
 def largest_sums(rewards_N: list[float]) -> dict[int, Fraction]:
     """Of a prompt, the largest sum of squares of each size that is possible, over all subsets."""
-    scored = [reward for reward in rewards_N if not math.isnan(reward)]
-    if is_constant(torch.tensor([rewards_N], dtype=torch.float64)).item():
-        scored = []
+    constant = is_constant(torch.tensor([rewards_N], dtype=torch.float64)).item()
+    scored = [] if constant else [reward for reward in rewards_N if not math.isnan(reward)]
     sizes = [0, *range(2, len(scored) + 1)]
     return {size: max(map(squares, itertools.combinations(scored, size))) for size in sizes}
 
@@ -288,8 +287,7 @@ def first_two(batch: RolloutBatch) -> BatchSelection:
 def test_a_users_rule_returns_flat_numbers_or_a_selection() -> None:
     rewards_PN = torch.tensor([[0.5, 0.9, 0.4], [0.9, 0.3, 0.2]])
     before_PN = rewards_PN.clone()
-    kept = select_batch(rewards_PN, 4, lowest)
-    assert kept.indices.tolist() == [0, 2, 4, 5]
+    assert select_batch(rewards_PN, 4, lowest).indices.tolist() == [0, 2, 4, 5]
     assert torch.equal(rewards_PN, before_PN)
     assert select_batch(rewards_PN, 4, first_two).indices.tolist() == [0, 1]
 

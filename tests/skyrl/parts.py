@@ -58,9 +58,8 @@ class Scripted(GeneratorInterface):
         await asyncio.sleep(0)
         rows: list[dict[str, Any]] = []
         for place, trajectory_id in enumerate(input_batch["trajectory_ids"]):
-            turns = 1
-            if self.turns is not None:
-                turns = self.turns(trajectory_id.instance_id, trajectory_id.repetition_id)
+            ids = (trajectory_id.instance_id, trajectory_id.repetition_id)
+            turns = 1 if self.turns is None else self.turns(*ids)
             for turn in range(turns):
                 rows.append(self.row(trajectory_id, turn, turns, place))
         output = {name: [row[name] for row in rows] for name in rows[0]}

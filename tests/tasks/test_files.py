@@ -117,17 +117,12 @@ def questions_of(split) -> set[str]:
     """The questions of prompts, without a system prompt; of spaces and capitals in any form."""
     found = set()
     for prompt in split["prompt"]:
-        text = prompt
-        if not isinstance(prompt, str):
-            text = prompt[-1]["content"]
+        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
         found.add(text.strip().splitlines()[-1].strip().lower())
     return found
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{}, {"system_prompt": "Add."}, {"prompt_style": "plain", "task_seed": 7}],
-)
+@pytest.mark.parametrize("change", [{}, {"system_prompt": "Add."}, {"prompt_style": "plain", "task_seed": 7}])
 def test_a_row_that_was_trained_is_never_a_test_row_later(tmp_path, change):
     """Neither with another prompt, as `pods eval` may set it, nor in a file to which rows were added meanwhile."""
     rows = [{"question": f"What is {i}+0?", "answer": i} for i in range(200)]
@@ -208,17 +203,7 @@ def test_a_gold_answer_that_no_completion_can_match_is_refused_with_its_row(tmp_
         load_task({"dataset_name": name, "dataset_test_name": name})
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        r"\frac{1}{2}",
-        r"\left\{1, 2\right\}",
-        "]0,1[",
-        "a\tb",
-        "x\r\ny",
-        "-",
-    ],
-)
+@pytest.mark.parametrize("answer", [r"\frac{1}{2}", r"\left\{1, 2\right\}", "]0,1[", "a\tb", "x\r\ny", "-"])
 def test_an_answer_that_only_looks_odd_is_accepted(tmp_path, answer):
     name = write_jsonl(tmp_path / "a.jsonl", [{"question": f"{i}?", "answer": answer} for i in range(2)])
     assert load_task({"dataset_name": name, "dataset_test_name": name}).test["answer"][0] == answer.strip()
@@ -381,8 +366,7 @@ def test_many_rows_are_kept_in_a_file_that_is_read_again(tmp_path, monkeypatch):
     assert [Path(file["filename"]).suffix for file in first.train.cache_files] == [".arrow"]
     assert again.train.cache_files == first.train.cache_files
     assert first.train["answer"][:] == [str(i) for i in range(50)]
-    other = load_task({**both, "system_prompt": "Add."})
-    assert other.train["prompt"][0] != first.train["prompt"][0]
+    assert load_task({**both, "system_prompt": "Add."}).train["prompt"][0] != first.train["prompt"][0]
 
 
 def test_the_hashes_of_a_tasks_rows_are_those_of_their_contents_and_order(tmp_path):
