@@ -284,8 +284,7 @@ def test_the_probe_leaves_no_cast_behind_in_a_block_of_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         assert probe_trees(model, model, tolerance=0.1).why_rows is None
         model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs.sum().backward()
-    without = [name for name, weight in model.named_parameters() if weight.grad is None]
-    assert without == []
+    assert [name for name, weight in model.named_parameters() if weight.grad is None] == []
 
 
 def test_attention_without_a_tree_is_transformers_own():
@@ -305,8 +304,7 @@ def test_every_attention_of_transformers_hands_a_tree_its_arguments(name):
     how = {"dropout": 0.1, "scaling": 0.5, "sliding_window": 4, "softcap": 30.0, "s_aux": "sinks", "position_ids": None}
     how[KEYWORD] = tree
     assert AttentionInterface()[name](torch.nn.Module(), "q", "k", "v", None, **how) == ("q", None)
-    rule = {"scale": 0.5, "window": 4, "softcap": 30.0, "dropout": 0.1, "sinks": "sinks"}
-    assert given == [rule]
+    assert given == [{"scale": 0.5, "window": 4, "softcap": 30.0, "dropout": 0.1, "sinks": "sinks"}]
     for wrong in ({"position_bias": torch.ones(1)}, {"indices": torch.ones(1)}, {"is_causal": False}):
         with pytest.raises(UnsupportedAttentionError):
             AttentionInterface()[name](torch.nn.Module(), "q", "k", "v", None, **how | wrong)

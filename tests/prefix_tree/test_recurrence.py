@@ -86,11 +86,7 @@ NEMOTRON = {
     "mamba_head_dim": 16, "n_groups": 1, "conv_kernel": 4, "chunk_size": 8,
 }  # fmt: skip
 # Of the kinds of recurrent layers one each: configuration. Others are trained in tests/engines/test_families.py.
-TAKES_TREES = {
-    "qwen3_5_text": DELTA,
-    "kimi_linear": LATENT | KIMI | EXPERTS,
-    "lfm2": CONVOLUTIONS,
-}
+TAKES_TREES = {"qwen3_5_text": DELTA, "kimi_linear": LATENT | KIMI | EXPERTS, "lfm2": CONVOLUTIONS}
 TAKES_ROWS = {  # name of the architecture: configuration, a word of the reason
     "jamba": (
         {"attn_layer_period": 4, "attn_layer_offset": 2, "mamba_dt_rank": 4, "num_experts": 4},
@@ -157,8 +153,7 @@ def test_gradients_with_checkpointing_and_lora_are_those_of_rows(name, reentrant
     expected = scores_and_gradients(model, model, *rows)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
-    scores = scores_and_gradients(model, TreePass(model, rows[3], tree=True), *rows)
-    assert_near(scores, expected, FLOAT64)
+    assert_near(scores_and_gradients(model, TreePass(model, rows[3], tree=True), *rows), expected, FLOAT64)
 
 
 @pytest.mark.slow
