@@ -126,8 +126,7 @@ def test_another_number_of_results_of_a_generation_is_refused(count):
 def test_only_the_compatibility_module_names_what_is_not_public():
     folder = Path(compat.__file__).parent
     private = re.compile(r"(from|import) (trl\.|transformers\.trainer)")
-    found = {path.name for path in folder.rglob("*.py") if private.search(path.read_text())}
-    assert found == {"compat.py"}
+    assert {path.name for path in folder.rglob("*.py") if private.search(path.read_text())} == {"compat.py"}
 
 
 def test_names_of_our_own_are_free_in_trl(make_trainer):
@@ -154,8 +153,7 @@ def test_names_of_our_own_are_free_in_trl(make_trainer):
 
 def test_the_constructor_takes_what_trl_s_takes():
     def shape(cls):
-        parameters = inspect.signature(cls.__init__).parameters.values()
-        return [(p.name, p.kind, p.default) for p in parameters]
+        return [(p.name, p.kind, p.default) for p in inspect.signature(cls.__init__).parameters.values()]
 
     assert shape(PODSTrainer) == shape(GRPOTrainer)
     annotations = PODSTrainer.__init__.__annotations__

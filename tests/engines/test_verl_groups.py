@@ -44,8 +44,7 @@ def test_a_rule_of_ones_own_never_gets_an_unscored_session_trained():
     def first(rewards_PN, m, *, generator=None):
         return torch.arange(m).expand(rewards_PN.shape[0], m)
 
-    kept = choose(torch.tensor([[math.nan, 1.0, 0.0, 0.5]]), 2, first)
-    assert kept.tolist() == [[False, True, False, False]]
+    assert choose(torch.tensor([[math.nan, 1.0, 0.0, 0.5]]), 2, first).tolist() == [[False, True, False, False]]
 
 
 def test_rows_that_our_reward_function_cannot_score_are_refused_before_a_model_loads(tmp_path):
