@@ -69,9 +69,7 @@ def scores_by_arm(path):
         at_rate = runs.setdefault(row["arm"], {}).setdefault(float(row["rate"]), [])
         at_rate.append(float(row["accuracy_over_time"]))
         seeds.add(int(row["seed"]))
-    means = {}
-    for arm, rates_of_arm in runs.items():
-        means[arm] = {rate: statistics.fmean(values) for rate, values in rates_of_arm.items()}
+    means = {arm: {rate: statistics.fmean(values) for rate, values in rates.items()} for arm, rates in runs.items()}
     return means, seeds
 
 

@@ -304,8 +304,7 @@ def test_a_refused_resume_of_several_processes_leaves_the_run_as_it_was(trained,
     save_checkpoint("out", processes=2)
     before = Path("out/status.json").read_bytes()
     resume = ("train", "--output", "out", "--resume", "--num_processes", "2")
-    failure = Failure("process 0: refused", "", 2)
-    monkeypatch.setattr("pods_rl.distributed.launch.launch", lambda *_: failure)
+    monkeypatch.setattr("pods_rl.distributed.launch.launch", lambda *_: Failure("process 0: refused", "", 2))
     assert pods(*resume).exit_code == 2
     monkeypatch.setattr("pods_rl.distributed.launch.launch", lambda *args: args[-1].ask(signal.SIGTERM))
     assert pods(*resume).exit_code == 143

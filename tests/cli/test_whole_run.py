@@ -99,8 +99,7 @@ def test_a_run_on_a_users_own_reward_shows_that_reward_everywhere(place):
     summary = pods("report", "run").output
     assert "reward" in summary
     assert "accuracy" not in summary
-    table = pods("eval", "--run", "run", "--output", "results").output
-    assert "accuracy" not in table
+    assert "accuracy" not in pods("eval", "--run", "run", "--output", "results").output
     (line,) = Path("results/results.jsonl").read_text().splitlines()
     assert {"reward", "reward_stderr"} <= set(json.loads(line)["results"]["arithmetic"])
 

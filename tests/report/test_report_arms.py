@@ -109,8 +109,7 @@ def test_seeds_that_train_do_not_erase_those_that_ended() -> None:
     assert both.end == 20.0
     # a run that failed is missing, and among runs that all train most must have a score
     for running in ((), ("a", "b")):
-        curve = curve_of(evals, "accuracy", running=running)
-        assert curve.end == 0.0
+        assert curve_of(evals, "accuracy", running=running).end == 0.0
 
 
 def test_two_arms_with_ends_of_their_own_are_compared_with_all_runs_at_the_earliest(tmp_path: Path) -> None:

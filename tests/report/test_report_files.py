@@ -191,8 +191,7 @@ HAZARDS: dict[str, Callable[[Path], object]] = {
 def test_any_file_of_a_run_may_be_anything(experiment: Path, hazard: str) -> None:
     """Each file in its own run, and the plan of the experiment; the report opens, and names what it skipped."""
     HAZARDS[hazard](experiment / "experiment.yaml")
-    runs = sorted(experiment.glob("*/seed-*"))
-    for name, run in zip(FILES, runs, strict=False):
+    for name, run in zip(FILES, sorted(experiment.glob("*/seed-*")), strict=False):
         (run / name).unlink()
         HAZARDS[hazard](run / name)
     report = build_report(experiment)
@@ -244,8 +243,7 @@ HARMLESS = ["-5", "+2.5e3", "a=b", "'t is", "grpo"]
 
 
 def test_no_text_in_a_csv_is_a_formula(tmp_path: Path) -> None:
-    names = [*FORMULAS, *HARMLESS]
-    for name in names:
+    for name in [*FORMULAS, *HARMLESS]:
         write_run(tmp_path / "runs" / name / "seed-1", name, 1, config={"rule": name}, end=30)
     report = build_report(tmp_path / "runs", tmp_path / "out", baseline="none")
     written = {row["arm"] for row in read_csv(report.csv["final"])}
