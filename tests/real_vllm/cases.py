@@ -201,8 +201,7 @@ def process(folder: Path, rank: int, world: int, port: int, name: str = "") -> N
     if world > 1:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    found = CASES[name][1](folder)
-    (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
+    (folder / f"{name}-{rank}.json").write_text(json.dumps(CASES[name][1](folder)))
 
 
 def main(folder: Path, names: list[str]) -> int:

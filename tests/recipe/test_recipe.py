@@ -174,8 +174,7 @@ def test_an_experiment_that_is_its_own_base_is_refused(tmp_path):
 def test_saving_where_a_recipe_does_not_say(given, seconds, kept):
     recipe = build(**given)
     assert (recipe.values["save_seconds"], recipe.values["save_total_limit"]) == (seconds, kept)
-    again = build(**recipe.values)
-    assert dict(again.values) == dict(recipe.values)
+    assert dict(build(**recipe.values).values) == dict(recipe.values)
 
 
 @pytest.mark.parametrize(

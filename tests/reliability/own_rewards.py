@@ -138,8 +138,7 @@ def _become_another_program() -> None:
 
 
 def _use_multiprocessing() -> float | None:
-    context = multiprocessing.get_context("fork")
-    with context.Pool(2) as pool:
+    with multiprocessing.get_context("fork").Pool(2) as pool:
         return None if pool.map(abs, [-1, -2]) == [1, 2] else WRONG
 
 

@@ -77,8 +77,7 @@ def test_nothing_is_written_outside_the_output(folder: Path) -> None:
     assert (folder / "out").is_dir()
     home, temporary = folder.parent / "home", folder.parent / "temporary"
     expected = (str(folder / "out"), str(folder / "r.yaml"), *(str(home / cache) for cache in CACHES))
-    found = files_below(folder, home, temporary)
-    assert [path for path in found if not str(path).startswith(expected)] == []
+    assert [path for path in files_below(folder, home, temporary) if not str(path).startswith(expected)] == []
 
 
 # ------------------------------------------------------------------------------------------- no pickle
@@ -103,8 +102,7 @@ def test_no_pickle_is_published(folder: Path) -> None:
     results = files_below(REPOSITORY / "docs") if (REPOSITORY / "docs").is_dir() else set()
     rest = {path for path in files_below(run) if path.parent.parent.name != "checkpoints"}
     everything = [*final, *shipped, *results, *rest, *files_below(folder / "out" / "report")]
-    pickles = [path for path in everything if is_pickle(path)]
-    assert pickles == []
+    assert [path for path in everything if is_pickle(path)] == []
     resumed = {path.name for path in files_below(run / "checkpoints") - final if is_pickle(path)}
     assert resumed <= {"optimizer.pt", "scheduler.pt", "rng_state.pth"}  # transformers loads them with weights_only
 
