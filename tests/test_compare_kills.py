@@ -74,8 +74,7 @@ def test_compare_and_its_runs_may_be_killed_at_any_moment(place):
     assert "b seed 1 finished" in output
     assert (place / "out/report/report.html").is_file()
     assert [row["step"] for row in Run.open(place / "out/b/seed-1").metrics] == [1, 2]
-    killed = Run.open(place / "out/.attempts/b-seed-1-1").status
-    assert "(SIGKILL)" in killed["reason"]
+    assert "(SIGKILL)" in Run.open(place / "out/.attempts/b-seed-1-1").status["reason"]
 
 
 def test_a_forked_run_is_the_run_of_a_fresh_process(place):

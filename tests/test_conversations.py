@@ -234,8 +234,7 @@ def test_an_environment_of_its_own_grades_each_conversation_and_is_closed(tokeni
     assert found.answers[0].prompt == "0? of ['prompt']\n<assistant>"
     said = [(message["role"], message["content"]) for message in json.loads(found.answers[1].messages)]
     assert said == [("assistant", ""), ("tool", "right"), ("assistant", "<think>.</think><answer>12</answer>")]
-    own = sum(len(tokenizer.encode(turn)) for turn in turns[1])
-    assert found.answers[1].completion_tokens == own
+    assert found.answers[1].completion_tokens == sum(len(tokenizer.encode(turn)) for turn in turns[1])
     assert (Guessing.made, Guessing.open) == (3, 0)  # one for each place of a batch; one described its tools
 
 

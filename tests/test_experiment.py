@@ -189,8 +189,7 @@ def test_an_unfinished_run_resumes_from_its_checkpoint_in_its_own_directory(tmp_
     ],
 )
 def test_a_run_that_cannot_resume_starts_again_and_says_why(tmp_path, change, note):
-    one = experiment(seeds="1")
-    notes(one, tmp_path, interrupted)
+    notes(experiment(seeds="1"), tmp_path, interrupted)
     for path in tmp_path.glob("*/seed-1"):
         if change == "torn":
             (path / "checkpoints/checkpoint-2/model.bin").write_bytes(b"y")

@@ -101,8 +101,7 @@ def test_bf16_that_the_gpu_emulates_is_not_used(monkeypatch, emulated):
         "torch.cuda.is_bf16_supported", lambda including_emulation=True: including_emulation or not emulated
     )
     assert uses_bf16({}, on_cpu=False) == (not emulated)
-    recipe = load_recipe("gsm8k-qwen2.5-3b-pods")
-    assert config_arguments(recipe)["bf16"] == (not emulated)
+    assert config_arguments(load_recipe("gsm8k-qwen2.5-3b-pods"))["bf16"] == (not emulated)
     assert torch.cuda.is_bf16_supported()
 
 

@@ -80,8 +80,7 @@ SETTINGS = {
 
 
 def arms_of(name: str) -> dict[str, Recipe]:
-    experiment = load_experiment(name, {"seeds": 1})
-    return {run.arm: run.recipe for run in experiment.plan()}
+    return {run.arm: run.recipe for run in load_experiment(name, {"seeds": 1}).plan()}
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -51,17 +51,7 @@ ALLOWED = {
     | {"training"},
     "experiment": LOW | {"recipe", "sandbox", "yaml_files"},
 }  # fmt: skip
-ROOT_MODULES = {
-    "__init__",
-    "__main__",
-    "errors",
-    "masking",
-    "streams",
-    "sums",
-    "tables",
-    "text",
-    "yaml_files",
-}
+ROOT_MODULES = {"__init__", "__main__", "errors", "masking", "streams", "sums", "tables", "text", "yaml_files"}
 
 
 @cache
