@@ -54,7 +54,7 @@ def test_a_number_that_no_file_has_is_found():
     page = "## A study\n\nIt ends at 0.661 (arXiv 2504.13818), 0.5 [0.4, 0.6] up, with 89 MB ([CSV](results/a.csv)).\n"
     assert [*pages.without_a_file(page)] == ["0.661", "89 MB"]
     assert [*pages.unknown(page, [(0.5, 0.4, 0.6)])] == []
-    assert [*pages.unknown(page, [(0.5, 0.4, 0.7)])] == ["0.5 [0.4, 0.6"]
+    assert [*pages.unknown(page, [(0.5, 0.4, 0.7)])] == ["0.5 [0.4, 0.6]"]
 
 
 def test_disturbed_seeds_are_those_with_a_slow_speed_check_if_there_was_one():
