@@ -15,12 +15,12 @@ SENTENCE = 4  # words from which on a text is a sentence
 PRIVATE = re.compile(r"\b_[a-z]\w*")
 
 LIMITS = {
-    "lines of src": 34600,
-    "lines of tests": 25750,
+    "lines of src": 34500,
+    "lines of tests": 25700,
     "words of pages": 18800,
-    "docstrings longer than the body": 112,
-    "internal functions that are named at one place": 274,
-    "names that several modules define": 32,
+    "docstrings longer than the body": 110,
+    "internal functions that are named at one place": 268,
+    "names that several modules define": 21,
     "checks that compare a sentence": 138,
 }
 
