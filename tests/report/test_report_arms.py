@@ -231,6 +231,7 @@ def test_scores_of_different_questions_are_not_compared(tmp_path, config, task, 
     assert verdicts(analysis)["pods"] == "not compared"
     (found,) = findings(analysis)
     assert not found.sentence.startswith("Highest")
+    assert found.number == ""
     assert analysis.target
     assert math.isnan(analysis.result_of("pods").time_to_target)
 

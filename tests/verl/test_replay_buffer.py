@@ -154,9 +154,11 @@ def test_a_batch_without_a_usable_reward_is_refused(make_buffer):
 def test_the_ledger_loads_its_tokenizer_with_verls_options(make_buffer, tmp_path, monkeypatch):
     given = []
     loader = "pods_rl.engines.verl.replay_buffer.hf_tokenizer"
-    monkeypatch.setattr(loader, lambda path, **options: given.append(options))
-    make_buffer(f"trainer.v1.sampler.sampler_kwargs.ledger={tmp_path}/rollouts", "data.trust_remote_code=true")
-    assert given == [{"trust_remote_code": True}]
+    monkeypatch.setattr(loader, lambda path, **options: given.append((path, options)))
+    model = "actor_rollout_ref.model"
+    ledger = f"trainer.v1.sampler.sampler_kwargs.ledger={tmp_path}/rollouts"
+    make_buffer(ledger, f"{model}.trust_remote_code=true", f"{model}.tokenizer_path={tmp_path}")
+    assert given == [(str(tmp_path), {"trust_remote_code": True})]
 
 
 def test_groups_not_sampled_stay_as_they_are(make_buffer):

@@ -109,7 +109,7 @@ class Analysis:
     results: tuple[ArmResult, ...]  # the baseline first
     baseline: Arm | None
     metric: str
-    target: float | None  # score to which times and speedups are: 99 % of the baseline's peak; None if it does not rise
+    target: float | None  # score of times and speedups: 1 % below the baseline's peak; None if it does not rise
     pairs: tuple[ArmPair, ...]  # as declared
     refused: tuple[tuple[Arm, Arm, str], ...] = ()  # two arms that are not compared, and why
 

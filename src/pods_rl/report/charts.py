@@ -164,7 +164,7 @@ def _score_panel(analysis: Analysis, styles: Styles, metric: str) -> Panel:
     bounds = (0.0, 100.0) if is_share else None
     target = None
     if metric == analysis.metric and analysis.target is not None and analysis.baseline is not None:
-        target = (significant(analysis.target * scale), f"99 % of {analysis.baseline.label}’s peak")
+        target = (significant(analysis.target * scale), f"1 % below {analysis.baseline.label}’s peak")
     series = []
     for index, arm in enumerate(arms):
         lines = {axis.key: _line(curves[axis.key][index], axis.scale, bounds, scale) for axis in axes}

@@ -96,8 +96,8 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
     lines = [f"{arm.label} is not compared with {rival.label}: {reason}." for arm, rival, reason in analysis.refused]
     if analysis.target is None:
         lines.append(
-            f"{base.label} rises to 99 % of its peak by no more than the interval of this rise: no speedup can be "
-            "measured against it."
+            f"{base.label} rises to within 1 % of its peak by no more than the interval of this rise: no speedup can "
+            "be measured against it."
         )
     for pair in analysis.pairs:
         if pair.is_early:
@@ -130,7 +130,7 @@ def method(analysis: Analysis) -> tuple[str, ...]:
             "Arms are compared at the last time at which both have scores. The interval of a difference is over the "
             "differences of equal seeds. Where the arms have different seeds, it is Welch’s. A difference is settled "
             "if the interval excludes 0, and if it also does by Holm’s method among all differences of this report.",
-            "A speedup is the time at which the other arm’s mean curve first reaches 99 % of the baseline’s maximum, "
+            "A speedup is the time at which the other arm’s mean curve first is within 1 % of the baseline’s peak, "
             "over the time at which this arm’s does, each on a straight line between two evaluations. Its interval "
             "ends where this arm’s score first may be, and first is, at that level by the same interval of the "
             "difference. It begins at 0 if the arm may never reach the level. A speedup is settled if the interval "

@@ -194,9 +194,9 @@ class Speedup:
 
 
 def target_of(baseline: Curve) -> float:
-    """Return the score that speedups against a baseline are to: 99 % of the peak of its mean curve."""
+    """Return the score that speedups against a baseline are to: 1 % below the peak of its mean curve."""
     peak = float(np.fmax.reduce(baseline.mean))  # NaN checkpoints are skipped
-    share = SHARE_OF_PEAK if peak >= 0 else 2 - SHARE_OF_PEAK  # 101 % of a negative peak are below it
+    share = SHARE_OF_PEAK if peak >= 0 else 2 - SHARE_OF_PEAK
     return share * peak
 
 

@@ -129,8 +129,8 @@ def result_table(analysis: Analysis) -> Table:
         cells[f"time {to_target}"] = [time_to_target_text(result, unit) for result in results]
         terminal[f"time {to_target}"] = to_target
         notes.append(
-            f"Time {to_target}: when the mean curve first has 99 % of {analysis.baseline.label}’s peak, on straight "
-            "lines between evaluations."
+            f"Time {to_target}: when the mean curve first is within 1 % of {analysis.baseline.label}’s peak, on "
+            "straight lines between evaluations."
         )
     if analysis.baseline is not None and len(analysis.results) > 1:
         cells["verdict"] = [verdict_text(analysis, result.arm) for result in results]

@@ -61,8 +61,9 @@ class PODSMixin:
         if self.pods.ledger:
             self._ledger = LedgerWriter(Path(self.pods.ledger), self.pods.ledger_every)
             model = config.actor_rollout_ref.model
-            path = copy_to_local(model.path, use_shm=model.get("use_shm", False))  # as verl loads its own
-            self._tokenizer = hf_tokenizer(path, trust_remote_code=config.data.get("trust_remote_code", False))
+            # as verl's HFModelConfig loads its own
+            path = copy_to_local(model.get("tokenizer_path") or model.path, use_shm=model.get("use_shm", False))
+            self._tokenizer = hf_tokenizer(path, trust_remote_code=model.get("trust_remote_code", False))
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """Return verl's batch reduced to the m kept, and its metrics with those of all n added.

@@ -227,7 +227,7 @@ window.pods = { figures: (() => {
     };
 
     const table = () => {
-      // As in the report's CSV files: a spreadsheet would run such a name as a formula.
+      // A spreadsheet would run such a name as a formula.
       const safe = (name) => /^'*\s*[=+\-@＝＋－＠]/.test(name) ? `'${name}` : name;
       const quoted = (value) => typeof value === "string" ? `"${safe(value).replaceAll('"', '""')}"` : value ?? "";
       const rows = [["arm", "run", x[1], chart.y]];
