@@ -18,6 +18,7 @@ from pods_rl.runs.sources import code_hash, file_hashes
 FILES = {
     "train.jsonl": '{"question": "1+1?", "answer": "2"}\n',
     "folder/train.jsonl": "{}\n",
+    "test/test_own.py": "",
     "folder/more/train.csv": "question,answer\n",
     "folder/.cache/x.json": "{}",
     "folder/runs/one/status.json": "{}",
@@ -102,7 +103,7 @@ def test_contents_of_all_that_a_key_names(place, what):
 
 
 @pytest.mark.parametrize(
-    "values", [{}, {"task": "reasoning_gym:gcd"}, {"dataset_name": "owner/set", "dataset_test_name": "folder"}]
+    "values", [{}, {"task": "reasoning_gym:gcd"}, {"dataset_name": "owner/set", "dataset_test_name": "test"}]
 )
 def test_a_recipe_that_names_no_files_has_no_contents(place, values):
     assert contents_of(build(**values)) == {}

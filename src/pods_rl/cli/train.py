@@ -275,7 +275,7 @@ def _prepare(recipe: Recipe, output: Path, launch: Launch | None, resume_options
     if launch:  # each process checks its rewards itself
         check_accelerate(launch.config)
         accelerate, _ = read_yaml(launch.config)
-        is_first = not accelerate.get("machine_rank")
+        is_first = str(accelerate.get("machine_rank") or 0) == "0"
         cores = os.cpu_count() or 1
         if launch.processes > _PROCESSES_A_CORE * cores:
             raise UserError(
@@ -289,6 +289,8 @@ def _prepare(recipe: Recipe, output: Path, launch: Launch | None, resume_options
     if is_first:  # the nodes of one run start at the same time, and would find each other's lock
         # Raises now if the directory holds another run, is in use, or cannot be written to.
         RunWriter(output, resume=resume_options["resume"]).close()
+    elif not resume_options["resume"] and Run(output).state in ("finished", "stopped", "failed"):
+        check_unused(output)  # the first node may have begun a run by now
 
 
 class Launch(NamedTuple):

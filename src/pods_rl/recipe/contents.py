@@ -76,8 +76,8 @@ def _named_by(key: str, value: Any, task: str) -> Iterator[tuple[str, Path]]:
         for folder in DATA_FOLDERS[task]:
             yield from _data_files(value, folder, endings=DATA_FILES)
     elif key in _DATA_KEYS:
-        # A word alone may be a split, whatever folder has its name. `ROWS` has the hash of its rows.
-        if key != "dataset_test_name" or "/" in str(value) or Path(str(value)).suffix:
+        # The name of a split, whatever folder has it too. `ROWS` has the hash of its rows.
+        if key != "dataset_test_name" or value not in ("train", "test", "validation", "dev"):
             yield from _data_files(value)
     elif key not in FREE:
         for text in _texts(value):

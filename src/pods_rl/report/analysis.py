@@ -190,7 +190,9 @@ def analyse(
     gaps = corrected([*(pair.difference for pair in compared), *(pair.over_time for pair in compared)])
     corrected_pairs = []
     for pair, at_end, over_time in zip(compared, gaps[: len(compared)], gaps[len(compared) :], strict=True):
-        speedup = None if target is None else speedup_between(pair.arm, pair.rival, target)
+        speedup = None
+        if target is not None and reference is not None and not why_incomparable(pair.rival.runs, reference.runs):
+            speedup = speedup_between(pair.arm, pair.rival, target)
         corrected_pairs.append(replace(pair, difference=at_end, over_time=over_time, speedup=speedup))
     return Analysis(
         results=tuple(_result_of(arm, horizon, reference, target, alone=not compared) for arm in ordered),

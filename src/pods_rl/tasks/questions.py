@@ -162,7 +162,7 @@ def _named_sources(settings: Settings) -> tuple[DataSource, DataSource | None, t
         return train, test, notes
     is_path = "/" in test_name or Path(test_name).suffix in READERS
     # a folder that has the name of a split, such as the tests of a project, does not hide it
-    if is_path or (Path(test_name).exists() and test_name not in train.splits()):
+    if is_path or (Path(test_name).exists() and test_name not in (*_TEST_SPLITS, *train.splits())):
         return train, DataSource(test_name, "test", config), ()
     is_slice = "[" in test_name
     if train.is_one_split and (not is_slice or train.split == test_name):
