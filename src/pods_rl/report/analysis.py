@@ -186,16 +186,19 @@ def analyse(
             refused.append((arm, rival, reason))
         else:
             compared.append(compare_arms(arm, rival, shows))
+    targets: dict[str, float] = {}  # of the arms with the questions of the baseline
+    if target is not None and reference is not None:
+        alike = [arm for arm in ordered if arm.has_scores and not why_incomparable(arm.runs, reference.runs)]
+        targets = dict.fromkeys((arm.name for arm in alike), target)
     # A report shows all of these differences together, so their p-values are corrected together.
     gaps = corrected([*(pair.difference for pair in compared), *(pair.over_time for pair in compared)])
     corrected_pairs = []
     for pair, at_end, over_time in zip(compared, gaps[: len(compared)], gaps[len(compared) :], strict=True):
-        speedup = None
-        if target is not None and reference is not None and not why_incomparable(pair.rival.runs, reference.runs):
-            speedup = speedup_between(pair.arm, pair.rival, target)
+        score = targets.get(pair.rival.name)
+        speedup = None if score is None else speedup_between(pair.arm, pair.rival, score)
         corrected_pairs.append(replace(pair, difference=at_end, over_time=over_time, speedup=speedup))
     return Analysis(
-        results=tuple(_result_of(arm, horizon, reference, target, alone=not compared) for arm in ordered),
+        results=tuple(_result_of(arm, horizon, targets.get(arm.name), alone=not compared) for arm in ordered),
         baseline=base,
         metric=metric,
         target=target,
@@ -204,15 +207,12 @@ def analyse(
     )
 
 
-def _result_of(arm: Arm, horizon: float, reference: Arm | None, target: float | None, *, alone: bool) -> ArmResult:
+def _result_of(arm: Arm, horizon: float, target: float | None, *, alone: bool) -> ArmResult:
     """Return the numbers of an arm at the horizon; where nothing is compared, as far as it got."""
     cost = cost_of(arm.runs) if arm.runs else None
     if not arm.has_scores:
         return ArmResult(arm, cost=cost)
-    time = math.nan
-    # the target is a score of the baseline, on its questions
-    if target is not None and reference is not None and not why_incomparable(arm.runs, reference.runs):
-        time = time_to(arm.curve.mean, arm.curve.times, target)
+    time = math.nan if target is None else time_to(arm.curve.mean, arm.curve.times, target)
     # an arm that ended before the others might have reached the target
     if math.isinf(time) and not arm.is_running and arm.end * SAME_MOMENT < horizon:
         time = math.nan
